@@ -1,0 +1,98 @@
+# The environment of the study and what is done in it. `make help` lists the commands.
+
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip --disable-pip-version-check
+
+# Recipes keep long output in a log and say every 20 s that they are alive; the loop ends with the recipe's shell.
+HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
+	[ $$((s % 20)) -ne 0 ] || echo "  ... $$s s"; done) &
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup study test lint constraints
+
+help:
+	@echo "make study        make the environment, then run the smoke study: every strategy, tiny, on this machine's CPU"
+	@echo "make test         make the environment, then run the tests"
+	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
+	@echo "make lint         check style and format"
+	@echo "make constraints  resolve the newest versions into constraints.txt (then run the tests)"
+
+study: setup
+	@.venv/bin/zero-study run smoke
+
+test: setup
+	@.venv/bin/python -m pytest
+
+lint: setup
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+
+setup: .venv/.installed .venv/.extensions
+	@:
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "the study needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1);" \
+			"name another one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@mkdir -p .venv
+	@$(SYSTEM_PACKAGES)
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || { \
+		echo "making .venv with $$($(PYTHON) --version) ..."; \
+		$(PYTHON) -m venv .venv >.venv/setup.log 2>&1 || { cat .venv/setup.log >&2; exit 1; }; }
+	@echo "installing PyTorch (minutes, once: its GPU build is some GB) ..."
+	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt torch setuptools wheel >.venv/setup.log 2>&1 || $(PIP_FAILED)
+	@echo "installing DeepSpeed, Accelerate, transformers and the study (1 to 2 min, once) ..."
+	@# DeepSpeed's build imports torch, so it must not be isolated from it; its extensions are built in the next step.
+	@$(HEARTBEAT) DS_BUILD_OPS=0 $(PIP) install -q -c constraints.txt --no-build-isolation \
+		-e '.[train,trackers,dev]' >.venv/setup.log 2>&1 || $(PIP_FAILED)
+	@touch $@
+
+PIP_FAILED = { tail -n 15 .venv/setup.log >&2; echo "pip failed; all of its output is in .venv/setup.log" >&2; exit 1; }
+
+# Where it fails, it says which strategies are skipped, and the next make tries again.
+.venv/.extensions: .venv/.installed
+	@if .venv/bin/python -m study.extensions; then touch $@; fi
+
+# What compiling the extensions needs and pip has not: a compiler, the headers of Python and of libaio; and venv itself.
+define SYSTEM_PACKAGES
+version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+include=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+compiler=$${CXX:-c++}; missing=; \
+command -v $$compiler >/dev/null 2>&1 || missing="$$missing g++"; \
+echo '#include <libaio.h>' | $$compiler -E -x c++ - >/dev/null 2>&1 || missing="$$missing libaio-dev"; \
+[ -e "$$include/Python.h" ] || missing="$$missing python$$version-dev"; \
+$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python$$version-venv"; \
+[ -n "$$missing" ] || exit 0; \
+if command -v apt-get >/dev/null 2>&1; then \
+	manager="apt-get"; install="env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends"; \
+elif command -v dnf >/dev/null 2>&1; then \
+	manager="dnf"; install="dnf install -q -y"; \
+	missing=$$(echo "$$missing" | sed 's/g++/gcc-c++/; s/-dev/-devel/g; s/ python[^ ]*-venv//'); \
+else manager=; fi; \
+if [ "$$(id -u)" = 0 ]; then as_root=; elif sudo -n true 2>/dev/null; then as_root="sudo -n"; else manager=; fi; \
+failed="$$missing"; \
+if [ -n "$$manager" ]; then \
+	echo "installing with $$manager:$$missing (about 1 min, once) ..."; failed=; \
+	$(HEARTBEAT) \
+	[ "$$manager" = dnf ] || $$as_root apt-get update -qq >.venv/system.log 2>&1 || \
+		echo "  apt-get update failed; going on with the package lists that are here"; \
+	for package in $$missing; do \
+		$$as_root $$install $$package >>.venv/system.log 2>&1 || failed="$$failed $$package"; \
+	done; \
+fi; \
+[ -z "$$failed" ] || echo "these system packages are missing and cannot be installed from here:$$failed;" \
+	"going on without; what that costs is said below"
+endef
+
+# From a clean resolution: torch stays at the version named here until somebody raises it, the rest is the newest.
+constraints:
+	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	@echo "resolving in build/constraints (minutes) ..."
+	@$(HEARTBEAT) build/constraints/bin/python -m pip install -q torch==2.13.0 setuptools wheel
+	@$(HEARTBEAT) DS_BUILD_OPS=0 build/constraints/bin/python -m pip install -q --no-build-isolation \
+		torch==2.13.0 -e '.[train,trackers,dev]'
+	@# What only torch's GPU build brings is left to torch, which pins it itself: nvidia-* (but nvidia-ml-py), cuda-*, triton.
+	@{ grep '^#' constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude-editable --exclude pip | \
+		sed 's/+.*//' | grep -vE '^(nvidia-[^m]|cuda-|triton)'; } >build/constraints.txt
+	@mv build/constraints.txt constraints.txt && rm -r build/constraints

@@ -1,0 +1,243 @@
+"""What is one run? Every knob with its unit, its default and its check, and the batch arithmetic.
+
+A run is this configuration times a strategy (an accelerate file) times a world size. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class Refusal(ValueError):
+    """A request that the study refuses: one line for the user, exit status 2, nothing started."""
+
+
+# The shapes that each workload can take: everything about a model that a check needs before one is built.
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.
+    "bert-imdb": {
+        "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 512},
+        "mini": {"layers": 4, "hidden": 256, "heads": 4, "positions": 512},
+        "small": {"layers": 4, "hidden": 512, "heads": 8, "positions": 512},
+        "medium": {"layers": 8, "hidden": 512, "heads": 8, "positions": 512},
+        "base": {"layers": 12, "hidden": 768, "heads": 12, "positions": 512},
+        "large": {"layers": 24, "hidden": 1024, "heads": 16, "positions": 512},
+    },
+    # The GPT-2 family, GPT-Neo 2.7B and GPT-J 6B as published; tiny and mini are the study's own.
+    "gpt-wikitext": {
+        "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 1024},
+        "mini": {"layers": 4, "hidden": 128, "heads": 4, "positions": 1024},
+        "124m": {"layers": 12, "hidden": 768, "heads": 12, "positions": 1024},
+        "355m": {"layers": 24, "hidden": 1024, "heads": 16, "positions": 1024},
+        "774m": {"layers": 36, "hidden": 1280, "heads": 20, "positions": 1024},
+        "1.5b": {"layers": 48, "hidden": 1600, "heads": 25, "positions": 1024},
+        "2.7b": {"layers": 32, "hidden": 2560, "heads": 20, "positions": 2048},
+        "6b": {"layers": 28, "hidden": 4096, "heads": 16, "positions": 2048},
+    },
+}
+
+Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
+
+
+class RunConfig(BaseModel):
+    """Every knob of one run. The world size is the launcher's and the distribution is the accelerate file's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    # What is trained
+    workload: Literal["bert-imdb", "gpt-wikitext"] = Field("bert-imdb", description="what is trained")
+    size: str = Field("tiny", description="model size: " + "; ".join(f"{w}: {', '.join(s)}" for w, s in SIZES.items()))
+    data: Literal["hub", "files", "bundled"] = Field(
+        "bundled", description="where text and tokenizer come from: the hub, --data-dir, or the synthetic sample"
+    )
+    data_dir: Path | None = Field(None, description="folder with imdb/, wikitext-2/ and tokenizers/, for --data files")
+    init: Literal["pretrained", "scratch"] | None = Field(
+        None, description="initial weights; unset: pretrained with --data hub, scratch otherwise"
+    )
+    num_train_examples: int = Field(256, ge=1, description="examples (reviews or blocks) drawn for training")
+    num_eval_examples: int = Field(64, ge=1, description="examples held out for evaluation")
+    split_seed: int = Field(42, ge=0, description="seed of the train/held-out split and of the draw from it")
+    sequence_length: int = Field(64, ge=8, description="tokens per example, padding included")
+    dropout: float = Field(0.1, ge=0, lt=1, description="probability, in hidden layers, embeddings and attention")
+
+    # How long, and in which batches
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps; unset: as many as --epochs gives")
+    epochs: int = Field(1, ge=1, description="passes over the training examples, where --max-steps is unset")
+    global_batch_size: int = Field(8, ge=1, description="sequences per optimizer step, over all ranks")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="sequences per rank and forward pass; unset: no accumulation"
+    )
+    eval_every: int | None = Field(None, ge=1, description="optimizer steps between evaluations; unset: once, at the end")
+    seed: int = Field(0, ge=0, description="seed of initial weights, sample order and dropout")
+
+    # The optimizer: AdamW, decoupled weight decay on matrices only
+    learning_rate: float = Field(5e-5, gt=0, description="peak learning rate")
+    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="shape after warm-up, down to 0")
+    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay; biases and norms have none")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment decay")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW second moment decay")
+    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW epsilon")
+    gradient_clipping: float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
+
+    # Arithmetic and memory
+    precision: Precision = Field(
+        "fp32", description="fp32; *-autocast over fp32 parameters; bf16/fp16: 16-bit parameters, fp32 masters"
+    )
+    accumulation_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="type in which gradients of micro batches add up"
+    )
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
+    activation_checkpointing: bool = Field(False, description="recompute activations of each block in backward")
+    compile: bool = Field(False, description="torch.compile the model with inductor")
+
+    # What is observed and left behind
+    measure: bool = Field(True, description="probe memory and collectives on one designated step")
+    timing_warmup_steps: int = Field(5, ge=1, description="first steps, kept in steps.jsonl but left out of timing")
+    output_dir: Path | None = Field(None, description="run directory; unset: runs/<workload>-<size>-<strategy>-...")
+    swap_dir: Path | None = Field(None, description="existing folder for NVMe offload; unset: swap/ in the run directory")
+    save_model: bool = Field(False, description="write the trained weights to checkpoints/ in the run directory")
+    log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = Field(
+        "none", description="experiment tracker, through accelerate"
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> RunConfig:
+        sizes = SIZES[self.workload]
+        if self.size not in sizes:
+            raise ValueError(f"size {self.size!r} is not one of {self.workload}'s: {', '.join(sizes)}; change --size")
+        positions = sizes[self.size]["positions"]
+        if self.sequence_length > positions:
+            raise ValueError(
+                f"sequence_length {self.sequence_length} is longer than the {positions} positions of "
+                f"{self.workload} {self.size}; lower --sequence-length"
+            )
+        if (self.data == "files") != (self.data_dir is not None):
+            raise ValueError("--data files and --data-dir FOLDER belong together; give both or neither")
+        if self.init == "pretrained" and self.data == "bundled":
+            raise ValueError("--init pretrained needs a published tokenizer; add --data hub or --data files --data-dir FOLDER")
+        if self.init == "pretrained" and self.size in ("tiny", "mini") and self.workload == "gpt-wikitext":
+            raise ValueError(f"gpt-wikitext {self.size} is the study's own and has no published weights; use --init scratch")
+        if self.num_train_examples < self.global_batch_size:
+            raise ValueError(
+                f"num_train_examples {self.num_train_examples} is less than one global batch of "
+                f"{self.global_batch_size}; raise --num-train-examples or lower --global-batch-size"
+            )
+        if self.warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} leaves nothing of {self.num_steps} steps; lower --warmup-steps"
+            )
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run; an epoch's incomplete last global batch is not trained."""
+        return self.max_steps or self.epochs * (self.num_train_examples // self.global_batch_size)
+
+    @property
+    def effective_init(self) -> Literal["pretrained", "scratch"]:
+        return self.init or ("pretrained" if self.data == "hub" else "scratch")
+
+    def batches(self, world_size: int) -> tuple[int, int]:
+        """Return (micro_batch_size, gradient_accumulation_steps) for a world size; refuse to round."""
+        micro = self.micro_batch_size
+        if micro is None:
+            micro, remainder = divmod(self.global_batch_size, world_size)
+            if remainder or micro == 0:
+                raise Refusal(
+                    f"global_batch_size={self.global_batch_size} does not divide over {world_size} processes; change "
+                    "--global-batch-size or --num_processes"
+                )
+        steps, remainder = divmod(self.global_batch_size, micro * world_size)
+        if remainder or steps == 0:
+            raise Refusal(
+                f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size={micro} x "
+                f"world_size={world_size}; change --micro-batch-size or --num_processes, not the global batch, so that "
+                "runs stay comparable"
+            )
+        return micro, steps
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of optimizer step `step` (1-based), a function of the step alone and so of no world size.
+
+        Written out because a scheduler given to accelerate's `prepare` advances once per process.
+        """
+        if step <= self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        progress = (step - 1 - self.warmup_steps) / (self.num_steps - self.warmup_steps)
+        if self.schedule == "linear":
+            return self.learning_rate * (1 - progress)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+_PAPER = {
+    "workload": "bert-imdb",
+    "size": "large",
+    "data": "hub",
+    "num_train_examples": 800,
+    "num_eval_examples": 200,
+    "split_seed": 42,
+    "sequence_length": 128,
+    "epochs": 5,
+    "global_batch_size": 8,
+}
+
+# `paper` is the a100-replication protocol: its appendix's data, lengths and batch, and the five epochs of its figure 1.
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {"learning_rate": 1e-3},
+    "paper": _PAPER,
+    "paper-large-batch": {**_PAPER, "global_batch_size": 16},
+}
+
+
+def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
+    """Build a RunConfig from a preset and what the user changed. Raises Refusal naming the key and the remedy."""
+    if preset not in PRESETS:
+        raise Refusal(f"preset {preset!r} is unknown; --preset takes {', '.join(PRESETS)}")
+    try:
+        return RunConfig(**{**PRESETS[preset], **overrides})
+    except ValidationError as error:
+        raise Refusal(describe(error)) from None
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are refusals, so that one place prints them."""
+
+    def error(self, message: str) -> None:
+        raise Refusal(f"{message}; --help lists the flags")
+
+
+def flag_parser(**kwargs: Any) -> argparse.ArgumentParser:
+    """Make the parser whose flags are the fields of RunConfig; pydantic checks the values, argparse the names."""
+    parser = _Parser(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
+    parser.add_argument("--preset", help=f"values to start from: {', '.join(PRESETS)} (default: smoke)")
+    for name, field in RunConfig.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        text = f"{field.description} (default: {'unset' if field.default is None else field.default})"
+        if field.annotation is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            parser.add_argument(flag, help=text, metavar=name.upper())
+    return parser
+
+
+def describe(error: ValidationError, where: str = "") -> str:
+    """One line for a pydantic error: the key, what is wrong with the value seen, where."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "value_error":  # ours: it already says everything
+        message = str(first["ctx"]["error"])
+    elif first["type"] == "extra_forbidden":
+        message = f"unknown key {key!r}"
+    else:
+        message = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        if not where:
+            message += f"; change --{key.replace('_', '-')}"
+    return f"{where}: {message}" if where else message

@@ -1,0 +1,247 @@
+"""How many bytes does a rank hold: exact model states, peaks per phase, traffic to the swap folder?"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.autograd.profiler import profile
+
+from study.record import ModelStateBytes, PeakMemory
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested lists and dicts."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from (t for value in values.values() for t in _tensors(value))
+    elif isinstance(values, (list, tuple)):
+        yield from (t for value in values for t in _tensors(value))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor (FSDP2) that this rank holds; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class _Ledger:
+    """Counts storages once, in the category that claims them first."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self.by_device: dict[str, int] = {}
+
+    def claim(self, tensors: Iterable[torch.Tensor]) -> int:
+        total = 0
+        for tensor in tensors:
+            storage = _local(tensor).untyped_storage()
+            size = storage.nbytes()
+            if size == 0 or storage.data_ptr() in self._seen or tensor.device.type == "meta":
+                continue
+            self._seen.add(storage.data_ptr())
+            total += size
+            kind = tensor.device.type
+            self.by_device[kind] = self.by_device.get(kind, 0) + size
+        return total
+
+
+def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
+    """Collect the tensors of each model state from wherever the engine keeps them.
+
+    Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
+    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py).
+    """
+    parameters = list(model.parameters())
+    base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
+    masters = [
+        *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
+        *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
+    ]
+    states = list(_tensors([dict(state) for state in base.state.values()]))
+    working = [
+        *(p.data for p in parameters),
+        *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")),
+        *_tensors(getattr(optimizer, "bit16_groups_flat", [])),
+        *_tensors(getattr(optimizer, "lp_param_buffer", None)),
+    ]
+    gradients = [
+        *_tensors(getattr(optimizer, "averaged_gradients", {})),
+        *_tensors(getattr(optimizer, "all_grad_tensors", {})),
+        *_tensors(getattr(optimizer, "grad_partitions_flat_buffer", None)),
+        *_tensors(getattr(optimizer, "accumulated_grads_in_cpu", {})),
+        *(t.grad for t in [*parameters, *masters] if t.grad is not None),
+    ]
+    buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+    return {
+        "parameters": working,
+        "gradients": gradients,
+        "optimizer_states": [*masters, *states],
+        "communication_buffers": list(_tensors(buckets)),
+    }
+
+
+def model_state_bytes(model: Any, optimizer: Any, swap_folder: Path | None) -> ModelStateBytes:
+    """Count the bytes of model states that this rank holds now; call it as the optimizer is about to step."""
+    ledger = _Ledger()
+    counts = {name: ledger.claim(tensors) for name, tensors in engine_tensors(model, optimizer).items()}
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and not model.gradient_as_bucket_view:
+        # The reducer's flat buckets are C++ tensors as large as the gradients; Python cannot reach them to walk them.
+        size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        counts["communication_buffers"] += size
+        ledger.by_device[model.device.type] = ledger.by_device.get(model.device.type, 0) + size
+    return ModelStateBytes(
+        **counts,
+        swapped=None if swap_folder is None else _files_bytes(swap_folder),
+        by_device=ledger.by_device,
+    )
+
+
+def _files_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def swap_traffic() -> tuple[int, int]:
+    """Bytes that this process has read from and written to disks so far, by the kernel's count (/proc/self/io)."""
+    counters = psutil.Process().io_counters()
+    return counters.read_bytes, counters.write_bytes
+
+
+def _live_tensor_bytes() -> int:
+    """Bytes of all CPU storages that Python can reach."""
+    gc.collect()
+    ledger = _Ledger()
+    # Exact types, because isinstance wakes lazy module proxies that gc also holds.
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")
+
+
+class CpuPeak:
+    """Peak bytes of live CPU tensors inside a `with` block: those there before, plus what the allocator then reports."""
+
+    def __init__(self) -> None:
+        self.tensor_bytes: int | None = None
+
+    def __enter__(self) -> CpuPeak:
+        self._before = _live_tensor_bytes()
+        self._profile = profile(profile_memory=True, record_shapes=False, use_device=None)
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._profile.__exit__(*exception)
+        if exception[0] is not None:
+            return
+        changes = sorted(
+            (event.start_ns(), event.nbytes())
+            for event in self._profile.kineto_results.events()
+            if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        )
+        live = highest = 0
+        for _, change in changes:
+            live += change
+            highest = max(highest, live)
+        self.tensor_bytes = self._before + highest
+
+
+class PhaseMemory:
+    """Peaks of this rank per phase: one phase begins where the one before it ends, and peaks are reset there."""
+
+    def __init__(self, device: torch.device, enabled: bool) -> None:
+        self._device = device
+        self._enabled = enabled
+        self._phases: dict[str, PeakMemory] = {}
+        self._current: str | None = None
+        self._sampler: _ProcessMemorySampler | None = None
+
+    def begin(self, name: str | None) -> None:
+        """End the current phase and begin the next; None ends the last."""
+        if not self._enabled:
+            return
+        if self._current is not None:
+            self._update(self._current, **self._peaks())
+        self._current = name
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            if name is not None:
+                self._sampler = _ProcessMemorySampler(self._device)
+                self._sampler.start()
+        else:
+            _reset_resident_peak()
+
+    def note_tensor_bytes(self, name: str, tensor_bytes: int | None) -> None:
+        self._update(name, tensor_bytes=tensor_bytes)
+
+    def phases(self) -> dict[str, PeakMemory]:
+        return dict(self._phases)
+
+    def _update(self, name: str, **peaks: int | None) -> None:
+        self._phases[name] = self._phases.get(name, PeakMemory()).model_copy(update=peaks)
+
+    def _peaks(self) -> dict[str, int | None]:
+        if self._device.type != "cuda":
+            return {"resident_bytes": _resident_peak()}
+        peak, average = self._sampler.stop()
+        return {
+            "allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+            "reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            "process_bytes": peak,
+            "process_average_bytes": average,
+        }
+
+
+def _reset_resident_peak() -> None:
+    """Set the kernel's high-water mark of this process back to what is resident now (proc(5), clear_refs)."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:  # not permitted in some containers: the mark then covers the whole run
+        pass
+
+
+def _resident_peak() -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            kilobytes = next(line.split()[1] for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return None
+    return int(kilobytes) * 1024
+
+
+class _ProcessMemorySampler(threading.Thread):
+    """Samples NVML's memory of this process, CUDA context and all, every 100 ms."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(daemon=True)
+        self._device = device
+        self._samples: list[int] = []
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            uuid = torch.cuda.get_device_properties(self._device).uuid
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            while True:
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                        self._samples.append(process.usedGpuMemory)
+                if self._done.wait(0.1):
+                    return
+        except pynvml.NVMLError:  # no such permission, or a container that hides processes: unknown
+            self._samples.clear()
+
+    def stop(self) -> tuple[int | None, int | None]:
+        self._done.set()
+        self.join()
+        if not self._samples:
+            return None, None
+        return max(self._samples), sum(self._samples) // len(self._samples)

@@ -1,0 +1,20 @@
+"""Which share of the predicted labels is right? An `evaluate` metric of the study's own, so that it needs no hub."""
+
+import datasets
+import evaluate
+
+
+class Accuracy(evaluate.Metric):
+    """`compute(predictions, references)` of labels gives {"accuracy"}."""
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Share of predictions that equal their reference.",
+            citation="",
+            inputs_description="predictions: predicted labels; references: true labels.",
+            features=datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}),
+        )
+
+    def _compute(self, predictions, references):
+        right = sum(int(predicted == true) for predicted, true in zip(predictions, references, strict=True))
+        return {"accuracy": right / len(references)}

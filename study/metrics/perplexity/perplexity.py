@@ -1,0 +1,26 @@
+"""How surprised is a language model? An `evaluate` metric over losses that were computed where the model is."""
+
+import math
+
+import datasets
+import evaluate
+
+
+class Perplexity(evaluate.Metric):
+    """`compute(predictions, references)` of mean losses and token counts gives {"validation_loss", "perplexity"}."""
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Mean next-token loss in nats, weighted by tokens, and its exponential.",
+            citation="",
+            inputs_description="predictions: mean loss of each sequence; references: its number of predicted tokens.",
+            features=datasets.Features(
+                {"predictions": datasets.Value("float64"), "references": datasets.Value("int64")}
+            ),
+        )
+
+    def _compute(self, predictions, references):
+        total = math.fsum(loss * tokens for loss, tokens in zip(predictions, references, strict=True))
+        loss = total / sum(references)
+        # math.exp raises above 709; a model that far gone has no finite perplexity. NaN stays NaN.
+        return {"validation_loss": loss, "perplexity": math.inf if loss > 700 else math.exp(loss)}

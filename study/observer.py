@@ -1,0 +1,64 @@
+"""What does one run see of itself, step by step, without disturbing what it times?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from study.measure.communication import CollectiveProbe
+from study.measure.memory import CpuPeak, PhaseMemory, model_state_bytes
+from study.proof import base_optimizer, innermost, read_optimizer_dtypes
+from study.record import Collective, ModelStateBytes, Proof
+
+# DeepSpeed's stage 3 has traced the order of parameters after its second step, and Adam's moments exist after the first.
+STEADY_FROM = 4
+
+
+class Observer:
+    """Probes one designated step for collectives, model states and live tensors, and tells the phases apart.
+
+    Probes slow their step down, so timing leaves it out; every other step runs without any.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any, memory: PhaseMemory, proof: Proof, probed_step: int | None, swap_folder: Path | None
+    ) -> None:
+        self.probed_steps = [] if probed_step is None else [probed_step]
+        self.model_states: ModelStateBytes | None = None  # this rank's, as the probed step updates
+        self.collectives: list[Collective] | None = None
+        self.proof = proof  # with the types of gradients and moments, once they exist
+        self._model = model
+        self._optimizer = optimizer
+        self._memory = memory
+        self._swap_folder = swap_folder
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Surround one optimizer step."""
+        if number == 1:
+            self._memory.begin("first_step")
+        elif number == STEADY_FROM:
+            self._memory.begin("steady_steps")
+        if number not in self.probed_steps:
+            yield
+            return
+        hook = base_optimizer(self._optimizer).register_step_pre_hook(self._before_update)
+        probe = CollectiveProbe()
+        peak = CpuPeak() if self.proof.device == "cpu" else None
+        with ExitStack() as stack:
+            if peak is not None:
+                stack.enter_context(peak)
+            stack.enter_context(probe)
+            yield
+        hook.remove()
+        self.collectives = probe.collectives()
+        if peak is not None:
+            self._memory.note_tensor_bytes("steady_steps", peak.tensor_bytes)
+
+    def _before_update(self, *_: Any) -> None:
+        """Look at gradients and states when all are there: just before the optimizer's arithmetic."""
+        if self.model_states is None:  # DeepSpeed steps once per group or sub-group; the first time is enough
+            self.model_states = model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder)
+            self.proof = read_optimizer_dtypes(self.proof, self._model, self._optimizer)

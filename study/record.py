@@ -1,0 +1,193 @@
+"""What does a run leave behind? The schema of record.json, written atomically and read strictly.
+
+A record holds raw facts of one run and nothing derived from several; what is unknown is null. `steps.jsonl` beside it
+has one line per optimizer step; its digest is in the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from study.config import Refusal, describe
+
+SCHEMA_VERSION = 1
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Proof(_Facts):
+    """What the engine really is, read back after `prepare`; bytes are in `Record.model_state_bytes`."""
+
+    world_size: int
+    distributed_type: str
+    backend: str | None = None  # None: no process group
+    device: str
+    engine_class: str
+    optimizer_class: str  # the optimizer that does the arithmetic, inside all wrappers
+    zero_stage: int | None = None  # None: not DeepSpeed
+    offload_optimizer_device: Literal["none", "cpu", "nvme"] = "none"
+    offload_param_device: Literal["none", "cpu", "nvme"] = "none"
+    swap_folder: str | None = None
+    gradient_clipping: float  # 0: no clipping
+    gradient_accumulation_steps: int
+    micro_batch_size: int
+    precision: str
+    autocast_dtype: str | None = None
+    parameter_dtypes: list[str]
+    gradient_dtypes: list[str] | None = None  # of the gradients that the optimizer reads
+    master_dtypes: list[str] | None = None  # None: the parameters are their own masters
+    moment_dtypes: list[str] | None = None
+    overlap_comm: bool | None = None
+    reduce_bucket_size: int | None = None  # elements
+    allgather_bucket_size: int | None = None  # elements
+    prefetch_bucket_size: int | None = None  # elements
+    param_persistence_threshold: int | None = None  # elements
+    max_live_parameters: int | None = None  # elements
+    max_reuse_distance: int | None = None  # elements
+    use_multi_rank_bucket_allreduce: bool | None = None
+    partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
+    swap_bytes_written: list[int] | None = None  # per rank, whole training
+    swap_bytes_read: list[int] | None = None
+
+
+class ModelStateBytes(_Facts):
+    """Bytes that one rank holds as its optimizer steps, in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
+
+    parameters: int
+    gradients: int
+    optimizer_states: int  # moments, step counts and fp32 masters
+    communication_buffers: int  # reduce buckets that outlive a backward pass; not in the paper
+    swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
+    by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
+
+
+class Collective(_Facts):
+    """One kind of collective in one steady optimizer step of rank 0."""
+
+    kind: str
+    count: int
+    bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+
+
+class PeakMemory(_Facts):
+    """Peaks of one rank in one phase."""
+
+    tensor_bytes: int | None = None  # CPU: live tensors of the probed step at its highest
+    resident_bytes: int | None = None  # CPU: high-water mark of the process's resident set since the phase began
+    allocated_bytes: int | None = None  # GPU: torch's allocator, reset at the phase's start
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None  # GPU: NVML's figure for the process, sampled
+    process_average_bytes: int | None = None
+
+
+class Timing(_Facts):
+    """Seconds per optimizer step, the slowest rank of each step, without warm-up and probed steps."""
+
+    num_steps: int
+    num_warmup_steps: int
+    probed_steps: list[int]
+    median_seconds: float | None
+    lower_quartile_seconds: float | None
+    upper_quartile_seconds: float | None
+    data_wait_median_seconds: float | None
+    samples_per_second: float | None  # world total, at the median
+    tokens_per_second: float | None  # world total, padding not counted
+
+
+class Checksum(_Facts):
+    """All parameters of the unsharded model in the order of their names, as fp32."""
+
+    absolute_sum: float  # in double precision
+    square_sum: float
+    sha256: str
+
+
+class Failure(_Facts):
+    step: int | None  # the last step begun; None: before the first
+    error: str
+
+
+class Record(_Facts):
+    """The raw facts of one run."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    status: Literal["ok", "out_of_memory", "failed", "interrupted"]
+    failure: Failure | None = None
+    started_at: str
+    wall_seconds: float
+    command: list[str]
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    seed: int
+    init: Literal["pretrained", "scratch"]
+    config: dict[str, Any]
+    num_params: int | None = None
+    data: dict[str, Any] | None = None
+    proof: Proof | None = None
+    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank
+    peak_memory: list[dict[str, PeakMemory]] | None = None  # per rank: phase -> peaks
+    collectives_per_step: list[Collective] | None = None
+    initial_parameters: Checksum | None = None
+    final_parameters: Checksum | None = None
+    steps_done: int = 0
+    final_loss: float | None = None
+    tokens: int | None = None  # trained on, padding not counted
+    samples: int | None = None
+    evaluation: list[dict[str, float]] = Field(default_factory=list)
+    timing: Timing | None = None
+    machine: dict[str, Any]
+    steps_sha256: str | None = None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file so that it is there whole or not at all."""
+    scratch = path.with_name(path.name + ".part")
+    with open(scratch, "w") as file:
+        json.dump(content, file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+
+
+def write(run_dir: Path, record: Record) -> Path:
+    """Write record.json, last of all that a run writes."""
+    path = run_dir / "record.json"
+    write_json(path, record.model_dump(mode="json"))
+    return path
+
+
+def read(path: Path) -> Record:
+    """Read a record.json, or the one in a run directory. Raises Refusal naming the file and the key."""
+    path = path / "record.json" if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise Refusal(f"{path}: cannot be read as a record ({error})") from None
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        found = content.get("schema_version") if isinstance(content, dict) else None
+        raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
+    try:
+        return Record.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+
+
+def read_steps(run_dir: Path) -> list[dict[str, float]]:
+    """Read steps.jsonl: step, loss, learning_rate, grad_norm, seconds, data_wait_seconds, tokens, samples."""
+    return [json.loads(line) for line in (run_dir / "steps.jsonl").read_text().splitlines()]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

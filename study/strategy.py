@@ -1,0 +1,490 @@
+"""Which strategy is this, is it fit to run here, and how does it become an Accelerator?
+
+A strategy is one accelerate file. It is read strictly, because accelerate and DeepSpeed ignore what they do not know
+(a nested typo, an NVMe path in the YAML) and then silently run something else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from study import extensions
+from study.config import SIZES, Refusal, RunConfig, describe
+from study.workloads import sources
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+CONFIGS = Path(__file__).resolve().parent.parent / "accelerate_configs"
+
+# Rows of the largest embedding among the workloads, rounded up: it bounds the largest single parameter.
+LARGEST_VOCABULARY = 50_432
+
+Device = Literal["none", "cpu", "nvme"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _DeepSpeedSection(_Strict):
+    """The deepspeed_config section of an accelerate file, without the keys that accelerate drops."""
+
+    deepspeed_config_file: str | None = None
+    zero_stage: int | None = Field(None, ge=0, le=3)
+    offload_optimizer_device: Device = "none"
+    offload_param_device: Device = "none"
+    zero3_init_flag: bool = False
+    zero3_save_16bit_model: bool = False
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: Literal["auto"] | float = "auto"
+    deepspeed_multinode_launcher: str | None = None
+    deepspeed_hostfile: str | None = None
+
+
+class _AccelerateFile(_Strict):
+    """An accelerate file as the study allows it: how a run is distributed, nothing about what is trained."""
+
+    compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
+    distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
+    deepspeed_config: _DeepSpeedSection | None = None
+    fsdp_config: dict[str, Any] | None = None
+    num_processes: int = Field(ge=1)
+    num_machines: int = Field(1, ge=1)
+    machine_rank: int = Field(0, ge=0)
+    main_process_ip: str | None = None
+    main_process_port: int | None = None
+    main_training_function: str | None = None
+    gpu_ids: str | int | None = None
+    rdzv_backend: str | None = None
+    same_network: bool = True
+    debug: bool = False
+    enable_cpu_affinity: bool = False
+    mixed_precision: Literal["no"] = "no"
+    use_cpu: Literal[False] = False
+
+    @field_validator("distributed_type", mode="before")
+    @classmethod
+    def _explain_multi_cpu(cls, value: Any) -> Any:
+        if value == "MULTI_CPU":
+            raise ValueError(
+                "distributed_type: MULTI_CPU starts a single process unless mpirun starts it; write MULTI_GPU, "
+                "which serves a box without a GPU too"
+            )
+        return value
+
+    @field_validator("use_cpu", mode="before")
+    @classmethod
+    def _explain_use_cpu(cls, value: Any) -> Any:
+        if value is True:
+            raise ValueError("use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it")
+        return value
+
+    @field_validator("deepspeed_config", mode="before")
+    @classmethod
+    def _explain_auto_accumulation(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
+            raise ValueError("deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it")
+        return value
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _explain_mixed_precision(cls, value: Any) -> Any:
+        if value is False:
+            raise ValueError("mixed_precision: no is YAML for false and crashes accelerate; write 'no' with quotes")
+        if value != "no":
+            raise ValueError(f"mixed_precision: {value} belongs to the run; write 'no' and pass --precision")
+        return value
+
+
+# The keys of DeepSpeed's JSON that describe a distribution; the rest describes a run and is set in one place below.
+_JSON_KEYS = {
+    "zero_optimization",
+    "aio",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "train_micro_batch_size_per_gpu",
+    "train_batch_size",
+    "communication_data_type",
+}
+_ZERO_KEYS = {
+    "stage",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "use_multi_rank_bucket_allreduce",
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "overlap_comm",
+    "offload_param",
+    "offload_optimizer",
+    "sub_group_size",
+    "round_robin_gradients",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_module_granularity_threshold",
+    "zero_hpz_partition_size",
+}
+_OFFLOAD_KEYS = {
+    "offload_optimizer": {"device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write", "fast_init", "ratio"},
+    "offload_param": {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"},
+}
+_AIO_KEYS = {"block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One accelerate file, read and checked."""
+
+    name: str
+    path: Path
+    distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
+    num_processes: int  # what the file says; the launcher's --num_processes overrides it
+    zero_stage: int | None  # None: not DeepSpeed
+    offload_optimizer_device: Device
+    offload_param_device: Device
+    zero3_init: bool  # build the model partitioned
+    deepspeed_json: dict[str, Any] | None  # the JSON beside the file, where it names one
+    gradient_clipping: float | None  # None: left to the run
+    gradient_accumulation_steps: int | None  # None: left to the run
+    content: dict[str, Any]  # the file as read
+
+    @property
+    def offloads_to_nvme(self) -> bool:
+        return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
+
+    @property
+    def needed_extensions(self) -> set[str]:
+        """The compiled DeepSpeed extensions that a run of this strategy loads."""
+        needs = {"cpu_adam"} if self.offload_optimizer_device != "none" else set()
+        return needs | ({"async_io"} if self.offloads_to_nvme else set())
+
+
+def names() -> list[str]:
+    """The strategies that the project ships, in the order of its tables."""
+    found = [path.stem for path in CONFIGS.glob("*.yaml")]
+    return sorted(found, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
+
+
+def find_strategy(name: str) -> Path:
+    """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
+    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else CONFIGS / f"{name}.yaml"
+    if not path.is_file():
+        raise Refusal(f"strategy {name!r} is unknown; name a file or one of {', '.join(names())}")
+    return path
+
+
+def read_strategy(path: Path) -> Strategy:
+    """Read an accelerate file strictly. Raises Refusal naming the file, the key and the remedy."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+    section = content.get("deepspeed_config") or {}
+    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
+        if key in section:
+            raise Refusal(f"{path}: deepspeed_config.{key} is dropped by accelerate; remove it and pass --swap-dir")
+    try:
+        file = _AccelerateFile.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+    if (file.distributed_type == "DEEPSPEED") != (file.deepspeed_config is not None):
+        raise Refusal(f"{path}: distributed_type: DEEPSPEED and a deepspeed_config section belong together")
+    if (file.distributed_type == "FSDP") != (file.fsdp_config is not None):
+        raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
+
+    deepspeed = file.deepspeed_config or _DeepSpeedSection()
+    beside, zero = None, {}
+    if deepspeed.deepspeed_config_file is not None:
+        extra = {"zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_clipping"} & set(section)
+        if extra or "mixed_precision" in content:
+            key = min(extra, default="mixed_precision")
+            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
+        beside = _read_json(path, deepspeed.deepspeed_config_file)
+        zero = beside["zero_optimization"]
+    elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
+        raise Refusal(f"{path}: deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3")
+
+    def offload(key: str) -> Device:
+        return zero.get(key, {}).get("device", "none") if beside else getattr(deepspeed, f"{key}_device")
+
+    clipping = (beside or {}).get("gradient_clipping", deepspeed.gradient_clipping)
+    accumulation = (beside or {}).get("gradient_accumulation_steps", deepspeed.gradient_accumulation_steps)
+    return Strategy(
+        name=path.stem,
+        path=path,
+        distributed_type=file.distributed_type,
+        num_processes=file.num_processes,
+        zero_stage=zero["stage"] if beside else deepspeed.zero_stage,
+        offload_optimizer_device=offload("offload_optimizer"),
+        offload_param_device=offload("offload_param"),
+        zero3_init=deepspeed.zero3_init_flag,
+        deepspeed_json=beside,
+        gradient_clipping=None if clipping == "auto" else float(clipping),
+        gradient_accumulation_steps=None if accumulation in (None, "auto") else int(accumulation),
+        content=content,
+    )
+
+
+def _read_json(yaml_path: Path, name: str) -> dict[str, Any]:
+    """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
+    path = Path(name)
+    if not path.is_file():
+        raise Refusal(f"{yaml_path}: deepspeed_config_file {name} is not a file seen from {Path.cwd()}; start there")
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
+    run_keys = {"optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "data_types"} & set(content)
+    if run_keys:
+        raise Refusal(f"{path}: {min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it")
+    _known(path, content, _JSON_KEYS, "")
+    zero = content.get("zero_optimization")
+    if not isinstance(zero, dict) or zero.get("stage") not in (0, 1, 2, 3):
+        raise Refusal(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3")
+    _known(path, zero, _ZERO_KEYS, "zero_optimization.")
+    _known(path, content.get("aio", {}), _AIO_KEYS, "aio.")
+    for key, known in _OFFLOAD_KEYS.items():
+        _known(path, zero.get(key, {}), known, f"zero_optimization.{key}.")
+        if "nvme_path" in zero.get(key, {}):
+            raise Refusal(f"{path}: zero_optimization.{key}.nvme_path would be shared by runs; remove it, pass --swap-dir")
+    return content
+
+
+def _known(path: Path, content: dict[str, Any], known: set[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            raise Refusal(f"{path}: unknown key '{where}{key}'; known: {', '.join(sorted(known))}")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the user asked of the launcher."""
+
+    strategy: Strategy
+    num_processes: int
+
+
+def read_launch() -> Launch:
+    """Find the `accelerate launch` that started this process and what it was asked.
+
+    Accelerate hands its children flags, not the name of the file they came from; the launcher's own command line,
+    found among this process's ancestors, has it. Raises Refusal where there is none.
+    """
+    from accelerate.commands.launch import launch_command_parser
+
+    for parent in psutil.Process().parents():
+        try:
+            command = parent.cmdline()
+        except psutil.Error:  # a parent that ended or is not ours
+            continue
+        if (start := _launch_arguments(command)) is None:
+            continue
+        arguments = launch_command_parser().parse_args(command[start:])
+        if arguments.config_file is None:
+            break
+        path = Path(parent.cwd()) / arguments.config_file
+        strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
+        return Launch(strategy, arguments.num_processes or strategy.num_processes)
+    raise Refusal(
+        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py`, "
+        "or as `zero-study train --strategy zero3`"
+    )
+
+
+def _launch_arguments(command: list[str]) -> int | None:
+    """Index of the first argument of `accelerate launch` in a command line, None where it is another program's."""
+    for index, word in enumerate(command[:4]):
+        base = os.path.basename(word)
+        if base == "accelerate-launch" or word == "accelerate.commands.launch":
+            return index + 1
+        if base in ("accelerate", "accelerate.commands.accelerate_cli") and command[index + 1 : index + 2] == ["launch"]:
+            return index + 2
+    return None
+
+
+def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
+    """Refuse, before anything is started or written, what cannot run here as asked."""
+    where = strategy.path
+    if strategy.distributed_type == "NO" and world_size != 1:
+        raise Refusal(f"{where}: distributed_type NO runs one process, asked for {world_size}; take another strategy")
+    if strategy.distributed_type == "MULTI_GPU" and world_size == 1:
+        raise Refusal(f"{where}: for one process accelerate builds no DDP; take the strategy 'single'")
+    _, accumulation = config.batches(world_size)
+    if strategy.gradient_clipping not in (None, config.gradient_clipping):
+        raise Refusal(
+            f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's {config.gradient_clipping}; "
+            "write 'auto' and pass --gradient-clipping"
+        )
+    if strategy.gradient_accumulation_steps not in (None, accumulation):
+        raise Refusal(
+            f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from the run's "
+            f"{accumulation}; remove it and pass --micro-batch-size"
+        )
+    if config.precision in ("bf16", "fp16"):
+        if strategy.zero_stage is None:
+            raise Refusal(
+                f"--precision {config.precision} (16-bit parameters with fp32 masters) is DeepSpeed's; {strategy.name} has "
+                f"--precision {config.precision}-autocast"
+            )
+        if strategy.zero_stage == 0:
+            raise Refusal(
+                f"--precision {config.precision} at ZeRO stage 0 takes a dummy Adam step when it is built, so it is no "
+                f"baseline; use --precision {config.precision}-autocast"
+            )
+    if config.accumulation_dtype not in ("fp32", config.precision):
+        raise Refusal(
+            f"--accumulation-dtype {config.accumulation_dtype} goes with --precision {config.accumulation_dtype}, not with "
+            f"{config.precision}"
+        )
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if num_gpus and world_size > num_gpus * int(strategy.content.get("num_machines", 1)):
+        raise Refusal(f"{world_size} processes asked, {num_gpus} GPU(s) found; pass --num_processes {num_gpus}")
+    if strategy.distributed_type == "FSDP" and not num_gpus:
+        raise Refusal(f"{strategy.name} needs GPUs: on a CPU accelerate does not shard and trains something else")
+    if config.precision.startswith("fp16") and not num_gpus:
+        raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")
+    if strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        raise Refusal(f"{strategy.name} needs deepspeed, which is not installed; `make setup` installs it")
+    if config.log_with != "none" and importlib.util.find_spec(config.log_with) is None:
+        raise Refusal(f"--log-with {config.log_with}: the package is not installed; `pip install {config.log_with}`")
+    _check_swap_dir(config, strategy)
+    extensions.check(strategy.needed_extensions)
+    sources.check(config)
+
+
+def _check_swap_dir(config: RunConfig, strategy: Strategy) -> None:
+    if config.swap_dir is None:
+        return
+    if not strategy.offloads_to_nvme:
+        raise Refusal(f"--swap-dir {config.swap_dir}: {strategy.name} does not offload to NVMe; remove the flag")
+    if not config.swap_dir.is_dir():
+        raise Refusal(f"--swap-dir {config.swap_dir}: no such folder; make it on the disk to be measured")
+    if not os.access(config.swap_dir, os.W_OK):
+        raise Refusal(f"--swap-dir {config.swap_dir}: not writable by this user; choose another folder")
+
+
+def swap_folder(config: RunConfig, run_dir: Path) -> Path:
+    """The folder of this run alone that NVMe offload swaps to; DeepSpeed empties it, so no two runs may share one."""
+    return (config.swap_dir / f"zero-study-{run_dir.name}" if config.swap_dir else run_dir / "swap").resolve()
+
+
+def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_dir: Path) -> Accelerator:
+    """Make the Accelerator: the strategy from its file, everything that must agree between strategies from the run.
+
+    Collective: every rank calls it. Raises Refusal where the process that came up is not the one that was asked for.
+    """
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs, TorchDynamoPlugin
+
+    strategy = launch.strategy
+    _, accumulation = config.batches(world_size)
+    on_cpu = not torch.cuda.is_available()
+    is_deepspeed = strategy.distributed_type == "DEEPSPEED"
+    if on_cpu and is_deepspeed:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
+    if is_deepspeed != (os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
+        raise Refusal(
+            f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
+            f"{'DeepSpeed' if not is_deepspeed else 'a run without DeepSpeed'}; remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
+        )
+    autocast = config.precision.endswith("-autocast")
+    mixed_precision = "no"
+    if config.precision != "fp32" and not (is_deepspeed and autocast):
+        mixed_precision = config.precision.removesuffix("-autocast")
+    return Accelerator(
+        # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
+        cpu=on_cpu and not is_deepspeed,
+        mixed_precision=mixed_precision,
+        gradient_accumulation_steps=accumulation,
+        deepspeed_plugin=_deepspeed_plugin(config, strategy, world_size, run_dir) if is_deepspeed else None,
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if on_cpu and strategy.distributed_type != "NO" else None,
+        log_with=None if config.log_with == "none" else config.log_with,
+        project_dir=run_dir,
+    )
+
+
+def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, run_dir: Path) -> Any:
+    """Make accelerate's DeepSpeed plugin and set what the run says: after it, no value is left to a default unseen."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    micro_batch_size, accumulation = config.batches(world_size)
+    plugin = DeepSpeedPlugin()  # reads the strategy, as the launcher passes it on
+    engine = plugin.deepspeed_config
+    hidden = SIZES[config.workload][config.size]["hidden"]
+    zero = engine["zero_optimization"]
+    # An absent, "auto" or zero clipping in accelerate's own fields means 1.0 to the engine; a number put here does not.
+    engine["gradient_clipping"] = config.gradient_clipping
+    engine["gradient_accumulation_steps"] = accumulation
+    engine["train_micro_batch_size_per_gpu"] = micro_batch_size
+    engine["train_batch_size"] = config.global_batch_size
+    if config.precision in ("bf16", "fp16"):
+        engine[config.precision] = {"enabled": True}
+        engine["data_types"] = {"grad_accum_dtype": config.accumulation_dtype}
+    elif config.precision != "fp32":
+        dtype = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[config.precision]
+        engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    # The rules that accelerate applies to "auto" in `prepare`, applied now because zero.Init reads the config before.
+    suited = {"reduce_bucket_size": hidden**2, "stage3_prefetch_bucket_size": int(0.9 * hidden**2)}
+    for key, value in suited.items():
+        if zero.get(key) == "auto":
+            zero[key] = value
+    if zero.get("offload_param", {}).get("buffer_size") == "auto":
+        zero["offload_param"]["buffer_size"] = -(-LARGEST_VOCABULARY * hidden // world_size)
+    for key in ("offload_optimizer", "offload_param"):
+        if zero.get(key, {}).get("device") == "nvme":
+            zero[key]["nvme_path"] = str(swap_folder(config, run_dir))
+    return plugin
+
+
+def remove_swap_folder(config: RunConfig, strategy: Strategy, run_dir: Path) -> None:
+    """Delete what NVMe offload left on the disk. Rank 0 only, after the last step of every rank."""
+    if strategy.offloads_to_nvme:
+        shutil.rmtree(swap_folder(config, run_dir), ignore_errors=True)
+
+
+def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, config: RunConfig) -> Any:
+    """Return a function that clips where the engine has not done so, and returns the global gradient norm before clipping.
+
+    To be called between backward and the optimizer's step; DeepSpeed clips and steps inside accelerate's backward.
+    """
+    import torch
+
+    if accelerator.distributed_type.value != "DEEPSPEED":
+        if config.gradient_clipping:
+            return lambda: accelerator.clip_grad_norm_(model.parameters(), config.gradient_clipping)
+        return lambda: torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    if model.zero_optimization_stage():
+        return model.get_global_grad_norm
+    # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before.
+    latest: list[torch.Tensor] = []
+    take_step = model.step
+
+    def note_norm_and_step(*args: Any, **kwargs: Any) -> Any:
+        scaler = model.torch_autocast_z0_gradscaler
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.module.parameters()])
+        latest[:] = [norm / scaler.get_scale() if scaler else norm]
+        return take_step(*args, **kwargs)
+
+    model.step = note_norm_and_step
+    return lambda: latest[0]

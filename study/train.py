@@ -1,0 +1,485 @@
+"""Train one workload under one strategy, prove which strategy it was, and leave a record.
+
+    accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py [--preset paper] [--seed 1] ...
+
+Exit status: 0 the record is complete and ok; 1 the run failed, and the record says how; 2 the request was refused.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from study import extensions, record
+from study.config import Refusal, RunConfig, build_config, flag_parser
+from study.strategy import (
+    Launch,
+    build_accelerator,
+    check,
+    gradient_norm_reader,
+    read_launch,
+    remove_swap_folder,
+    swap_folder,
+)
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    from study.measure.memory import PhaseMemory
+    from study.workloads.sources import Splits
+
+# What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+PREFIX = "zero-study: "  # what a refusal's or a failure's one line begins with
+
+
+class Failed(RuntimeError):
+    """The run did not train to a result: a loss that is no number, parameters that did not move."""
+
+
+class Interrupted(BaseException):
+    """SIGTERM or SIGINT arrived."""
+
+
+def main() -> None:
+    """Run, and end in a way that cannot turn a finished run into a failed one."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    status = 0
+    try:
+        run(sys.argv[1:])
+    except Refusal as refusal:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"{PREFIX}{refusal}", file=sys.stderr)
+        status = 2
+    except (Failed, Interrupted) as failure:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"{PREFIX}{failure}", file=sys.stderr)
+        status = 1
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    except SystemExit as end:  # --help
+        status = int(end.code or 0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
+    # every file is closed and every rank has passed the last barrier, so there is nothing left to finalise.
+    os._exit(status)
+
+
+def _interrupt(number: int, _: Any) -> None:
+    raise Interrupted(f"interrupted by {signal.Signals(number).name}")
+
+
+def run(arguments: list[str]) -> None:
+    """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
+    extensions.use_own_folder()
+    os.environ.update(QUIET | dict(os.environ))
+    flags = vars(flag_parser(prog="study/train.py", description=__doc__.splitlines()[0]).parse_args(arguments))
+    config = build_config(**flags)
+    launch = read_launch()
+    run_dir = config.output_dir or default_output_dir(config, launch)
+    check_output_dir(run_dir)
+    check(config, launch.strategy, launch.num_processes)
+
+    journal = Journal(config, launch, run_dir, arguments)
+    try:
+        built = build(config, launch, run_dir)
+        journal.open(built)
+        train(built, journal)
+        finish(built, journal)
+    except Refusal:
+        journal.discard()
+        raise
+    except BaseException as error:
+        journal.fail(error)
+        raise
+
+
+def default_output_dir(config: RunConfig, launch: Launch) -> Path:
+    name = f"{config.workload}-{config.size}-{launch.strategy.name}-{launch.num_processes}x-seed{config.seed}"
+    return Path("runs") / name
+
+
+def check_output_dir(run_dir: Path) -> None:
+    """Refuse a folder that holds a finished run or cannot be one; an unfinished run is done again."""
+    if (run_dir / "record.json").exists():
+        raise Refusal(f"{run_dir} already holds a finished run; pass another --output-dir, or delete it")
+    if run_dir.exists() and not run_dir.is_dir():
+        raise Refusal(f"{run_dir} is not a folder; pass another --output-dir")
+    parent = next(p for p in [run_dir, *run_dir.absolute().parents] if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise Refusal(f"{run_dir} cannot be written; pass another --output-dir")
+
+
+@dataclass
+class Built:
+    """What a run trains with, prepared and proven."""
+
+    config: RunConfig
+    launch: Launch
+    run_dir: Path
+    accelerator: Accelerator
+    workload: ModuleType
+    splits: Splits
+    model: Any
+    optimizer: Any
+    train_batches: DataLoader
+    eval_batches: DataLoader
+    memory: PhaseMemory
+    proof: record.Proof
+    initial_parameters: record.Checksum
+    planned_tokens: int  # without padding, world total
+
+
+def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
+    """Build everything, and refuse to go on unless the engine is what was asked for."""
+    import torch
+    import transformers
+    from torch.utils.data import DataLoader
+
+    from study import proof, weights
+    from study.measure.memory import PhaseMemory
+    from study.order import TrainingOrder
+    from study.workloads import WORKLOADS
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    accelerator = build_accelerator(config, launch, launch.num_processes, run_dir)
+    if accelerator.num_processes != launch.num_processes:
+        raise Refusal(
+            f"world_size: the run asks for {launch.num_processes}, the engine has {accelerator.num_processes}; "
+            f"change distributed_type in {launch.strategy.path}"
+        )
+    micro_batch_size, accumulation = config.batches(launch.num_processes)
+    accelerator.print(
+        f"{config.workload} {config.size} under {launch.strategy.name}: {launch.num_processes} process(es) x "
+        f"{micro_batch_size} sequence(s) x {accumulation} micro step(s) = {config.global_batch_size} sequences of "
+        f"{config.sequence_length} tokens a step, {config.num_steps} steps, {config.precision}"
+    )
+
+    workload = WORKLOADS[config.workload]
+    splits = workload.load(config)
+    memory = PhaseMemory(accelerator.device, config.measure)
+    memory.begin("built")
+    model = weights.build_model(accelerator, workload, config, splits, launch.strategy, run_dir)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = torch.optim.AdamW(
+        weights.parameter_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+    order = TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
+    pinned = accelerator.device.type == "cuda"
+    train_batches = DataLoader(splits.train, micro_batch_size, sampler=order, pin_memory=pinned)
+    eval_batches = DataLoader(splits.evaluation, micro_batch_size, pin_memory=pinned)
+
+    memory.begin("prepared")
+    model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
+    found = proof.read_back(accelerator, model, optimizer, config, launch)
+    proof.verify(found, config, launch, run_dir)
+    # Dropout's stream starts here, whatever random numbers building the model took.
+    torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)
+    return Built(
+        config=config,
+        launch=launch,
+        run_dir=run_dir,
+        accelerator=accelerator,
+        workload=workload,
+        splits=splits,
+        model=model,
+        optimizer=optimizer,
+        train_batches=train_batches,
+        eval_batches=eval_batches,
+        memory=memory,
+        proof=found,
+        initial_parameters=weights.checksum(model),
+        planned_tokens=sum(int(splits.train[i]["attention_mask"].sum()) for i in order),
+    )
+
+
+def train(built: Built, journal: Journal) -> None:
+    """Train all steps: the study's only training loop."""
+    import torch
+    from tqdm.auto import tqdm
+
+    from study.measure.clock import make_clock
+    from study.measure.memory import swap_traffic
+
+    config, accelerator, workload = built.config, built.accelerator, built.workload
+    model, optimizer, observer = built.model, built.optimizer, journal.observer
+    _, accumulation = config.batches(accelerator.num_processes)
+    clip_and_measure_norm = gradient_norm_reader(accelerator, model, optimizer, config)
+    now = make_clock(accelerator.device)
+    batches = iter(built.train_batches)
+    steps = range(1, config.num_steps + 1)
+    journal.swapped = swap_traffic()
+    model.train()
+    for step in tqdm(steps, disable=not accelerator.is_main_process, unit="step", mininterval=1.0):
+        journal.step = step
+        learning_rate = config.learning_rate_at(step)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        loss_sum = torch.zeros((), device=accelerator.device)
+        tokens = torch.zeros((), device=accelerator.device)
+        samples, waited = 0, 0.0
+
+        with observer.step(step):
+            start = now()
+            for _ in range(accumulation):
+                asked = time.perf_counter()
+                batch = next(batches)
+                waited += time.perf_counter() - asked
+                with accelerator.accumulate(model):
+                    loss = workload.loss(model(**workload.inputs(batch)), batch)
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        gradient_norm = clip_and_measure_norm()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                loss_sum += loss.detach()
+                tokens += batch["attention_mask"].sum()
+                samples += len(batch["labels"])
+            seconds = now() - start
+
+        each = torch.stack([loss_sum / accumulation, tokens, *loss_sum.new_tensor([samples, seconds, waited])])
+        every = accelerator.gather(each.unsqueeze(0)).double().cpu()  # (world_size, 5)
+        journal.add(
+            {
+                "step": step,
+                "loss": every[:, 0].mean().item(),
+                "learning_rate": learning_rate,
+                "grad_norm": None if accelerator.optimizer_step_was_skipped else float(gradient_norm),
+                "seconds": every[:, 3].max().item(),  # the step is over when its slowest rank is
+                "data_wait_seconds": every[:, 4].max().item(),
+                "tokens": int(every[:, 1].sum()),
+                "samples": int(every[:, 2].sum()),
+            }
+        )
+        if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
+            journal.evaluation.append({"step": step, **evaluate(built)})
+            model.train()
+    journal.swapped = tuple(after - before for before, after in zip(journal.swapped, swap_traffic(), strict=True))
+
+
+def evaluate(built: Built) -> dict[str, float]:
+    """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
+    import torch
+
+    from study.workloads import load_metric
+
+    built.memory.begin("evaluation")
+    built.model.eval()
+    metric = load_metric(built.workload.METRIC) if built.accelerator.is_main_process else None
+    losses = []
+    with torch.no_grad():
+        for batch in built.eval_batches:
+            output = built.model(**built.workload.inputs(batch))
+            loss = built.workload.loss(output, batch).detach()
+            predictions, references = built.accelerator.gather_for_metrics(built.workload.predictions(output, batch))
+            losses.append(built.accelerator.gather(loss.float().reshape(1)).mean().item())
+            if metric is not None:
+                metric.add_batch(predictions=predictions.cpu(), references=references.cpu())
+    result = {"loss": sum(losses) / len(losses)}
+    if metric is not None:
+        result |= {name: float(value) for name, value in metric.compute().items()}
+    built.memory.begin(None)
+    return result
+
+
+def finish(built: Built, journal: Journal) -> None:
+    """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
+    from accelerate.utils import gather_object
+
+    from study import weights
+    from study.measure import clock
+
+    config, accelerator, observer = built.config, built.accelerator, journal.observer
+    built.memory.begin(None)
+    final = weights.checksum(built.model)
+    tokens = sum(line["tokens"] for line in journal.lines)
+    if final.sha256 == built.initial_parameters.sha256:
+        raise Failed(f"the parameters did not move in {config.num_steps} steps")
+    if tokens != built.planned_tokens:
+        raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
+    mine = {"states": observer.model_states, "peaks": built.memory.phases(), "swapped": journal.swapped}
+    ranks = gather_object([mine])
+    proof = observer.proof
+    if built.launch.strategy.offloads_to_nvme:
+        read, written = ([rank["swapped"][i] for rank in ranks] for i in (0, 1))
+        if not all(written):
+            raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
+        proof = proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
+    if config.save_model:
+        weights.save(built.model, built.run_dir / "checkpoints", accelerator.is_main_process)
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        remove_swap_folder(config, built.launch.strategy, built.run_dir)
+        journal.write(
+            "ok",
+            proof=proof,
+            model_state_bytes=[rank["states"] for rank in ranks] if config.measure else None,
+            peak_memory=[rank["peaks"] for rank in ranks] if config.measure else None,
+            collectives_per_step=observer.collectives,
+            final_parameters=final,
+            tokens=tokens,
+            samples=sum(line["samples"] for line in journal.lines),
+            timing=clock.summarize(journal.lines, config.timing_warmup_steps, observer.probed_steps),
+        )
+        print(f"{built.run_dir / 'record.json'}: final loss {journal.lines[-1]['loss']:.4f}", flush=True)
+    accelerator.wait_for_everyone()
+
+
+class Journal:
+    """What a run has to tell so far; on rank 0 it becomes steps.jsonl and record.json, whether the run ends well or not."""
+
+    def __init__(self, config: RunConfig, launch: Launch, run_dir: Path, arguments: list[str]) -> None:
+        self.run_dir = run_dir
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.step: int | None = None  # the last one begun
+        self.lines: list[dict[str, Any]] = []
+        self.evaluation: list[dict[str, float]] = []
+        self.swapped = (0, 0)  # bytes read and written
+        self.observer: Any = None
+        self._file: Any = None
+        self._accelerator: Any = None
+        self._existed = run_dir.exists()
+        self._started = time.perf_counter()
+        launcher = ["accelerate", "launch", "--config_file", str(launch.strategy.path)]
+        self._facts: dict[str, Any] = {
+            "run_id": run_dir.name,
+            "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": [*launcher, "--num_processes", str(launch.num_processes), "study/train.py", *arguments],
+            "workload": config.workload,
+            "size": config.size,
+            "strategy": launch.strategy.name,
+            "world_size": launch.num_processes,
+            "seed": config.seed,
+            "init": config.effective_init,
+            "config": config.model_dump(mode="json"),
+        }
+
+    def open(self, built: Built) -> None:
+        """Begin the run directory, once the proof holds."""
+        from study import weights
+        from study.observer import Observer
+
+        config, accelerator = built.config, built.accelerator
+        # A steady step: after warm-up, or the last one of a run that is all warm-up.
+        probed = min(config.timing_warmup_steps + 1, config.num_steps) if config.measure else None
+        folder = swap_folder(config, self.run_dir) if built.launch.strategy.offloads_to_nvme else None
+        self.observer = Observer(built.model, built.optimizer, built.memory, built.proof, probed, folder)
+        self._accelerator = accelerator
+        self._facts |= {
+            "num_params": weights.num_params(built.model),
+            "data": built.splits.description,
+            "proof": built.proof,
+            "initial_parameters": built.initial_parameters,
+        }
+        if config.log_with != "none":
+            accelerator.init_trackers("zero-study", config={k: str(v) for k, v in self._facts["config"].items()})
+        if self.rank == 0:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            strategy = built.launch.strategy
+            record.write_json(
+                self.run_dir / "config.json",
+                {
+                    "config": self._facts["config"],
+                    "strategy": {"file": str(strategy.path), "yaml": strategy.content, "json": strategy.deepspeed_json},
+                    "proof": built.proof.model_dump(mode="json"),
+                },
+            )
+            self._file = open(self.run_dir / "steps.jsonl", "w")  # noqa: SIM115 - open for the whole run
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Append one step. Raises Failed where it is not one of a run that trains; all ranks see the same line."""
+        finite = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
+        self.lines.append(finite)
+        if self._file:
+            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+            self._file.flush()
+        if not math.isfinite(line["loss"]):
+            raise Failed(f"step {line['step']}: the loss is {line['loss']}")
+        norm = line["grad_norm"]
+        if norm is not None and (not math.isfinite(norm) or norm == 0):
+            raise Failed(f"step {line['step']}: the gradient norm is {norm}")
+        self._accelerator.log({k: v for k, v in finite.items() if v is not None}, step=line["step"])
+
+    def write(self, status: str, **facts: Any) -> None:
+        from study.measure import machine
+
+        if self._file:
+            self._file.close()
+        steps = self.run_dir / "steps.jsonl"
+        known = {**self._facts, **facts}
+        record.write(
+            self.run_dir,
+            record.Record(
+                status=status,
+                wall_seconds=time.perf_counter() - self._started,
+                steps_done=len(self.lines),
+                final_loss=self.lines[-1]["loss"] if self.lines else None,
+                evaluation=self.evaluation,
+                machine=machine.describe(),
+                steps_sha256=record.sha256(steps) if steps.exists() else None,
+                **known,
+            ),
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Record a run that did not end well. Rank-local: nothing here waits for another rank."""
+        failure = {"status": _status(error), "step": self.step, "error": f"{type(error).__name__}: {error}"}
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        if self.rank:
+            record.write_json(self.run_dir / f"failure-rank{self.rank}.json", failure)
+            return
+        # Another rank may have failed first, and this one only lost its peer.
+        time.sleep(2 if self._facts["world_size"] > 1 else 0)
+        others = [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("failure-rank*.json"))]
+        told = next((other for other in others if other["status"] == "out_of_memory"), failure)
+        if failure["status"] == "interrupted":
+            told = next((other for other in others if other["status"] != "interrupted"), told)
+        self.write(told["status"], failure=record.Failure(step=told["step"], error=told["error"][:2000]))
+        for path in self.run_dir.glob("failure-rank*.json"):
+            path.unlink()
+
+    def discard(self) -> None:
+        """Remove what a refused run left, on rank 0; what was there before stays."""
+        if self.rank or not self.run_dir.exists():
+            return
+        for name in ("swap", "initial_weights"):
+            shutil.rmtree(self.run_dir / name, ignore_errors=True)
+        if not self._existed and not any(self.run_dir.iterdir()):
+            self.run_dir.rmdir()
+
+
+def _status(error: BaseException) -> str:
+    import torch
+
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        return "interrupted"
+    out_of_memory = "can't allocate memory" in str(error) or "out of memory" in str(error).lower()
+    return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or out_of_memory else "failed"
+
+
+if __name__ == "__main__":
+    main()

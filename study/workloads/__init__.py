@@ -1,0 +1,44 @@
+"""What is trained: each workload's data, model, loss and metric, behind the same few functions.
+
+`WORKLOADS` imports torch and transformers on first use, so that `sources.check` can be called without them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from study.config import Refusal
+
+if TYPE_CHECKING:
+    import evaluate
+
+WORKLOADS: dict[str, ModuleType]
+
+METRICS = Path(__file__).resolve().parent.parent / "metrics"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "WORKLOADS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"bert-imdb": "bert_imdb", "gpt-wikitext": "gpt_wikitext"}
+    globals()[name] = {workload: import_module(f"{__name__}.{module}") for workload, module in modules.items()}
+    return globals()[name]
+
+
+def load_metric(name: str) -> evaluate.EvaluationModule:
+    """Load one of the study's own metrics from its file: no network, values kept in memory.
+
+    `evaluate` imports a copy, which it writes under the cache folder of Hugging Face.
+    """
+    import evaluate
+
+    try:
+        return evaluate.load(str(METRICS / name), keep_in_memory=True)
+    except OSError as error:
+        raise Refusal(
+            f"evaluate cannot load the metric {name} ({error}); it writes below HF_HOME: set that to a folder that you "
+            "may write to"
+        ) from error

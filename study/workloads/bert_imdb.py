@@ -1,0 +1,123 @@
+"""Sentiment of film reviews: BERT with a two-class head, as the published a100-replication protocol draws its data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from transformers import BertConfig, BertForSequenceClassification
+
+from study.config import SIZES, Refusal, RunConfig
+from study.workloads import sources
+from study.workloads.sources import Examples, Splits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import datasets
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+METRIC = "accuracy"
+
+PRETRAINED = {
+    "tiny": "google/bert_uncased_L-2_H-128_A-2",
+    "mini": "google/bert_uncased_L-4_H-256_A-4",
+    "small": "google/bert_uncased_L-4_H-512_A-8",
+    "medium": "google/bert_uncased_L-8_H-512_A-8",
+    "base": "google-bert/bert-base-uncased",
+    "large": "google-bert/bert-large-uncased",
+}
+PRETRAINED_VOCABULARY = 30522
+
+
+def load(config: RunConfig) -> Splits:
+    """Draw and tokenise the reviews: split 80/20, shuffle each part, take the first n, all with `split_seed`."""
+    sources.check(config)
+    tokenizer = sources.load_tokenizer(config)
+    reviews = sources.load_reviews(config)
+    sources.require_reviews(config, len(reviews), f"--data {config.data}")
+    parts = reviews.train_test_split(test_size=sources.HELD_OUT, seed=config.split_seed)
+    drawn = {
+        "train": parts["train"].shuffle(seed=config.split_seed).select(range(config.num_train_examples)),
+        "eval": parts["test"].shuffle(seed=config.split_seed).select(range(config.num_eval_examples)),
+    }
+    splits = {split: _tokenise(part, tokenizer, config.sequence_length) for split, part in drawn.items()}
+    return Splits(
+        train=splits["train"],
+        evaluation=splits["eval"],
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        description=sources.describe(config, splits),
+    )
+
+
+def _tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int) -> Examples:
+    tokens = tokenizer(list(reviews["text"]), max_length=length, truncation=True, padding="max_length")
+    return Examples(
+        input_ids=torch.tensor(tokens["input_ids"]),
+        attention_mask=torch.tensor(tokens["attention_mask"]),
+        labels=torch.tensor(reviews["label"][:]),
+    )
+
+
+def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
+    """Describe the model in full, published sizes included, so that nothing is left to a download."""
+    size = SIZES["bert-imdb"][config.size]
+    return BertConfig(
+        vocab_size=splits.vocab_size,
+        hidden_size=size["hidden"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        intermediate_size=4 * size["hidden"],
+        max_position_embeddings=size["positions"],
+        hidden_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=config.dropout,
+        classifier_dropout=config.dropout,
+        pad_token_id=splits.pad_token_id,
+        num_labels=2,
+        use_cache=False,
+        attn_implementation=config.attention,
+    )
+
+
+def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
+    """Build the model with fp32 weights; random ones, and the head in any case, come from torch's current seed."""
+    settings = model_config(config, splits)
+    if config.effective_init == "scratch":
+        return BertForSequenceClassification(settings)
+    if splits.vocab_size != PRETRAINED_VOCABULARY:
+        raise Refusal(
+            f"the tokenizer has {splits.vocab_size} entries and the published weights {PRETRAINED_VOCABULARY}; correct "
+            "--data-dir or use --init scratch"
+        )
+    name = PRETRAINED[config.size]
+    return sources.from_hub(
+        f"weights {name}",
+        lambda: BertForSequenceClassification.from_pretrained(name, config=settings, dtype=torch.float32),
+        remedy="use --init scratch",
+    )
+
+
+def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
+    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned where DeepSpeed asks for it."""
+    return BertForSequenceClassification.from_pretrained(
+        folder, config=model_config(config, splits), dtype=torch.float32
+    )
+
+
+def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
+    """Say what the model is called with; the labels stay out, because it would take the loss in its own precision."""
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+
+
+def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy over the batch, in fp32."""
+    return functional.cross_entropy(model_output.logits.float(), batch["labels"])
+
+
+def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Predicted and true labels, one row per review, for the metric."""
+    return model_output.logits.argmax(dim=-1), batch["labels"]

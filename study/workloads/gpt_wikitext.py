@@ -1,0 +1,173 @@
+"""Next-token prediction on WikiText-2: GPT-2 and its larger relations, on blocks of equal length."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel, GPTJConfig, GPTJForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
+
+from study.config import SIZES, Refusal, RunConfig
+from study.workloads import sources
+from study.workloads.sources import Examples, Splits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+METRIC = "perplexity"
+
+PRETRAINED = {
+    "124m": "openai-community/gpt2",
+    "355m": "openai-community/gpt2-medium",
+    "774m": "openai-community/gpt2-large",
+    "1.5b": "openai-community/gpt2-xl",
+    "2.7b": "EleutherAI/gpt-neo-2.7B",
+    "6b": "EleutherAI/gpt-j-6b",
+}
+PRETRAINED_VOCABULARY = 50257
+GPT_J_VOCABULARY = 50400  # GPT-2's entries and 143 that no text uses: rows of the published embedding
+
+
+def load(config: RunConfig) -> Splits:
+    """Cut the tokenised text into blocks; draw the training ones with `split_seed`, take the first for evaluation."""
+    sources.check(config)
+    tokenizer = sources.load_tokenizer(config)
+    articles = sources.load_articles(config)
+    blocks = {split: _blocks(lines, tokenizer, config.sequence_length) for split, lines in articles.items()}
+    for split, rows in blocks.items():
+        sources.require_blocks(config, split, len(rows), f"--data {config.data}")
+    drawn = np.random.default_rng(config.split_seed).permutation(len(blocks["train"]))[: config.num_train_examples]
+    splits = {
+        "train": _examples(blocks["train"][drawn]),
+        "eval": _examples(blocks["validation"][: config.num_eval_examples]),
+    }
+    more = {}
+    if config.data == "files":
+        more["note"] = "tokenised WikiText-2, rare words as <unk>; not comparable with wikitext-2-raw-v1"
+    published_6b = config.size == "6b" and config.data != "bundled"
+    return Splits(
+        train=splits["train"],
+        evaluation=splits["eval"],
+        vocab_size=GPT_J_VOCABULARY if published_6b else len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        description=sources.describe(config, splits, **more),
+    )
+
+
+def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> np.ndarray:
+    """Tokenise line by line, join, and cut into (num_blocks, length); the tail is dropped."""
+    written = [line for line in lines if line]
+    tokens = tokenizer(written, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    ids = np.fromiter(chain.from_iterable(tokens), dtype=np.int64)
+    return ids[: len(ids) // length * length].reshape(-1, length)
+
+
+def _examples(blocks: np.ndarray) -> Examples:
+    ids = torch.from_numpy(blocks.copy())
+    return Examples(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+
+
+def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
+    """Describe the model in full, published sizes included, so that nothing is left to a download."""
+    size = SIZES["gpt-wikitext"][config.size]
+    shared = {
+        "vocab_size": splits.vocab_size,
+        "bos_token_id": splits.pad_token_id,
+        "eos_token_id": splits.pad_token_id,
+        "pad_token_id": splits.pad_token_id,
+        "use_cache": False,
+        "attn_implementation": config.attention,
+    }
+    if config.size == "2.7b":
+        settings = GPTNeoConfig(
+            hidden_size=size["hidden"],
+            num_layers=size["layers"],
+            num_heads=size["heads"],
+            max_position_embeddings=size["positions"],
+            attention_types=[[["global", "local"], size["layers"] // 2]],
+            window_size=256,
+            resid_dropout=config.dropout,
+            embed_dropout=config.dropout,
+            attention_dropout=config.dropout,
+            **shared,
+        )
+    else:
+        gpt_j = {"rotary_dim": 64, "tie_word_embeddings": False}
+        kind, more = (GPTJConfig, gpt_j) if config.size == "6b" else (GPT2Config, {})
+        settings = kind(
+            n_embd=size["hidden"],
+            n_layer=size["layers"],
+            n_head=size["heads"],
+            n_positions=size["positions"],
+            resid_pdrop=config.dropout,
+            embd_pdrop=config.dropout,
+            attn_pdrop=config.dropout,
+            **more,
+            **shared,
+        )
+    if config.attention == "sdpa" and not _model_class(config)._supports_sdpa:
+        raise Refusal(
+            f"{_model_class(config).__name__} ({config.size}) has no SDPA in transformers; use --attention eager"
+        )
+    return settings
+
+
+def _model_class(config: RunConfig) -> type[PreTrainedModel]:
+    return {"2.7b": GPTNeoForCausalLM, "6b": GPTJForCausalLM}.get(config.size, GPT2LMHeadModel)
+
+
+def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
+    """Build the model with fp32 weights; random ones come from torch's current seed."""
+    settings = model_config(config, splits)
+    model_class = _model_class(config)
+    if config.effective_init == "scratch":
+        return _with_loss(model_class(settings))
+    published = GPT_J_VOCABULARY if config.size == "6b" else PRETRAINED_VOCABULARY
+    if splits.vocab_size != published:
+        raise Refusal(
+            f"the tokenizer has {splits.vocab_size} entries and the published weights {published}; correct --data-dir "
+            "or use --init scratch"
+        )
+    name = PRETRAINED[config.size]
+    model = sources.from_hub(
+        f"weights {name}",
+        lambda: model_class.from_pretrained(name, config=settings, dtype=torch.float32),
+        remedy="use --init scratch",
+    )
+    return _with_loss(model)
+
+
+def _with_loss(model: PreTrainedModel) -> PreTrainedModel:
+    model.loss_type = "ForCausalLM"  # transformers finds none for GPT2LMHeadModel, warns, and takes this one
+    return model
+
+
+def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:
+    """Load weights that `build_model` made and `save_pretrained` wrote, partitioned where DeepSpeed asks for it."""
+    settings = model_config(config, splits)
+    return _with_loss(_model_class(config).from_pretrained(folder, config=settings, dtype=torch.float32))
+
+
+def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
+    """Say what the model is called with. No mask: blocks are full, and causal attention then uses its own kernel."""
+    return {"input_ids": batch["input_ids"], "labels": batch["labels"]}
+
+
+def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
+    """Mean next-token loss over the batch; transformers takes it in fp32. Blocks are equally long, so means add up."""
+    return model_output.loss
+
+
+def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean next-token loss in fp32 and number of predicted tokens, one row per block, for the metric."""
+    logits = model_output.logits[:, :-1].float()
+    targets = batch["labels"][:, 1:]
+    losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(dim=1)
+    return losses, torch.full_like(targets[:, 0], targets.shape[1])

@@ -1,0 +1,80 @@
+"""The study's own metrics: against values worked out by hand, and without network."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import evaluate
+import pytest
+import torch
+
+from study.config import Refusal
+from study.workloads import METRICS, WORKLOADS, load_metric
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"network used: {args}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_accuracy_by_hand():
+    assert load_metric("accuracy").compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 1]) == {"accuracy": 0.5}
+
+
+def test_accuracy_in_batches_of_tensors():
+    metric = load_metric("accuracy")
+    metric.add_batch(predictions=torch.tensor([1, 1, 1]), references=torch.tensor([1, 1, 0]))
+    metric.add_batch(predictions=torch.tensor([0]), references=torch.tensor([0]))
+    assert metric.compute() == {"accuracy": 0.75}
+
+
+def test_perplexity_weighs_by_tokens():
+    metric = load_metric("perplexity")
+    metric.add(predictions=1.0, references=30)
+    metric.add(predictions=2.0, references=10)
+    result = metric.compute()
+    assert result == {"validation_loss": pytest.approx(1.25), "perplexity": pytest.approx(math.exp(1.25))}
+
+
+def test_perplexity_of_a_model_that_knows_nothing():
+    """The mean over the vocabulary's logarithm: a uniform guess among 8 has perplexity 8."""
+    result = load_metric("perplexity").compute(predictions=[math.log(8)] * 3, references=[7, 7, 7])
+    assert result["perplexity"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(800.0, math.inf), (math.inf, math.inf)])
+def test_perplexity_of_a_diverged_model_is_infinite(loss, expected):
+    assert load_metric("perplexity").compute(predictions=[loss], references=[3])["perplexity"] == expected
+
+
+def test_perplexity_of_nan_stays_nan():
+    result = load_metric("perplexity").compute(predictions=[math.nan, 1.0], references=[3, 3])
+    assert math.isnan(result["perplexity"])
+    assert math.isnan(result["validation_loss"])
+
+
+def test_metric_starts_anew_after_compute():
+    metric = load_metric("accuracy")
+    for right in (0, 1):
+        metric.add_batch(predictions=[1], references=[right])
+        assert metric.compute() == {"accuracy": float(right)}
+
+
+def test_every_workload_has_its_metric():
+    for workload in WORKLOADS.values():
+        assert (METRICS / workload.METRIC / f"{workload.METRIC}.py").is_file()
+        assert isinstance(load_metric(workload.METRIC), evaluate.Metric)
+
+
+def test_cache_that_cannot_be_written(monkeypatch):
+    def deny(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", "cache")
+
+    monkeypatch.setattr(evaluate, "load", deny)
+    with pytest.raises(Refusal, match=r"accuracy .*Permission denied.* set that to a folder that you may write to"):
+        load_metric("accuracy")

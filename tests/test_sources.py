@@ -1,0 +1,437 @@
+"""Text and tokenizer: what each source gives, and what is refused. No network: the hub is played by stand-ins."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import transformers
+from data_folder import make_data_dir
+
+from study.config import Refusal, RunConfig, build_config
+from study.workloads import sources
+
+IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
+
+
+@pytest.fixture(scope="session")
+def shared_data_dir(tmp_path_factory):
+    return make_data_dir(tmp_path_factory.mktemp("shared") / "data")
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """A folder of this test's own, to be damaged."""
+    return make_data_dir(tmp_path / "data")
+
+
+def config(workload: str = IMDB, **more) -> RunConfig:
+    return build_config(**{"workload": workload, "num_train_examples": 64, "num_eval_examples": 16, **more})
+
+
+def files(data_dir: Path, workload: str = IMDB, **more) -> RunConfig:
+    return config(workload, data="files", data_dir=data_dir, **more)
+
+
+def refusal(run: RunConfig) -> str:
+    with pytest.raises(Refusal) as caught:
+        sources.check(run)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# ---------------------------------------------------------------- check
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_check_passes_what_is_whole(shared_data_dir, workload):
+    sources.check(files(shared_data_dir, workload))
+    sources.check(config(workload))
+
+
+def test_check_imports_neither_torch_nor_transformers(shared_data_dir):
+    code = (
+        "import sys; from study.config import build_config; from study.workloads import sources\n"
+        "for workload in ('bert-imdb', 'gpt-wikitext'):\n"
+        "    more = dict(workload=workload, num_train_examples=64, num_eval_examples=16)\n"
+        "    sources.check(build_config(**more))\n"
+        "    sources.check(build_config(data='files', data_dir=sys.argv[1], **more))\n"
+        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, shared_data_dir], check=True, cwd=Path(sources.__file__).parents[2])
+
+
+def test_hub_is_not_asked_by_check(monkeypatch):
+    monkeypatch.setattr(sources, "_probe_hub", lambda: pytest.fail("asked the hub"))
+    sources.check(config(data="hub"))
+
+
+def test_missing_data_dir(tmp_path):
+    message = refusal(files(tmp_path / "nowhere"))
+    assert f"data_dir {tmp_path / 'nowhere'} does not exist" in message
+    assert "--data-dir" in message
+    assert "imdb/train.parquet" in message
+    assert "wikitext" not in message
+
+
+def test_data_dir_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert f"data_dir {tmp_path / 'file'} is not a folder" in refusal(files(tmp_path / "file"))
+
+
+def test_empty_data_dir(tmp_path):
+    assert f"data_dir {tmp_path} is empty" in refusal(files(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [
+        (IMDB, "imdb/train.parquet"),
+        (IMDB, "tokenizers/bert-large-uncased/tokenizer.json"),
+        (IMDB, "tokenizers/bert-large-uncased/tokenizer_config.json"),
+        (WIKITEXT, "wikitext-2/train.txt"),
+        (WIKITEXT, "wikitext-2/validation.txt"),
+        (WIKITEXT, "tokenizers/gpt2/tokenizer.json"),
+    ],
+)
+def test_missing_file_is_named_where_it_is_needed(data_dir, workload, name):
+    (data_dir / name).unlink()
+    assert f"lacks {name}, which {workload} needs" in refusal(files(data_dir, workload))
+    (other,) = {IMDB, WIKITEXT} - {workload}
+    sources.check(files(data_dir, other))
+
+
+def test_unreadable_folder(data_dir, monkeypatch):
+    def deny(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    message = refusal(files(data_dir))
+    assert f"cannot read {data_dir} (PermissionError" in message
+    assert "--data-dir" in message
+
+
+def test_unreadable_file(data_dir, monkeypatch):
+    opened = Path.open
+
+    def deny(self, *args, **kwargs):
+        if self.name == "train.parquet":
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", deny)
+    assert f"cannot read {data_dir / 'imdb/train.parquet'} (PermissionError" in refusal(files(data_dir))
+
+
+def write_reviews(data_dir: Path, **columns) -> Path:
+    path = data_dir / "imdb" / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_not_a_parquet_file(data_dir):
+    path = data_dir / "imdb" / "train.parquet"
+    path.write_text("text,label\nfine,1\n")
+    assert f"{path} is not a parquet file" in refusal(files(data_dir))
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"review": ["a"], "label": [1]}, "has no column text, only review, label"),
+        ({"review": ["a"], "stars": [1]}, "has no column text and no column label, only review, stars"),
+        ({"text": ["a"], "label": ["pos"]}, "has text as string and label as string"),
+        ({"text": [1], "label": [1]}, "has text as int64 and label as int64"),
+    ],
+)
+def test_wrong_columns(data_dir, columns, expected):
+    path = write_reviews(data_dir, **columns)
+    assert f"{path} {expected}" in refusal(files(data_dir))
+
+
+def test_too_few_reviews(shared_data_dir):
+    sources.check(files(shared_data_dir, num_train_examples=160, num_eval_examples=40))
+    message = refusal(files(shared_data_dir, num_train_examples=161))
+    assert "num_train_examples 161 is more than the 160 reviews (80 % of 200)" in message
+    assert message.endswith("lower --num-train-examples")
+    message = refusal(files(shared_data_dir, num_eval_examples=41))
+    assert "num_eval_examples 41 is more than the 40 reviews (20 % of 200)" in message
+
+
+def test_review_bound_is_that_of_datasets():
+    for total in (7, 11, 25, 203):
+        parts = datasets.Dataset.from_dict({"x": list(range(total))}).train_test_split(test_size=0.2, seed=1)
+        train, held_out = len(parts["train"]), len(parts["test"])
+        small = {"global_batch_size": 1, "num_train_examples": train, "num_eval_examples": held_out}
+        sources.require_reviews(config(**small), total, "here")
+        for name in ("num_train_examples", "num_eval_examples"):
+            with pytest.raises(Refusal, match=name):
+                sources.require_reviews(config(**{**small, name: small[name] + 1}), total, "here")
+
+
+@pytest.mark.parametrize("text", ["", " \n \n"])
+def test_text_file_without_text(data_dir, text):
+    path = data_dir / "wikitext-2" / "validation.txt"
+    path.write_text(text)
+    assert f"{path} holds no text" in refusal(files(data_dir, WIKITEXT))
+
+
+def test_hopelessly_short_text(data_dir):
+    (data_dir / "wikitext-2" / "train.txt").write_text("badu " * 100)
+    message = refusal(files(data_dir, WIKITEXT))
+    assert "num_train_examples 64 is more than the 7 train blocks of 64 tokens" in message
+    assert "--num-train-examples or --sequence-length" in message
+
+
+def test_bundled_sample_is_finite():
+    sources.check(config(num_train_examples=1600, num_eval_examples=400))
+    assert "num_train_examples 1601" in refusal(config(num_train_examples=1601))
+    sources.check(config(WIKITEXT, num_train_examples=2000, num_eval_examples=200))
+    assert "validation blocks of 64 tokens in the bundled sample" in refusal(config(WIKITEXT, num_eval_examples=376))
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_reviews_from_files_keep_their_order(shared_data_dir):
+    reviews = sources.load_reviews(files(shared_data_dir))
+    assert reviews.column_names == ["text", "label"]
+    assert reviews["label"][:] == [0] * 100 + [1] * 100
+    assert reviews[0]["text"] == sources.synthetic_reviews()[0][0]
+
+
+def test_files_leave_no_trace(data_dir):
+    before = sorted(data_dir.rglob("*"))
+    sources.load_reviews(files(data_dir))
+    for workload in (IMDB, WIKITEXT):
+        sources.load_tokenizer(files(data_dir, workload))
+    sources.load_articles(files(data_dir, WIKITEXT))
+    assert sorted(data_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "expected"),
+    [
+        (["a", "b"], [0, 2], "0 reviews without text and the labels [0, 2]"),
+        (["a", None], [0, 1], "1 reviews without text and the labels [0, 1]"),
+        (["a", "b"], [0, None], "and the labels [0, None]"),
+    ],
+)
+def test_reviews_that_nobody_labelled(data_dir, texts, labels, expected):
+    write_reviews(data_dir, text=texts, label=labels)
+    with pytest.raises(Refusal) as caught:
+        sources.load_reviews(files(data_dir))
+    assert expected in str(caught.value)
+
+
+def test_truncated_parquet(data_dir):
+    path = data_dir / "imdb" / "train.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + bytes(2000) + whole[2004:])  # header and footer intact
+    sources.check(files(data_dir))
+    with pytest.raises(Refusal, match=r"cannot read .*train\.parquet"):
+        sources.load_reviews(files(data_dir))
+
+
+def test_articles_take_the_form_of_the_hub(data_dir):
+    text = " \n = Robert Boulter = \n \n one \u2028 two \x85 three \n no newline at the end"
+    (data_dir / "wikitext-2" / "train.txt").write_text(text, encoding="utf-8")
+    expected = ["", " = Robert Boulter = \n", "", " one \u2028 two \x85 three \n", " no newline at the end\n"]
+    articles = sources.load_articles(files(data_dir, WIKITEXT))
+    assert articles["train"] == expected
+    assert articles["validation"] == sources.synthetic_articles()["validation"][:120]
+
+
+def test_articles_that_are_not_utf8(data_dir):
+    (data_dir / "wikitext-2" / "train.txt").write_bytes("caf\xe9".encode("latin-1") * 9999)
+    with pytest.raises(Refusal, match=r"train.txt is not UTF-8 text \(byte 3\)"):
+        sources.load_articles(files(data_dir, WIKITEXT))
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_tokenizer_from_files_is_the_one_that_was_written(shared_data_dir, workload):
+    loaded = sources.load_tokenizer(files(shared_data_dir, workload))
+    made = sources.load_tokenizer(config(workload))
+    text = sources.synthetic_reviews()[0][0] + " unheard-of"
+    assert loaded(text)["input_ids"] == made(text)["input_ids"]
+    assert loaded.pad_token_id == made.pad_token_id == 0
+    assert len(loaded) == 8192
+
+
+def test_damaged_tokenizer(data_dir):
+    (data_dir / "tokenizers" / "gpt2" / "tokenizer.json").write_text("{")
+    with pytest.raises(Refusal, match="gpt2 holds no usable tokenizer"):
+        sources.load_tokenizer(files(data_dir, WIKITEXT))
+
+
+def test_tokenizer_that_cannot_pad(data_dir):
+    tokenizer = sources.synthetic_tokenizer(IMDB)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(data_dir / "tokenizers" / "bert-large-uncased")
+    with pytest.raises(Refusal, match="no tokenizer for bert-imdb: it has no padding"):
+        sources.load_tokenizer(files(data_dir))
+
+
+# ---------------------------------------------------------------- hub
+
+
+@pytest.fixture
+def reachable(monkeypatch):
+    monkeypatch.setattr(sources, "_probe_hub", lambda: None)
+
+
+@pytest.mark.usefixtures("reachable")
+def test_reviews_from_the_hub(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_dict({"label": [0, 1], "text": ["a", "b"], "other": [1, 2]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    reviews = sources.load_reviews(config(data="hub"))
+    assert asked == [(("stanfordnlp/imdb",), {"split": "train"})]
+    assert reviews.column_names == ["text", "label"]
+
+
+@pytest.mark.usefixtures("reachable")
+def test_articles_from_the_hub(monkeypatch):
+    rows = {"train": ["", " a \n"], "validation": [" b \n"], "test": [" c \n"]}
+
+    def load_dataset(name, variant):
+        assert (name, variant) == ("Salesforce/wikitext", "wikitext-2-raw-v1")
+        return datasets.DatasetDict(
+            {split: datasets.Dataset.from_dict({"text": lines}) for split, lines in rows.items()}
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert sources.load_articles(config(WIKITEXT, data="hub")) == {"train": ["", " a \n"], "validation": [" b \n"]}
+
+
+@pytest.mark.usefixtures("reachable")
+@pytest.mark.parametrize(
+    ("workload", "name"), [(IMDB, "google-bert/bert-large-uncased"), (WIKITEXT, "openai-community/gpt2")]
+)
+def test_tokenizer_from_the_hub(monkeypatch, workload, name):
+    def from_pretrained(asked):
+        assert asked == name
+        return sources.synthetic_tokenizer(workload)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    tokenizer = sources.load_tokenizer(config(workload, data="hub", size="base" if workload == IMDB else "124m"))
+    assert tokenizer.pad_token == ("[PAD]" if workload == IMDB else tokenizer.eos_token)
+
+
+def test_unreachable_hub_is_refused_within_seconds(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens on "discard"
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("went on to the library that retries"))
+    started = time.monotonic()
+    with pytest.raises(Refusal) as caught:
+        sources.load_reviews(config(data="hub"))
+    assert time.monotonic() - started < 5
+    message = str(caught.value)
+    assert message.startswith("cannot reach the hub for dataset stanfordnlp/imdb")
+    assert message.endswith("use --data files --data-dir FOLDER or --data bundled")
+    assert "\n" not in message
+
+
+def test_offline_mode_goes_to_the_cache_and_no_further(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert sources.from_hub("thing", lambda: "cached") == "cached"
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(Refusal, match="cannot reach the hub for dataset stanfordnlp/imdb"):
+        sources.load_reviews(config(data="hub"))
+
+
+@pytest.mark.usefixtures("reachable")
+@pytest.mark.parametrize(
+    "error", [ConnectionError("Couldn't reach it\nmore"), ValueError("not cached"), KeyError("train")]
+)
+def test_any_hub_failure_is_one_line_and_no_other_source(monkeypatch, error):
+    def load_dataset(*_, **__):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(sources, "synthetic_reviews", lambda: pytest.fail("fell back to the sample"))
+    with pytest.raises(Refusal) as caught:
+        sources.load_reviews(config(data="hub"))
+    assert type(error).__name__ in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+# ---------------------------------------------------------------- the synthetic sample
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_synthetic_tokenizer_has_8192_entries_and_knows_every_word(workload):
+    tokenizer = sources.synthetic_tokenizer(workload)
+    words = sources.synthetic_words()
+    ids = tokenizer(" ".join(words), add_special_tokens=False)["input_ids"]
+    assert len(tokenizer) == tokenizer.vocab_size == 8192
+    assert len(set(words)) == len(set(ids)) == 8000
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer("unheard-of", add_special_tokens=False)["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_synthetic_bert_tokenizer_frames_and_pads():
+    tokenizer = sources.synthetic_tokenizer(IMDB)
+    word = sources.synthetic_words()[0]
+    tokens = tokenizer(word, padding="max_length", max_length=5)
+    assert tokens["input_ids"] == [2, 5, 3, 0, 0]
+    assert tokens["attention_mask"] == [1, 1, 1, 0, 0]
+
+
+def test_sentiment_words_carry_the_label_with_noise():
+    texts, labels = sources.synthetic_reviews()
+    words = sources.synthetic_words()
+    negative, positive = set(words[: sources.NUM_SENTIMENT_WORDS]), set(words[8 : 8 + sources.NUM_SENTIMENT_WORDS])
+    assert len(texts) == len(labels) == 2000
+    assert sum(labels) == 1000
+    assert labels == sorted(labels)
+    counts = np.array([[sum(w in kind for w in text.split()) for kind in (negative, positive)] for text in texts])
+    guesses = counts.argmax(axis=1)
+    assert (guesses == labels).mean() > 0.97
+    agreeing = counts[range(2000), labels].sum() / counts.sum()
+    assert 0.88 < agreeing < 0.92  # learnable, and not from any one word
+    assert 0.38 < counts.sum() / sum(len(text.split()) for text in texts) < 0.42
+
+
+def test_each_synthetic_word_has_few_likely_successors():
+    words = [word for line in sources.synthetic_articles()["train"] for word in line.split()]
+    assert len(words) == 160_000
+    for word in set(words[2000:2010]):
+        followers = [b for a, b in itertools.pairwise(words) if a == word]
+        share = sum(sorted((followers.count(f) for f in set(followers)), reverse=True)[:4]) / len(followers)
+        assert share > 0.8
+    assert len(set(words)) > 500  # and no short cycle holds the chain
+
+
+def test_synthetic_lines_have_the_form_of_the_hub():
+    for lines in sources.synthetic_articles().values():
+        assert set(lines[1::2]) == {""}
+        assert all(line.startswith(" ") and line.endswith(" \n") and len(line.split()) == 100 for line in lines[::2])
+
+
+def test_synthetic_sample_is_fixed_and_quick():
+    """Other numbers here mean another sample: records made with the old one are then no longer comparable."""
+    for make in (sources.synthetic_words, sources.synthetic_reviews, sources.synthetic_articles):
+        make.cache_clear()
+    started = time.monotonic()
+    texts, _ = sources.synthetic_reviews()
+    articles = sources.synthetic_articles()
+    assert time.monotonic() - started < 2
+    digests = [hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for lines in (texts, *articles.values())]
+    assert digests == ["f8d7391b9d41becb", "527d41b8071ece4b", "6ce5ef9c340eb1ae"]

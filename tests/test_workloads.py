@@ -1,0 +1,397 @@
+"""Models, examples, losses and predictions of both workloads, on tiny shapes; the published ones on the meta device."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+import torch
+from data_folder import make_data_dir
+from torch.utils.data import DataLoader
+
+from study import workloads
+from study.config import SIZES, Refusal, RunConfig, build_config
+from study.workloads import WORKLOADS, sources
+from study.workloads.sources import Examples, Splits
+
+IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
+
+
+@pytest.fixture(scope="session")
+def shared_data_dir(tmp_path_factory):
+    return make_data_dir(tmp_path_factory.mktemp("shared") / "data")
+
+
+def config(workload: str, **more) -> RunConfig:
+    return build_config(**{"workload": workload, "num_train_examples": 32, "num_eval_examples": 8, **more})
+
+
+def splits_like(vocab_size: int, pad_token_id: int) -> Splits:
+    nothing = Examples(input_ids=torch.empty(0, 8))
+    return Splits(train=nothing, evaluation=nothing, vocab_size=vocab_size, pad_token_id=pad_token_id, description={})
+
+
+def batch_of(examples: Examples, size: int = 4) -> dict[str, torch.Tensor]:
+    return next(iter(DataLoader(examples, batch_size=size)))
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize(
+    ("workload", "size", "vocab_size", "num_params"),
+    [
+        (IMDB, "tiny", 30522, 4_386_178),
+        (IMDB, "base", 30522, 109_483_778),
+        (IMDB, "large", 30522, 335_143_938),
+        (WIKITEXT, "124m", 50257, 124_439_808),
+        (WIKITEXT, "355m", 50257, 354_823_168),
+        (WIKITEXT, "774m", 50257, 774_030_080),
+        (WIKITEXT, "1.5b", 50257, 1_557_611_200),
+        (WIKITEXT, "2.7b", 50257, 2_651_307_520),
+        (WIKITEXT, "6b", 50400, 6_050_882_784),
+    ],
+)
+def test_published_parameter_counts(workload, size, vocab_size, num_params):
+    run = config(workload, size=size, attention="eager")
+    with torch.device("meta"):
+        model = WORKLOADS[workload].build_model(run, splits_like(vocab_size, 0))
+    assert sum(p.numel() for p in model.parameters()) == num_params
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_gpt_neo_alternates_and_gpt_j_is_untied():
+    neo = WORKLOADS[WIKITEXT].model_config(config(WIKITEXT, size="2.7b", attention="eager"), splits_like(50257, 0))
+    assert neo.attention_layers == ["global", "local"] * 16
+    assert neo.window_size == 256
+    with torch.device("meta"):
+        model = WORKLOADS[WIKITEXT].build_model(config(WIKITEXT, size="6b", attention="eager"), splits_like(50400, 0))
+    assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("size", ["2.7b", "6b"])
+def test_sdpa_is_refused_where_transformers_has_none(size):
+    with pytest.raises(Refusal, match=rf"\({size}\) has no SDPA in transformers; use --attention eager"):
+        WORKLOADS[WIKITEXT].model_config(config(WIKITEXT, size=size), splits_like(50257, 0))
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_and_dropout_reach_the_model(workload, attention):
+    run = config(workload, attention=attention, dropout=0.25)
+    model = WORKLOADS[workload].build_model(run, splits_like(64, 0))
+    assert model.config._attn_implementation == attention
+    dropouts = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert len(dropouts) > 4
+    assert set(dropouts) == {0.25}
+
+
+@pytest.mark.parametrize("size", ["2.7b", "6b"])
+def test_dropout_reaches_the_large_models(size):
+    with torch.device("meta"):
+        model = WORKLOADS[WIKITEXT].build_model(
+            config(WIKITEXT, size=size, attention="eager", dropout=0.25), splits_like(64, 0)
+        )
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_every_size_builds_with_its_shape(workload):
+    for size, shape in SIZES[workload].items():
+        settings = WORKLOADS[workload].model_config(
+            config(workload, size=size, attention="eager"), splits_like(8192, 0)
+        )
+        built = (settings.num_hidden_layers, settings.hidden_size, settings.num_attention_heads)
+        assert built == (shape["layers"], shape["hidden"], shape["heads"])
+        assert settings.max_position_embeddings == shape["positions"]
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_weights_depend_on_the_callers_seed_only(workload):
+    def weights(seed):
+        torch.manual_seed(seed)
+        model = WORKLOADS[workload].build_model(config(workload), splits_like(64, 0))
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_pretrained_sizes_are_those_with_published_weights():
+    assert set(WORKLOADS[IMDB].PRETRAINED) == set(SIZES[IMDB])
+    assert set(WORKLOADS[WIKITEXT].PRETRAINED) == set(SIZES[WIKITEXT]) - {"tiny", "mini"}
+
+
+@pytest.mark.parametrize(("workload", "size", "vocab_size"), [(IMDB, "tiny", 30522), (WIKITEXT, "124m", 50257)])
+def test_pretrained_asks_the_hub_with_the_same_settings(monkeypatch, workload, size, vocab_size):
+    module = WORKLOADS[workload]
+    model_class = module.BertForSequenceClassification if workload == IMDB else module.GPT2LMHeadModel
+
+    def from_pretrained(name, *, config, dtype):
+        assert (name, dtype) == (module.PRETRAINED[size], torch.float32)
+        with torch.device("meta"):
+            return model_class(config)
+
+    monkeypatch.setattr(sources, "_probe_hub", lambda: None)
+    monkeypatch.setattr(model_class, "from_pretrained", from_pretrained)
+    run = config(workload, size=size, data="hub", dropout=0.25, attention="eager")
+    model = module.build_model(run, splits_like(vocab_size, 0))
+    assert model.config.vocab_size == vocab_size
+    assert model.config._attn_implementation == "eager"
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.25}
+
+
+@pytest.mark.parametrize(("workload", "size", "vocab_size"), [(IMDB, "tiny", 30522), (WIKITEXT, "124m", 50257)])
+def test_pretrained_without_hub_is_refused(monkeypatch, workload, size, vocab_size):
+    def unreachable():
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(sources, "_probe_hub", unreachable)
+    with pytest.raises(Refusal, match=r"cannot reach the hub for weights .*no route\); use --init scratch"):
+        WORKLOADS[workload].build_model(config(workload, size=size, data="hub"), splits_like(vocab_size, 0))
+
+
+@pytest.mark.parametrize(("workload", "size", "published"), [(IMDB, "tiny", 30522), (WIKITEXT, "124m", 50257)])
+def test_pretrained_weights_of_another_vocabulary_are_refused(shared_data_dir, workload, size, published):
+    run = config(workload, size=size, data="files", data_dir=shared_data_dir, init="pretrained")
+    with pytest.raises(Refusal, match=f"the tokenizer has 8192 entries and the published weights {published}"):
+        WORKLOADS[workload].build_model(run, splits_like(8192, 0))
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_written_weights_are_loaded_again(tmp_path, workload):
+    module, run, splits = WORKLOADS[workload], config(workload), splits_like(64, 0)
+    model = module.build_model(run, splits)
+    model.save_pretrained(tmp_path)
+    loaded = module.load_model(run, splits, tmp_path)
+    assert loaded.loss_type == model.loss_type
+    for (name, saved), (loaded_name, tensor) in zip(
+        model.state_dict().items(), loaded.state_dict().items(), strict=True
+    ):
+        assert name == loaded_name
+        assert torch.equal(saved, tensor)
+
+
+def test_gpt_names_its_loss():
+    """Otherwise transformers says on every rank that it does not know the loss of GPT2LMHeadModel."""
+    assert WORKLOADS[WIKITEXT].build_model(config(WIKITEXT), splits_like(64, 0)).loss_type == "ForCausalLM"
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+@pytest.mark.parametrize("data", ["bundled", "files"])
+def test_examples_have_the_agreed_form(shared_data_dir, workload, data):
+    run = config(workload, data=data, data_dir=shared_data_dir if data == "files" else None, sequence_length=24)
+    splits = WORKLOADS[workload].load(run)
+    assert (len(splits.train), len(splits.evaluation)) == (32, 8)
+    assert (splits.vocab_size, splits.pad_token_id) == (8192, 0)
+    for examples in (splits.train, splits.evaluation):
+        item = examples[5]
+        assert set(item) == {"input_ids", "attention_mask", "labels"}
+        assert {tensor.dtype for tensor in item.values()} == {torch.int64}
+        assert item["input_ids"].shape == item["attention_mask"].shape == (24,)
+        assert item["labels"].shape == (() if workload == IMDB else (24,))
+    if workload == WIKITEXT:
+        assert torch.equal(item["labels"], item["input_ids"])
+        assert item["attention_mask"].all()
+    else:
+        assert torch.equal(item["attention_mask"], (item["input_ids"] != 0).long())
+
+
+def test_reviews_are_drawn_as_the_published_protocol_draws_them(shared_data_dir):
+    run = config(IMDB, data="files", data_dir=shared_data_dir, split_seed=7)
+    splits = WORKLOADS[IMDB].load(run)
+    tokenizer = sources.load_tokenizer(run)
+    whole = datasets.Dataset.from_parquet(str(shared_data_dir / "imdb" / "train.parquet"), keep_in_memory=True)
+    parts = whole.train_test_split(test_size=0.2, seed=7)
+    for part, examples in (("train", splits.train), ("test", splits.evaluation)):
+        drawn = parts[part].shuffle(seed=7).select(range(len(examples)))
+        assert examples.tensors["labels"].tolist() == drawn["label"][:]
+        for i in range(len(examples)):
+            expected = tokenizer(drawn[i]["text"], max_length=64, truncation=True, padding="max_length")["input_ids"]
+            assert examples[i]["input_ids"].tolist() == expected
+    assert 0 < sum(splits.train.tensors["labels"].tolist()) < 32  # the file is sorted by label
+
+
+def test_blocks_are_contiguous_and_drawn_with_the_seed():
+    run = config(WIKITEXT, sequence_length=16)
+    splits = WORKLOADS[WIKITEXT].load(run)
+    tokenizer = sources.load_tokenizer(run)
+    ids = {
+        split: tokenizer("".join(lines), add_special_tokens=False, verbose=False)["input_ids"]
+        for split, lines in sources.load_articles(run).items()
+    }
+    assert splits.evaluation.tensors["input_ids"].flatten().tolist() == ids["validation"][: 8 * 16]
+    blocks = [tuple(ids["train"][i : i + 16]) for i in range(0, len(ids["train"]) - 15, 16)]
+    drawn = [tuple(row) for row in splits.train.tensors["input_ids"].tolist()]
+    assert set(drawn) <= set(blocks)
+    assert len(set(drawn)) == 32
+    assert drawn != blocks[:32]
+    other = WORKLOADS[WIKITEXT].load(config(WIKITEXT, sequence_length=16, split_seed=43))
+    assert [tuple(row) for row in other.train.tensors["input_ids"].tolist()] != drawn
+
+
+def test_too_few_blocks_are_refused_by_their_tokens(shared_data_dir):
+    """30,000 words of 4 to 6 letters: enough bytes for 1,000 blocks, not enough tokens."""
+    run = config(WIKITEXT, data="files", data_dir=shared_data_dir, num_train_examples=1000)
+    sources.check(run)
+    with pytest.raises(Refusal, match="num_train_examples 1000 is more than the 468 train blocks of 64 tokens"):
+        WORKLOADS[WIKITEXT].load(run)
+
+
+def test_too_few_reviews_on_the_hub_are_refused(monkeypatch):
+    monkeypatch.setattr(sources, "_probe_hub", lambda: None)
+    monkeypatch.setattr(sources, "load_tokenizer", lambda run: sources.synthetic_tokenizer(IMDB))
+    reviews = datasets.Dataset.from_dict({"text": ["a"] * 20, "label": [0, 1] * 10})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: reviews)
+    with pytest.raises(
+        Refusal, match=r"num_train_examples 32 is more than the 16 reviews \(80 % of 20\) in --data hub"
+    ):
+        WORKLOADS[IMDB].load(config(IMDB, data="hub"))
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_load_checks_first(tmp_path, workload):
+    with pytest.raises(Refusal, match="does not exist"):
+        WORKLOADS[workload].load(config(workload, data="files", data_dir=tmp_path / "nowhere"))
+
+
+def test_gpt_j_keeps_the_rows_of_its_published_embedding(shared_data_dir):
+    shared = {"size": "6b", "attention": "eager"}
+    assert WORKLOADS[WIKITEXT].load(config(WIKITEXT, **shared)).vocab_size == 8192
+    assert (
+        WORKLOADS[WIKITEXT].load(config(WIKITEXT, data="files", data_dir=shared_data_dir, **shared)).vocab_size == 50400
+    )
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_digest_tells_data_apart_and_ignores_the_training_seed(workload):
+    def digest(**more):
+        return WORKLOADS[workload].load(config(workload, **more)).description["digest"]
+
+    assert digest() == digest(seed=3, learning_rate=1e-4)
+    assert len({digest(), digest(split_seed=1), digest(num_eval_examples=9), digest(sequence_length=32)}) == 4
+
+
+def test_digest_covers_labels():
+    ids = torch.arange(16).view(2, 8)
+    parts = [Examples(input_ids=ids, labels=torch.tensor(labels)) for labels in ([0, 1], [1, 1])]
+    assert sources.digest(parts[0]) != sources.digest(parts[1])
+
+
+def test_description_names_its_sources_and_no_path(shared_data_dir):
+    described = WORKLOADS[WIKITEXT].load(config(WIKITEXT, data="files", data_dir=shared_data_dir)).description
+    assert described["source"] == "files"
+    assert described["tokenizer"] == "tokenizers/gpt2"
+    assert described["text"] == ["wikitext-2/train.txt", "wikitext-2/validation.txt"]
+    assert (described["num_train_examples"], described["num_eval_examples"]) == (32, 8)
+    assert "<unk>" in described["note"]
+    assert str(shared_data_dir) not in str(described)
+    described = WORKLOADS[IMDB].load(config(IMDB)).description
+    assert described["text"] == ["synthetic"]
+    assert "note" not in described
+
+
+# ---------------------------------------------------------------- loss and predictions
+
+
+def test_bert_loss_and_predictions_by_hand():
+    module = WORKLOADS[IMDB]
+    splits = module.load(config(IMDB))
+    model = module.build_model(config(IMDB), splits).eval()
+    batch = batch_of(splits.train)
+    output = model(**module.inputs(batch))
+    reference = model(**batch)
+    assert torch.allclose(module.loss(output, batch), reference.loss)
+    predicted, labels = module.predictions(output, batch)
+    assert torch.equal(labels, batch["labels"])
+    assert predicted.tolist() == [int(row[1] > row[0]) for row in output.logits.tolist()]
+
+
+def test_bert_loss_is_fp32_with_16_bit_weights():
+    module = WORKLOADS[IMDB]
+    splits = module.load(config(IMDB))
+    model = module.build_model(config(IMDB), splits).to(torch.bfloat16)
+    batch = batch_of(splits.train)
+    assert module.loss(model(**module.inputs(batch)), batch).dtype == torch.float32
+
+
+def test_padding_does_not_change_a_review():
+    module = WORKLOADS[IMDB]
+    splits = module.load(config(IMDB, sequence_length=128))
+    model = module.build_model(config(IMDB), splits).eval()
+    batch = batch_of(splits.train, 1)
+    length = int(batch["attention_mask"].sum())
+    assert length < 128
+    short = {name: tensor[:, :length] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
+    padded, cut = (model(**module.inputs(rows)).logits for rows in (batch, short))
+    assert torch.allclose(padded, cut, atol=1e-5)
+
+
+def test_gpt_loss_is_the_mean_of_its_predictions():
+    module = WORKLOADS[WIKITEXT]
+    splits = module.load(config(WIKITEXT))
+    model = module.build_model(config(WIKITEXT), splits).eval()
+    batch = batch_of(splits.train)
+    output = model(**module.inputs(batch))
+    losses, tokens = module.predictions(output, batch)
+    assert losses.shape == tokens.shape == (4,)
+    assert tokens.tolist() == [63] * 4
+    logs = output.logits.log_softmax(dim=-1)
+    by_hand = [-sum(logs[i, t, batch["input_ids"][i, t + 1]].item() for t in range(63)) / 63 for i in range(4)]
+    assert losses.tolist() == pytest.approx(by_hand, rel=1e-4)
+    assert module.loss(output, batch).item() == pytest.approx(losses.mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_gpt_without_mask_is_causal(attention):
+    """Blocks are full, so no mask is given: a change of the last token must not reach the logits before it."""
+    module = WORKLOADS[WIKITEXT]
+    run = config(WIKITEXT, attention=attention)
+    splits = module.load(run)
+    torch.manual_seed(0)
+    model = module.build_model(run, splits).eval()
+    batch = batch_of(splits.train, 2)
+    masked = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    before = model(**module.inputs(batch)).logits
+    assert torch.allclose(before, masked, atol=1e-5)
+    changed = {**batch, "input_ids": batch["input_ids"].clone()}
+    changed["input_ids"][:, -1] += 1
+    after = model(**module.inputs(changed)).logits
+    assert torch.allclose(after[:, :-1], before[:, :-1], atol=1e-6)
+    assert not torch.allclose(after[:, -1], before[:, -1], atol=1e-3)
+
+
+def test_gpt_predictions_are_fp32_with_16_bit_weights():
+    module = WORKLOADS[WIKITEXT]
+    splits = module.load(config(WIKITEXT))
+    model = module.build_model(config(WIKITEXT), splits).to(torch.bfloat16)
+    batch = batch_of(splits.train)
+    output = model(**module.inputs(batch))
+    assert module.predictions(output, batch)[0].dtype == module.loss(output, batch).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("workload", "fall"), [(IMDB, 0.3), (WIKITEXT, 2.0)])
+def test_tiny_model_learns_the_sample(workload, fall):
+    module = WORKLOADS[workload]
+    run = config(workload, num_train_examples=320, dropout=0.0)
+    splits = module.load(run)
+    torch.manual_seed(0)
+    model = module.build_model(run, splits)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for batch in DataLoader(splits.train, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(0)):
+        loss = module.loss(model(**module.inputs(batch)), batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert sum(losses[:4]) / 4 - sum(losses[-4:]) / 4 > fall
+
+
+def test_unknown_attribute_of_the_package():
+    assert set(WORKLOADS) == {IMDB, WIKITEXT}
+    with pytest.raises(AttributeError, match="no attribute 'WORKLOAD'"):
+        _ = workloads.WORKLOAD
