@@ -57,7 +57,7 @@ EXTENSIONS = {
         module="deepspeed.ops.op_builder",
         builder="AsyncIOBuilder",
         folders=("pin_memory", "async_io"),
-        duration="about 2 min",
+        duration="2 to 3 min",
         strategies="*_nvme_offload.yaml",
     ),
 }

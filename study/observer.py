@@ -26,7 +26,8 @@ class Observer:
         self, model: Any, optimizer: Any, memory: PhaseMemory, proof: Proof, probed_step: int | None, swap_folder: Path | None
     ) -> None:
         self.probed_steps = [] if probed_step is None else [probed_step]
-        self.model_states: ModelStateBytes | None = None  # this rank's, as the probed step updates
+        self.model_states: ModelStateBytes | None = None  # this rank's, as the probed step is about to update
+        self.resting_states: ModelStateBytes | None = None  # this rank's, after the probed step
         self.collectives: list[Collective] | None = None
         self.proof = proof  # with the types of gradients and moments, once they exist
         self._model = model
@@ -54,11 +55,15 @@ class Observer:
             yield
         hook.remove()
         self.collectives = probe.collectives()
+        self.resting_states = self._states()
         if peak is not None:
             self._memory.note_tensor_bytes("steady_steps", peak.tensor_bytes)
 
     def _before_update(self, *_: Any) -> None:
         """Look at gradients and states when all are there: just before the optimizer's arithmetic."""
         if self.model_states is None:  # DeepSpeed steps once per group or sub-group; the first time is enough
-            self.model_states = model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder)
+            self.model_states = self._states()
             self.proof = read_optimizer_dtypes(self.proof, self._model, self._optimizer)
+
+    def _states(self) -> ModelStateBytes:
+        return model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder)

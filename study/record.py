@@ -59,12 +59,12 @@ class Proof(_Facts):
 
 
 class ModelStateBytes(_Facts):
-    """Bytes that one rank holds as its optimizer steps, in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
+    """Bytes that one rank holds in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
 
     parameters: int
     gradients: int
     optimizer_states: int  # moments, step counts and fp32 masters
-    communication_buffers: int  # reduce buckets that outlive a backward pass; not in the paper
+    communication_buffers: int  # reduce buckets, and what gradients keep of them; not in the paper
     swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
     by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
 
@@ -135,7 +135,8 @@ class Record(_Facts):
     num_params: int | None = None
     data: dict[str, Any] | None = None
     proof: Proof | None = None
-    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank
+    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step
+    resting_state_bytes: list[ModelStateBytes] | None = None  # one per rank, between two steps
     peak_memory: list[dict[str, PeakMemory]] | None = None  # per rank: phase -> peaks
     collectives_per_step: list[Collective] | None = None
     initial_parameters: Checksum | None = None

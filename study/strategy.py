@@ -169,7 +169,7 @@ class Strategy:
 
     @property
     def needed_extensions(self) -> set[str]:
-        """The compiled DeepSpeed extensions that a run of this strategy loads."""
+        """The compiled DeepSpeed extensions that a run of this strategy loads, but for what a box without a GPU adds."""
         needs = {"cpu_adam"} if self.offload_optimizer_device != "none" else set()
         return needs | ({"async_io"} if self.offloads_to_nvme else set())
 
@@ -367,7 +367,9 @@ def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
     if config.log_with != "none" and importlib.util.find_spec(config.log_with) is None:
         raise Refusal(f"--log-with {config.log_with}: the package is not installed; `pip install {config.log_with}`")
     _check_swap_dir(config, strategy)
-    extensions.check(strategy.needed_extensions)
+    # DeepSpeed's communication on a CPU loads one more extension, at every stage.
+    on_cpu = {"deepspeed_shm_comm"} if strategy.distributed_type == "DEEPSPEED" and not num_gpus else set()
+    extensions.check(strategy.needed_extensions | on_cpu)
     sources.check(config)
 
 

@@ -319,7 +319,12 @@ def finish(built: Built, journal: Journal) -> None:
         raise Failed(f"the parameters did not move in {config.num_steps} steps")
     if tokens != built.planned_tokens:
         raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
-    mine = {"states": observer.model_states, "peaks": built.memory.phases(), "swapped": journal.swapped}
+    mine = {
+        "states": observer.model_states,
+        "resting": observer.resting_states,
+        "peaks": built.memory.phases(),
+        "swapped": journal.swapped,
+    }
     ranks = gather_object([mine])
     proof = observer.proof
     if built.launch.strategy.offloads_to_nvme:
@@ -338,6 +343,7 @@ def finish(built: Built, journal: Journal) -> None:
             "ok",
             proof=proof,
             model_state_bytes=[rank["states"] for rank in ranks] if config.measure else None,
+            resting_state_bytes=[rank["resting"] for rank in ranks] if config.measure else None,
             peak_memory=[rank["peaks"] for rank in ranks] if config.measure else None,
             collectives_per_step=observer.collectives,
             final_parameters=final,

@@ -38,18 +38,26 @@ class _Ledger:
         self._seen: set[int] = set()
         self.by_device: dict[str, int] = {}
 
-    def claim(self, tensors: Iterable[torch.Tensor]) -> int:
-        total = 0
-        for tensor in tensors:
-            storage = _local(tensor).untyped_storage()
-            size = storage.nbytes()
-            if size == 0 or storage.data_ptr() in self._seen or tensor.device.type == "meta":
+    def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
+        """Return the bytes of new storages, and how many of them the tensors themselves cover."""
+        held = 0
+        covered: dict[tuple[int, int], int] = {}
+        new: set[int] = set()
+        for tensor in map(_local, tensors):
+            storage = tensor.untyped_storage()
+            if tensor.device.type == "meta" or storage.nbytes() == 0:
                 continue
-            self._seen.add(storage.data_ptr())
-            total += size
-            kind = tensor.device.type
-            self.by_device[kind] = self.by_device.get(kind, 0) + size
-        return total
+            pointer = storage.data_ptr()
+            if pointer not in self._seen:
+                self._seen.add(pointer)
+                new.add(pointer)
+                held += storage.nbytes()
+                kind = tensor.device.type
+                self.by_device[kind] = self.by_device.get(kind, 0) + storage.nbytes()
+            if pointer in new:
+                size = tensor.numel() * tensor.element_size()
+                covered[(pointer, tensor.storage_offset())] = max(size, covered.get((pointer, tensor.storage_offset()), 0))
+        return held, min(held, sum(covered.values()))
 
 
 def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
@@ -88,9 +96,13 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
 
 
 def model_state_bytes(model: Any, optimizer: Any, swap_folder: Path | None) -> ModelStateBytes:
-    """Count the bytes of model states that this rank holds now; call it as the optimizer is about to step."""
+    """Count the bytes of model states that this rank holds at this moment."""
     ledger = _Ledger()
-    counts = {name: ledger.claim(tensors) for name, tensors in engine_tensors(model, optimizer).items()}
+    tensors = engine_tensors(model, optimizer)
+    counts = {name: ledger.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
+    # Stages 1 and 2 keep their gradients as views of the reduced buckets; what these hold beyond is no gradient of theirs.
+    held, counts["gradients"] = ledger.claim(tensors["gradients"])
+    counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
     if isinstance(model, torch.nn.parallel.DistributedDataParallel) and not model.gradient_as_bucket_view:
         # The reducer's flat buckets are C++ tensors as large as the gradients; Python cannot reach them to walk them.
         size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -119,7 +131,7 @@ def _live_tensor_bytes() -> int:
     ledger = _Ledger()
     # Exact types, because isinstance wakes lazy module proxies that gc also holds.
     kinds = (torch.Tensor, torch.nn.Parameter)
-    return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")
+    return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]
 
 
 class CpuPeak:

@@ -1,0 +1,25 @@
+"""The `zero-study` command: the only place that prints errors. `zero-study --help` lists what it can do."""
+
+from __future__ import annotations
+
+import sys
+
+from study.config import Refusal
+
+
+def main() -> None:
+    """Run a command; a refusal is one line and exit status 2."""
+    from study import cli
+
+    try:
+        sys.exit(cli.run(sys.argv[1:]))
+    except Refusal as refusal:
+        print(f"zero-study: {refusal}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("zero-study: interrupted; finished runs are kept", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

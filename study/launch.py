@@ -1,0 +1,136 @@
+"""How does one run become a process, and what came of it?
+
+A run is `accelerate launch` in a process group of its own. Whatever happens to it, the answer is an Outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from study import record
+from study.config import Refusal
+
+TRAIN = Path(__file__).resolve().with_name("train.py")
+PREFIX = "zero-study: "  # how train.py begins the one line that says why it refused or failed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    status: Literal["ok", "out_of_memory", "failed", "interrupted", "refused", "timed_out", "crashed", "skipped"]
+    message: str  # for people: one line, or the command and the end of stderr
+    record_path: Path | None
+
+
+def command(config_file: Path, num_processes: int, flags: Sequence[str]) -> list[str]:
+    """The command of one run; port 0 lets the rendezvous pick a free one."""
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config_file)]
+    return [*launcher, "--num_processes", str(num_processes), "--main_process_port", "0", str(TRAIN), *flags]
+
+
+def launch(
+    config_file: Path,
+    num_processes: int,
+    flags: Sequence[str],
+    run_dir: Path,
+    timeout_seconds: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Outcome:
+    """Start one run, wait for it, and type what came of it. Its output goes to stdout.log and stderr.log.
+
+    `progress` is called every few seconds with one line. Ends the run's whole process group on a time-out and on Ctrl-C.
+    """
+    existed = run_dir.exists()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    arguments = command(config_file, num_processes, [*flags, "--output-dir", str(run_dir)])
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(num_processes)}
+    started = time.monotonic()
+    timed_out = False
+    with open(run_dir / "stdout.log", "w") as stdout, open(run_dir / "stderr.log", "w") as stderr:
+        process = subprocess.Popen(arguments, stdout=stdout, stderr=stderr, env=environment, start_new_session=True)
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(timeout=5)
+                except subprocess.TimeoutExpired:
+                    progress(_progress(run_dir, time.monotonic() - started))
+                if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
+                    timed_out = True
+                    break
+        finally:
+            if process.poll() is None:
+                _end_group(process)
+    outcome = _outcome(run_dir, arguments, process.returncode, timed_out)
+    if outcome.status == "refused":
+        _leave_nothing(run_dir, existed)
+    return outcome
+
+
+def _threads(num_processes: int) -> str:
+    """Threads per process so that the processes of one machine share its cores."""
+    return str(max(1, (psutil.cpu_count(logical=False) or 1) // num_processes))
+
+
+def _progress(run_dir: Path, seconds: float) -> str:
+    try:
+        last = json.loads((run_dir / "steps.jsonl").read_text().splitlines()[-1])
+    except (OSError, IndexError, json.JSONDecodeError):
+        return f"{seconds:.0f} s, starting"
+    return f"{seconds:.0f} s, step {last['step']}, loss {last['loss']:.4f}"
+
+
+def _end_group(process: subprocess.Popen) -> None:
+    """End the run and everything it started: ask first, so that it can record itself; insist after 20 s."""
+    for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=patience)
+            return
+        except ProcessLookupError:
+            process.wait()
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out: bool) -> Outcome:
+    path = run_dir / "record.json"
+    errors = (run_dir / "stderr.log").read_text(errors="replace").splitlines()
+    said = next((line[len(PREFIX) :] for line in errors if line.startswith(PREFIX)), None)
+    if timed_out:
+        return Outcome("timed_out", "ended at its time limit", path if path.exists() else None)
+    if path.exists():
+        written = record.read(path)
+        if written.status == "ok" and returncode == 0:
+            return Outcome("ok", f"final loss {written.final_loss:.4f}", path)
+        if written.status != "ok":
+            return Outcome(written.status, said or written.failure.error.splitlines()[0], path)
+    elif said:
+        return Outcome("refused", said, None)
+    tail = "\n".join(errors[-15:])
+    return Outcome("crashed", f"exit status {returncode}\n{' '.join(arguments)}\n{tail}", path if path.exists() else None)
+
+
+def _leave_nothing(run_dir: Path, existed: bool) -> None:
+    for name in ("stdout.log", "stderr.log"):
+        (run_dir / name).unlink(missing_ok=True)
+    if not existed and not any(run_dir.iterdir()):
+        run_dir.rmdir()
+
+
+def raise_for(outcome: Outcome) -> None:
+    """Raise Refusal for a run that was refused after its launch."""
+    if outcome.status == "refused":
+        raise Refusal(outcome.message)
