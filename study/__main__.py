@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from typing import Any
 
 from study.config import Refusal
 
@@ -11,6 +13,9 @@ def main() -> None:
     """Run a command; a refusal is one line and exit status 2."""
     from study import cli
 
+    # A run is in a process group of its own: were this process just to die, it would go on.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         sys.exit(cli.run(sys.argv[1:]))
     except Refusal as refusal:
@@ -19,6 +24,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print("zero-study: interrupted; finished runs are kept", file=sys.stderr)
         sys.exit(130)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ import argparse
 import time
 from pathlib import Path
 
-from study.config import Refusal, build_config, flag_parser
+from study.config import Parser, Refusal, build_config, flag_parser
 
 
 def run(arguments: list[str]) -> int:
     """Run one subcommand; return the exit status."""
-    parser = argparse.ArgumentParser(prog="zero-study", description="The ZeRO replication study.", allow_abbrev=False)
+    parser = Parser(prog="zero-study", description="The ZeRO replication study.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="check, launch and record one run", add_help=False, allow_abbrev=False)
     train.set_defaults(call=_train)
 
-    study = commands.add_parser("run", help="run a study's runs one after another; finished ones are kept")
+    study = commands.add_parser("run", help="run a study's runs one after another; finished ones are kept", allow_abbrev=False)
     study.add_argument("study", help="smoke, model-states, cpu or bert-large")
     study.add_argument("--data-dir", type=Path, help="folder with imdb/, wikitext-2/ and tokenizers/, for real text")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
@@ -25,20 +25,20 @@ def run(arguments: list[str]) -> int:
     study.add_argument("--timeout", type=float, default=1800, help="seconds after which one run is ended (default: 1800)")
     study.set_defaults(call=_run)
 
-    collect = commands.add_parser("collect", help="copy the records and steps of finished runs into a folder to commit")
+    collect = commands.add_parser("collect", help="copy the records and steps of finished runs into a folder to commit", allow_abbrev=False)
     collect.add_argument("runs", type=Path, help="folder of run directories")
     collect.add_argument("records", type=Path, help="folder to copy into, for instance reports/cpu/records")
     collect.set_defaults(call=_collect)
 
-    states = commands.add_parser("model-states", help="table of measured model-state bytes beside the paper's formula")
+    states = commands.add_parser("model-states", help="table of measured model-state bytes beside the paper's formula", allow_abbrev=False)
     states.add_argument("records", type=Path, nargs="+", help="folders of run directories")
     states.set_defaults(call=_model_states)
 
-    parity = commands.add_parser("parity", help="table of how far each strategy's steps are from ddp's")
+    parity = commands.add_parser("parity", help="table of how far each strategy's steps are from ddp's", allow_abbrev=False)
     parity.add_argument("records", type=Path, nargs="+", help="folders of run directories")
     parity.set_defaults(call=_parity)
 
-    extensions = commands.add_parser("extensions", help="build the DeepSpeed extensions that offload needs, once")
+    extensions = commands.add_parser("extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False)
     extensions.set_defaults(call=_extensions)
 
     if arguments[:1] == ["train"]:  # its flags are RunConfig's fields

@@ -22,6 +22,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.
     "bert-imdb": {
         "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 512},
+        "micro": {"layers": 4, "hidden": 128, "heads": 2, "positions": 512},
         "mini": {"layers": 4, "hidden": 256, "heads": 4, "positions": 512},
         "small": {"layers": 4, "hidden": 512, "heads": 8, "positions": 512},
         "medium": {"layers": 8, "hidden": 512, "heads": 8, "positions": 512},
@@ -207,16 +208,16 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
         raise Refusal(describe(error)) from None
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are refusals, so that one place prints them."""
 
     def error(self, message: str) -> None:
-        raise Refusal(f"{message}; --help lists the flags")
+        raise Refusal(f"{message}; --help lists what there is")
 
 
 def flag_parser(**kwargs: Any) -> argparse.ArgumentParser:
     """Make the parser whose flags are the fields of RunConfig; pydantic checks the values, argparse the names."""
-    parser = _Parser(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
+    parser = Parser(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
     parser.add_argument("--preset", help=f"values to start from: {', '.join(PRESETS)} (default: smoke)")
     for name, field in RunConfig.model_fields.items():
         flag = "--" + name.replace("_", "-")

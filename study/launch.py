@@ -52,7 +52,7 @@ def launch(
 
     `progress` is called every few seconds with one line. Ends the run's whole process group on a time-out and on Ctrl-C.
     """
-    existed = run_dir.exists()
+    created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     run_dir.mkdir(parents=True, exist_ok=True)
     arguments = command(config_file, num_processes, [*flags, "--output-dir", str(run_dir)])
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(num_processes)}
@@ -74,7 +74,7 @@ def launch(
                 _end_group(process)
     outcome = _outcome(run_dir, arguments, process.returncode, timed_out)
     if outcome.status == "refused":
-        _leave_nothing(run_dir, existed)
+        _leave_nothing(run_dir, created)
     return outcome
 
 
@@ -123,11 +123,14 @@ def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out
     return Outcome("crashed", f"exit status {returncode}\n{' '.join(arguments)}\n{tail}", path if path.exists() else None)
 
 
-def _leave_nothing(run_dir: Path, existed: bool) -> None:
+def _leave_nothing(run_dir: Path, created: Sequence[Path]) -> None:
+    """Remove what a refused run left, and the folders made for it, innermost first."""
     for name in ("stdout.log", "stderr.log"):
         (run_dir / name).unlink(missing_ok=True)
-    if not existed and not any(run_dir.iterdir()):
-        run_dir.rmdir()
+    for folder in created:
+        if any(folder.iterdir()):
+            break
+        folder.rmdir()
 
 
 def raise_for(outcome: Outcome) -> None:

@@ -52,27 +52,30 @@ class Run:
 
 _SMOKE = {"num_train_examples": 256, "num_eval_examples": 64, "max_steps": 20, "learning_rate": 1e-3}
 _STATES = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 6, "learning_rate": 1e-3}
+_PARITY = {"num_train_examples": 96, "num_eval_examples": 16, "max_steps": 12, "learning_rate": 1e-3}
+_PARITY_4 = {**_PARITY, "micro_batch_size": 2}
+_FEW = ("single", "ddp", "zero2", "zero3")
 _CPU_BERT = {
     "workload": "bert-imdb",
-    "size": "mini",
-    "num_train_examples": 4000,
+    "size": "micro",
+    "num_train_examples": 4800,
     "num_eval_examples": 1000,
     "sequence_length": 128,
     "global_batch_size": 16,
-    "max_steps": 250,
-    "learning_rate": 3e-4,
-    "warmup_steps": 25,
+    "max_steps": 300,
+    "learning_rate": 1e-3,
+    "warmup_steps": 20,
 }
 _CPU_GPT = {
     "workload": "gpt-wikitext",
     "size": "mini",
-    "num_train_examples": 4000,
-    "num_eval_examples": 200,
+    "num_train_examples": 800,
+    "num_eval_examples": 100,
     "sequence_length": 64,
     "global_batch_size": 8,
-    "max_steps": 150,
+    "max_steps": 80,
     "learning_rate": 1e-3,
-    "warmup_steps": 15,
+    "warmup_steps": 10,
 }
 _BERT_LARGE = {
     "workload": "bert-imdb",
@@ -88,6 +91,17 @@ STUDIES: dict[str, Study] = {
     "smoke": Study(
         "Do both workloads train, and prove themselves, under every strategy that this box can run?",
         (Part({"workload": "bert-imdb", **_SMOKE}), Part({"workload": "gpt-wikitext", **_SMOKE})),
+    ),
+    "parity": Study(
+        "Does every strategy train the same run as DDP, with and without clipping and dropout, on one process and on two?",
+        (
+            Part({"workload": "bert-imdb", **_PARITY, "gradient_clipping": 0.5, "dropout": 0.1}),
+            Part({"workload": "gpt-wikitext", **_PARITY, "gradient_clipping": 0.5, "dropout": 0.1}),
+            Part({"workload": "bert-imdb", **_PARITY, "gradient_clipping": 0, "dropout": 0}, label="plain"),
+            Part({"workload": "gpt-wikitext", **_PARITY, "gradient_clipping": 0, "dropout": 0}, label="plain"),
+            Part({"workload": "bert-imdb", **_PARITY_4, "gradient_clipping": 0, "dropout": 0}, _FEW, (1, 2), label="micro"),
+            Part({"workload": "gpt-wikitext", **_PARITY_4, "gradient_clipping": 0, "dropout": 0}, _FEW, (1, 2), label="micro"),
+        ),
     ),
     "model-states": Study(
         "How many bytes of model states does a rank hold, on 1, 2 and 4 processes?",

@@ -186,7 +186,7 @@ def read(path: Path) -> Record:
 
 
 def read_steps(run_dir: Path) -> list[dict[str, float]]:
-    """Read steps.jsonl: step, loss, learning_rate, grad_norm, seconds, data_wait_seconds, tokens, samples."""
+    """Read steps.jsonl: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples."""
     return [json.loads(line) for line in (run_dir / "steps.jsonl").read_text().splitlines()]
 
 

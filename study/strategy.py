@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -380,8 +381,17 @@ def _check_swap_dir(config: RunConfig, strategy: Strategy) -> None:
         raise Refusal(f"--swap-dir {config.swap_dir}: {strategy.name} does not offload to NVMe; remove the flag")
     if not config.swap_dir.is_dir():
         raise Refusal(f"--swap-dir {config.swap_dir}: no such folder; make it on the disk to be measured")
-    if not os.access(config.swap_dir, os.W_OK):
+    if not is_writable(config.swap_dir):
         raise Refusal(f"--swap-dir {config.swap_dir}: not writable by this user; choose another folder")
+
+
+def is_writable(folder: Path) -> bool:
+    """Try it with a file that has no name: what the permissions say is not all that counts, least of all for root."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 def swap_folder(config: RunConfig, run_dir: Path) -> Path:

@@ -28,6 +28,7 @@ from study.strategy import (
     build_accelerator,
     check,
     gradient_norm_reader,
+    is_writable,
     read_launch,
     remove_swap_folder,
     swap_folder,
@@ -122,7 +123,7 @@ def check_output_dir(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise Refusal(f"{run_dir} is not a folder; pass another --output-dir")
     parent = next(p for p in [run_dir, *run_dir.absolute().parents] if p.exists())
-    if not os.access(parent, os.W_OK):
+    if not is_writable(parent):
         raise Refusal(f"{run_dir} cannot be written; pass another --output-dir")
 
 
@@ -232,6 +233,7 @@ def train(built: Built, journal: Journal) -> None:
     steps = range(1, config.num_steps + 1)
     journal.swapped = swap_traffic()
     model.train()
+    began = now()
     for step in tqdm(steps, disable=not accelerator.is_main_process, unit="step", mininterval=1.0):
         journal.step = step
         learning_rate = config.learning_rate_at(step)
@@ -268,6 +270,7 @@ def train(built: Built, journal: Journal) -> None:
                 "learning_rate": learning_rate,
                 "grad_norm": None if accelerator.optimizer_step_was_skipped else float(gradient_norm),
                 "seconds": every[:, 3].max().item(),  # the step is over when its slowest rank is
+                "elapsed_seconds": time.perf_counter() - began,  # since training began, all between steps included
                 "data_wait_seconds": every[:, 4].max().item(),
                 "tokens": int(every[:, 1].sum()),
                 "samples": int(every[:, 2].sum()),
@@ -368,7 +371,7 @@ class Journal:
         self.observer: Any = None
         self._file: Any = None
         self._accelerator: Any = None
-        self._existed = run_dir.exists()
+        self._created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
         self._started = time.perf_counter()
         launcher = ["accelerate", "launch", "--config_file", str(launch.strategy.path)]
         self._facts: dict[str, Any] = {
@@ -474,8 +477,10 @@ class Journal:
             return
         for name in ("swap", "initial_weights"):
             shutil.rmtree(self.run_dir / name, ignore_errors=True)
-        if not self._existed and not any(self.run_dir.iterdir()):
-            self.run_dir.rmdir()
+        for folder in self._created:  # innermost first
+            if any(folder.iterdir()):
+                break
+            folder.rmdir()
 
 
 def _status(error: BaseException) -> str:

@@ -24,6 +24,7 @@ METRIC = "accuracy"
 
 PRETRAINED = {
     "tiny": "google/bert_uncased_L-2_H-128_A-2",
+    "micro": "google/bert_uncased_L-4_H-128_A-2",
     "mini": "google/bert_uncased_L-4_H-256_A-4",
     "small": "google/bert_uncased_L-4_H-512_A-8",
     "medium": "google/bert_uncased_L-8_H-512_A-8",

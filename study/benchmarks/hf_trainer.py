@@ -1,0 +1,167 @@
+"""How fast is the same work under Hugging Face's Trainer, which one would otherwise use?
+
+    torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer --strategy ddp --result FILE [flags of a run]
+
+Model, weights, data, batches, order, optimizer, schedule, clipping and dropout are the run's, so the losses of every
+step agree with train.py's. Everything else is what Trainer does when it is left alone: its logging, its progress bar,
+its `find_unused_parameters` (true), its engine defaults.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from study import extensions, record, strategy
+from study.config import Refusal, RunConfig, build_config, flag_parser
+from study.train import QUIET
+
+STRATEGIES = ("ddp", "zero1", "zero2")  # those whose models Trainer builds as train.py does
+ONLY = {"workload": "bert-imdb", "precision": "fp32", "schedule": "linear", "warmup_steps": 0, "compile": False}
+
+
+def main() -> None:
+    extensions.use_own_folder()
+    os.environ.update(QUIET | dict(os.environ))
+    parser = flag_parser(prog="study.benchmarks.hf_trainer", description=__doc__.splitlines()[0])
+    parser.add_argument("--strategy", required=True, help=f"one of {', '.join(STRATEGIES)}")
+    parser.add_argument("--result", required=True, type=Path, help="JSON file to write")
+    flags = vars(parser.parse_args())
+    chosen, result = flags.pop("strategy"), flags.pop("result")
+    config = build_config(**flags)
+    check(config, chosen)
+    launch = strategy.Launch(strategy.read_strategy(strategy.find_strategy(chosen)), int(os.environ["WORLD_SIZE"]))
+    train(config, launch, result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as train.py ends, and for the same reason
+
+
+def check(config: RunConfig, strategy_name: str) -> None:
+    """Refuse what would not be the same work. Raises Refusal."""
+    if strategy_name not in STRATEGIES:
+        raise Refusal(f"strategy {strategy_name!r}: Trainer runs under {', '.join(STRATEGIES)}; choose from them")
+    for name, value in ONLY.items():
+        if getattr(config, name) != value:
+            raise Refusal(f"{name}={getattr(config, name)!r}: Trainer is compared for {value!r} only; change the flag")
+    if config.micro_batch_size is not None:
+        raise Refusal("micro_batch_size: Trainer is compared without accumulation; leave --micro-batch-size out")
+
+
+def arguments(config: RunConfig, launch: strategy.Launch, folder: Path, on_cpu: bool) -> dict[str, Any]:
+    """The TrainingArguments of this work; what is not here is Trainer's default."""
+    deepspeed = None
+    if launch.strategy.zero_stage is not None:
+        deepspeed = {
+            "zero_optimization": {"stage": launch.strategy.zero_stage},
+            "gradient_clipping": "auto",
+            "gradient_accumulation_steps": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "train_batch_size": "auto",
+        }
+    micro_batch_size, _ = config.batches(launch.num_processes)
+    return {
+        "output_dir": str(folder),
+        "use_cpu": on_cpu,
+        "ddp_backend": "gloo" if on_cpu else None,
+        "deepspeed": deepspeed,
+        "per_device_train_batch_size": micro_batch_size,
+        "max_steps": config.num_steps,
+        "optim": "adamw_torch_fused",
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": config.schedule,
+        "weight_decay": config.weight_decay,
+        "adam_beta1": config.adam_beta1,
+        "adam_beta2": config.adam_beta2,
+        "adam_epsilon": config.adam_epsilon,
+        "max_grad_norm": config.gradient_clipping,
+        "seed": config.seed,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        # By default transformers 5.23 multiplies the loss by the number of processes, also that of a model which ignores
+        # `num_items_in_batch`, as BERT's classifier does: twice the gradient on two processes, another training.
+        "average_tokens_across_devices": False,
+    }
+
+
+def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
+    """Train under Trainer, prove that it was this work, and write the result on rank 0. Collective."""
+    import torch
+    import torch.distributed as dist
+    from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+    from study import proof
+    from study.measure.clock import make_clock
+    from study.order import TrainingOrder
+    from study.workloads import bert_imdb
+
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu and launch.strategy.zero_stage is not None:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    settings = TrainingArguments(**arguments(config, launch, result.parent, on_cpu))
+    now = make_clock(settings.device)
+    splits = bert_imdb.load(config)
+    set_seed(config.seed)
+    model = bert_imdb.build_model(config, splits)
+
+    class Ordered(Trainer):
+        """Trainer in the study's sample order, which keeps the losses that it sees."""
+
+        def _get_train_sampler(self, *_: Any) -> TrainingOrder:
+            return TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss = super().training_step(*args, **kwargs)
+            losses.append(loss)
+            return loss
+
+    class Clock(TrainerCallback):
+        """Notes when each step ends."""
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            torch.manual_seed(config.seed * 1_000_003 + settings.process_index)  # dropout's stream, as in train.py
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(now())
+
+    losses: list[torch.Tensor] = []
+    ends: list[float] = []
+    trainer = Ordered(model, settings, train_dataset=splits.train, callbacks=[Clock()])
+    trainer.train()
+
+    found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, config, launch)
+    proof.verify(found, config, launch, result.parent)
+    if len(ends) != config.num_steps:
+        raise RuntimeError(f"Trainer took {len(ends)} steps, asked for {config.num_steps}")
+    mean_losses = torch.stack(losses).double()
+    dist.all_reduce(mean_losses)
+    mean_losses /= launch.num_processes
+    if settings.process_index == 0:
+        record.write_json(
+            result,
+            {
+                **speed(ends, config.timing_warmup_steps, config.global_batch_size),
+                "losses": mean_losses.tolist(),
+                "proof": found.model_dump(mode="json"),
+            },
+        )
+    dist.barrier()
+
+
+def speed(ends: list[float], num_warmup_steps: int, global_batch_size: int) -> dict[str, float]:
+    """Samples per second from the ends of steps, without warm-up: over all the time, and at the median step."""
+    timed = ends[num_warmup_steps - 1 :]
+    steps = [after - before for before, after in itertools.pairwise(timed)]
+    return {
+        "wall_samples_per_second": global_batch_size * len(steps) / (timed[-1] - timed[0]),
+        "step_samples_per_second": global_batch_size / statistics.median(steps),
+    }
+
+
+if __name__ == "__main__":
+    main()

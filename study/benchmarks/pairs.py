@@ -1,0 +1,152 @@
+"""How are two ways of doing the same work compared on a machine whose speed drifts? In pairs, in alternating order."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from study import launch, matrix, record, strategy
+from study.config import Refusal, RunConfig, build_config
+from study.record import Record
+
+TIMEOUT_SECONDS = 1800  # of one run
+
+
+class RunFailed(RuntimeError):
+    """A run of a benchmark did not end well: there is nothing to compare."""
+
+
+def orders(arms: tuple[str, str], num_pairs: int) -> list[tuple[str, str]]:
+    """The order of the two arms in each pair, A B, B A, A B, ...: a drift of the machine favours neither."""
+    return [arms if pair % 2 == 0 else (arms[1], arms[0]) for pair in range(num_pairs)]
+
+
+def run_pairs(
+    arms: dict[str, Callable[[], dict[str, Any]]], num_pairs: int, say: Callable[[str, int, dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Run both arms `num_pairs` times; `say(arm, pair, facts)` is called after each run."""
+    pairs = []
+    for number, order in enumerate(orders(tuple(arms), num_pairs), 1):
+        pair: dict[str, Any] = {"order": list(order)}
+        for arm in order:
+            pair[arm] = arms[arm]()
+            say(arm, number, pair[arm])
+        pairs.append(pair)
+    return pairs
+
+
+def summarize(values: Sequence[float]) -> dict[str, float]:
+    """Median and range, with the number of values."""
+    return {
+        "count": len(values),
+        "median": statistics.median(values),
+        "minimum": min(values),
+        "maximum": max(values),
+    }
+
+
+def show(summary: dict[str, float]) -> str:
+    return f"{summary['median']:.3f} ({summary['minimum']:.3f} to {summary['maximum']:.3f}, {summary['count']} pairs)"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every run of one comparison does: the flags of `train.py`, checked, under one strategy."""
+
+    strategy: strategy.Strategy
+    flags: dict[str, Any]
+    config: RunConfig
+
+    @property
+    def world_size(self) -> int:
+        return self.strategy.num_processes
+
+
+def plan(strategy_name: str, flags: dict[str, Any]) -> Work:
+    """Check the work before anything is started. Raises Refusal."""
+    chosen = strategy.read_strategy(strategy.find_strategy(strategy_name))
+    work = Work(chosen, flags, build_config(**flags))
+    strategy.check(work.config, chosen, work.world_size)
+    return work
+
+
+def train_arguments(flags: dict[str, Any]) -> list[str]:
+    """Flags as train.py takes them."""
+    return matrix.Run("", "", 1, flags).arguments()
+
+
+def run_ours(work: Work) -> tuple[Record, list[dict[str, Any]]]:
+    """Run the work as `zero-study train` does; return its record and its steps. Raises RunFailed."""
+    with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
+        run_dir = Path(folder) / "run"
+        outcome = launch.launch(
+            work.strategy.path, work.world_size, train_arguments(work.flags), run_dir, TIMEOUT_SECONDS
+        )
+        if outcome.status != "ok":
+            raise RunFailed(f"{work.strategy.name}: {outcome.status}, {outcome.message}")
+        return record.read(run_dir), record.read_steps(run_dir)
+
+
+def share_cores(num_processes: int) -> None:
+    """Fix the threads of every process of this benchmark's runs, before torch is imported here."""
+    cores = psutil.cpu_count(logical=False) or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_processes)))
+
+
+def text_flags(data_dir: Path | None) -> dict[str, Any]:
+    return {} if data_dir is None else {"data": "files", "data_dir": data_dir}
+
+
+def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict[str, Any]:
+    """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
+    from study.measure import machine
+
+    words = [f"python -m study.benchmarks.{name}"]
+    for key, value in vars(options).items():
+        flag = "--" + key.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif key != "output" and value not in (None, False):
+            words += [flag, "DIR" if isinstance(value, Path) else str(value)]
+    return {
+        "benchmark": name,
+        "command": " ".join(words),
+        "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        **work,
+    }
+
+
+def shown_config(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
+
+
+def end(main: Callable[[list[str]], int]) -> None:
+    """Call a benchmark's main function; what the user must know is one message."""
+    started = time.monotonic()
+    try:
+        status = main(sys.argv[1:])
+    except Refusal as refusal:
+        print(f"zero-study: {refusal}", file=sys.stderr)
+        status = 2
+    except RunFailed as failure:
+        print(f"zero-study: {failure}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        print(f"zero-study: interrupted after {time.monotonic() - started:.0f} s; nothing was written", file=sys.stderr)
+        status = 130
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.exit(status)

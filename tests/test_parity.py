@@ -1,0 +1,77 @@
+"""The study's licence to compare at all: every strategy trains the same run, through the real command.
+
+Losses and gradient norms at every step, and the final parameters, agree with DDP's within 1e-5 in fp32; so do one
+process, one process with accumulation and two processes. `zero-study run parity` does the whole grid.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import launching
+from study import strategy
+
+TOLERANCE = 1e-5
+DEEPSPEED = [name for name in strategy.names() if name.startswith("zero")]
+CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}
+UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
+
+
+def relative(value: float, reference: float) -> float:
+    return abs(value - reference) / abs(reference)
+
+
+def assert_same_run(run: launching.Run, reference: launching.Run) -> None:
+    assert run.record.initial_parameters.sha256 == reference.record.initial_parameters.sha256
+    assert len(run.steps) == len(reference.steps) > 0
+    for mine, theirs in zip(run.steps, reference.steps, strict=True):
+        assert relative(mine["loss"], theirs["loss"]) < TOLERANCE, mine["step"]
+        assert relative(mine["grad_norm"], theirs["grad_norm"]) < TOLERANCE, mine["step"]
+        assert mine["learning_rate"] == theirs["learning_rate"]
+        assert (mine["tokens"], mine["samples"]) == (theirs["tokens"], theirs["samples"])
+    mine, theirs = run.record.final_parameters, reference.record.final_parameters
+    assert relative(mine.absolute_sum, theirs.absolute_sum) < TOLERANCE
+    assert relative(mine.square_sum, theirs.square_sum) < TOLERANCE
+    assert mine.sha256 != run.record.initial_parameters.sha256
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_deepspeed_trains_what_ddp_trains_with_clipping_and_dropout(name):
+    reference = launching.run("ddp", **CLIPPED)
+    assert max(line["grad_norm"] for line in reference.steps) > CLIPPED["gradient_clipping"]  # it clips
+    assert_same_run(launching.run(name, **CLIPPED), reference)
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_deepspeed_trains_what_ddp_trains_without_clipping_and_dropout(name):
+    reference = launching.run("ddp", **UNCLIPPED)
+    assert max(line["grad_norm"] for line in reference.steps) > 1  # so the engine's own default of 1.0 would show
+    run = launching.run(name, **UNCLIPPED)
+    assert run.record.proof.gradient_clipping == 0
+    assert_same_run(run, reference)
+
+
+@pytest.mark.parametrize("workload", ["bert-imdb", "gpt-wikitext"])
+def test_world_size_and_accumulation_do_not_change_the_run(workload):
+    flags = {"workload": workload, "gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8}
+    whole = launching.run("single", num_processes=1, **flags)
+    accumulated = launching.run("single", num_processes=1, micro_batch_size=4, **flags)
+    assert accumulated.record.proof.gradient_accumulation_steps == 2
+    assert_same_run(accumulated, whole)
+    assert_same_run(launching.run("ddp", **flags), whole)
+
+
+def test_accumulation_under_zero():
+    flags = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8}
+    whole = launching.run("single", num_processes=1, workload="bert-imdb", **flags)
+    for name in ("zero2", "zero3"):
+        run = launching.run(name, workload="bert-imdb", micro_batch_size=2, **flags)
+        assert run.record.proof.gradient_accumulation_steps == 2
+        assert_same_run(run, whole)
+
+
+def test_clipping_changes_the_run():
+    """The comparison can fail: a run that clips elsewhere is another run."""
+    other = launching.run("ddp", **{**CLIPPED, "gradient_clipping": 0})
+    with pytest.raises(AssertionError):
+        assert_same_run(other, launching.run("ddp", **CLIPPED))

@@ -1,0 +1,393 @@
+"""Bad input: one line that says what, where and what to do; exit status 2; nothing started and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from data_folder import make_data_dir
+from launching import ROOT, attempt, environment, words
+
+from study import record
+from study.config import Refusal, build_config
+from study.strategy import CONFIGS, check, find_strategy, read_strategy
+
+SMALL = {"num_train_examples": 64, "num_eval_examples": 16}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The current directory of an attempt: it holds the accelerate files, and nothing else may appear in it."""
+    shutil.copytree(CONFIGS, tmp_path / "cwd" / CONFIGS.name)
+    return tmp_path / "cwd"
+
+
+def contents(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
+    """Return the line with which `zero-study train` refuses these arguments."""
+    before = contents(folder)
+    done = attempt(["zero-study", "train", *arguments], cwd=folder, env=env)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert contents(folder) == before
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("zero-study: ")
+    return lines[0].removeprefix("zero-study: ")
+
+
+def edited(folder: Path, name: str, old: str, new: str) -> Path:
+    """Change one of the copied files, and return its path as the user would write it."""
+    path = folder / CONFIGS.name / name
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return path.relative_to(folder)
+
+
+# ---------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--strategy zero9", "strategy 'zero9' is unknown; name a file or one of single, ddp, zero0"),
+        ("--strategy nowhere.yaml", "strategy 'nowhere.yaml' is unknown"),
+        (
+            "--workload bert-squad",
+            "workload='bert-squad': input should be 'bert-imdb' or 'gpt-wikitext'; change --workload",
+        ),
+        ("--size huge", "size 'huge' is not one of bert-imdb's: tiny, "),
+        ("--preset huge", "preset 'huge' is unknown; --preset takes smoke, paper"),
+        ("--learning-rat 1", "unrecognized arguments: --learning-rat 1; --help lists the flags"),  # abbreviated
+        ("--stage 3", "unrecognized arguments: --stage 3; --help lists the flags"),
+        ("--max-steps many", "max_steps='many': input should be a valid integer"),
+        (
+            "--gradient-clipping nan",
+            "gradient_clipping='nan': input should be a finite number; change --gradient-clipping",
+        ),
+        ("--num-processes 0", "--num-processes 0: must be a whole number of at least 1"),
+        ("--timeout soon", "--timeout soon: must be a whole number of at least 1"),
+        ("--strategy zero2 --global-batch-size 7", "global_batch_size=7 does not divide over 2 processes; change"),
+        (
+            "--strategy zero2 --micro-batch-size 3",
+            "global_batch_size=8 is not a multiple of micro_batch_size=3 x world_size=2; change --micro-batch-size",
+        ),
+        ("--sequence-length 513", "sequence_length 513 is longer than the 512 positions of bert-imdb tiny; lower"),
+        (
+            "--strategy single --num-processes 2",
+            "distributed_type NO runs one process, asked for 2; take another strategy",
+        ),
+        ("--strategy ddp --num-processes 1", "for one process accelerate builds no DDP; take the strategy 'single'"),
+        ("--data files", "--data files and --data-dir FOLDER belong together; give both or neither"),
+        ("--num-train-examples 1601", "num_train_examples 1601 is more than the 1600 reviews"),
+    ],
+)
+def test_flags(folder, arguments, expected):
+    assert expected in refusal(folder, *arguments.split())
+
+
+def test_subcommands(folder):
+    for arguments in (["trian"], [], ["run", "smok"], ["run", "smoke", "--onl", "ddp"]):
+        done = attempt(["zero-study", *arguments], cwd=folder)
+        assert done.returncode == 2
+        assert 1 <= len(done.stderr.splitlines()) <= 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (folder / "runs").exists()
+
+
+# ---------------------------------------------------------------- accelerate files
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"),
+    [
+        ("zero3.yaml", "zero_stage: 3", "zero_stag: 3", "unknown key 'deepspeed_config.zero_stag'"),
+        ("zero3.yaml", "num_processes: 2", "num_proceses: 2", "unknown key 'num_proceses'"),
+        ("zero3.yaml", "zero_stage: 3", "zero_stage: 4", "deepspeed_config.zero_stage=4"),
+        ("zero3.yaml", "zero_stage: 3", "zero_stage: [", "cannot be read as YAML"),
+        (
+            "zero3_tuned.yaml",
+            "zero3_tuned.json",
+            "zero4_tuned.json",
+            "deepspeed_config_file accelerate_configs/zero4_tuned",
+        ),
+    ],
+)
+def test_yaml_files(folder, name, old, new, expected):
+    path = edited(folder, name, old, new)
+    line = refusal(folder, "--strategy", path)
+    assert line.startswith(f"{path}: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"gradient_clipping"', '"gradient_cliping"', "unknown key 'gradient_cliping'; known: aio, "),
+        (
+            '"stage3_max_reuse_distance"',
+            '"stage3_max_reuse"',
+            "unknown key 'zero_optimization.stage3_max_reuse'; known: ",
+        ),
+        ('"stage": 3', '"stage": "3"', "zero_optimization.stage must be 0, 1, 2 or 3"),
+        ('"stage": 3,', '"stage": 3', "cannot be read as JSON"),
+    ],
+)
+def test_json_files(folder, old, new, expected):
+    path = edited(folder, "zero3_tuned.json", old, new)
+    line = refusal(folder, "--strategy", path.with_suffix(".yaml"))
+    assert line.startswith(f"{path}: ")
+    assert expected in line
+
+
+def test_json_file_seen_from_another_folder(folder):
+    (folder / "elsewhere").mkdir()
+    line = refusal(folder / "elsewhere", "--strategy", "zero3_tuned")
+    assert f"is not a file seen from {folder / 'elsewhere'}; start there" in line or "not a file seen from" in line
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_missing_data_folder(folder):
+    line = refusal(folder, "--data", "files", "--data-dir", "nowhere")
+    assert line.startswith("data_dir nowhere does not exist; give --data-dir a folder with imdb/train.parquet")
+
+
+def test_empty_data_folder(folder):
+    (folder / "data").mkdir()
+    line = refusal(folder, "--data", "files", "--data-dir", "data")
+    assert line.startswith("data_dir data is empty; it needs imdb/train.parquet")
+    assert line.endswith("correct --data-dir")
+
+
+def test_unreadable_data_file(folder):
+    data = make_data_dir(folder / "data")
+    path = data / "wikitext-2" / "train.txt"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # opens, and cannot be read even by root
+    line = refusal(folder, *words({**SMALL, "workload": "gpt-wikitext", "data": "files", "data_dir": "data"}))
+    assert line.startswith("cannot read ")
+    assert "OSError" in line
+    assert line.endswith("mend it or correct --data-dir")
+
+
+def test_parquet_without_the_columns(folder):
+    path = make_data_dir(folder / "data") / "imdb" / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"review": ["a"], "stars": [1]}), path)
+    line = refusal(folder, *words({**SMALL, "data": "files", "data_dir": "data"}))
+    assert line == (
+        "data/imdb/train.parquet has no column text and no column label, only review, stars; rename its columns or correct "
+        "--data-dir"
+    )
+
+
+def test_no_network(folder):
+    """The one refusal that needs a launch: the run itself asks the hub. The launch leaves nothing either."""
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": None}
+    line = refusal(folder, *words({**SMALL, "data": "hub"}), env=env)
+    assert line.startswith("cannot reach the hub for ")
+    assert line.endswith("; use --data files --data-dir FOLDER or --data bundled")
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(Refusal, match=r"^2 processes asked, 1 GPU\(s\) found; pass --num_processes 1$"):
+        check(build_config(), read_strategy(find_strategy("zero2")), 2)
+
+
+def test_missing_swap_folder(folder):
+    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "nowhere")
+    assert line == "--swap-dir nowhere: no such folder; make it on the disk to be measured"
+
+
+def test_swap_folder_that_cannot_be_written(folder):
+    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "/proc")
+    assert line == "--swap-dir /proc: not writable by this user; choose another folder"
+
+
+def test_swap_folder_without_a_use(folder):
+    assert "zero3 does not offload to NVMe; remove the flag" in refusal(
+        folder, "--strategy", "zero3", "--swap-dir", "."
+    )
+
+
+@pytest.fixture
+def bare_machine(tmp_path):
+    """An environment without a compiler, where nothing has been compiled; ninja is there, as pip put it."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "ninja").symlink_to(Path(sysconfig.get_path("scripts")) / "ninja")
+    return {"PATH": str(tools), "CXX": None, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+
+
+@pytest.mark.parametrize("strategy", ["zero1_cpu_offload", "accelerate_configs/zero3_nvme_offload.yaml"])
+def test_no_compiler(folder, strategy, bare_machine):
+    line = refusal(folder, "--strategy", strategy, env=bare_machine)
+    assert line.startswith("no C++ compiler: c++ is not on PATH, and DeepSpeed's ")
+    assert "apt-get install g++" in line
+
+
+def test_no_libaio(folder, tmp_path, bare_machine):
+    compiler = tmp_path / "tools" / "c++"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", env=bare_machine)
+    assert line.startswith("the compiler finds no libaio.h, and DeepSpeed's async_io needs it; install libaio-dev")
+
+
+def test_tracker_that_is_not_installed(folder):
+    missing = [name for name in ("wandb", "mlflow", "trackio") if importlib.util.find_spec(name) is None]
+    if not missing:
+        pytest.skip("needs a tracker that is not installed, found them all")
+    line = refusal(folder, "--log-with", missing[0])
+    assert line == f"--log-with {missing[0]}: the package is not installed; `pip install {missing[0]}`"
+
+
+# ---------------------------------------------------------------- the output folder
+
+
+def test_output_folder_of_a_finished_run(folder):
+    finished = folder / "runs" / "bert-imdb-tiny-single-1x-seed0"
+    finished.mkdir(parents=True)
+    (finished / "record.json").write_text("{}")
+    expected = (
+        "runs/bert-imdb-tiny-single-1x-seed0 already holds a finished run; pass another --output-dir, or delete it"
+    )
+    assert refusal(folder) == expected
+
+
+def test_output_folder_that_cannot_be_one(folder):
+    (folder / "file").touch()
+    assert refusal(folder, "--output-dir", "file") == "file is not a folder; pass another --output-dir"
+    assert refusal(folder, "--output-dir", "/proc/run") == "/proc/run cannot be written; pass another --output-dir"
+
+
+# ---------------------------------------------------------------- started by hand
+
+
+def test_without_a_launcher(folder):
+    done = attempt(["python", ROOT / "study" / "train.py"], cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "zero-study: no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
+        "study/train.py`, or as `zero-study train --strategy zero3`"
+    ]
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "arguments", "expected"),
+    [
+        (None, "--global-batch-size 7", "global_batch_size=7 does not divide over 2 processes; change"),
+        (
+            ("zero_stage: 2", "zero_stag: 2"),
+            "",
+            "accelerate_configs/zero2.yaml: unknown key 'deepspeed_config.zero_stag'",
+        ),
+        (None, "--learning-rat 1", "unrecognized arguments: --learning-rat 1; --help lists the flags"),
+    ],
+    ids=["batch", "typo", "flag"],
+)
+def test_under_accelerate_launch(folder, edit, arguments, expected):
+    """Accelerate turns its children's status 2 into a traceback of its own and status 1; our line is among it, once."""
+    if edit:
+        edited(folder, "zero2.yaml", *edit)
+    before = contents(folder)
+    launcher = "accelerate launch --config_file accelerate_configs/zero2.yaml --main_process_port 0".split()
+    done = attempt([*launcher, ROOT / "study" / "train.py", *arguments.split()], cwd=folder)
+    assert done.returncode == 1
+    ours = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
+    assert len(ours) == 1, done.stderr
+    assert expected in ours[0]
+    assert contents(folder) == before
+
+
+# ---------------------------------------------------------------- runs that do not end well
+
+
+def test_loss_that_is_no_number(folder):
+    """Such a run did start, so it leaves a record: failed, at which step, and why."""
+    done = attempt(
+        ["zero-study", "train", *words({**SMALL, "max_steps": 8, "learning_rate": 1e30, "gradient_clipping": 0})],
+        cwd=folder,
+    )
+    assert done.returncode == 1
+    assert done.stderr == ""
+    said = [line for line in done.stdout.splitlines() if not line.startswith("  ")]  # progress is indented
+    path = Path("runs/bert-imdb-tiny-single-1x-seed0/record.json")
+    assert said == [f"failed: step 2: the loss is nan ({path})"]
+    found = record.read(folder / path)
+    assert found.status == "failed"
+    assert found.failure.step == 2
+    assert found.failure.error == "Failed: step 2: the loss is nan"
+    assert found.final_loss is None
+    assert found.final_parameters is None
+    assert [step["loss"] is None for step in record.read_steps((folder / path).parent)] == [False, True]
+
+
+def test_interrupt(folder):
+    """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
+    run_dir = folder / "run"
+    flags = words({**SMALL, "max_steps": 100_000, "output_dir": run_dir})
+    command = [sys.executable, "-m", "study", "train", "--strategy", "zero2", *flags]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as front_door:
+        try:
+            deadline = time.monotonic() + 120
+            while not _has_lines(run_dir / "steps.jsonl", 2):
+                assert front_door.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            processes = [front_door, *psutil.Process(front_door.pid).children(recursive=True)]
+            assert len(processes) >= 4  # this one, the launcher and two ranks
+            front_door.send_signal(signal.SIGTERM)
+            _, stderr = front_door.communicate(timeout=60)
+        finally:
+            front_door.kill()
+    assert front_door.returncode == 130
+    assert stderr.splitlines() == ["zero-study: interrupted; finished runs are kept"]
+    _, alive = psutil.wait_procs(processes[1:], timeout=10)
+    assert alive == []
+    assert not list(run_dir.glob("*.part"))
+    found = record.read(run_dir)
+    assert found.status == "interrupted"
+    assert found.failure.error == "Interrupted: interrupted by SIGTERM"
+    assert found.steps_done == len(record.read_steps(run_dir)) >= 2
+    assert found.steps_sha256 == record.sha256(run_dir / "steps.jsonl")
+
+
+def _has_lines(path: Path, number: int) -> bool:
+    return path.exists() and path.read_text().count("\n") >= number
+
+
+# ---------------------------------------------------------------- records
+
+
+@pytest.mark.parametrize("content", ["", "[]", json.dumps({"schema_version": 0}), yaml.safe_dump({"a": 1})])
+def test_what_is_no_record(folder, content):
+    (folder / "runs" / "a").mkdir(parents=True)
+    (folder / "runs" / "a" / "record.json").write_text(content)
+    with pytest.raises(Refusal, match=r"runs/a/record\.json: "):
+        record.read(folder / "runs" / "a")
