@@ -163,9 +163,10 @@ def _print_table(head: list[str], rows: list[list[str]]) -> None:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from study import record
+    from study.compare import collect
 
-    return 0 if record.collect(options.runs, options.records) else 1
+    collect.collect(options.runs, options.records)
+    return 0
 
 
 def _model_states(options: argparse.Namespace) -> int:

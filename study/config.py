@@ -231,12 +231,16 @@ def flag_parser(**kwargs: Any) -> argparse.ArgumentParser:
 
 def describe(error: ValidationError, where: str = "") -> str:
     """One line for a pydantic error: the key, what is wrong with the value seen, where."""
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelt key comes as two errors: one that is missing, and one that is not known.
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "value_error":  # ours: it already says everything
         message = str(first["ctx"]["error"])
     elif first["type"] == "extra_forbidden":
         message = f"unknown key {key!r}"
+    elif first["type"] == "missing":
+        message = f"{key} is missing"
     else:
         message = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
         if not where:

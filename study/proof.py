@@ -75,11 +75,12 @@ def read_back(
     if model.torch_autocast_enabled():
         facts["autocast_dtype"] = str(model.torch_autocast_dtype()).removeprefix("torch.")
     if stage:
+        facts["zero_optimizer_class"] = type(innermost(optimizer)).__name__
         facts |= {"reduce_bucket_size": zero.reduce_bucket_size, "allgather_bucket_size": zero.allgather_bucket_size}
         masters = engine_tensors(model, innermost(optimizer))["optimizer_states"]
         facts["master_dtypes"] = _names({m.dtype for m in masters}) or None
     if stage in (1, 2):
-        facts["use_multi_rank_bucket_allreduce"] = innermost(optimizer).use_multi_rank_bucket_allreduce
+        facts["use_multi_rank_bucket_allreduce"] = getattr(innermost(optimizer), "use_multi_rank_bucket_allreduce", None)
     if stage == 3:
         facts |= {
             "prefetch_bucket_size": zero.prefetch_bucket_size,

@@ -32,6 +32,7 @@ class Proof(_Facts):
     device: str
     engine_class: str
     optimizer_class: str  # the optimizer that does the arithmetic, inside all wrappers
+    zero_optimizer_class: str | None = None  # DeepSpeed's own around it; None: stage 0, or not DeepSpeed
     zero_stage: int | None = None  # None: not DeepSpeed
     offload_optimizer_device: Literal["none", "cpu", "nvme"] = "none"
     offload_param_device: Literal["none", "cpu", "nvme"] = "none"
@@ -185,9 +186,26 @@ def read(path: Path) -> Record:
         raise Refusal(describe(error, str(path))) from None
 
 
-def read_steps(run_dir: Path) -> list[dict[str, float]]:
+def steps_path(path: Path) -> Path:
+    """The steps that belong to a run directory, its record.json, or a collected <run_id>.json."""
+    if path.is_dir():
+        return path / "steps.jsonl"
+    return path.with_name("steps.jsonl" if path.name == "record.json" else path.stem + ".steps.jsonl")
+
+
+def checked_steps(path: Path, record: Record) -> Path:
+    """The file with a record's steps. Raises Refusal unless it is there and is the one that the run wrote."""
+    steps = steps_path(path)
+    if not steps.is_file():
+        raise Refusal(f"{steps}: not there, though steps_sha256 in {path} names it; restore it, or run it again")
+    if sha256(steps) != record.steps_sha256:
+        raise Refusal(f"{steps}: not the file that steps_sha256 in {path} names; restore it, or run it again")
+    return steps
+
+
+def read_steps(path: Path) -> list[dict[str, float]]:
     """Read steps.jsonl: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples."""
-    return [json.loads(line) for line in (run_dir / "steps.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in steps_path(path).read_text().splitlines()]
 
 
 def sha256(path: Path) -> str:

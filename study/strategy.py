@@ -414,7 +414,9 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
     if on_cpu and is_deepspeed:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
-    if is_deepspeed != (os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
+    started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")  # then accelerate drops DeepSpeed
+    if is_deepspeed != (started and not on_cpu_only):
         raise Refusal(
             f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
             f"{'DeepSpeed' if not is_deepspeed else 'a run without DeepSpeed'}; remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"

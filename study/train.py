@@ -65,6 +65,9 @@ def main() -> None:
     except Refusal as refusal:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"{PREFIX}{refusal}", file=sys.stderr)
+        else:  # the launcher ends every rank as soon as one has ended, and rank 0 has the word
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(2)
         status = 2
     except (Failed, Interrupted) as failure:
         if os.environ.get("LOCAL_RANK", "0") == "0":

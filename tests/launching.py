@@ -71,8 +71,12 @@ def attempt(
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """This process's environment, one thread per process, the study importable from any folder."""
-    changed = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(changes or {})}
+    """This process's environment, one thread per process, no GPU, the study importable from any folder.
+
+    Without a GPU any machine runs any number of processes; a test that is marked gpu sets CUDA_VISIBLE_DEVICES itself.
+    """
+    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    changed = {**os.environ, **fixed, **(changes or {})}
     return {name: value for name, value in changed.items() if value is not None}
 
 

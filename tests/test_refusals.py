@@ -44,7 +44,7 @@ def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = N
     before = contents(folder)
     done = attempt(["zero-study", "train", *arguments], cwd=folder, env=env)
     assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
+    assert all(line.startswith("  ") for line in done.stdout.splitlines())  # the progress of a launch
     assert contents(folder) == before
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -75,8 +75,8 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
         ),
         ("--size huge", "size 'huge' is not one of bert-imdb's: tiny, "),
         ("--preset huge", "preset 'huge' is unknown; --preset takes smoke, paper"),
-        ("--learning-rat 1", "unrecognized arguments: --learning-rat 1; --help lists the flags"),  # abbreviated
-        ("--stage 3", "unrecognized arguments: --stage 3; --help lists the flags"),
+        ("--learning-rat 1", "unrecognized arguments: --learning-rat 1; --help lists "),  # abbreviated
+        ("--stage 3", "unrecognized arguments: --stage 3; --help lists "),
         ("--max-steps many", "max_steps='many': input should be a valid integer"),
         (
             "--gradient-clipping nan",
@@ -194,8 +194,8 @@ def test_parquet_without_the_columns(folder):
     pyarrow.parquet.write_table(pyarrow.table({"review": ["a"], "stars": [1]}), path)
     line = refusal(folder, *words({**SMALL, "data": "files", "data_dir": "data"}))
     assert line == (
-        "data/imdb/train.parquet has no column text and no column label, only review, stars; rename its columns or correct "
-        "--data-dir"
+        "data/imdb/train.parquet has no column text and no column label, only review, stars; rename its columns or "
+        "correct --data-dir"
     )
 
 
@@ -305,7 +305,7 @@ def test_without_a_launcher(folder):
             "",
             "accelerate_configs/zero2.yaml: unknown key 'deepspeed_config.zero_stag'",
         ),
-        (None, "--learning-rat 1", "unrecognized arguments: --learning-rat 1; --help lists the flags"),
+        (None, "--learning-rat 1", "unrecognized arguments: --learning-rat 1; --help lists "),
     ],
     ids=["batch", "typo", "flag"],
 )
@@ -314,7 +314,7 @@ def test_under_accelerate_launch(folder, edit, arguments, expected):
     if edit:
         edited(folder, "zero2.yaml", *edit)
     before = contents(folder)
-    launcher = "accelerate launch --config_file accelerate_configs/zero2.yaml --main_process_port 0".split()
+    launcher = ["accelerate", "launch", "--config_file", "accelerate_configs/zero2.yaml", "--main_process_port", "0"]
     done = attempt([*launcher, ROOT / "study" / "train.py", *arguments.split()], cwd=folder)
     assert done.returncode == 1
     ours = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
@@ -349,7 +349,7 @@ def test_loss_that_is_no_number(folder):
 def test_interrupt(folder):
     """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
     run_dir = folder / "run"
-    flags = words({**SMALL, "max_steps": 100_000, "output_dir": run_dir})
+    flags = words({**SMALL, "max_steps": 100_000, "measure": False, "output_dir": run_dir})
     command = [sys.executable, "-m", "study", "train", "--strategy", "zero2", *flags]
     with subprocess.Popen(
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

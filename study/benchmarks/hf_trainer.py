@@ -1,6 +1,6 @@
 """How fast is the same work under Hugging Face's Trainer, which one would otherwise use?
 
-    torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer --strategy ddp --result FILE [flags of a run]
+    torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer --strategy ddp --result FILE [run's flags]
 
 Model, weights, data, batches, order, optimizer, schedule, clipping and dropout are the run's, so the losses of every
 step agree with train.py's. Everything else is what Trainer does when it is left alone: its logging, its progress bar,
@@ -83,7 +83,7 @@ def arguments(config: RunConfig, launch: strategy.Launch, folder: Path, on_cpu: 
         "eval_strategy": "no",
         "save_strategy": "no",
         "report_to": "none",
-        # By default transformers 5.23 multiplies the loss by the number of processes, also that of a model which ignores
+        # By default transformers 5.23 multiplies the loss by the number of processes, even of a model which ignores
         # `num_items_in_batch`, as BERT's classifier does: twice the gradient on two processes, another training.
         "average_tokens_across_devices": False,
     }

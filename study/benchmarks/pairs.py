@@ -58,7 +58,7 @@ def summarize(values: Sequence[float]) -> dict[str, float]:
 
 
 def show(summary: dict[str, float]) -> str:
-    return f"{summary['median']:.3f} ({summary['minimum']:.3f} to {summary['maximum']:.3f}, {summary['count']} pairs)"
+    return f"{summary['median']:.3f} ({summary['minimum']:.3f} to {summary['maximum']:.3f}, n={summary['count']})"
 
 
 @dataclass(frozen=True)

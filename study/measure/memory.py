@@ -64,19 +64,21 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
     """Collect the tensors of each model state from wherever the engine keeps them.
 
     Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
-    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py).
+    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py and, for bf16 stage 1, bf16_optimizer.py).
     """
     parameters = list(model.parameters())
     base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
     masters = [
         *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
         *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
+        *_tensors(getattr(optimizer, "fp32_groups_flat_partition", [])),
     ]
     states = list(_tensors([dict(state) for state in base.state.values()]))
     working = [
         *(p.data for p in parameters),
         *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")),
         *_tensors(getattr(optimizer, "bit16_groups_flat", [])),
+        *_tensors(getattr(optimizer, "bf16_groups_flat", [])),
         *_tensors(getattr(optimizer, "lp_param_buffer", None)),
     ]
     gradients = [
@@ -84,6 +86,7 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
         *_tensors(getattr(optimizer, "all_grad_tensors", {})),
         *_tensors(getattr(optimizer, "grad_partitions_flat_buffer", None)),
         *_tensors(getattr(optimizer, "accumulated_grads_in_cpu", {})),
+        *_tensors(getattr(optimizer, "fp32_groups_gradients_flat", [])),
         *(t.grad for t in [*parameters, *masters] if t.grad is not None),
     ]
     buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]

@@ -1,0 +1,194 @@
+"""How many bytes of model states did each rank hold, beside what the paper says, and why do they differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from study.compare import records
+from study.compare.records import Found
+from study.config import SIZES
+from study.record import ModelStateBytes, Record
+from study.theory.model_states import (
+    PARTS,
+    REASONS,
+    Engine,
+    Moment,
+    Part,
+    engine_differences,
+    paper_bytes,
+    parameter_bytes,
+)
+from study.theory.shapes import Architecture, ParameterSizes, parameter_sizes
+
+TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
+PRINTED = 0.0005  # bytes per parameter below which a difference is not visible
+
+HEADINGS: dict[Moment, str] = {
+    "stepping": "As the optimizer is about to step",
+    "resting": "Between two steps",
+}
+STATES: dict[Part, str] = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_states": "optimizer states",
+}
+BUFFERS = "communication buffers"
+
+EXPLANATION = """\
+Bytes per parameter that a rank holds in memory, GPU and host together, each storage counted once. Where ranks differ:
+least to most. A value that differs from the paper's by more than 0.5 % has the paper's in parentheses and the reasons'
+numbers in brackets; *unexplained* means that the known reasons do not add up to the measurement. Model states are
+parameters, gradients and optimizer states; the ratios are the largest rank's over the paper's, without and with
+communication buffers, which the paper (arXiv:1910.02054, sec. 3.1 and 5) does not count. Between two steps the paper's
+gradients are taken as released."""
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: by precision and workload, one block per world size, one row per strategy."""
+    found = records.find(folders)
+    finished = [f for f in found if f.record.status == "ok"]
+    measured = [f for f in finished if f.record.model_state_bytes and f.record.resting_state_bytes]
+    notes: list[str] = []  # reasons in the order of their first use
+    lines = ["# Model states: measured, and by the paper", "", EXPLANATION, ""]
+    for heading, members in groupby(sorted(measured, key=_order), key=_heading):
+        lines += [f"## {heading}", ""]
+        for world_size, block in groupby(members, key=lambda f: f.record.world_size):
+            rows = _distinct(list(block))
+            processes = "process" if world_size == 1 else "processes"
+            for moment, title in HEADINGS.items():
+                head = ["strategy", *STATES.values(), "model states", "paper", "ratio", BUFFERS, "ratio with them"]
+                lines += [f"### {world_size} {processes}. {title}", ""]
+                lines += [*records.markdown(head, [_row(name, r, moment, notes) for name, r in rows]), ""]
+    if notes:
+        lines += ["## Reasons", ""]
+        lines += [f"{number}. {REASONS[reason]}" for number, reason in enumerate(notes, 1)] + [""]
+    unmeasured = [f.record.run_id for f in finished if f not in measured]
+    if unmeasured:
+        lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
+    lines += [*records.not_ok(found), f"Made by `{records.command('model-states', folders)}`."]
+    return "\n".join(lines)
+
+
+def _heading(found: Found) -> str:
+    r = found.record
+    return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters"
+
+
+def _order(found: Found) -> tuple:
+    r = found.record
+    return r.proof.precision, r.workload, r.num_params, _heading(found), r.world_size, _rank_of_strategy(r), r.run_id
+
+
+def _rank_of_strategy(r: Record) -> tuple[int, str]:
+    """From nothing sharded to everything offloaded."""
+    stages = {"single": -2, "ddp": -1}
+    return stages.get(r.strategy, r.proof.zero_stage if r.proof.zero_stage is not None else 9), r.strategy
+
+
+def _distinct(block: list[Found]) -> list[tuple[str, Record]]:
+    """One row per strategy; runs of one strategy with other bytes have rows of their own, under their ids."""
+    by_bytes: dict[str, list[Record]] = {}
+    for _, r in block:
+        kept = by_bytes.setdefault(r.strategy, [])
+        if all(_bytes(r) != _bytes(other) for other in kept):
+            kept.append(r)
+    return [(name if len(kept) == 1 else r.run_id, r) for name, kept in by_bytes.items() for r in kept]
+
+
+def _bytes(r: Record) -> tuple:
+    """What a row shows of a run, without what differs from run to run by nature: bytes on the disk."""
+    moments = (r.model_state_bytes, r.resting_state_bytes)
+    return tuple(tuple(getattr(rank, part) for part in PARTS) for moment in moments for rank in moment)
+
+
+def _row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
+    ranks = r.model_state_bytes if moment == "stepping" else r.resting_state_bytes
+    engine, sizes = engine_of(r), sizes_of(r)
+    paper = paper_bytes(engine, r.num_params, moment)
+    cells = [_cell(r, engine, sizes, ranks, part, getattr(paper, part), moment, notes) for part in PARTS]
+    states = [sum(getattr(rank, part) for part in STATES) for rank in ranks]
+    everything = [sum(getattr(rank, part) for part in PARTS) for rank in ranks]
+    ratio, ratio_with_buffers = (f"{max(sums) / paper.total:.3f}" for sums in (states, everything))
+    of_paper = _per_parameter([paper.total], r)
+    return [name, *cells[:-1], _per_parameter(states, r), of_paper, ratio, cells[-1], ratio_with_buffers]
+
+
+def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
+    least, most = (value / r.num_params for value in (min(num_bytes), max(num_bytes)))
+    return f"{most:.3f}" if _close(least, most) else f"{least:.3f} to {most:.3f}"
+
+
+def _close(one: float, other: float) -> bool:
+    """Equal as far as the page can show, for bytes per parameter."""
+    return abs(one - other) <= max(TOLERANCE * max(abs(one), abs(other)), PRINTED)
+
+
+def _cell(
+    r: Record,
+    engine: Engine,
+    sizes: ParameterSizes | None,
+    ranks: Sequence[ModelStateBytes],
+    part: Part,
+    paper: float,
+    moment: Moment,
+    notes: list[str],
+) -> str:
+    measured = [getattr(rank, part) for rank in ranks]
+    cell = _per_parameter(measured, r)
+    if all(_close(value / r.num_params, paper / r.num_params) for value in measured):
+        return cell
+    reasons = _reasons(engine, sizes, part, measured, paper, moment)
+    for reason in reasons:
+        if reason not in notes:
+            notes.append(reason)
+    numbers = " ".join(f"[{number}]" for number in sorted(notes.index(reason) + 1 for reason in reasons))
+    return f"{cell} ({paper / r.num_params:.3f}) {numbers or '*unexplained*'}"
+
+
+def _reasons(
+    engine: Engine, sizes: ParameterSizes | None, part: Part, measured: Sequence[int], paper: float, moment: Moment
+) -> list[str]:
+    """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
+    if sizes is None or (engine.zero_stage and engine.kind != "deepspeed"):
+        return []
+    named: dict[str, float] = {}
+    for rank, value in enumerate(measured):
+        found = [d for d in engine_differences(engine, sizes, rank, moment) if d.part == part]
+        predicted = paper + sum(d.num_bytes for d in found)
+        if not _close(value / sizes.num_params, predicted / sizes.num_params):
+            return []
+        for d in found:
+            named[d.reason] = max(named.get(d.reason, 0.0), abs(d.num_bytes) / max(value, paper))
+    return [reason for reason, share in named.items() if share > TOLERANCE]
+
+
+def engine_of(r: Record) -> Engine:
+    proof = r.proof
+    kind = "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
+    accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
+    return Engine(
+        kind=kind if proof.zero_stage is None else "deepspeed",
+        zero_stage=3 if proof.distributed_type == "FSDP" else proof.zero_stage or 0,
+        world_size=r.world_size,
+        precision=proof.precision,
+        accumulation_bytes=4 if accumulation == "fp32" else 2,
+        offload_optimizer=proof.offload_optimizer_device,
+        offload_param=proof.offload_param_device,
+        reduce_bucket_size=proof.reduce_bucket_size or 0,
+        persistence_threshold=proof.param_persistence_threshold or 0,
+    )
+
+
+def sizes_of(r: Record) -> ParameterSizes | None:
+    """The model's parameters; None where the record's number of them is not the workload's model."""
+    shape = SIZES.get(r.workload, {}).get(r.size)
+    if shape is None:
+        return None
+    other: dict[str, Architecture] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
+    architecture: Architecture = "bert" if r.workload == "bert-imdb" else other.get(r.size, "gpt2")
+    try:
+        return parameter_sizes(architecture, shape["layers"], shape["hidden"], shape["positions"], r.num_params)
+    except ValueError:
+        return None

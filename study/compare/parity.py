@@ -1,0 +1,145 @@
+"""How far is each strategy's training from ddp's, step by step and in the weights it ends with?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from study import record
+from study.compare import records
+from study.compare.records import Found
+from study.config import Refusal
+from study.record import Record
+
+WITHIN = 1e-5
+
+# Where a run writes, what it observes and how its global batch is cut do not decide what is trained; nor does the
+# folder that the data came from: the data's digest does.
+NOT_COMPARED = {"output_dir", "swap_dir", "data_dir", "micro_batch_size", "timing_warmup_steps"}
+NOT_COMPARED |= {"measure", "log_with", "save_model"}
+
+EXPLANATION = f"""\
+Each run beside the run of equal data, configuration and seed that it is compared with: the ddp one, or the first where
+there is none. Loss and gradient norm: the largest relative difference over all steps. Sums: the relative difference of
+the final parameters' sums of absolute values and of squares. Initial and final weights: bit-identical or not. Within
+{WITHIN:g}: all four differences are. With dropout, runs draw other masks on another number of processes, with another
+micro batch or on another device, and are then not comparable."""
+
+HEAD = [
+    "run",
+    "processes x micro batch",
+    "compared with",
+    "loss",
+    "gradient norm",
+    "absolute sum",
+    "square sum",
+    "initial weights",
+    "final weights",
+    f"within {WITHIN:g}",
+]
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: one table per group of runs that train the same thing."""
+    found = records.find(folders)
+    finished = [f for f in found if f.record.status == "ok"]
+    lines = ["# Parity: does the strategy change what is trained?", "", EXPLANATION, ""]
+    groups = [list(members) for _, members in groupby(sorted(finished, key=_group), key=_group)]
+    alone = [group[0].record.run_id for group in groups if len(group) == 1]
+    for group in groups:
+        if len(group) > 1:
+            ordered = sorted(group, key=_order)
+            rows = [_row(found, ordered) for found in ordered]
+            lines += [f"## {_heading(ordered[0].record)}", "", *records.markdown(HEAD, rows), ""]
+    if alone:
+        lines += [f"Nothing to compare with: {', '.join(alone)}.", ""]
+    lines += [*records.not_ok(found), f"Made by `{records.command('parity', folders)}`."]
+    return "\n".join(lines)
+
+
+def _group(found: Found) -> str:
+    r = found.record
+    config = {name: value for name, value in r.config.items() if name not in NOT_COMPARED}
+    digest = (r.data or {}).get("digest")
+    return json.dumps([r.workload, r.size, r.config.get("precision"), r.seed, digest, config], sort_keys=True)
+
+
+def _heading(r: Record) -> str:
+    dropout = f"dropout {r.config['dropout']:g}"
+    steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
+    return f"{r.workload} {r.size}, {r.proof.precision}, seed {r.seed}, {dropout}, {steps}"
+
+
+def _order(found: Found) -> tuple:
+    """References first: ddp, then the plainest run."""
+    r = found.record
+    plainness = {"ddp": 0, "single": 1}.get(r.strategy, 2)
+    return plainness, r.world_size, r.proof.zero_stage or 0, r.strategy, r.run_id
+
+
+def _incomparable(one: Record, other: Record) -> str | None:
+    """Why two runs of one group cannot be compared; None where they can."""
+    if not one.config["dropout"]:
+        return None
+    facts = {
+        "processes": (one.world_size, other.world_size),
+        "micro batch": (one.proof.micro_batch_size, other.proof.micro_batch_size),
+        "device": (one.proof.device, other.proof.device),
+    }
+    differing = [f"{name} {mine}, there {theirs}" for name, (mine, theirs) in facts.items() if mine != theirs]
+    return f"dropout is on and {differing[0]}" if differing else None
+
+
+def _row(found: Found, group: Sequence[Found]) -> list[str]:
+    r = found.record
+    start = [r.run_id, f"{r.world_size} x {r.proof.micro_batch_size}"]
+    others = [other for other in group if other is not found]
+    comparable = [other for other in group if _incomparable(r, other.record) is None]
+    if comparable == [found]:
+        return [*start, f"not comparable: {_incomparable(r, others[0].record)}", *[""] * (len(HEAD) - 3)]
+    reference = comparable[0]
+    if reference is found:
+        return [*start, "(the reference)", *[""] * (len(HEAD) - 3)]
+    differences = [
+        *_steps(found, reference),
+        _relative(r.final_parameters.absolute_sum, reference.record.final_parameters.absolute_sum),
+        _relative(r.final_parameters.square_sum, reference.record.final_parameters.square_sum),
+    ]
+    return [
+        *start,
+        reference.record.run_id,
+        *("unknown" if difference is None else f"{difference:.1e}" for difference in differences),
+        _identity(r.initial_parameters.sha256, reference.record.initial_parameters.sha256),
+        _identity(r.final_parameters.sha256, reference.record.final_parameters.sha256),
+        "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
+    ]
+
+
+def _steps(found: Found, reference: Found) -> tuple[float | None, float | None]:
+    """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
+    for path, one in (found, reference):
+        record.checked_steps(path, one)
+    mine, theirs = record.read_steps(found.path), record.read_steps(reference.path)
+    if [line["step"] for line in mine] != [line["step"] for line in theirs]:
+        raise Refusal(f"{found.path}: {len(mine)} steps, {reference.path} has {len(theirs)}; run the shorter one again")
+    pairs = list(zip(mine, theirs, strict=True))
+    loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))
+    return loss, grad_norm
+
+
+def _largest(pairs: Sequence[tuple[Any, Any]]) -> float | None:
+    known = [(a, b) for a, b in pairs if (a, b) != (None, None)]  # both skipped the step: a scaler's overflow
+    if not known or any(None in pair for pair in known):
+        return None
+    return max(_relative(a, b) for a, b in known)
+
+
+def _relative(value: float, reference: float) -> float:
+    return abs(value - reference) / abs(reference) if reference else abs(value)
+
+
+def _identity(one: str, other: str) -> str:
+    return "identical" if one == other else "differ"

@@ -1,0 +1,265 @@
+"""How many bytes of model states should a rank hold: by the paper, and by what DeepSpeed 0.19 and accelerate do?
+
+The engine's bytes are the paper's plus differences, each with a named reason; a measurement that these do not add up to
+is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from study.theory.shapes import ParameterSizes
+
+Moment = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
+Device = Literal["none", "cpu", "nvme"]
+Part = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
+PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "communication_buffers")
+
+MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
+MOMENTS_BYTES = 8
+SUB_GROUP_ELEMENTS = 1_000_000_000  # zero_optimization.sub_group_size, which no strategy of the study sets
+SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the strategy's aio.block_size is not larger
+
+REASONS: dict[str, str] = {
+    "ddp-buckets": "DistributedDataParallel keeps flat buckets as large as the gradients beside them, because "
+    "`gradient_as_bucket_view` is off by default.",
+    "master-copy": "DeepSpeed keeps an fp32 master of every partition also where the parameters are fp32 already: "
+    "optimizer states take 12 bytes instead of 8. (Stage 3 means to alias them, but compares a device with its name.)",
+    "stage1-partition": "At stage 1, as at stage 2, DeepSpeed has let go of the gradients outside its own partition "
+    "when the optimizer steps; in the paper stage 1 keeps all.",
+    "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), where the paper counts 2 bytes.",
+    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`): it "
+    "keeps fp32 gradients of the whole model for good, beside the bf16 ones.",
+    "fp32-gradient-copy": "The optimizer steps on an fp32 copy of the first group's 16-bit gradients.",
+    "gradient-buffer": "Stages 1 and 2 flatten the first parameter group's gradients into a copy, while views of the "
+    "second group keep alive the buffer with all gradients of the rank; a parameter that crosses the edge of a "
+    "partition is in it whole.",
+    "flat-gradient-copy": "Stage 3 flattens the gradients of the group that it updates into a copy beside its gradient "
+    "buffer.",
+    "offload-gradients-stay": "With the optimizer offloaded, the host's fp32 gradient buffer is allocated for good.",
+    "offload-second-gradients": "With the optimizer offloaded, gradients are in two places: where they were "
+    "accumulated, and in the host's fp32 buffer.",
+    "stage3-gradients-stay": "Stage 3 keeps the buffer of its partition's gradients between steps.",
+    "on-disk": "What is swapped to NVMe, shards of at least 1 MiB, is not in memory. The group about to be updated has "
+    "been swapped in.",
+    "reduce-bucket": "Stage 3 allocates `reduce_bucket_size` elements for good, by default 5e8 whatever the model.",
+    "persistent-parameters": "Stage 3 holds parameters of at most `param_persistence_threshold` elements whole between "
+    "steps, beside their shards.",
+    "padding": "Partitions are padded to equal lengths.",
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of one rank by part, or bytes per parameter."""
+
+    parameters: float
+    gradients: float
+    optimizer_states: float
+    communication_buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer_states + self.communication_buffers
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the engine holds beyond the paper's formula, or less than it."""
+
+    part: Part
+    reason: str  # a key of REASONS
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What decides how many bytes an engine holds; every value as the engine itself reports it."""
+
+    kind: Literal["torch", "ddp", "deepspeed"]
+    zero_stage: int  # 0: nothing is sharded
+    world_size: int
+    precision: str
+    accumulation_bytes: int  # per gradient element
+    offload_optimizer: Device = "none"
+    offload_param: Device = "none"
+    reduce_bucket_size: int = 0  # elements
+    persistence_threshold: int = 0  # elements
+
+
+def parameter_bytes(precision: str) -> int:
+    return 2 if precision in ("bf16", "fp16") else 4
+
+
+def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Parts:
+    """Predict one rank's model states with Adam (arXiv:1910.02054, sec. 3.1 and 5), in bytes per parameter.
+
+    16-bit parameters: 2 + 2 + K with K = 12. fp32 parameters, autocast included: 4 + 4 + 8, the same arithmetic without
+    a master copy, which the paper does not spell out. Stage 0 is data parallelism, 1 P_os, 2 P_os+g, 3 P_os+g+p; raises
+    ValueError for another.
+    """
+    if zero_stage not in (0, 1, 2, 3):
+        raise ValueError(f"zero_stage {zero_stage}: must be 0, 1, 2 or 3")
+    if world_size < 1:
+        raise ValueError(f"world_size {world_size}: must be at least 1")
+    size = parameter_bytes(precision)
+    optimizer_states = MOMENTS_BYTES + (MASTER_BYTES if size == 2 else 0)
+    return Parts(
+        parameters=size / world_size if zero_stage == 3 else size,
+        gradients=size / world_size if zero_stage >= 2 else size,
+        optimizer_states=optimizer_states / world_size if zero_stage >= 1 else optimizer_states,
+    )
+
+
+def paper_bytes(engine: Engine, num_params: int, moment: Moment) -> Parts:
+    """Predict one rank's bytes by the paper. Between steps its gradients count as released."""
+    each = paper_bytes_per_parameter(engine.zero_stage, engine.world_size, engine.precision)
+    gradients = each.gradients if moment == "stepping" else 0.0
+    return Parts(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
+
+
+def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+    """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction."""
+    if engine.zero_stage == 0:
+        buckets = parameter_bytes(engine.precision) * sizes.num_params
+        return [Difference("communication_buffers", "ddp-buckets", buckets)] if engine.kind == "ddp" else []
+    if engine.kind != "deepspeed":
+        raise ValueError(f"{engine.kind}: stage {engine.zero_stage} is known of DeepSpeed only")
+    find = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
+    return [difference for difference in find(engine, sizes, rank, moment) if difference.num_bytes]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one rank owns of one parameter group at stages 1 and 2."""
+
+    elements: int  # of its partition, padding included
+    views: int  # of its partition, padding not included
+    whole: int  # of all parameters that lie in the partition, in part or whole
+    pieces: int  # of which it is put together, padding included
+
+
+def _share(group: tuple[int, ...], world_size: int, rank: int) -> _Share:
+    alignment = 2 * world_size  # zero/stage_1_and_2.py: nccl_start_alignment_factor
+    elements = -(-sum(group) // alignment) * alignment // world_size
+    start, end = elements * rank, elements * (rank + 1)
+    views = whole = pieces = at = 0
+    for size in group:
+        inside = min(at + size, end) - max(at, start)
+        if inside > 0:
+            views += inside
+            whole += size
+            pieces += 1
+        at += size
+    return _Share(elements, views, whole, pieces + (views < elements))
+
+
+def _is_bf16_optimizer(engine: Engine) -> bool:
+    """Whether stage 1 is done by the engine of bf16_optimizer.py (engine.py, _do_optimizer_sanity_check)."""
+    in_fp32 = engine.precision == "bf16" and engine.accumulation_bytes == 4
+    return engine.zero_stage == 1 and in_fp32 and engine.offload_optimizer == "none"
+
+
+def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+    first, second = (_share(group, engine.world_size, rank) for group in sizes.groups)
+    owned = first.elements + second.elements
+    fair = sizes.num_params / engine.world_size
+    size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
+    paper_optimizer_states = MOMENTS_BYTES + (MASTER_BYTES if size == 2 else 0)
+    found = [
+        Difference("parameters", "padding", size * (owned * engine.world_size - sizes.num_params)),
+        Difference("optimizer_states", "padding", paper_optimizer_states * (owned - fair)),
+    ]
+    if size == 4:
+        found.append(Difference("optimizer_states", "master-copy", MASTER_BYTES * owned))
+    if _is_bf16_optimizer(engine):
+        return [*found, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
+    if moment == "resting":
+        if engine.offload_optimizer != "none":  # initialize_optimizer_states
+            found.append(Difference("gradients", "offload-gradients-stay", MASTER_BYTES * owned))
+        return found
+
+    paper_gradients = size * (sizes.num_params if engine.zero_stage == 1 else fair)
+    kept = size * owned
+    name = "stage1-partition" if engine.zero_stage == 1 else "padding"
+    found.append(Difference("gradients", name, kept - paper_gradients))
+    own_fp32_buffer = size == 2 and accumulated == 4  # _use_compact_grad_partition_buffer
+    if engine.offload_optimizer != "none":
+        found.append(Difference("gradients", "fp32-gradients", (MASTER_BYTES - size) * owned))
+        if own_fp32_buffer:
+            found.append(Difference("gradients", "offload-second-gradients", accumulated * owned))
+    elif own_fp32_buffer:
+        found.append(Difference("gradients", "fp32-gradients", (accumulated - size) * owned))
+    else:
+        found.append(Difference("gradients", "fp32-gradient-copy", (MASTER_BYTES - size) * first.elements))
+        # Flattening a single fp32 tensor gives a view of it, not a copy.
+        in_buffer = second.views + (first.views if size == 4 and first.pieces == 1 else 0)
+        if in_buffer:  # the buffer of copy_grads_in_partition lives as long as a view of it
+            found.append(
+                Difference("communication_buffers", "gradient-buffer", size * (first.whole + second.whole - in_buffer))
+            )
+    return found
+
+
+def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+    del rank  # every rank's shard is padded to the same size
+    shards = [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
+    groups = [sum(group) for group in shards]
+    owned = sum(groups)
+    padding = owned - sizes.num_params / engine.world_size
+    size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
+    paper_optimizer_states = MOMENTS_BYTES + (MASTER_BYTES if size == 2 else 0)
+    found = [
+        Difference("parameters", "padding", size * padding),
+        Difference("optimizer_states", "padding", paper_optimizer_states * padding),
+        Difference("communication_buffers", "reduce-bucket", _bucket_bytes(engine) * engine.reduce_bucket_size),
+    ]
+    if size == 4:  # zero/stage3.py, _create_fp32_partitions
+        found.append(Difference("optimizer_states", "master-copy", MASTER_BYTES * owned))
+    if engine.offload_param == "nvme":
+        swapped = sum(shard for group in shards for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
+        found.append(Difference("parameters", "on-disk", -size * swapped))
+    # Groups whose fp32 states and gradients are on the disk now; the first is swapped in before it is updated.
+    on_disk = sum(
+        elements
+        for index, elements in enumerate(groups)
+        if engine.offload_optimizer == "nvme"
+        and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
+        and not (moment == "stepping" and index == 0)
+    )
+    found.append(Difference("optimizer_states", "on-disk", -(MASTER_BYTES + MOMENTS_BYTES) * on_disk))
+    if moment == "resting":
+        found.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
+        if engine.offload_optimizer != "none":
+            found.append(Difference("gradients", "offload-gradients-stay", MASTER_BYTES * (owned - on_disk)))
+        if engine.world_size > 1:  # _post_step
+            whole = sum(
+                shard * engine.world_size
+                for group, parts in zip(sizes.groups, shards, strict=True)
+                for numel, shard in zip(group, parts, strict=True)
+                if numel <= engine.persistence_threshold
+            )
+            found.append(Difference("parameters", "persistent-parameters", size * whole))
+        return found
+
+    found += [
+        Difference("gradients", "padding", size * padding),
+        Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
+    ]
+    if engine.offload_optimizer != "none":
+        found.append(Difference("gradients", "offload-second-gradients", MASTER_BYTES * (owned - on_disk)))
+    elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
+        copied = 0
+        for shard in shards[0]:
+            copied += shard
+            if copied >= SUB_GROUP_ELEMENTS:
+                break
+        found.append(Difference("gradients", "flat-gradient-copy", MASTER_BYTES * copied))
+    return found
+
+
+def _bucket_bytes(engine: Engine) -> int:
+    """Bytes per element of stage 3's reduce buckets: one bucket for each type that is communicated."""
+    size = parameter_bytes(engine.precision)
+    return size + 2 if engine.precision.endswith("-autocast") else size

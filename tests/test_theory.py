@@ -1,0 +1,171 @@
+"""Do the formulas give the paper's figures, and the bytes that the engines were seen to hold?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from study import record
+from study.compare import model_states
+from study.theory.model_states import (
+    PARTS,
+    REASONS,
+    Engine,
+    engine_differences,
+    paper_bytes,
+    paper_bytes_per_parameter,
+)
+from study.theory.shapes import ParameterSizes, parameter_sizes
+
+RECORDS = sorted((Path(__file__).parent / "fixtures" / "records").glob("*.json"))
+
+
+@pytest.mark.parametrize(("zero_stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_figure_1_of_the_paper(zero_stage, gigabytes):
+    """7.5e9 parameters on 64 GPUs, K = 12; a gigabyte is 1e9 bytes."""
+    total = paper_bytes_per_parameter(zero_stage, 64, "fp16").total * 7.5
+    assert total == pytest.approx(gigabytes, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("billions", "world_size", "gigabytes"),
+    [
+        (7.5, 1, (120, 120, 120)),
+        (7.5, 4, (52.5, 41.3, 30)),
+        (7.5, 16, (35.6, 21.6, 7.5)),
+        (7.5, 1024, (30.1, 15.1, 0.12)),
+        (128, 4, (896, 704, 512)),
+        (128, 64, (536, 284, 32)),
+        (1000, 16, (4750, 2875, 1000)),
+        (1000, 1024, (4011, 2013, 15.6)),
+    ],
+)
+def test_table_1_of_the_paper(billions, world_size, gigabytes):
+    found = [paper_bytes_per_parameter(stage, world_size, "fp16").total * billions for stage in (1, 2, 3)]
+    assert found == pytest.approx(gigabytes, rel=0.005, abs=0.005)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast", "fp16-autocast"])
+def test_fp32_parameters_have_no_master_copy_in_the_formula(precision):
+    found = paper_bytes_per_parameter(1, 4, precision)
+    assert (found.parameters, found.gradients, found.optimizer_states) == (4, 4, 2)
+
+
+def test_the_formula_refuses_what_is_no_stage():
+    with pytest.raises(ValueError, match="zero_stage 4"):
+        paper_bytes_per_parameter(4, 2, "fp32")
+    with pytest.raises(ValueError, match="world_size 0"):
+        paper_bytes_per_parameter(1, 0, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "vocabulary", "num_tensors"),
+    [
+        (("bert", 24, 1024, 512, 335_143_938), 30522, 393),
+        (("gpt2", 12, 768, 1024, 124_439_808), 50257, 148),
+        (("gpt2", 48, 1600, 1024, 1_557_611_200), 50257, 580),
+        (("gpt-neo", 32, 2560, 2048, 2_651_307_520), 50257, 420),
+        (("gpt-j", 28, 4096, 2048, 6_050_882_784), 50400, 285),
+    ],
+)
+def test_published_models_have_the_published_number_of_parameters(arguments, vocabulary, num_tensors):
+    sizes = parameter_sizes(*arguments)
+    assert sizes.num_params == arguments[-1]
+    assert sizes.matrices[0] == vocabulary * arguments[2]
+    assert len(sizes.matrices) + len(sizes.vectors) == num_tensors
+
+
+def test_another_number_of_parameters_is_another_model():
+    with pytest.raises(ValueError, match="335143939 parameters: not those of bert"):
+        parameter_sizes("bert", 24, 1024, 512, 335_143_939)
+
+
+def differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: str) -> dict[tuple[str, str], float]:
+    return {(d.part, d.reason): d.num_bytes for d in engine_differences(engine, sizes, rank, moment)}
+
+
+def test_partitions_of_stage_2_by_hand():
+    """Two ranks; matrices of 8 and 4 elements, so that rank 0 has 6 of the 8; a vector of 2 for each."""
+    sizes = ParameterSizes(matrices=(8, 4), vectors=(2, 2))
+    engine = Engine("deepspeed", zero_stage=2, world_size=2, precision="fp32", accumulation_bytes=4)
+    master = {("optimizer_states", "master-copy"): 4 * 8}
+    # Rank 0 flattens one tensor, which copies nothing: its buffer of 8 + 2 holds 2 elements of another's.
+    assert differences(engine, sizes, 0, "stepping") == {**master, ("communication_buffers", "gradient-buffer"): 4 * 2}
+    # Rank 1 copies its 6; its buffer of 8 + 4 + 2 stays for the sake of a view of 2.
+    assert differences(engine, sizes, 1, "stepping") == {**master, ("communication_buffers", "gradient-buffer"): 4 * 12}
+    assert differences(engine, sizes, 1, "resting") == master
+
+
+def test_padding_of_stage_2_by_hand():
+    """Three ranks align a group to 6 elements: 7 become 12, so 4 each; 1 becomes 6, so 2 each."""
+    sizes = ParameterSizes(matrices=(7,), vectors=(1,))
+    engine = Engine("deepspeed", zero_stage=2, world_size=3, precision="bf16", accumulation_bytes=4)
+    found = differences(engine, sizes, 2, "stepping")
+    assert found[("parameters", "padding")] == 2 * (18 - 8)
+    assert found[("optimizer_states", "padding")] == pytest.approx(12 * (6 - 8 / 3))
+    assert found[("gradients", "padding")] == pytest.approx(2 * (6 - 8 / 3))
+    assert found[("gradients", "fp32-gradients")] == 2 * 6
+    assert len(found) == 4
+
+
+def test_stage_3_by_hand():
+    """Two ranks, halves of everything; vectors of 10 elements are below the threshold of 10."""
+    sizes = ParameterSizes(matrices=(100, 50), vectors=(10, 10))
+    engine = Engine(
+        "deepspeed",
+        3,
+        world_size=2,
+        precision="fp32",
+        accumulation_bytes=4,
+        reduce_bucket_size=5,
+        persistence_threshold=10,
+    )
+    always = {("communication_buffers", "reduce-bucket"): 4 * 5, ("optimizer_states", "master-copy"): 4 * 85}
+    assert differences(engine, sizes, 0, "stepping") == {**always, ("gradients", "flat-gradient-copy"): 4 * 75}
+    assert differences(engine, sizes, 0, "resting") == {
+        **always,
+        ("gradients", "stage3-gradients-stay"): 4 * 85,
+        ("parameters", "persistent-parameters"): 4 * 20,
+    }
+
+
+def test_nvme_by_hand():
+    """What is below 1 MiB, 262,144 fp32 elements of a shard, is not swapped."""
+    sizes = ParameterSizes(matrices=(1 << 20, 1000), vectors=(1000,))
+    engine = Engine(
+        "deepspeed",
+        3,
+        world_size=2,
+        precision="fp32",
+        accumulation_bytes=4,
+        offload_optimizer="nvme",
+        offload_param="nvme",
+    )
+    shard, small = 1 << 19, 500
+    stepping, resting = (differences(engine, sizes, 0, moment) for moment in ("stepping", "resting"))
+    assert stepping[("parameters", "on-disk")] == resting[("parameters", "on-disk")] == -4 * shard
+    assert ("optimizer_states", "on-disk") not in stepping  # the first group has been swapped in
+    assert resting[("optimizer_states", "on-disk")] == -12 * (shard + small)
+    assert stepping[("gradients", "offload-second-gradients")] == 4 * (shard + 2 * small)
+    assert resting[("gradients", "offload-gradients-stay")] == 4 * small
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_the_engines_bytes_are_those_measured(path):
+    """To the byte, but for Adam's step counters, 4 bytes a tensor, and one element in place of what is on the disk."""
+    found = record.read(path)
+    engine, sizes = model_states.engine_of(found), model_states.sizes_of(found)
+    uncounted = {"optimizer_states": 4 * (len(sizes.matrices) + len(sizes.vectors)), "parameters": 2}
+    for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
+        for rank, measured in enumerate(ranks):
+            known = engine_differences(engine, sizes, rank, moment)
+            for part in PARTS:
+                predicted = getattr(paper_bytes(engine, sizes.num_params, moment), part)
+                predicted += sum(d.num_bytes for d in known if d.part == part)
+                beyond = getattr(measured, part) - predicted
+                assert 0 <= beyond <= uncounted.get(part, 0), (moment, rank, part)
+
+
+def test_every_reason_is_given_in_a_sentence():
+    assert all(text.endswith((".", ".)")) for text in REASONS.values())
