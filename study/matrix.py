@@ -55,27 +55,29 @@ _STATES = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 6, "l
 _PARITY = {"num_train_examples": 96, "num_eval_examples": 16, "max_steps": 12, "learning_rate": 1e-3}
 _PARITY_4 = {**_PARITY, "micro_batch_size": 2}
 _FEW = ("single", "ddp", "zero2", "zero3")
+# From scratch BERT stands still at chance until, suddenly, it does not; dropout and small batches delay that for long.
 _CPU_BERT = {
     "workload": "bert-imdb",
     "size": "micro",
-    "num_train_examples": 4800,
-    "num_eval_examples": 1000,
+    "num_train_examples": 5120,
+    "num_eval_examples": 500,
     "sequence_length": 128,
-    "global_batch_size": 16,
-    "max_steps": 300,
+    "dropout": 0,
+    "global_batch_size": 32,
+    "max_steps": 160,
     "learning_rate": 1e-3,
-    "warmup_steps": 20,
+    "warmup_steps": 10,
 }
 _CPU_GPT = {
     "workload": "gpt-wikitext",
     "size": "mini",
-    "num_train_examples": 800,
+    "num_train_examples": 480,
     "num_eval_examples": 100,
     "sequence_length": 64,
     "global_batch_size": 8,
-    "max_steps": 80,
+    "max_steps": 60,
     "learning_rate": 1e-3,
-    "warmup_steps": 10,
+    "warmup_steps": 6,
 }
 _BERT_LARGE = {
     "workload": "bert-imdb",
@@ -107,7 +109,6 @@ STUDIES: dict[str, Study] = {
         "How many bytes of model states does a rank hold, on 1, 2 and 4 processes?",
         (
             Part({"workload": "bert-imdb", **_STATES}, world_sizes=(1, 2, 4)),
-            Part({"workload": "gpt-wikitext", **_STATES}),
             Part(
                 {"workload": "bert-imdb", "precision": "bf16", **_STATES},
                 strategies=DEEPSPEED_SHARDED,

@@ -350,7 +350,7 @@ def test_interrupt(folder):
     """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
     run_dir = folder / "run"
     flags = words({**SMALL, "max_steps": 100_000, "measure": False, "output_dir": run_dir})
-    command = [sys.executable, "-m", "study", "train", "--strategy", "zero2", *flags]
+    command = [sys.executable, "-m", "study", "train", "--strategy", "ddp", *flags]
     with subprocess.Popen(
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as front_door:

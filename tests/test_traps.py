@@ -32,6 +32,13 @@ COMPARED = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, "num
 BF16 = {"precision": "bf16", "micro_batch_size": 2}
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """A box without a GPU, as the launches see it."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
 def shipped(name: str) -> strategy.Strategy:
     return read_strategy(find_strategy(name))
 

@@ -32,6 +32,8 @@ FLAGS: dict[str, Any] = {
     "learning_rate": 1e-3,
 }
 
+# It ends as training scripts do, with a loss averaged over the ranks: a gloo thread may then still hold a tensor of
+# Python's when the interpreter finalises, and aborts the process (pytorch #190489).
 BARE = """\
 import sys
 
@@ -44,9 +46,12 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 model = DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(20):
-    model(torch.randn(8, 64)).square().mean().backward()
+    loss = model(torch.randn(8, 64)).square().mean()
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+losses = [torch.zeros(()) for _ in range(2)]
+dist.all_gather(losses, loss.detach())
 print("done", flush=True)
 """
 BARE_TIMEOUT_SECONDS = 120

@@ -1,0 +1,155 @@
+"""Do the benchmarks compare like with like, and is their arithmetic right? Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from study.benchmarks import exits, hf_trainer, overhead, pairs, throughput
+from study.config import Refusal, build_config
+
+# Seconds long, with dropout and with clipping that acts.
+TINY = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
+TINY |= {"timing_warmup_steps": 2, "gradient_clipping": 0.5}
+
+PROOF = dict.fromkeys(throughput.SAME) | {"world_size": 2, "engine_class": "DistributedDataParallel", "device": "cpu"}
+
+
+def arm(wall: float, step: float, losses: tuple[float, ...] = (0.7, 0.5), **proof: object) -> dict[str, object]:
+    return {
+        "wall_samples_per_second": wall,
+        "step_samples_per_second": step,
+        "losses": list(losses),
+        "proof": {**PROOF, **proof},
+    }
+
+
+def pair(ours: dict[str, object], trainer: dict[str, object]) -> dict[str, object]:
+    return {"order": ["ours", "trainer"], "ours": ours, "trainer": trainer}
+
+
+def test_arms_alternate_so_that_each_is_first_in_turn():
+    assert pairs.orders(("a", "b"), 3) == [("a", "b"), ("b", "a"), ("a", "b")]
+    calls = []
+    arms = {name: lambda name=name: calls.append(name) or {"from": name} for name in ("a", "b")}
+    said = []
+    done = pairs.run_pairs(arms, 2, lambda name, number, facts: said.append((name, number, facts["from"])))
+    assert calls == ["a", "b", "b", "a"]
+    assert said == [("a", 1, "a"), ("b", 1, "b"), ("b", 2, "b"), ("a", 2, "a")]
+    assert [one["order"] for one in done] == [["a", "b"], ["b", "a"]]
+    assert all(one[name] == {"from": name} for one in done for name in ("a", "b"))
+
+
+def test_summary_has_count_median_and_range():
+    assert pairs.summarize([1.2, 0.9, 1.0]) == {"count": 3, "median": 1.0, "minimum": 0.9, "maximum": 1.2}
+
+
+def test_both_arms_count_the_samples_after_warm_up_over_all_the_time_they_took():
+    ends = [10.0, 11.0, 12.0, 16.0, 17.0]  # 4 samples each; two steps of warm-up; a long third step
+    config = build_config(max_steps=5, global_batch_size=4, timing_warmup_steps=2)
+    steps = [{"elapsed_seconds": end - 7, "samples": 4} for end in ends]
+    assert hf_trainer.speed(ends, 2, 4) == {"wall_samples_per_second": 2.0, "step_samples_per_second": 4.0}
+    assert throughput.wall_samples_per_second(steps, config) == 2.0
+
+
+def test_ratios_are_ours_over_theirs_pair_by_pair():
+    result = throughput.summarize([pair(arm(90, 100), arm(100, 80)), pair(arm(110, 100), arm(100, 100))])
+    assert [one["wall_ratio"] for one in result["pairs"]] == [0.9, 1.1]
+    assert [one["step_ratio"] for one in result["pairs"]] == [1.25, 1.0]
+    assert result["wall_ratio"] == pairs.summarize([0.9, 1.1])
+    first = result["pairs"][0]
+    assert first["ours"]["final_loss"] == 0.5
+    assert "losses" not in first["ours"]
+    assert set(first["trainer"]["proof"]) == set(throughput.SAME)
+    assert first["largest_loss_difference"] == 0
+
+
+def test_arms_that_are_not_the_same_work_are_not_compared():
+    with pytest.raises(pairs.RunFailed, match=r"losses differ by 1\.0e-03"):
+        throughput.summarize([pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.5 / 1.001)))])
+    with pytest.raises(pairs.RunFailed, match="not the same work.*nan"):
+        throughput.summarize([pair(arm(1, 1, (0.7, float("nan"))), arm(1, 1))])
+    with pytest.raises(pairs.RunFailed, match=r"'world_size': 1"):
+        throughput.summarize([pair(arm(1, 1), arm(1, 1, world_size=1))])
+
+
+def test_overhead_is_measured_over_plain():
+    def of(seconds: float) -> dict[str, float]:
+        return {"median_step_seconds": seconds}
+
+    done = [{"measured": of(0.3), "plain": of(0.2)}, {"measured": of(0.2), "plain": of(0.2)}]
+    result = overhead.summarize(done)
+    assert [one["ratio"] for one in result["pairs"]] == pytest.approx([1.5, 1.0])
+    assert result["ratio"]["count"] == 2
+
+
+def test_tally_counts_what_ended_badly_and_what_did_not_finish():
+    done = [
+        {"ended": "ok", "finished": True},
+        {"ended": "SIGABRT", "finished": True},
+        {"ended": "ok", "finished": False},
+    ]
+    assert exits.tally(done) == {"launches": 3, "failed": 2, "finished_work": 2, "ended": {"ok": 2, "SIGABRT": 1}}
+
+
+def test_report_names_the_command_without_the_machines_folders(monkeypatch, tmp_path, capsys):
+    facts = {"ours": arm(90, 100), "trainer": arm(100, 100)}
+    monkeypatch.setattr(throughput, "ours", lambda work: facts["ours"])
+    monkeypatch.setattr(throughput, "trainer", lambda work: facts["trainer"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    output = tmp_path / "result.json"
+    assert throughput.main(["--pairs", "2", "--strategies", "ddp", "--size", "tiny", "--output", str(output)]) == 0
+    text = output.read_text()
+    assert str(tmp_path) not in text
+    result = json.loads(text)
+    assert result["command"] == "python -m study.benchmarks.throughput --pairs 2 --strategies ddp --size tiny"
+    assert {"benchmark", "finished_at", "machine", "config", "loss_tolerance", "strategies"} < set(result)
+    assert result["machine"]["environment"]["OMP_NUM_THREADS"] == "1"
+    assert [one["order"] for one in result["strategies"]["ddp"]["pairs"]] == [["ours", "trainer"], ["trainer", "ours"]]
+    printed = capsys.readouterr().out
+    assert printed.count("samples/s") == 4
+    assert "ours/Trainer wall 0.900 (0.900 to 0.900, n=2)" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pairs", "0"], "--pairs 0: must be at least 1"),
+        (["--strategies", "ddp,zero3"], "'zero3': Trainer runs under ddp, zero1, zero2"),
+        (["--size", "huge"], "size 'huge' is not one of"),
+        (["--data-dir", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_starts(words, message):
+    with pytest.raises(Refusal, match=message):
+        throughput.main(words)
+
+
+@pytest.mark.parametrize("flags", [{"workload": "gpt-wikitext"}, {"schedule": "cosine"}, {"micro_batch_size": 4}])
+def test_trainer_refuses_flags_that_it_would_not_honour(flags):
+    with pytest.raises(Refusal, match=f"{next(iter(flags))}.*Trainer is compared"):
+        hf_trainer.check(build_config(**flags), "ddp")
+
+
+def test_an_arm_that_fails_says_how(tmp_path):
+    work = throughput.plan("ddp", TINY)
+    broken = pairs.Work(work.strategy, {**TINY, "schedule": "cosine"}, work.config)
+    with pytest.raises(pairs.RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
+        throughput.trainer(broken)
+
+
+def test_both_arms_train_the_same_work(monkeypatch):
+    """The licence of this comparison: with dropout and clipping, every step's loss agrees."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    work = throughput.plan("ddp", TINY)
+    done = pair(throughput.ours(work), throughput.trainer(work))
+    assert len(set(done["ours"]["losses"])) == TINY["max_steps"] == len(done["trainer"]["losses"])
+    result = throughput.summarize([done])  # raises where losses or engines differ
+    assert result["pairs"][0]["largest_loss_difference"] <= throughput.LOSS_TOLERANCE
+    for name in ("ours", "trainer"):
+        assert result["pairs"][0][name]["proof"]["engine_class"] == "DistributedDataParallel"
+        assert done[name]["proof"]["gradient_clipping"] == TINY["gradient_clipping"]
+        assert done[name]["wall_samples_per_second"] > 0
+    assert os.environ["OMP_NUM_THREADS"] == "1"

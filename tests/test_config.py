@@ -1,0 +1,144 @@
+"""What one run is: flags, presets, checks, and the batch arithmetic that refuses to round."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from study.config import PRESETS, SIZES, Refusal, RunConfig, build_config, flag_parser
+
+
+def refusal(**flags) -> str:
+    with pytest.raises(Refusal) as caught:
+        build_config(**flags)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "world_size", "expected"),
+    [
+        (8, None, 1, (8, 1)),
+        (8, None, 4, (2, 1)),
+        (8, 4, 1, (4, 2)),
+        (8, 2, 2, (2, 2)),
+        (8, 1, 8, (1, 1)),
+        (24, 2, 3, (2, 4)),
+    ],
+)
+def test_batches(global_batch_size, micro_batch_size, world_size, expected):
+    config = build_config(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
+    micro, accumulation = config.batches(world_size)
+    assert (micro, accumulation) == expected
+    assert micro * accumulation * world_size == global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "world_size", "expected"),
+    [
+        (8, None, 3, "global_batch_size=8 does not divide over 3 processes; change --global-batch-size or"),
+        (8, None, 16, "global_batch_size=8 does not divide over 16 processes"),
+        (
+            8,
+            3,
+            1,
+            "global_batch_size=8 is not a multiple of micro_batch_size=3 x world_size=1; change --micro-batch-size",
+        ),
+        (8, 8, 2, "global_batch_size=8 is not a multiple of micro_batch_size=8 x world_size=2"),
+    ],
+)
+def test_batches_are_never_rounded(global_batch_size, micro_batch_size, world_size, expected):
+    config = build_config(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
+    with pytest.raises(Refusal) as caught:
+        config.batches(world_size)
+    assert str(caught.value).startswith(expected)
+
+
+def test_num_steps():
+    assert build_config(num_train_examples=50, global_batch_size=8).num_steps == 6
+    assert build_config(num_train_examples=50, global_batch_size=8, epochs=3).num_steps == 18
+    assert build_config(num_train_examples=50, global_batch_size=8, epochs=3, max_steps=7).num_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [0.5, 1, 1, 0.75, 0.5, 0.25]),
+        ("constant", [0.5, 1, 1, 1, 1, 1]),
+        ("cosine", [0.5, 1, 1, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_learning_rate(schedule, expected):
+    config = build_config(learning_rate=1, schedule=schedule, warmup_steps=2, max_steps=6)
+    rates = [config.learning_rate_at(step) for step in range(1, 7)]
+    assert rates == pytest.approx(expected, abs=1e-6)
+
+
+def test_presets():
+    assert {build_config(preset).workload for preset in PRESETS} == {"bert-imdb"}
+    paper = build_config("paper")
+    assert (paper.size, paper.num_steps, paper.sequence_length) == ("large", 500, 128)
+    assert build_config("paper-large-batch").model_dump() == {**paper.model_dump(), "global_batch_size": 16}
+    assert build_config("paper", size="tiny").size == "tiny"
+    assert build_config().learning_rate == 1e-3
+    assert refusal(preset="pape").startswith("preset 'pape' is unknown; --preset takes smoke, paper")
+
+
+def test_initial_weights():
+    assert build_config().effective_init == "scratch"
+    assert build_config(data="hub").effective_init == "pretrained"
+    assert build_config(data="hub", init="scratch").effective_init == "scratch"
+    assert "needs a published tokenizer; add --data hub" in refusal(init="pretrained")
+    small = {"workload": "gpt-wikitext", "size": "mini", "data": "hub"}
+    assert "has no published weights; use --init scratch" in refusal(**small, init="pretrained")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"sizes": "tiny"}, "unknown key 'sizes'"),
+        ({"size": "124m"}, "size '124m' is not one of bert-imdb's: tiny, "),
+        ({"precision": "fp8"}, "precision='fp8': input should be 'fp32', "),
+        ({"dropout": 1}, "dropout=1: input should be less than 1; change --dropout"),
+        ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0; change --learning-rate"),
+        ({"learning_rate": "inf"}, "learning_rate='inf': input should be a finite number"),
+        ({"gradient_clipping": -1}, "gradient_clipping=-1: input should be greater than or equal to 0"),
+        ({"sequence_length": 4096}, "sequence_length 4096 is longer than the 512 positions of bert-imdb tiny"),
+        (
+            {"num_train_examples": 7},
+            "num_train_examples 7 is less than one global batch of 8; raise --num-train-examples",
+        ),
+        ({"warmup_steps": 32}, "warmup_steps 32 leaves nothing of 32 steps; lower --warmup-steps"),
+        ({"data_dir": "data"}, "--data files and --data-dir FOLDER belong together"),
+    ],
+)
+def test_checks(flags, expected):
+    assert refusal(**flags).startswith(expected)
+
+
+def test_a_config_does_not_change():
+    with pytest.raises(ValidationError):
+        build_config().seed = 1
+
+
+def test_flags_are_the_fields():
+    words = "--preset paper --size tiny --no-measure --compile --learning-rate 3e-4 --eval-every=5".split()  # noqa: SIM905
+    flags = vars(flag_parser().parse_args(words))
+    assert set(flags) == {"preset", "size", "measure", "compile", "learning_rate", "eval_every"}
+    config = build_config(**flags)
+    assert (config.size, config.measure, config.compile) == ("tiny", False, True)
+    assert (config.learning_rate, config.eval_every) == (3e-4, 5)
+    assert build_config(**vars(flag_parser().parse_args([]))) == RunConfig(**PRESETS["smoke"])
+
+
+@pytest.mark.parametrize("words", [["--learning", "1"], ["--fast"], ["extra"], ["--seed"]])
+def test_flags_are_not_guessed(words):
+    with pytest.raises(Refusal, match="--help lists"):
+        flag_parser().parse_args(words)
+
+
+def test_sizes_can_be_built():
+    for workload, sizes in SIZES.items():
+        for name, shape in sizes.items():
+            assert shape["hidden"] % shape["heads"] == 0
+            assert build_config(workload=workload, size=name).size == name

@@ -1,0 +1,212 @@
+"""What holds the house together: imports, accelerate files, commands and studies."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import launching
+import pytest
+
+from study import config, matrix, strategy
+from study.config import build_config
+
+STUDY = Path(config.__file__).resolve().parent
+FILES = sorted(path for path in STUDY.rglob("*.py") if "metrics" not in path.parts)
+
+# Which part of the study may import which others, inside functions too. A package is one part.
+MAY_IMPORT = {
+    "config": set(),
+    "extensions": {"config"},
+    "record": {"config"},
+    "order": set(),
+    "theory": set(),
+    "workloads": {"config"},
+    "launch": {"config", "record"},
+    "strategy": {"config", "extensions", "workloads"},
+    "matrix": {"config", "strategy"},
+    "measure": {"record"},
+    "weights": {"config", "record", "strategy", "workloads"},
+    "proof": {"config", "measure", "record", "strategy"},
+    "observer": {"measure", "proof", "record"},
+    "train": {
+        "config", "extensions", "measure", "observer", "order", "proof", "record", "strategy", "weights", "workloads"
+    },
+    "compare": {"config", "record", "theory"},
+    "benchmarks": {
+        "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "strategy", "train",
+        "workloads",
+    },
+    "cli": {"compare", "config", "extensions", "launch", "matrix", "record", "strategy", "train"},
+    "__main__": {"cli", "config"},
+}  # fmt: skip
+
+LIGHT = [
+    "cli", "compare", "config", "extensions", "launch", "matrix", "record", "strategy", "theory", "train",
+    "workloads.sources", "__main__",
+]  # fmt: skip
+HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
+
+
+def part(path: Path) -> str:
+    return path.relative_to(STUDY).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """The other parts of the study that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("study.")}
+    return found - {part(path), "__version__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(STUDY)))
+def test_imports_point_one_way(path):
+    if path != STUDY / "__init__.py":
+        assert imported(path) <= MAY_IMPORT[part(path)]
+
+
+def test_the_table_has_no_circle():
+    tuple(TopologicalSorter(MAY_IMPORT).static_order())
+    assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_import_needs_no_torch(name):
+    modules = [f"study.{name}"]
+    if (STUDY / name).is_dir():
+        modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
+    code = f"import sys, {', '.join(modules)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = launching.attempt(["python", "-c", code])
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_no_file_hides_another_module():
+    """`accelerate launch study/train.py` puts study/ first on sys.path."""
+    ours = {path.stem for path in STUDY.glob("*.py")} | {path.name for path in STUDY.iterdir() if path.is_dir()}
+    installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
+    assert not (ours - {"__init__", "__main__", "__pycache__"}) & installed
+
+
+# ---------------------------------------------------------------- accelerate files
+
+
+def test_every_strategy_has_a_name():
+    assert set(strategy.names()) == {path.stem for path in strategy.CONFIGS.glob("*.yaml")}
+    assert strategy.names()[:2] == ["single", "ddp"]
+
+
+@pytest.mark.parametrize("name", strategy.names())
+def test_accelerate_file(name, monkeypatch):
+    monkeypatch.chdir(launching.ROOT)  # from where the files name their JSON
+    path = strategy.find_strategy(name)
+    read = strategy.read_strategy(path)
+    assert read.name == name
+    assert read.num_processes == (1 if name == "single" else 2)
+    if name.startswith("zero"):
+        assert read.zero_stage == int(name[4])
+        assert read.zero3_init == (read.zero_stage == 3)
+    assert ("cpu" in name, "nvme" in name) == (read.offload_optimizer_device == "cpu", read.offloads_to_nvme)
+    # What a run sets is left to the run.
+    assert read.gradient_clipping is None
+    assert read.gradient_accumulation_steps is None
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert name == "single" or first.startswith("# Like ")
+
+
+def test_every_json_belongs_to_a_file():
+    for path in strategy.CONFIGS.glob("*.json"):
+        assert f"deepspeed_config_file: {strategy.CONFIGS.name}/{path.name}" in path.with_suffix(".yaml").read_text()
+        assert set(json.loads(path.read_text())) <= strategy._JSON_KEYS
+
+
+def test_known_keys_are_those_of_deepspeed():
+    """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
+    code = """
+import json
+from deepspeed.runtime.swap_tensor import constants
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+names = lambda c: sorted({n for key, field in c.model_fields.items() for n in (key, field.alias) if n})
+print("KEYS", json.dumps({
+    "zero": names(DeepSpeedZeroConfig),
+    "offload_optimizer": names(DeepSpeedZeroOffloadOptimizerConfig),
+    "offload_param": names(DeepSpeedZeroOffloadParamConfig),
+    "aio": [value for name, value in vars(constants).items() if name.startswith("AIO_") and isinstance(value, str)],
+}))
+"""
+    done = launching.attempt(["python", "-c", code], env={"DS_ACCELERATOR": "cpu"})
+    assert done.returncode == 0, done.stderr
+    keys = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("KEYS ")).removeprefix("KEYS "))
+    assert set(keys["zero"]) >= strategy._ZERO_KEYS
+    assert set(keys["aio"]) >= strategy._AIO_KEYS
+    for name, known in strategy._OFFLOAD_KEYS.items():
+        assert set(keys[name]) >= known
+
+
+# ---------------------------------------------------------------- commands and studies
+
+
+def commands() -> list[str]:
+    tree = ast.parse((STUDY / "cli.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [call.args[0].value for call in calls if call.func.attr == "add_parser"]
+
+
+def test_help_lists_every_command():
+    done = launching.attempt(["zero-study", "--help"])
+    assert done.returncode == 0
+    described = {name for name, _ in re.findall(r"^ {4}(\S+)\s+(\S.{19,})$", done.stdout, re.MULTILINE)}
+    assert commands()
+    assert set(commands()) <= described
+
+
+@pytest.mark.parametrize("name", commands())
+def test_command_has_help(name):
+    done = launching.attempt(["zero-study", name, "--help"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: zero-study {name}")
+
+
+def test_help_of_train_lists_every_knob():
+    text = launching.attempt(["zero-study", "train", "--help"]).stdout
+    for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
+        assert f"--{field.replace('_', '-')}" in text
+    assert all(field.description for field in config.RunConfig.model_fields.values())
+
+
+@pytest.mark.parametrize("name", matrix.STUDIES)
+def test_runs_of_a_study_are_valid(name, tmp_path):
+    planned = list(matrix.runs(name, tmp_path))
+    assert planned
+    assert len({run.run_id for run in planned}) == len(planned)
+    parser = config.flag_parser()
+    for run in planned:
+        chosen = build_config(**run.flags)
+        chosen.batches(run.num_processes)
+        assert strategy.find_strategy(run.strategy)
+        assert build_config(**vars(parser.parse_args(run.arguments()))) == chosen
+
+
+def test_a_plain_install_has_the_command():
+    """The tool answers without what a run imports."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop().split(',')))\n"
+        "from study import cli; cli.run(['--help'])"
+    )
+    command = [sys.executable, "-c", code, ",".join(HEAVY)]
+    done = subprocess.run(command, cwd=launching.ROOT, env=launching.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,127 @@
+"""What a run leaves behind: written whole or not at all, and read strictly."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from pydantic import ValidationError
+
+from study import record
+from study.config import Refusal
+from study.record import Checksum, Failure, Proof, Record
+
+LEAST = {
+    "run_id": "a",
+    "status": "failed",
+    "started_at": "2026-11-20T00:00:00+00:00",
+    "wall_seconds": 1.5,
+    "command": ["accelerate", "launch"],
+    "workload": "bert-imdb",
+    "size": "tiny",
+    "strategy": "zero2",
+    "world_size": 2,
+    "seed": 0,
+    "init": "scratch",
+    "config": {"size": "tiny"},
+    "machine": {},
+}
+
+
+def test_what_is_written_is_read(tmp_path):
+    written = Record(
+        **LEAST,
+        failure=Failure(step=3, error="Failed: step 3: the loss is nan"),
+        initial_parameters=Checksum(absolute_sum=0.1 + 0.2, square_sum=1e300, sha256="0" * 64),
+    )
+    path = record.write(tmp_path, written)
+    assert path == tmp_path / "record.json"
+    assert record.read(path) == record.read(tmp_path) == written
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert json.loads(path.read_text())["final_loss"] is None  # unknown is null
+
+
+def test_a_write_that_is_cut_off_leaves_what_was_there(tmp_path, monkeypatch):
+    path = record.write(tmp_path, Record(**LEAST))
+    before = path.read_text()
+
+    def cut_off(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        record.write(tmp_path, Record(**{**LEAST, "status": "ok"}))
+    assert path.read_text() == before
+
+
+def test_no_number_that_json_has_not(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.write_json(tmp_path / "a.json", {"loss": float("nan")})
+    assert not (tmp_path / "a.json").exists()
+    with pytest.raises(ValidationError):
+        Record(**LEAST, final_loss=float("nan"))
+
+
+def changed(tmp_path, **changes):
+    content = json.loads(record.write(tmp_path, Record(**LEAST)).read_text())
+    (tmp_path / "record.json").write_text(json.dumps({**content, **changes}))
+    return tmp_path / "record.json"
+
+
+def refusal(path) -> str:
+    with pytest.raises(Refusal) as caught:
+        record.read(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("version", [0, record.SCHEMA_VERSION + 1, None, "1"])
+def test_another_schema_version_is_not_read(version, tmp_path):
+    path = changed(tmp_path, schema_version=version)
+    expected = f"{path}: schema_version {version}, this version reads {record.SCHEMA_VERSION}; run it again"
+    assert refusal(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"loss": 1.0}, "unknown key 'loss'"),
+        ({"status": "fine"}, "status='fine': input should be 'ok', 'out_of_memory', 'failed' or 'interrupted'"),
+        ({"world_size": "two"}, "world_size='two': input should be a valid integer"),
+        ({"failure": {"step": 1}}, "failure.error is missing"),
+        ({"failure": {"step": 1, "error": "", "rank": 0}}, "unknown key 'failure.rank'"),
+    ],
+)
+def test_keys_and_values_are_checked(changes, expected, tmp_path):
+    path = changed(tmp_path, **changes)
+    assert refusal(path).startswith(f"{path}: {expected}")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
+def test_what_is_no_record(content, tmp_path):
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    assert refusal(path).startswith(f"{path}: ")
+
+
+def test_missing_record(tmp_path):
+    assert "cannot be read as a record" in refusal(tmp_path / "record.json")
+
+
+def test_a_proof_says_what_it_knows():
+    proof = Proof(
+        world_size=1, distributed_type="NO", device="cpu", engine_class="Model", optimizer_class="AdamW",
+        gradient_clipping=0, gradient_accumulation_steps=1, micro_batch_size=8, precision="fp32",
+        parameter_dtypes=["float32"],
+    )  # fmt: skip
+    assert proof.zero_stage is None
+    assert proof.offload_optimizer_device == proof.offload_param_device == "none"
+    with pytest.raises(ValidationError):
+        proof.world_size = 2
+
+
+def test_steps(tmp_path):
+    (tmp_path / "steps.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": null}\n')
+    assert record.read_steps(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
+    assert len(record.sha256(tmp_path / "steps.jsonl")) == 64
