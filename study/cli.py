@@ -17,28 +17,40 @@ def run(arguments: list[str]) -> int:
     train = commands.add_parser("train", help="check, launch and record one run", add_help=False, allow_abbrev=False)
     train.set_defaults(call=_train)
 
-    study = commands.add_parser("run", help="run a study's runs one after another; finished ones are kept", allow_abbrev=False)
+    study = commands.add_parser(
+        "run", help="run a study's runs one after another; finished ones are kept", allow_abbrev=False
+    )
     study.add_argument("study", help="smoke, model-states, cpu or bert-large")
     study.add_argument("--data-dir", type=Path, help="folder with imdb/, wikitext-2/ and tokenizers/, for real text")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
     study.add_argument("--only", default="", help="only runs whose id contains this")
-    study.add_argument("--timeout", type=float, default=1800, help="seconds after which one run is ended (default: 1800)")
+    study.add_argument(
+        "--timeout", type=float, default=1800, help="seconds after which one run is ended (default: 1800)"
+    )
     study.set_defaults(call=_run)
 
-    collect = commands.add_parser("collect", help="copy the records and steps of finished runs into a folder to commit", allow_abbrev=False)
+    collect = commands.add_parser(
+        "collect", help="copy the records and steps of finished runs into a folder to commit", allow_abbrev=False
+    )
     collect.add_argument("runs", type=Path, help="folder of run directories")
     collect.add_argument("records", type=Path, help="folder to copy into, for instance reports/cpu/records")
     collect.set_defaults(call=_collect)
 
-    states = commands.add_parser("model-states", help="table of measured model-state bytes beside the paper's formula", allow_abbrev=False)
+    states = commands.add_parser(
+        "model-states", help="table of measured model-state bytes beside the paper's formula", allow_abbrev=False
+    )
     states.add_argument("records", type=Path, nargs="+", help="folders of run directories")
     states.set_defaults(call=_model_states)
 
-    parity = commands.add_parser("parity", help="table of how far each strategy's steps are from ddp's", allow_abbrev=False)
+    parity = commands.add_parser(
+        "parity", help="table of how far each strategy's steps are from ddp's", allow_abbrev=False
+    )
     parity.add_argument("records", type=Path, nargs="+", help="folders of run directories")
     parity.set_defaults(call=_parity)
 
-    extensions = commands.add_parser("extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False)
+    extensions = commands.add_parser(
+        "extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False
+    )
     extensions.set_defaults(call=_extensions)
 
     if arguments[:1] == ["train"]:  # its flags are RunConfig's fields
@@ -49,7 +61,6 @@ def run(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     from study import launch, strategy
-    from study.train import check_output_dir, default_output_dir
 
     parser = flag_parser(prog="zero-study train", description="Check, launch and record one run.")
     parser.add_argument("--strategy", help=f"a file, or one of {', '.join(strategy.names())} (default: single)")
@@ -62,13 +73,18 @@ def _train(arguments: list[str]) -> int:
     timeout = None if timeout is None else _positive("--timeout", timeout)
     config = build_config(**flags)
     asked = strategy.Launch(chosen, num_processes)
-    run_dir = config.output_dir or default_output_dir(config, asked)
-    check_output_dir(run_dir)
+    run_dir = config.output_dir or strategy.default_output_dir(config, asked)
+    strategy.check_output_dir(run_dir)
     strategy.check(config, chosen, num_processes)
 
     own = {"--strategy", "--num-processes", "--timeout", "--output-dir"}
     outcome = launch.launch(
-        chosen.path, num_processes, _without(arguments, own), run_dir, timeout, lambda line: print(f"  {line}", flush=True)
+        chosen.path,
+        num_processes,
+        _without(arguments, own),
+        run_dir,
+        timeout,
+        lambda line: print(f"  {line}", flush=True),
     )
     launch.raise_for(outcome)
     print(f"{outcome.status}: {outcome.message}" + (f" ({outcome.record_path})" if outcome.record_path else ""))
@@ -105,7 +121,10 @@ def _run(options: argparse.Namespace) -> int:
     planned = [r for r in matrix.runs(options.study, options.data_dir) if options.only in r.run_id]
     if not planned:
         raise Refusal(f"--only {options.only}: no run of study {options.study!r} has that in its id")
-    print(f"{options.study}: {matrix.find(options.study).question}\n{len(planned)} runs into {options.runs_dir}/{options.study}/")
+    print(
+        f"{options.study}: {matrix.find(options.study).question}\n"
+        f"{len(planned)} runs into {options.runs_dir / options.study}"
+    )
     rows: list[list[str]] = []
     failed = 0
     started = time.monotonic()
@@ -131,7 +150,9 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{head}: {outcome.status}, {outcome.message} ({time.monotonic() - started:.0f} s so far)", flush=True)
         rows.append(_row(run, outcome))
     print()
-    _print_table(["workload", "strategy", "processes", "final loss", "model states", "collectives", "s/step", "record"], rows)
+    _print_table(
+        ["workload", "strategy", "processes", "final loss", "model states", "collectives", "s/step", "record"], rows
+    )
     print("model states: MiB per rank as the optimizer steps; collectives: MiB per rank and step")
     return 1 if failed else 0
 

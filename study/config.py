@@ -73,7 +73,9 @@ class RunConfig(BaseModel):
     micro_batch_size: int | None = Field(
         None, ge=1, description="sequences per rank and forward pass; unset: no accumulation"
     )
-    eval_every: int | None = Field(None, ge=1, description="optimizer steps between evaluations; unset: once, at the end")
+    eval_every: int | None = Field(
+        None, ge=1, description="optimizer steps between evaluations; unset: once, at the end"
+    )
     seed: int = Field(0, ge=0, description="seed of initial weights, sample order and dropout")
 
     # The optimizer: AdamW, decoupled weight decay on matrices only
@@ -101,7 +103,9 @@ class RunConfig(BaseModel):
     measure: bool = Field(True, description="probe memory and collectives on one designated step")
     timing_warmup_steps: int = Field(5, ge=1, description="first steps, kept in steps.jsonl but left out of timing")
     output_dir: Path | None = Field(None, description="run directory; unset: runs/<workload>-<size>-<strategy>-...")
-    swap_dir: Path | None = Field(None, description="existing folder for NVMe offload; unset: swap/ in the run directory")
+    swap_dir: Path | None = Field(
+        None, description="existing folder for NVMe offload; unset: swap/ in the run directory"
+    )
     save_model: bool = Field(False, description="write the trained weights to checkpoints/ in the run directory")
     log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = Field(
         "none", description="experiment tracker, through accelerate"
@@ -121,9 +125,13 @@ class RunConfig(BaseModel):
         if (self.data == "files") != (self.data_dir is not None):
             raise ValueError("--data files and --data-dir FOLDER belong together; give both or neither")
         if self.init == "pretrained" and self.data == "bundled":
-            raise ValueError("--init pretrained needs a published tokenizer; add --data hub or --data files --data-dir FOLDER")
+            raise ValueError(
+                "--init pretrained needs a published tokenizer; add --data hub or --data files --data-dir FOLDER"
+            )
         if self.init == "pretrained" and self.size in ("tiny", "mini") and self.workload == "gpt-wikitext":
-            raise ValueError(f"gpt-wikitext {self.size} is the study's own and has no published weights; use --init scratch")
+            raise ValueError(
+                f"gpt-wikitext {self.size} is the study's own and has no published weights; use --init scratch"
+            )
         if self.num_train_examples < self.global_batch_size:
             raise ValueError(
                 f"num_train_examples {self.num_train_examples} is less than one global batch of "

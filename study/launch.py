@@ -24,6 +24,9 @@ from study.config import Refusal
 TRAIN = Path(__file__).resolve().with_name("train.py")
 PREFIX = "zero-study: "  # how train.py begins the one line that says why it refused or failed
 
+# What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -50,7 +53,7 @@ def launch(
 ) -> Outcome:
     """Start one run, wait for it, and type what came of it. Its output goes to stdout.log and stderr.log.
 
-    `progress` is called every few seconds with one line. Ends the run's whole process group on a time-out and on Ctrl-C.
+    `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group.
     """
     created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -120,7 +123,9 @@ def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out
     elif said:
         return Outcome("refused", said, None)
     tail = "\n".join(errors[-15:])
-    return Outcome("crashed", f"exit status {returncode}\n{' '.join(arguments)}\n{tail}", path if path.exists() else None)
+    return Outcome(
+        "crashed", f"exit status {returncode}\n{' '.join(arguments)}\n{tail}", path if path.exists() else None
+    )
 
 
 def _leave_nothing(run_dir: Path, created: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ from study.measure.memory import CpuPeak, PhaseMemory, model_state_bytes
 from study.proof import base_optimizer, innermost, read_optimizer_dtypes
 from study.record import Collective, ModelStateBytes, Proof
 
-# DeepSpeed's stage 3 has traced the order of parameters after its second step, and Adam's moments exist after the first.
+# Adam's moments exist after the first step, and stage 3 has traced the order of its parameters after the second.
 STEADY_FROM = 4
 
 
@@ -23,7 +23,13 @@ class Observer:
     """
 
     def __init__(
-        self, model: Any, optimizer: Any, memory: PhaseMemory, proof: Proof, probed_step: int | None, swap_folder: Path | None
+        self,
+        model: Any,
+        optimizer: Any,
+        memory: PhaseMemory,
+        proof: Proof,
+        probed_step: int | None,
+        swap_folder: Path | None,
     ) -> None:
         self.probed_steps = [] if probed_step is None else [probed_step]
         self.model_states: ModelStateBytes | None = None  # this rank's, as the probed step is about to update

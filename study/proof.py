@@ -33,9 +33,7 @@ def base_optimizer(optimizer: Any) -> Any:
     return getattr(inner, "optimizer", inner)
 
 
-def read_back(
-    accelerator: Accelerator, model: Any, optimizer: Any, config: RunConfig, launch: Launch
-) -> Proof:
+def read_back(accelerator: Accelerator, model: Any, optimizer: Any, config: RunConfig, launch: Launch) -> Proof:
     """Read what `prepare` built from the engine itself. Rank-local: no collective."""
     parameters = list(model.parameters())
     facts: dict[str, Any] = {
@@ -70,6 +68,7 @@ def read_back(
         "offload_optimizer_device": devices["optimizer"],
         "offload_param_device": devices["param"],
         "precision": _deepspeed_precision(model),
+        "accumulation_dtype": str(model.get_data_types()[1]).removeprefix("torch."),
         "overlap_comm": zero.overlap_comm if stage else None,
     }
     if model.torch_autocast_enabled():
@@ -80,7 +79,9 @@ def read_back(
         masters = engine_tensors(model, innermost(optimizer))["optimizer_states"]
         facts["master_dtypes"] = _names({m.dtype for m in masters}) or None
     if stage in (1, 2):
-        facts["use_multi_rank_bucket_allreduce"] = getattr(innermost(optimizer), "use_multi_rank_bucket_allreduce", None)
+        facts["use_multi_rank_bucket_allreduce"] = getattr(
+            innermost(optimizer), "use_multi_rank_bucket_allreduce", None
+        )
     if stage == 3:
         facts |= {
             "prefetch_bucket_size": zero.prefetch_bucket_size,
@@ -128,7 +129,11 @@ def verify(proof: Proof, config: RunConfig, launch: Launch, run_dir: Path) -> No
     swap = _shown(swap_folder(config, run_dir)) if strategy.offloads_to_nvme else None
     asked = [
         ("world_size", launch.num_processes, f"num_processes in {key}, or --num_processes"),
-        ("distributed_type", names.get(strategy.distributed_type, strategy.distributed_type), f"distributed_type in {key}"),
+        (
+            "distributed_type",
+            names.get(strategy.distributed_type, strategy.distributed_type),
+            f"distributed_type in {key}",
+        ),
         ("zero_stage", strategy.zero_stage, f"zero_stage in {key}, and pass no --zero_stage to the launcher"),
         ("offload_optimizer_device", strategy.offload_optimizer_device, f"offload_optimizer_device in {key}"),
         ("offload_param_device", strategy.offload_param_device, f"offload_param_device in {key}"),
@@ -144,16 +149,21 @@ def verify(proof: Proof, config: RunConfig, launch: Launch, run_dir: Path) -> No
             f"--precision, or zero3_init_flag in {key}",
         ),
     ]
+    if proof.zero_stage and config.precision in ("bf16", "fp16"):
+        dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.accumulation_dtype]
+        asked.append(("accumulation_dtype", dtype, "--accumulation-dtype"))
     for name, wanted, remedy in asked:
         found = getattr(proof, name)
         if found != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {found}; change {remedy}")
     if proof.zero_stage and proof.master_dtypes not in (None, ["float32"]) and config.precision != "fp32":
-        raise Refusal(f"master_dtypes: the run asks for ['float32'], the engine has {proof.master_dtypes}; change --precision")
+        raise Refusal(
+            f"master_dtypes: the run asks for ['float32'], the engine has {proof.master_dtypes}; change --precision"
+        )
     if launch.num_processes > 1 and proof.zero_stage == 3 and not proof.partitioned_parameters:
         raise Refusal(
             "partitioned_parameters: stage 3 shards none of this model's parameters, each is below the engine's "
-            f"persistence threshold of {proof.param_persistence_threshold} elements; take a larger --size or zero3_tuned"
+            f"persistence threshold of {proof.param_persistence_threshold} elements; change --size, or take zero3_tuned"
         )
 
 

@@ -42,6 +42,7 @@ class Proof(_Facts):
     micro_batch_size: int
     precision: str
     autocast_dtype: str | None = None
+    accumulation_dtype: str | None = None  # of gradients over micro batches, by DeepSpeed; None: the gradients' own
     parameter_dtypes: list[str]
     gradient_dtypes: list[str] | None = None  # of the gradients that the optimizer reads
     master_dtypes: list[str] | None = None  # None: the parameters are their own masters
@@ -204,7 +205,10 @@ def checked_steps(path: Path, record: Record) -> Path:
 
 
 def read_steps(path: Path) -> list[dict[str, float]]:
-    """Read steps.jsonl: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples."""
+    """Read steps.jsonl.
+
+    Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
+    """
     return [json.loads(line) for line in steps_path(path).read_text().splitlines()]
 
 

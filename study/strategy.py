@@ -88,14 +88,18 @@ class _AccelerateFile(_Strict):
     @classmethod
     def _explain_use_cpu(cls, value: Any) -> Any:
         if value is True:
-            raise ValueError("use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it")
+            raise ValueError(
+                "use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it"
+            )
         return value
 
     @field_validator("deepspeed_config", mode="before")
     @classmethod
     def _explain_auto_accumulation(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
-            raise ValueError("deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it")
+            raise ValueError(
+                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it"
+            )
         return value
 
     @field_validator("mixed_precision", mode="before")
@@ -141,7 +145,16 @@ _ZERO_KEYS = {
     "zero_hpz_partition_size",
 }
 _OFFLOAD_KEYS = {
-    "offload_optimizer": {"device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write", "fast_init", "ratio"},
+    "offload_optimizer": {
+        "device",
+        "nvme_path",
+        "buffer_count",
+        "pin_memory",
+        "pipeline_read",
+        "pipeline_write",
+        "fast_init",
+        "ratio",
+    },
     "offload_param": {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"},
 }
 _AIO_KEYS = {"block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"}
@@ -170,7 +183,7 @@ class Strategy:
 
     @property
     def needed_extensions(self) -> set[str]:
-        """The compiled DeepSpeed extensions that a run of this strategy loads, but for what a box without a GPU adds."""
+        """The compiled DeepSpeed extensions that a run of this strategy loads; a box without a GPU adds one."""
         needs = {"cpu_adam"} if self.offload_optimizer_device != "none" else set()
         return needs | ({"async_io"} if self.offloads_to_nvme else set())
 
@@ -220,7 +233,9 @@ def read_strategy(path: Path) -> Strategy:
         beside = _read_json(path, deepspeed.deepspeed_config_file)
         zero = beside["zero_optimization"]
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
-        raise Refusal(f"{path}: deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3")
+        raise Refusal(
+            f"{path}: deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"
+        )
 
     def offload(key: str) -> Device:
         return zero.get(key, {}).get("device", "none") if beside else getattr(deepspeed, f"{key}_device")
@@ -254,7 +269,9 @@ def _read_json(yaml_path: Path, name: str) -> dict[str, Any]:
         raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
     run_keys = {"optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "data_types"} & set(content)
     if run_keys:
-        raise Refusal(f"{path}: {min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it")
+        raise Refusal(
+            f"{path}: {min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it"
+        )
     _known(path, content, _JSON_KEYS, "")
     zero = content.get("zero_optimization")
     if not isinstance(zero, dict) or zero.get("stage") not in (0, 1, 2, 3):
@@ -264,7 +281,9 @@ def _read_json(yaml_path: Path, name: str) -> dict[str, Any]:
     for key, known in _OFFLOAD_KEYS.items():
         _known(path, zero.get(key, {}), known, f"zero_optimization.{key}.")
         if "nvme_path" in zero.get(key, {}):
-            raise Refusal(f"{path}: zero_optimization.{key}.nvme_path would be shared by runs; remove it, pass --swap-dir")
+            raise Refusal(
+                f"{path}: zero_optimization.{key}.nvme_path would be shared by runs; remove it, pass --swap-dir"
+            )
     return content
 
 
@@ -304,8 +323,8 @@ def read_launch() -> Launch:
         strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
         return Launch(strategy, arguments.num_processes or strategy.num_processes)
     raise Refusal(
-        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py`, "
-        "or as `zero-study train --strategy zero3`"
+        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
+        "study/train.py`, or as `zero-study train --strategy zero3`"
     )
 
 
@@ -315,7 +334,9 @@ def _launch_arguments(command: list[str]) -> int | None:
         base = os.path.basename(word)
         if base == "accelerate-launch" or word == "accelerate.commands.launch":
             return index + 1
-        if base in ("accelerate", "accelerate.commands.accelerate_cli") and command[index + 1 : index + 2] == ["launch"]:
+        if base in ("accelerate", "accelerate.commands.accelerate_cli") and command[index + 1 : index + 2] == [
+            "launch"
+        ]:
             return index + 2
     return None
 
@@ -330,8 +351,8 @@ def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
     _, accumulation = config.batches(world_size)
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
-            f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's {config.gradient_clipping}; "
-            "write 'auto' and pass --gradient-clipping"
+            f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's "
+            f"{config.gradient_clipping}; write 'auto' and pass --gradient-clipping"
         )
     if strategy.gradient_accumulation_steps not in (None, accumulation):
         raise Refusal(
@@ -341,8 +362,8 @@ def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
     if config.precision in ("bf16", "fp16"):
         if strategy.zero_stage is None:
             raise Refusal(
-                f"--precision {config.precision} (16-bit parameters with fp32 masters) is DeepSpeed's; {strategy.name} has "
-                f"--precision {config.precision}-autocast"
+                f"--precision {config.precision} (16-bit parameters with fp32 masters) is DeepSpeed's; {strategy.name} "
+                f"has --precision {config.precision}-autocast"
             )
         if strategy.zero_stage == 0:
             raise Refusal(
@@ -351,8 +372,8 @@ def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
             )
     if config.accumulation_dtype not in ("fp32", config.precision):
         raise Refusal(
-            f"--accumulation-dtype {config.accumulation_dtype} goes with --precision {config.accumulation_dtype}, not with "
-            f"{config.precision}"
+            f"--accumulation-dtype {config.accumulation_dtype} goes with --precision {config.accumulation_dtype}, not "
+            f"with {config.precision}"
         )
     import torch
 
@@ -394,6 +415,22 @@ def is_writable(folder: Path) -> bool:
     return True
 
 
+def default_output_dir(config: RunConfig, launch: Launch) -> Path:
+    name = f"{config.workload}-{config.size}-{launch.strategy.name}-{launch.num_processes}x-seed{config.seed}"
+    return Path("runs") / name
+
+
+def check_output_dir(run_dir: Path) -> None:
+    """Refuse a folder that holds a finished run or cannot be one; an unfinished run is done again."""
+    if (run_dir / "record.json").exists():
+        raise Refusal(f"{run_dir} already holds a finished run; pass another --output-dir, or delete it")
+    if run_dir.exists() and not run_dir.is_dir():
+        raise Refusal(f"{run_dir} is not a folder; pass another --output-dir")
+    parent = next(p for p in [run_dir, *run_dir.absolute().parents] if p.exists())
+    if not is_writable(parent):
+        raise Refusal(f"{run_dir} cannot be written; pass another --output-dir")
+
+
 def swap_folder(config: RunConfig, run_dir: Path) -> Path:
     """The folder of this run alone that NVMe offload swaps to; DeepSpeed empties it, so no two runs may share one."""
     return (config.swap_dir / f"zero-study-{run_dir.name}" if config.swap_dir else run_dir / "swap").resolve()
@@ -415,11 +452,13 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
     if on_cpu and is_deepspeed:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
     started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")  # then accelerate drops DeepSpeed
+    # Then accelerate drops DeepSpeed.
+    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     if is_deepspeed != (started and not on_cpu_only):
         raise Refusal(
             f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
-            f"{'DeepSpeed' if not is_deepspeed else 'a run without DeepSpeed'}; remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
+            f"{'a run without DeepSpeed' if is_deepspeed else 'DeepSpeed'}; "
+            "remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
         )
     autocast = config.precision.endswith("-autocast")
     mixed_precision = "no"
@@ -432,7 +471,9 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
         gradient_accumulation_steps=accumulation,
         deepspeed_plugin=_deepspeed_plugin(config, strategy, world_size, run_dir) if is_deepspeed else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if on_cpu and strategy.distributed_type != "NO" else None,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
+        if on_cpu and strategy.distributed_type != "NO"
+        else None,
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run_dir,
     )
@@ -478,7 +519,7 @@ def remove_swap_folder(config: RunConfig, strategy: Strategy, run_dir: Path) -> 
 
 
 def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, config: RunConfig) -> Any:
-    """Return a function that clips where the engine has not done so, and returns the global gradient norm before clipping.
+    """Return a function that clips where the engine has not, and returns the global gradient norm before clipping.
 
     To be called between backward and the optimizer's step; DeepSpeed clips and steps inside accelerate's backward.
     """

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from study import extensions, record
 from study.config import Refusal, RunConfig, build_config, flag_parser
+from study.launch import PREFIX, QUIET
 from study.strategy import (
     Launch,
     build_accelerator,
     check,
+    check_output_dir,
+    default_output_dir,
     gradient_norm_reader,
-    is_writable,
     read_launch,
     remove_swap_folder,
     swap_folder,
@@ -40,11 +42,6 @@ if TYPE_CHECKING:
 
     from study.measure.memory import PhaseMemory
     from study.workloads.sources import Splits
-
-# What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-PREFIX = "zero-study: "  # what a refusal's or a failure's one line begins with
 
 
 class Failed(RuntimeError):
@@ -112,22 +109,6 @@ def run(arguments: list[str]) -> None:
     except BaseException as error:
         journal.fail(error)
         raise
-
-
-def default_output_dir(config: RunConfig, launch: Launch) -> Path:
-    name = f"{config.workload}-{config.size}-{launch.strategy.name}-{launch.num_processes}x-seed{config.seed}"
-    return Path("runs") / name
-
-
-def check_output_dir(run_dir: Path) -> None:
-    """Refuse a folder that holds a finished run or cannot be one; an unfinished run is done again."""
-    if (run_dir / "record.json").exists():
-        raise Refusal(f"{run_dir} already holds a finished run; pass another --output-dir, or delete it")
-    if run_dir.exists() and not run_dir.is_dir():
-        raise Refusal(f"{run_dir} is not a folder; pass another --output-dir")
-    parent = next(p for p in [run_dir, *run_dir.absolute().parents] if p.exists())
-    if not is_writable(parent):
-        raise Refusal(f"{run_dir} cannot be written; pass another --output-dir")
 
 
 @dataclass
@@ -362,7 +343,7 @@ def finish(built: Built, journal: Journal) -> None:
 
 
 class Journal:
-    """What a run has to tell so far; on rank 0 it becomes steps.jsonl and record.json, whether the run ends well or not."""
+    """What a run has to tell so far; on rank 0 it becomes steps.jsonl and record.json, however the run ends."""
 
     def __init__(self, config: RunConfig, launch: Launch, run_dir: Path, arguments: list[str]) -> None:
         self.run_dir = run_dir

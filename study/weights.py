@@ -50,7 +50,7 @@ def build_model(
     return model
 
 
-class _without_zero3_in_transformers:  # noqa: N801 - reads as a statement
+class _without_zero3_in_transformers:
     """Keep transformers from building under zero.Init, which it does at stage 3 whatever zero3_init_flag says."""
 
     def __enter__(self) -> None:

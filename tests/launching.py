@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 300
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.
 DEFAULTS: dict[str, Any] = {"max_steps": 8, "num_train_examples": 64, "num_eval_examples": 16, "learning_rate": 1e-3}
 
-_finished: dict[tuple[Any, ...], Run] = {}
+_finished: dict[tuple[Any, ...], Run | Exception] = {}
 _session_folder: Path | None = None
 
 
@@ -42,8 +42,14 @@ def run(strategy: str | Path, num_processes: int = 2, **flags: Any) -> Run:
     flags = {**DEFAULTS, **flags}
     key = (str(strategy), num_processes, *sorted((name, str(value)) for name, value in flags.items()))
     if key not in _finished:
-        _finished[key] = _start(find_strategy(str(strategy)), num_processes, flags)
-    return _finished[key]
+        try:
+            _finished[key] = _start(find_strategy(str(strategy)), num_processes, flags)
+        except Exception as error:  # told to every test that wants the run, without starting it again
+            _finished[key] = error
+    found = _finished[key]
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def attempt(

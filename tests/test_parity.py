@@ -6,9 +6,9 @@ process, one process with accumulation and two processes. `zero-study run parity
 
 from __future__ import annotations
 
+import launching
 import pytest
 
-import launching
 from study import strategy
 
 TOLERANCE = 1e-5

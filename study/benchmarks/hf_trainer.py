@@ -18,7 +18,7 @@ from typing import Any
 
 from study import extensions, record, strategy
 from study.config import Refusal, RunConfig, build_config, flag_parser
-from study.train import QUIET
+from study.launch import QUIET
 
 STRATEGIES = ("ddp", "zero1", "zero2")  # those whose models Trainer builds as train.py does
 ONLY = {"workload": "bert-imdb", "precision": "fp32", "schedule": "linear", "warmup_steps": 0, "compile": False}

@@ -95,14 +95,18 @@ def summarize(done: list[dict[str, Any]]) -> dict[str, Any]:
         if differ:
             seen = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
             raise RunFailed(f"the arms are not the same work: {seen}")
-        losses = zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True)
-        difference = max(abs(mine - theirs) / abs(theirs) for mine, theirs in losses)
-        if not difference <= LOSS_TOLERANCE:
-            raise RunFailed(f"the arms are not the same work: losses differ by {difference:.1e} > {LOSS_TOLERANCE}")
+        losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
+        differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
+        for step, difference in enumerate(differences, 1):
+            if not difference <= LOSS_TOLERANCE:
+                mine, theirs = losses[step - 1]
+                raise RunFailed(
+                    f"the arms are not the same work: step {step} has loss {mine} in ours, {theirs} in Trainer"
+                )
         for facts in arms.values():
             facts["final_loss"] = facts.pop("losses")[-1]
             facts["proof"] = {name: facts["proof"][name] for name in SAME}
-        entry = {"order": pair["order"], **arms, "largest_loss_difference": difference}
+        entry = {"order": pair["order"], **arms, "largest_loss_difference": max(differences)}
         for kind in ("wall", "step"):
             rate = f"{kind}_samples_per_second"
             entry[f"{kind}_ratio"] = arms["ours"][rate] / arms["trainer"][rate]
@@ -155,7 +159,7 @@ def trainer(work: Work) -> dict[str, Any]:
                     raise RunFailed(f"{' '.join(command)}\nnot done after {pairs.TIMEOUT_SECONDS} s") from None
                 raise
         if status or not result.exists():
-            tail = "\n".join(said.read_text(errors="replace").splitlines()[-30:])
+            tail = "\n".join(said.read_text(errors="replace").splitlines()[-60:])
             raise RunFailed(f"{' '.join(command)}\nexit status {status}\n{tail}")
         return json.loads(result.read_text())
 

@@ -64,9 +64,7 @@ def _cpu_model() -> str | None:
 
 def _gpus() -> list[dict[str, Any]]:
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [
-        {"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"} for p in properties
-    ]
+    return [{"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"} for p in properties]
 
 
 def _nvidia_smi(*arguments: str) -> str | None:

@@ -56,7 +56,9 @@ class _Ledger:
                 self.by_device[kind] = self.by_device.get(kind, 0) + storage.nbytes()
             if pointer in new:
                 size = tensor.numel() * tensor.element_size()
-                covered[(pointer, tensor.storage_offset())] = max(size, covered.get((pointer, tensor.storage_offset()), 0))
+                covered[(pointer, tensor.storage_offset())] = max(
+                    size, covered.get((pointer, tensor.storage_offset()), 0)
+                )
         return held, min(held, sum(covered.values()))
 
 
@@ -103,7 +105,7 @@ def model_state_bytes(model: Any, optimizer: Any, swap_folder: Path | None) -> M
     ledger = _Ledger()
     tensors = engine_tensors(model, optimizer)
     counts = {name: ledger.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
-    # Stages 1 and 2 keep their gradients as views of the reduced buckets; what these hold beyond is no gradient of theirs.
+    # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
     held, counts["gradients"] = ledger.claim(tensors["gradients"])
     counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
     if isinstance(model, torch.nn.parallel.DistributedDataParallel) and not model.gradient_as_bucket_view:
@@ -138,7 +140,7 @@ def _live_tensor_bytes() -> int:
 
 
 class CpuPeak:
-    """Peak bytes of live CPU tensors inside a `with` block: those there before, plus what the allocator then reports."""
+    """Peak bytes of live CPU tensors inside a `with` block: those before it, plus what the allocator reports."""
 
     def __init__(self) -> None:
         self.tensor_bytes: int | None = None

@@ -1,0 +1,111 @@
+"""What one real run observes of itself and leaves behind; the launches are those of the parity tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import launching
+import pytest
+from test_parity import CLIPPED, DEEPSPEED
+
+from study import strategy
+
+STEP_KEYS = {
+    "step",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "seconds",
+    "elapsed_seconds",
+    "data_wait_seconds",
+    "tokens",
+    "samples",
+}
+
+
+def volume(run: launching.Run) -> float:
+    """Bytes per step, all-reduce counted twice as the paper does, over the bytes of the parameters."""
+    moved = sum(c.bytes * (2 if c.kind == "all_reduce" else 1) for c in run.record.collectives_per_step)
+    return moved / (4 * run.record.num_params)
+
+
+def gathered(run: launching.Run) -> float:
+    moved = sum(c.bytes for c in run.record.collectives_per_step if c.kind == "all_gather")
+    return moved / (4 * run.record.num_params)
+
+
+@pytest.mark.parametrize("name", ["ddp", *DEEPSPEED])
+def test_the_record_is_complete_and_proves_the_strategy(name):
+    run = launching.run(name, **CLIPPED)
+    asked = strategy.read_strategy(strategy.find_strategy(name))
+    facts, proof = run.record, run.record.proof
+    assert facts.strategy == name
+    assert proof.zero_stage == asked.zero_stage
+    assert proof.offload_optimizer_device == asked.offload_optimizer_device
+    assert proof.offload_param_device == asked.offload_param_device
+    assert proof.optimizer_class == ("AdamW" if asked.offload_optimizer_device == "none" else "DeepSpeedCPUAdam")
+    assert proof.gradient_clipping == CLIPPED["gradient_clipping"]
+    assert (proof.world_size, proof.backend, proof.device) == (2, "gloo", "cpu")
+    assert proof.moment_dtypes == proof.gradient_dtypes == ["float32"]
+    assert len(facts.model_state_bytes) == len(facts.resting_state_bytes) == len(facts.peak_memory) == 2
+    assert set(facts.peak_memory[0]) == {"built", "prepared", "first_step", "steady_steps", "evaluation"}
+    assert facts.timing.num_steps == 2  # eight, without five of warm-up and the probed one
+    assert facts.timing.probed_steps == [6]
+    assert [set(line) for line in run.steps] == [STEP_KEYS] * 8
+    assert facts.steps_sha256 == hashlib.sha256((run.run_dir / "steps.jsonl").read_bytes()).hexdigest()
+    assert json.loads((run.run_dir / "config.json").read_text())["strategy"]["yaml"] == asked.content
+    assert not list(run.run_dir.glob("failure-rank*"))
+    assert not (run.run_dir / "swap").exists()
+
+
+@pytest.mark.parametrize("name", ["ddp", *DEEPSPEED])
+def test_live_tensors_peak_above_the_model_states(name):
+    for states, phases in zip(
+        launching.run(name, **CLIPPED).record.model_state_bytes,
+        launching.run(name, **CLIPPED).record.peak_memory,
+        strict=True,
+    ):
+        counted = states.parameters + states.gradients + states.optimizer_states
+        assert counted <= phases["steady_steps"].tensor_bytes <= phases["steady_steps"].resident_bytes
+
+
+def test_model_states_fall_with_the_stage():
+    def held(name: str) -> int:
+        states = launching.run(name, **CLIPPED).record.model_state_bytes[0]
+        return states.parameters + states.gradients + states.optimizer_states
+
+    assert held("ddp") == held("zero0") > held("zero1") >= held("zero2") > held("zero3")
+
+
+def test_communication_is_what_the_engine_does():
+    """DDP and stage 0 move 2 Psi; stages 1 and 2 all-reduce and all-gather, 3 Psi; tuned ones reduce to owners."""
+    assert volume(launching.run("ddp", **CLIPPED)) == pytest.approx(2, rel=0.01)
+    assert volume(launching.run("zero0", **CLIPPED)) == pytest.approx(2, rel=0.01)
+    assert volume(launching.run("zero1", **CLIPPED)) == pytest.approx(3, rel=0.01)
+    assert volume(launching.run("zero2", **CLIPPED)) == pytest.approx(3, rel=0.01)
+    assert volume(launching.run("zero2_tuned", **CLIPPED)) == pytest.approx(2, rel=0.01)
+
+
+def test_zero3_tuned_releases_parameters_between_forward_and_backward():
+    """It gathers them again in backward; the engine's defaults keep a small model whole until then."""
+    assert gathered(launching.run("zero3", **CLIPPED)) == pytest.approx(1, rel=0.01)
+    assert gathered(launching.run("zero3_tuned", **CLIPPED)) > 1.9
+
+
+def test_nvme_offload_really_swaps():
+    run = launching.run("zero3_nvme_offload", **CLIPPED)
+    proof = run.record.proof
+    assert proof.swap_folder.endswith(f"{run.run_dir.name}/swap")
+    states = 4 * run.record.num_params // 2
+    assert all(written > 8 * states for written in proof.swap_bytes_written)  # eight steps, more than one tensor each
+    assert all(states.swapped > 0 for states in run.record.model_state_bytes)
+
+
+def test_measuring_can_be_switched_off():
+    run = launching.run("ddp", **CLIPPED, measure=False)
+    facts = run.record
+    assert facts.model_state_bytes is facts.peak_memory is facts.collectives_per_step is None
+    assert facts.timing.probed_steps == []
+    measured = launching.run("ddp", **CLIPPED)
+    assert facts.final_parameters == measured.record.final_parameters  # measuring changes nothing
