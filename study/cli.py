@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from study.config import Parser, Refusal, build_config, flag_parser
+
+if TYPE_CHECKING:
+    from study import launch, matrix
 
 
 def run(arguments: list[str]) -> int:
@@ -20,7 +24,7 @@ def run(arguments: list[str]) -> int:
     study = commands.add_parser(
         "run", help="run a study's runs one after another; finished ones are kept", allow_abbrev=False
     )
-    study.add_argument("study", help="smoke, model-states, cpu or bert-large")
+    study.add_argument("study", help="smoke, parity, model-states, cpu or bert-large")
     study.add_argument("--data-dir", type=Path, help="folder with imdb/, wikitext-2/ and tokenizers/, for real text")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
     study.add_argument("--only", default="", help="only runs whose id contains this")
@@ -47,6 +51,10 @@ def run(arguments: list[str]) -> int:
     )
     parity.add_argument("records", type=Path, nargs="+", help="folders of run directories")
     parity.set_defaults(call=_parity)
+
+    losses = commands.add_parser("losses", help="table of what each run learned", allow_abbrev=False)
+    losses.add_argument("records", type=Path, nargs="+", help="folders of run directories")
+    losses.set_defaults(call=_losses)
 
     extensions = commands.add_parser(
         "extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False
@@ -157,7 +165,7 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _row(run, outcome) -> list[str]:
+def _row(run: matrix.Run, outcome: launch.Outcome) -> list[str]:
     from study import record
 
     start = [run.flags["workload"], run.strategy, str(run.num_processes)]
@@ -201,6 +209,13 @@ def _parity(options: argparse.Namespace) -> int:
     from study.compare import parity
 
     print(parity.table(options.records))
+    return 0
+
+
+def _losses(options: argparse.Namespace) -> int:
+    from study.compare import losses
+
+    print(losses.table(options.records))
     return 0
 
 

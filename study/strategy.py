@@ -528,7 +528,12 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, c
     if accelerator.distributed_type.value != "DEEPSPEED":
         if config.gradient_clipping:
             return lambda: accelerator.clip_grad_norm_(model.parameters(), config.gradient_clipping)
-        return lambda: torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+
+        def norm() -> torch.Tensor:
+            whole = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            return whole.full_tensor() if hasattr(whole, "full_tensor") else whole  # FSDP2's is a DTensor
+
+        return norm
     if model.zero_optimization_stage():
         return model.get_global_grad_norm
     # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before.

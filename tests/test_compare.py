@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from study import record
-from study.compare import collect, model_states, parity, records
+from study.compare import collect, losses, model_states, parity, records
 from study.config import Refusal
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
@@ -138,6 +138,16 @@ def test_pages_name_the_command_without_this_machines_folders(monkeypatch, tmp_p
 
 
 # --- parity
+
+
+def test_losses_by_hand(folder):
+    path = folder / "auto-ddp.json"
+    change(path, evaluation=[{"step": 8.0, "loss": 0.5, "accuracy": 0.75}])
+    for number, value in enumerate((1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 4.0, 6.0), 1):  # a third of eight steps is two
+        change_steps(path, number, loss=value)
+    page = losses.table([folder])
+    ddp = next(row for row in rows(page, "ddp") if row[1:4] == ["2", "0", "8"])
+    assert ddp[4:7] == ["2.000", "5.000", "accuracy 0.750"]
 
 
 def test_parity_with_ddp():

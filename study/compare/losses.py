@@ -1,0 +1,65 @@
+"""Does each run learn, and how fast was it? The first and last losses, the held-out metric, the time of a step."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from study import record
+from study.compare import records
+from study.compare.records import Found
+
+STEPS = 10  # at each end, fewer in a shorter run: the loss of a single small batch is noisy
+
+EXPLANATION = f"""\
+One line per run. Losses are means over the first and the last {STEPS} steps (of a shorter run, over a third of its
+steps each). Held-out figures are of examples that were not trained on. Seconds per step: the median, the slowest
+rank's, without warm-up and the probed step; on a shared machine a figure of that hour, not a comparison."""
+
+HEAD = ["strategy", "processes", "seed", "steps", "first losses", "last losses", "held out", "s/step", "peak RSS, GiB"]
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: one table per workload and size."""
+    found = records.find(folders)
+    finished = sorted((f for f in found if f.record.status == "ok"), key=_order)
+    lines = ["# Losses: does each run learn?", "", EXPLANATION, ""]
+    for (workload, size), members in groupby(finished, key=lambda f: (f.record.workload, f.record.size)):
+        rows = [_row(member) for member in members]
+        lines += [f"## {workload} {size}", "", *records.markdown(HEAD, rows), ""]
+    lines += [*records.not_ok(found), f"Made by `{records.command('losses', folders)}`."]
+    return "\n".join(lines)
+
+
+def _order(found: Found) -> tuple:
+    facts = found.record
+    return facts.workload, facts.size, facts.strategy != "single", facts.strategy, facts.world_size, facts.seed
+
+
+def _row(found: Found) -> list[str]:
+    facts = found.record
+    losses = [line["loss"] for line in record.read_steps(found.path)]
+    some = max(1, min(STEPS, len(losses) // 3))
+    held_out = facts.evaluation[-1]
+    name = "accuracy" if "accuracy" in held_out else "perplexity"
+    seconds = facts.timing.median_seconds
+    peak = None if facts.peak_memory is None else _peak_resident(found)
+    return [
+        facts.strategy,
+        str(facts.world_size),
+        str(facts.seed),
+        str(facts.steps_done),
+        f"{statistics.mean(losses[:some]):.3f}",
+        f"{statistics.mean(losses[-some:]):.3f}",
+        f"{name} {held_out[name]:.3f}" if name == "accuracy" else f"{name} {held_out[name]:.1f}",
+        "" if seconds is None else f"{seconds:.2f}",
+        "" if peak is None else f"{peak / 2**30:.2f}",
+    ]
+
+
+def _peak_resident(found: Found) -> int | None:
+    """The largest resident set of any rank in any phase; None on a GPU box, which records none."""
+    peaks = [p.resident_bytes for phases in found.record.peak_memory for p in phases.values() if p.resident_bytes]
+    return max(peaks, default=None)
