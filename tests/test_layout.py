@@ -36,14 +36,15 @@ MAY_IMPORT = {
     "proof": {"config", "measure", "record", "strategy"},
     "observer": {"measure", "proof", "record"},
     "train": {
-        "config", "extensions", "measure", "observer", "order", "proof", "record", "strategy", "weights", "workloads"
+        "config", "extensions", "launch", "measure", "observer", "order", "proof", "record", "strategy", "weights",
+        "workloads",
     },
     "compare": {"config", "record", "theory"},
     "benchmarks": {
-        "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "strategy", "train",
+        "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "strategy",
         "workloads",
     },
-    "cli": {"compare", "config", "extensions", "launch", "matrix", "record", "strategy", "train"},
+    "cli": {"compare", "config", "extensions", "launch", "matrix", "record", "strategy"},
     "__main__": {"cli", "config"},
 }  # fmt: skip
 

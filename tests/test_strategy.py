@@ -242,13 +242,18 @@ def test_whatever_differs_is_refused(name, value, remedy):
 
 
 def test_masters_of_sixteen_bits():
-    found = {"precision": "bf16", "parameter_dtypes": ["bfloat16"], "master_dtypes": ["bfloat16"]}
+    found = {"precision": "bf16", "parameter_dtypes": ["bfloat16"], "accumulation_dtype": "bfloat16"}
+    with pytest.raises(
+        Refusal, match=r"^accumulation_dtype: the run asks for float32, the engine has bfloat16; change"
+    ):
+        verify(FOUND.model_copy(update=found), precision="bf16")
+    found |= {"accumulation_dtype": "float32", "master_dtypes": ["bfloat16"]}
     with pytest.raises(Refusal, match=r"^master_dtypes: the run asks for \['float32'\], the engine has \['bfloat16'\]"):
         verify(FOUND.model_copy(update=found), precision="bf16")
 
 
 def test_stage_3_that_shards_nothing():
     with pytest.raises(
-        Refusal, match=r"^partitioned_parameters: stage 3 shards none .* of 100000 elements; take a larger"
+        Refusal, match=r"^partitioned_parameters: stage 3 shards none .* of 100000 elements; change --size"
     ):
         verify(FOUND.model_copy(update={"partitioned_parameters": 0}))
