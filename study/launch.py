@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -95,17 +96,22 @@ def _progress(run_dir: Path, seconds: float) -> str:
 
 
 def _end_group(process: subprocess.Popen) -> None:
-    """End the run and everything it started: ask first, so that it can record itself; insist after 20 s."""
-    for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=patience)
-            return
-        except ProcessLookupError:
-            process.wait()
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """End the run and everything it started: ask first, so that it can record itself; insist after 45 s.
+
+    torchrun starts its ranks in sessions of their own, so they are not of the launcher's process group; asked to end,
+    it gives them 30 s.
+    """
+    started = psutil.Process(process.pid).children(recursive=True)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=45)
+    for left in started:
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out: bool) -> Outcome:

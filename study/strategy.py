@@ -513,7 +513,7 @@ def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, ru
 
 
 def remove_swap_folder(config: RunConfig, strategy: Strategy, run_dir: Path) -> None:
-    """Delete what NVMe offload left on the disk. Rank 0 only, after the last step of every rank."""
+    """Delete what NVMe offload left on the disk, once no rank steps any more."""
     if strategy.offloads_to_nvme:
         shutil.rmtree(swap_folder(config, run_dir), ignore_errors=True)
 

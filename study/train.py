@@ -38,6 +38,7 @@ from study.strategy import (
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from evaluate import EvaluationModule
     from torch.utils.data import DataLoader
 
     from study.measure.memory import PhaseMemory
@@ -125,6 +126,7 @@ class Built:
     optimizer: Any
     train_batches: DataLoader
     eval_batches: DataLoader
+    metric: EvaluationModule | None  # on rank 0
     memory: PhaseMemory
     proof: record.Proof
     initial_parameters: record.Checksum
@@ -140,7 +142,7 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
     from study import proof, weights
     from study.measure.memory import PhaseMemory
     from study.order import TrainingOrder
-    from study.workloads import WORKLOADS
+    from study.workloads import WORKLOADS, load_metric
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -193,6 +195,7 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
         optimizer=optimizer,
         train_batches=train_batches,
         eval_batches=eval_batches,
+        metric=load_metric(workload.METRIC) if accelerator.is_main_process else None,
         memory=memory,
         proof=found,
         initial_parameters=weights.checksum(model),
@@ -270,23 +273,20 @@ def evaluate(built: Built) -> dict[str, float]:
     """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
     import torch
 
-    from study.workloads import load_metric
-
     built.memory.begin("evaluation")
     built.model.eval()
-    metric = load_metric(built.workload.METRIC) if built.accelerator.is_main_process else None
     losses = []
     with torch.no_grad():
         for batch in built.eval_batches:
             output = built.model(**built.workload.inputs(batch))
-            loss = built.workload.loss(output, batch).detach()
-            predictions, references = built.accelerator.gather_for_metrics(built.workload.predictions(output, batch))
-            losses.append(built.accelerator.gather(loss.float().reshape(1)).mean().item())
-            if metric is not None:
-                metric.add_batch(predictions=predictions.cpu(), references=references.cpu())
-    result = {"loss": sum(losses) / len(losses)}
-    if metric is not None:
-        result |= {name: float(value) for name, value in metric.compute().items()}
+            rows = (built.workload.sequence_losses(output, batch), *built.workload.predictions(output, batch))
+            loss, predictions, references = built.accelerator.gather_for_metrics(rows)
+            losses.append(loss.cpu())
+            if built.metric is not None:
+                built.metric.add_batch(predictions=predictions.cpu(), references=references.cpu())
+    result = {"loss": torch.cat(losses).double().mean().item()}
+    if built.metric is not None:
+        result |= {name: float(value) for name, value in built.metric.compute().items()}
     built.memory.begin(None)
     return result
 
@@ -353,6 +353,8 @@ class Journal:
         self.evaluation: list[dict[str, float]] = []
         self.swapped = (0, 0)  # bytes read and written
         self.observer: Any = None
+        self._config = config
+        self._strategy = launch.strategy
         self._file: Any = None
         self._accelerator: Any = None
         self._created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
@@ -442,6 +444,7 @@ class Journal:
         """Record a run that did not end well. Rank-local: nothing here waits for another rank."""
         failure = {"status": _status(error), "step": self.step, "error": f"{type(error).__name__}: {error}"}
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        remove_swap_folder(self._config, self._strategy, self.run_dir)
         if self.rank:
             record.write_json(self.run_dir / f"failure-rank{self.rank}.json", failure)
             return
@@ -459,8 +462,8 @@ class Journal:
         """Remove what a refused run left, on rank 0; what was there before stays."""
         if self.rank or not self.run_dir.exists():
             return
-        for name in ("swap", "initial_weights"):
-            shutil.rmtree(self.run_dir / name, ignore_errors=True)
+        remove_swap_folder(self._config, self._strategy, self.run_dir)
+        shutil.rmtree(self.run_dir / "initial_weights", ignore_errors=True)
         for folder in self._created:  # innermost first
             if any(folder.iterdir()):
                 break

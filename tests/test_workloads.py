@@ -395,3 +395,19 @@ def test_unknown_attribute_of_the_package():
     assert set(WORKLOADS) == {IMDB, WIKITEXT}
     with pytest.raises(AttributeError, match="no attribute 'WORKLOAD'"):
         _ = workloads.WORKLOAD
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_sequence_losses_average_to_the_loss(name):
+    """What evaluation gathers, row by row, is the loss that training minimises."""
+    config = build_config(workload=name, num_eval_examples=6, dropout=0)
+    workload = WORKLOADS[name]
+    splits = workload.load(config)
+    torch.manual_seed(0)
+    model = workload.build_model(config, splits).eval()
+    batch = next(iter(DataLoader(splits.evaluation, 6)))
+    with torch.no_grad():
+        output = model(**workload.inputs(batch))
+    rows = workload.sequence_losses(output, batch)
+    assert rows.shape == (6,)
+    assert rows.mean().item() == pytest.approx(workload.loss(output, batch).item(), rel=1e-5)

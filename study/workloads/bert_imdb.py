@@ -119,6 +119,11 @@ def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
     return functional.cross_entropy(model_output.logits.float(), batch["labels"])
 
 
+def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
+    """Loss of each review, (batch,), in fp32, for evaluation."""
+    return functional.cross_entropy(model_output.logits.float(), batch["labels"], reduction="none")
+
+
 def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Predicted and true labels, one row per review, for the metric."""
     return model_output.logits.argmax(dim=-1), batch["labels"]

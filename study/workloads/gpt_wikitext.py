@@ -165,9 +165,13 @@ def loss(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
     return model_output.loss
 
 
-def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean next-token loss in fp32 and number of predicted tokens, one row per block, for the metric."""
+def sequence_losses(model_output: ModelOutput, batch: dict[str, Tensor]) -> Tensor:
+    """Mean next-token loss of each block, (batch,), in fp32, for evaluation."""
     logits = model_output.logits[:, :-1].float()
+    return functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none").mean(dim=1)
+
+
+def predictions(model_output: ModelOutput, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean next-token loss and number of predicted tokens, one row per block, for the metric."""
     targets = batch["labels"][:, 1:]
-    losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(dim=1)
-    return losses, torch.full_like(targets[:, 0], targets.shape[1])
+    return sequence_losses(model_output, batch), torch.full_like(targets[:, 0], targets.shape[1])
