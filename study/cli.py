@@ -124,7 +124,7 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from study import launch, matrix, record, strategy
+    from study import launch, matrix, strategy
 
     planned = [r for r in matrix.runs(options.study, options.data_dir) if options.only in r.run_id]
     if not planned:
@@ -140,12 +140,12 @@ def _run(options: argparse.Namespace) -> int:
         run_dir = options.runs_dir / options.study / run.run_id
         head = f"[{number}/{len(planned)}] {run.run_id}"
         path = run_dir / "record.json"
-        if path.exists() and record.read(path).status == "ok":
+        if path.exists() and _is_this_run(run, path):
             outcome = launch.Outcome("ok", "kept", path)
         else:
             path.unlink(missing_ok=True)
-            chosen = strategy.read_strategy(strategy.find_strategy(run.strategy))
             try:
+                chosen = strategy.read_strategy(strategy.find_strategy(run.strategy))
                 strategy.check(build_config(**run.flags), chosen, run.num_processes)
             except Refusal as refusal:
                 outcome = launch.Outcome("skipped", str(refusal), None)
@@ -163,6 +163,21 @@ def _run(options: argparse.Namespace) -> int:
     )
     print("model states: MiB per rank as the optimizer steps; collectives: MiB per rank and step")
     return 1 if failed else 0
+
+
+def _is_this_run(run: matrix.Run, path: Path) -> bool:
+    """Whether a finished run is the planned one. Raises Refusal where it is another that has its name."""
+    from study import record
+
+    finished = record.read(path)
+    planned = build_config(**run.flags).model_dump(mode="json")
+    for name in set(planned) - {"output_dir"}:
+        if finished.config[name] != planned[name]:
+            raise Refusal(
+                f"{path}: holds a run with {name}={finished.config[name]!r}, the study plans {planned[name]!r}; "
+                "pass another --runs-dir, or delete it"
+            )
+    return finished.status == "ok"
 
 
 def _row(run: matrix.Run, outcome: launch.Outcome) -> list[str]:

@@ -24,6 +24,7 @@ from study.config import Refusal
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTENSIONS_DIR = ROOT / ".torch_extensions"
+DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Extension:
     folders: tuple[str, ...]  # that it is built in, below `folder()`
     duration: str  # of the build, on two cores
     strategies: str  # the files in accelerate_configs/ that cannot do without it
-    where: str = ""  # and the machines on which they cannot
+    cpu_only: bool = False  # needed, and built, only where there is no GPU
 
 
 EXTENSIONS = {
@@ -44,7 +45,7 @@ EXTENSIONS = {
         folders=("deepspeed_shm_comm",),
         duration="about 30 s",
         strategies="zero*.yaml",
-        where=" where there is no GPU",
+        cpu_only=True,
     ),
     "cpu_adam": Extension(
         module="deepspeed.ops.op_builder",
@@ -67,8 +68,26 @@ FAILURE_LINES = 12
 
 
 def folder() -> Path:
-    """Return where extensions are built: TORCH_EXTENSIONS_DIR if that is set, the project's own folder otherwise."""
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or EXTENSIONS_DIR)
+    """Return where extensions are built: TORCH_EXTENSIONS_DIR if that is set, the project's own folder otherwise.
+
+    The project's own is one per device, because DeepSpeed compiles for a GPU under the same names with other flags: in
+    one folder, a run on the CPU of a GPU box would compile everything again, and the next one on its GPUs once more.
+    """
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(given) if given else EXTENSIONS_DIR / ("cuda" if _sees_gpu() else "cpu")
+
+
+def _sees_gpu() -> bool:
+    """Guess what torch will see: a device of NVIDIA's driver, or of WSL's, unless CUDA_VISIBLE_DEVICES hides them all.
+
+    Only a folder hangs on it: a box that this misjudges builds there what it needs.
+    """
+    return any(any(DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "dxg")) and not _hides_gpus()
+
+
+def _hides_gpus() -> bool:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and visible.strip().partition(",")[0] in ("", "-1")  # CUDA stops at the first bad one
 
 
 def use_own_folder() -> None:
@@ -78,12 +97,19 @@ def use_own_folder() -> None:
 
 
 def check(needs: Collection[str]) -> None:
-    """Raise Refusal where a run that needs these of `EXTENSIONS` would fail to load one, or wait for ever."""
+    """Raise Refusal where a run that needs these of `EXTENSIONS` would fail to load one, wait for ever, or build it."""
     if unknown := set(needs) - set(EXTENSIONS):
         raise ValueError(f"unknown extensions {sorted(unknown)}; there are {', '.join(EXTENSIONS)}")
     for name in sorted(needs):
         if obstacle := _obstacle(name):
             raise Refusal(obstacle)
+    missing = [name for name in sorted(needs) if not _is_built(name)]
+    if missing:
+        command = "CUDA_VISIBLE_DEVICES= zero-study extensions" if _hides_gpus() else "zero-study extensions"
+        raise Refusal(
+            f"DeepSpeed's {' and '.join(missing)}, which this strategy needs{'' if _sees_gpu() else ' on a CPU'}, "
+            f"{'are' if len(missing) > 1 else 'is'} not built yet; run: {command}"
+        )
 
 
 def stale_locks() -> list[Path]:
@@ -135,13 +161,15 @@ def build() -> int:
         return 1
     complete = True
     for name in EXTENSIONS:
+        extension = EXTENSIONS[name]
+        if extension.cpu_only and _sees_gpu():
+            continue
         failure = _obstacle(name) or _load(name)
         if failure:
             complete = False
-            extension = EXTENSIONS[name]
             strategies = sorted(path.stem for path in (ROOT / "accelerate_configs").glob(extension.strategies))
-            skipped = f"these strategies are skipped{extension.where}: {', '.join(strategies)}"
-            print(f"{failure}\n  until then {skipped}", flush=True)
+            where = " where there is no GPU" if extension.cpu_only else ""
+            print(f"{failure}\n  until then these strategies are skipped{where}: {', '.join(strategies)}", flush=True)
     return 0 if complete else 1
 
 
@@ -157,7 +185,14 @@ def _search_path() -> str:
 
 
 def _is_built(name: str) -> bool:
-    return all((folder() / part / f"{part}.so").is_file() for part in EXTENSIONS[name].folders)
+    return all((folder() / part / f"{part}.so").is_file() or _came_along(part) for part in EXTENSIONS[name].folders)
+
+
+def _came_along(part: str) -> bool:
+    """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
+    found = importlib.util.find_spec("deepspeed")
+    places = found.submodule_search_locations or [] if found else []
+    return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
 
 
 def _obstacle(name: str) -> str | None:

@@ -23,7 +23,9 @@ from study import record
 from study.config import Refusal
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
-PREFIX = "zero-study: "  # how train.py begins the one line that says why it refused or failed
+# How train.py begins the one line that says why it refused, or why it failed.
+REFUSED = "zero-study: "
+FAILED = "zero-study failed: "
 
 # What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -92,7 +94,8 @@ def _progress(run_dir: Path, seconds: float) -> str:
         last = json.loads((run_dir / "steps.jsonl").read_text().splitlines()[-1])
     except (OSError, IndexError, json.JSONDecodeError):
         return f"{seconds:.0f} s, starting"
-    return f"{seconds:.0f} s, step {last['step']}, loss {last['loss']:.4f}"
+    loss = "not a number" if last["loss"] is None else f"{last['loss']:.4f}"
+    return f"{seconds:.0f} s, step {last['step']}, loss {loss}"
 
 
 def _end_group(process: subprocess.Popen) -> None:
@@ -117,7 +120,8 @@ def _end_group(process: subprocess.Popen) -> None:
 def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out: bool) -> Outcome:
     path = run_dir / "record.json"
     errors = (run_dir / "stderr.log").read_text(errors="replace").splitlines()
-    said = next((line[len(PREFIX) :] for line in errors if line.startswith(PREFIX)), None)
+    refused = next((line[len(REFUSED) :] for line in errors if line.startswith(REFUSED)), None)
+    failed = next((line[len(FAILED) :] for line in errors if line.startswith(FAILED)), None)
     if timed_out:
         return Outcome("timed_out", "ended at its time limit", path if path.exists() else None)
     if path.exists():
@@ -125,9 +129,9 @@ def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out
         if written.status == "ok" and returncode == 0:
             return Outcome("ok", f"final loss {written.final_loss:.4f}", path)
         if written.status != "ok":
-            return Outcome(written.status, said or written.failure.error.splitlines()[0], path)
-    elif said:
-        return Outcome("refused", said, None)
+            return Outcome(written.status, failed or written.failure.error.splitlines()[0], path)
+    elif refused and not failed:
+        return Outcome("refused", refused, None)
     tail = "\n".join(errors[-15:])
     return Outcome(
         "crashed", f"exit status {returncode}\n{' '.join(arguments)}\n{tail}", path if path.exists() else None

@@ -62,8 +62,9 @@ _PARITY = {
     "gradient_clipping": 0,
     "dropout": 0,
 }
-_ACCUMULATED = {**_PARITY, "micro_batch_size": 2}
-_FEW = ("single", "ddp", "zero2", "zero3")
+_CLIPPED = {"gradient_clipping": 0.5, "dropout": 0.1}
+_DISTRIBUTED = tuple(name for name in EVERY if name != "single")
+_FEW = ("ddp", "zero2", "zero3")
 # From scratch BERT stands still at chance until, suddenly, it does not; dropout and small batches delay that for long.
 _CPU_BERT = {
     "workload": "bert-imdb",
@@ -104,12 +105,18 @@ STUDIES: dict[str, Study] = {
         (Part({"workload": "bert-imdb", **_SMOKE}), Part({"workload": "gpt-wikitext", **_SMOKE})),
     ),
     "parity": Study(
-        "Does every strategy train what DDP trains without clipping and dropout too, on one process and on two?",
+        "Does every strategy train what DDP trains, with and without clipping and dropout, on one process and on two?",
         (
+            Part({"workload": "bert-imdb", **_PARITY, **_CLIPPED}, label="clipped"),
+            Part({"workload": "gpt-wikitext", **_PARITY, **_CLIPPED}, label="clipped"),
             Part({"workload": "bert-imdb", **_PARITY}),
             Part({"workload": "gpt-wikitext", **_PARITY}),
-            Part({"workload": "bert-imdb", **_ACCUMULATED}, _FEW, (1, 2), label="accumulated"),
-            Part({"workload": "gpt-wikitext", **_ACCUMULATED}, _FEW, (1, 2), label="accumulated"),
+            Part({"workload": "bert-imdb", **_PARITY, "micro_batch_size": 4}, ("single",), (1,), label="accumulated"),
+            Part(
+                {"workload": "gpt-wikitext", **_PARITY, "micro_batch_size": 4}, ("single",), (1,), label="accumulated"
+            ),
+            Part({"workload": "bert-imdb", **_PARITY, "micro_batch_size": 2}, _DISTRIBUTED, label="accumulated"),
+            Part({"workload": "gpt-wikitext", **_PARITY, "micro_batch_size": 2}, _FEW, label="accumulated"),
         ),
     ),
     "model-states": Study(

@@ -46,8 +46,10 @@ class Observer:
         """Surround one optimizer step."""
         if number == 1:
             self._memory.begin("first_step")
-        elif number == STEADY_FROM:
+        elif number == min(STEADY_FROM, *self.probed_steps):  # a run too short to be steady: its last step
             self._memory.begin("steady_steps")
+        elif number == 2:
+            self._memory.begin("settling_steps")
         if number not in self.probed_steps:
             yield
             return

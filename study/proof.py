@@ -36,12 +36,13 @@ def base_optimizer(optimizer: Any) -> Any:
 def read_back(accelerator: Accelerator, model: Any, optimizer: Any, config: RunConfig, launch: Launch) -> Proof:
     """Read what `prepare` built from the engine itself. Rank-local: no collective."""
     parameters = list(model.parameters())
+    engine = getattr(model, "_orig_mod", model)  # torch.compile wraps DDP once more
     facts: dict[str, Any] = {
         "world_size": dist.get_world_size() if dist.is_initialized() else 1,
         "distributed_type": accelerator.distributed_type.value,
         "backend": dist.get_backend() if dist.is_initialized() else None,
         "device": accelerator.device.type,
-        "engine_class": type(model).__name__,
+        "engine_class": type(engine).__name__,
         "optimizer_class": type(base_optimizer(optimizer)).__name__,
         "gradient_clipping": config.gradient_clipping,
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
@@ -74,8 +75,10 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, config: RunC
     if model.torch_autocast_enabled():
         facts["autocast_dtype"] = str(model.torch_autocast_dtype()).removeprefix("torch.")
     if stage:
-        facts["zero_optimizer_class"] = type(innermost(optimizer)).__name__
-        facts |= {"reduce_bucket_size": zero.reduce_bucket_size, "allgather_bucket_size": zero.allgather_bucket_size}
+        built = innermost(optimizer)
+        facts["zero_optimizer_class"] = type(built).__name__
+        facts["reduce_bucket_size"] = getattr(built, "reduce_bucket_size", None)  # BF16_Optimizer has none
+        facts["allgather_bucket_size"] = zero.allgather_bucket_size
         masters = engine_tensors(model, innermost(optimizer))["optimizer_states"]
         facts["master_dtypes"] = _names({m.dtype for m in masters}) or None
     if stage in (1, 2):
@@ -83,11 +86,12 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, config: RunC
             innermost(optimizer), "use_multi_rank_bucket_allreduce", None
         )
     if stage == 3:
+        offload = innermost(optimizer).parameter_offload
         facts |= {
-            "prefetch_bucket_size": zero.prefetch_bucket_size,
-            "param_persistence_threshold": zero.param_persistence_threshold,
-            "max_live_parameters": zero.max_live_parameters,
-            "max_reuse_distance": zero.max_reuse_distance,
+            "prefetch_bucket_size": offload._prefetch_bucket_sz,
+            "param_persistence_threshold": offload.param_numel_persistence_threshold,
+            "max_live_parameters": offload._max_available_parameters_in_numel,
+            "max_reuse_distance": offload._max_reuse_distance_in_numel,
             "partitioned_parameters": sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in parameters),
         }
     if launch.strategy.offloads_to_nvme:
@@ -149,6 +153,7 @@ def verify(proof: Proof, config: RunConfig, launch: Launch, run_dir: Path) -> No
             f"--precision, or zero3_init_flag in {key}",
         ),
     ]
+    asked += _asked_of_the_engine(proof, config, launch)
     if proof.zero_stage and config.precision in ("bf16", "fp16"):
         dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.accumulation_dtype]
         asked.append(("accumulation_dtype", dtype, "--accumulation-dtype"))
@@ -156,7 +161,7 @@ def verify(proof: Proof, config: RunConfig, launch: Launch, run_dir: Path) -> No
         found = getattr(proof, name)
         if found != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {found}; change {remedy}")
-    if proof.zero_stage and proof.master_dtypes not in (None, ["float32"]) and config.precision != "fp32":
+    if proof.zero_stage and proof.master_dtypes not in (None, ["float32"]):
         raise Refusal(
             f"master_dtypes: the run asks for ['float32'], the engine has {proof.master_dtypes}; change --precision"
         )
@@ -165,6 +170,41 @@ def verify(proof: Proof, config: RunConfig, launch: Launch, run_dir: Path) -> No
             "partitioned_parameters: stage 3 shards none of this model's parameters, each is below the engine's "
             f"persistence threshold of {proof.param_persistence_threshold} elements; change --size, or take zero3_tuned"
         )
+
+
+# DeepSpeed's keys and what the proof calls them; a strategy's JSON that gives one is held to it.
+_ZERO_FACTS = {
+    "reduce_bucket_size": "reduce_bucket_size",
+    "allgather_bucket_size": "allgather_bucket_size",
+    "overlap_comm": "overlap_comm",
+    "use_multi_rank_bucket_allreduce": "use_multi_rank_bucket_allreduce",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_param_persistence_threshold": "param_persistence_threshold",
+    "stage3_max_live_parameters": "max_live_parameters",
+    "stage3_max_reuse_distance": "max_reuse_distance",
+}
+
+
+def _asked_of_the_engine(proof: Proof, config: RunConfig, launch: Launch) -> list[tuple[str, Any, str]]:
+    """What the strategy's kind, and its JSON where it has one, imply for the engine."""
+    strategy = launch.strategy
+    classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
+    offloads = strategy.offload_optimizer_device != "none"
+    has_group = strategy.distributed_type == "DEEPSPEED" or launch.num_processes > 1
+    backend = ("nccl" if proof.device == "cuda" else "gloo") if has_group else None
+    asked = [
+        ("backend", backend, "nothing of the study's: the process group was set up by something else"),
+        ("engine_class", classes.get(strategy.distributed_type, proof.engine_class), f"{strategy.path}"),
+        (
+            "optimizer_class",
+            "DeepSpeedCPUAdam" if offloads else "AdamW",
+            f"offload_optimizer_device in {strategy.path}",
+        ),
+    ]
+    for key, value in (strategy.deepspeed_json or {}).get("zero_optimization", {}).items():
+        if key in _ZERO_FACTS and value != "auto":
+            asked.append((_ZERO_FACTS[key], value, f"zero_optimization.{key} in the JSON of {strategy.path}"))
+    return asked
 
 
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:

@@ -37,7 +37,7 @@ class Proof(_Facts):
     offload_optimizer_device: Literal["none", "cpu", "nvme"] = "none"
     offload_param_device: Literal["none", "cpu", "nvme"] = "none"
     swap_folder: str | None = None
-    gradient_clipping: float  # 0: no clipping
+    gradient_clipping: float  # 0: no clipping; outside DeepSpeed the study's loop clips, and this is what it does
     gradient_accumulation_steps: int
     micro_batch_size: int
     precision: str
@@ -147,7 +147,7 @@ class Record(_Facts):
     final_loss: float | None = None
     tokens: int | None = None  # trained on, padding not counted
     samples: int | None = None
-    evaluation: list[dict[str, float]] = Field(default_factory=list)
+    evaluation: list[dict[str, float | None]] = Field(default_factory=list)  # null: beyond what a float holds
     timing: Timing | None = None
     machine: dict[str, Any]
     steps_sha256: str | None = None

@@ -13,11 +13,23 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import psutil
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from study import extensions
 from study.config import SIZES, Refusal, RunConfig, describe
@@ -35,7 +47,22 @@ Device = Literal["none", "cpu", "nvme"]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _number_or_auto(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if value == "auto":
+        return value
+    try:
+        return validate(value)
+    except ValidationError as error:
+        # A union would name its branches in the key.
+        raise PydanticCustomError("or_auto", "{text} or 'auto'", {"text": error.errors()[0]["msg"]}) from None
+
+
+OrAuto = WrapValidator(_number_or_auto)  # only where the study fills "auto" in
+# DeepSpeed's own examples write 5e8.
+Count = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0)]
 
 
 class _DeepSpeedSection(_Strict):
@@ -48,9 +75,20 @@ class _DeepSpeedSection(_Strict):
     zero3_init_flag: bool = False
     zero3_save_16bit_model: bool = False
     gradient_accumulation_steps: int | None = None
-    gradient_clipping: Literal["auto"] | float = "auto"
+    gradient_clipping: Annotated[float, OrAuto] = "auto"
     deepspeed_multinode_launcher: str | None = None
     deepspeed_hostfile: str | None = None
+
+
+class _FSDPSection(_Strict):
+    """The fsdp_config section of an accelerate file; a key left out would be the launcher's default, made for FSDP1."""
+
+    fsdp_version: Literal[2]
+    fsdp_reshard_after_forward: bool
+    fsdp_auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"]  # the layers that the model's `_no_split_modules` names
+    fsdp_cpu_ram_efficient_loading: Literal[False]  # every rank builds the same weights
+    fsdp_offload_params: Literal[False]  # no record would show it
+    fsdp_state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
 
 
 class _AccelerateFile(_Strict):
@@ -59,7 +97,7 @@ class _AccelerateFile(_Strict):
     compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
     distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
     deepspeed_config: _DeepSpeedSection | None = None
-    fsdp_config: dict[str, Any] | None = None
+    fsdp_config: _FSDPSection | None = None
     num_processes: int = Field(ge=1)
     num_machines: int = Field(1, ge=1)
     machine_rank: int = Field(0, ge=0)
@@ -112,52 +150,92 @@ class _AccelerateFile(_Strict):
         return value
 
 
-# The keys of DeepSpeed's JSON that describe a distribution; the rest describes a run and is set in one place below.
-_JSON_KEYS = {
-    "zero_optimization",
-    "aio",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "train_micro_batch_size_per_gpu",
-    "train_batch_size",
-    "communication_data_type",
-}
-_ZERO_KEYS = {
-    "stage",
-    "contiguous_gradients",
-    "reduce_scatter",
-    "reduce_bucket_size",
-    "use_multi_rank_bucket_allreduce",
-    "allgather_partitions",
-    "allgather_bucket_size",
-    "overlap_comm",
-    "offload_param",
-    "offload_optimizer",
-    "sub_group_size",
-    "round_robin_gradients",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_module_granularity_threshold",
-    "zero_hpz_partition_size",
-}
-_OFFLOAD_KEYS = {
-    "offload_optimizer": {
-        "device",
-        "nvme_path",
-        "buffer_count",
-        "pin_memory",
-        "pipeline_read",
-        "pipeline_write",
-        "fast_init",
-        "ratio",
-    },
-    "offload_param": {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"},
-}
-_AIO_KEYS = {"block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"}
+# A DeepSpeed JSON as the study allows it: what describes a distribution, nothing about a run. None stands for
+# DeepSpeed's own default; null cannot be written.
+
+
+class _OffloadOptimizer(_Strict):
+    device: Device = "none"
+    buffer_count: Count = None
+    pin_memory: bool = None
+    pipeline_read: bool = None
+    pipeline_write: bool = None
+    fast_init: bool = None
+    ratio: float = Field(None, ge=0, le=1)
+
+
+class _OffloadParam(_Strict):
+    device: Device = "none"
+    buffer_count: Count = None
+    buffer_size: Annotated[Count, OrAuto] = None
+    max_in_cpu: Count = None
+    pin_memory: bool = None
+
+
+class _ZeroSection(_Strict):
+    stage: Literal[0, 1, 2, 3]
+    contiguous_gradients: bool = None
+    reduce_scatter: bool = None
+    reduce_bucket_size: Annotated[Count, Field(gt=0), OrAuto] = None
+    use_multi_rank_bucket_allreduce: bool = None
+    allgather_partitions: bool = None
+    allgather_bucket_size: Count = None
+    overlap_comm: bool = None
+    offload_param: _OffloadParam = _OffloadParam()
+    offload_optimizer: _OffloadOptimizer = _OffloadOptimizer()
+    sub_group_size: Count = None
+    round_robin_gradients: bool = None
+    stage3_prefetch_bucket_size: Annotated[Count, OrAuto] = None
+    stage3_param_persistence_threshold: Annotated[Count, OrAuto] = None
+    stage3_model_persistence_threshold: Count = None
+    stage3_max_live_parameters: Count = None
+    stage3_max_reuse_distance: Count = None
+    stage3_gather_16bit_weights_on_model_save: bool = None
+    stage3_module_granularity_threshold: Count = None
+    zero_hpz_partition_size: Count = None
+
+    @field_validator("stage", mode="before")
+    @classmethod
+    def _explain_stage(cls, value: Any) -> Any:
+        if type(value) is not int or not 0 <= value <= 3:
+            raise ValueError(f"zero_optimization.stage must be 0, 1, 2 or 3, is {value!r}")
+        return value
+
+    @field_validator("offload_param", "offload_optimizer", mode="before")
+    @classmethod
+    def _explain_nvme_path(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, dict) and "nvme_path" in value:
+            raise ValueError(
+                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it, pass --swap-dir"
+            )
+        return value
+
+
+class _AioSection(_Strict):
+    block_size: Annotated[Count, Field(gt=0)] = None
+    queue_depth: Annotated[Count, Field(gt=0)] = None
+    intra_op_parallelism: Annotated[Count, Field(gt=0)] = None
+    single_submit: bool = None
+    overlap_events: bool = None
+    use_gds: bool = None
+
+
+class _DeepSpeedFile(_Strict):
+    zero_optimization: _ZeroSection
+    aio: _AioSection = None
+    gradient_accumulation_steps: Annotated[int, Field(ge=1), OrAuto] = "auto"
+    gradient_clipping: Annotated[float, Field(ge=0), OrAuto] = "auto"
+    train_micro_batch_size_per_gpu: Literal["auto"] = "auto"  # a number here would be replaced by the run's
+    train_batch_size: Literal["auto"] = "auto"
+    communication_data_type: Literal["fp32", "bf16", "fp16"] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explain_run_keys(cls, content: Any) -> Any:
+        run_keys = {"optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "data_types"} & set(content)
+        if run_keys:
+            raise ValueError(f"{min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it")
+        return content
 
 
 @dataclass(frozen=True)
@@ -168,6 +246,7 @@ class Strategy:
     path: Path
     distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
     num_processes: int  # what the file says; the launcher's --num_processes overrides it
+    num_machines: int  # likewise
     zero_stage: int | None  # None: not DeepSpeed
     offload_optimizer_device: Device
     offload_param_device: Device
@@ -210,9 +289,9 @@ def read_strategy(path: Path) -> Strategy:
         raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
-    section = content.get("deepspeed_config") or {}
+    section = content.get("deepspeed_config")
     for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
-        if key in section:
+        if isinstance(section, dict) and key in section:
             raise Refusal(f"{path}: deepspeed_config.{key} is dropped by accelerate; remove it and pass --swap-dir")
     try:
         file = _AccelerateFile.model_validate(content)
@@ -224,41 +303,40 @@ def read_strategy(path: Path) -> Strategy:
         raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
 
     deepspeed = file.deepspeed_config or _DeepSpeedSection()
-    beside, zero = None, {}
+    written = beside = None
     if deepspeed.deepspeed_config_file is not None:
-        extra = {"zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_clipping"} & set(section)
+        ignored = {"zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_save_16bit_model"}
+        extra = (ignored | {"gradient_clipping", "gradient_accumulation_steps"}) & set(section)
         if extra or "mixed_precision" in content:
             key = min(extra, default="mixed_precision")
             raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
-        beside = _read_json(path, deepspeed.deepspeed_config_file)
-        zero = beside["zero_optimization"]
+        written, beside = _read_json(path, deepspeed.deepspeed_config_file)
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
         raise Refusal(
             f"{path}: deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"
         )
 
-    def offload(key: str) -> Device:
-        return zero.get(key, {}).get("device", "none") if beside else getattr(deepspeed, f"{key}_device")
-
-    clipping = (beside or {}).get("gradient_clipping", deepspeed.gradient_clipping)
-    accumulation = (beside or {}).get("gradient_accumulation_steps", deepspeed.gradient_accumulation_steps)
+    in_charge = beside or deepspeed
+    zero = beside.zero_optimization if beside else None
+    clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
     return Strategy(
         name=path.stem,
         path=path,
         distributed_type=file.distributed_type,
         num_processes=file.num_processes,
-        zero_stage=zero["stage"] if beside else deepspeed.zero_stage,
-        offload_optimizer_device=offload("offload_optimizer"),
-        offload_param_device=offload("offload_param"),
+        num_machines=file.num_machines,
+        zero_stage=zero.stage if zero else deepspeed.zero_stage,
+        offload_optimizer_device=zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device,
+        offload_param_device=zero.offload_param.device if zero else deepspeed.offload_param_device,
         zero3_init=deepspeed.zero3_init_flag,
-        deepspeed_json=beside,
-        gradient_clipping=None if clipping == "auto" else float(clipping),
-        gradient_accumulation_steps=None if accumulation in (None, "auto") else int(accumulation),
+        deepspeed_json=written,
+        gradient_clipping=None if clipping == "auto" else clipping,
+        gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
         content=content,
     )
 
 
-def _read_json(yaml_path: Path, name: str) -> dict[str, Any]:
+def _read_json(yaml_path: Path, name: str) -> tuple[dict[str, Any], _DeepSpeedFile]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     path = Path(name)
     if not path.is_file():
@@ -267,30 +345,23 @@ def _read_json(yaml_path: Path, name: str) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
-    run_keys = {"optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "data_types"} & set(content)
-    if run_keys:
-        raise Refusal(
-            f"{path}: {min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it"
-        )
-    _known(path, content, _JSON_KEYS, "")
-    zero = content.get("zero_optimization")
-    if not isinstance(zero, dict) or zero.get("stage") not in (0, 1, 2, 3):
-        raise Refusal(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3")
-    _known(path, zero, _ZERO_KEYS, "zero_optimization.")
-    _known(path, content.get("aio", {}), _AIO_KEYS, "aio.")
-    for key, known in _OFFLOAD_KEYS.items():
-        _known(path, zero.get(key, {}), known, f"zero_optimization.{key}.")
-        if "nvme_path" in zero.get(key, {}):
-            raise Refusal(
-                f"{path}: zero_optimization.{key}.nvme_path would be shared by runs; remove it, pass --swap-dir"
-            )
-    return content
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+    try:
+        return content, _DeepSpeedFile.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path)) + _known_keys(error)) from None
 
 
-def _known(path: Path, content: dict[str, Any], known: set[str], where: str) -> None:
-    for key in content:
-        if key not in known:
-            raise Refusal(f"{path}: unknown key '{where}{key}'; known: {', '.join(sorted(known))}")
+def _known_keys(error: ValidationError) -> str:
+    """What may stand in the place of a DeepSpeed JSON's unknown key, where that is the error."""
+    unknown = next((e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"), None)
+    if unknown is None:
+        return ""
+    section: Any = _DeepSpeedFile
+    for key in unknown[:-1]:
+        section = section.model_fields[key].annotation
+    return f"; known: {', '.join(sorted(section.model_fields))}"
 
 
 @dataclass(frozen=True)
@@ -299,6 +370,7 @@ class Launch:
 
     strategy: Strategy
     num_processes: int
+    num_machines: int = 1
 
 
 def read_launch() -> Launch:
@@ -321,7 +393,11 @@ def read_launch() -> Launch:
             break
         path = Path(parent.cwd()) / arguments.config_file
         strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
-        return Launch(strategy, arguments.num_processes or strategy.num_processes)
+        return Launch(
+            strategy,
+            num_processes=arguments.num_processes or strategy.num_processes,
+            num_machines=arguments.num_machines or strategy.num_machines,
+        )
     raise Refusal(
         "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
         "study/train.py`, or as `zero-study train --strategy zero3`"
@@ -341,7 +417,7 @@ def _launch_arguments(command: list[str]) -> int | None:
     return None
 
 
-def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
+def check(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1) -> None:
     """Refuse, before anything is started or written, what cannot run here as asked."""
     where = strategy.path
     if strategy.distributed_type == "NO" and world_size != 1:
@@ -358,6 +434,12 @@ def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
         raise Refusal(
             f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from the run's "
             f"{accumulation}; remove it and pass --micro-batch-size"
+        )
+    if strategy.distributed_type == "FSDP" and config.precision != "fp32":
+        # accelerate's policy: parameters gathered, gradients reduced and outputs returned in that type.
+        raise Refusal(
+            f"--precision {config.precision} under {strategy.name} also reduces gradients in 16 bits, as no other "
+            "strategy does; use --precision fp32"
         )
     if config.precision in ("bf16", "fp16"):
         if strategy.zero_stage is None:
@@ -378,8 +460,12 @@ def check(config: RunConfig, strategy: Strategy, world_size: int) -> None:
     import torch
 
     num_gpus = torch.cuda.device_count()
-    if num_gpus and world_size > num_gpus * int(strategy.content.get("num_machines", 1)):
-        raise Refusal(f"{world_size} processes asked, {num_gpus} GPU(s) found; pass --num_processes {num_gpus}")
+    if num_gpus and world_size > num_gpus * num_machines:
+        each = f" on this one of {num_machines} machines" if num_machines > 1 else ""
+        raise Refusal(
+            f"{world_size} processes asked, {num_gpus} GPU(s) found{each}; pass --num_processes "
+            f"{num_gpus * num_machines}"
+        )
     if strategy.distributed_type == "FSDP" and not num_gpus:
         raise Refusal(f"{strategy.name} needs GPUs: on a CPU accelerate does not shard and trains something else")
     if config.precision.startswith("fp16") and not num_gpus:
@@ -500,7 +586,11 @@ def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, ru
         dtype = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[config.precision]
         engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
     # The rules that accelerate applies to "auto" in `prepare`, applied now because zero.Init reads the config before.
-    suited = {"reduce_bucket_size": hidden**2, "stage3_prefetch_bucket_size": int(0.9 * hidden**2)}
+    suited = {
+        "reduce_bucket_size": hidden**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
     for key, value in suited.items():
         if zero.get(key) == "auto":
             zero[key] = value
@@ -530,6 +620,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, c
             return lambda: accelerator.clip_grad_norm_(model.parameters(), config.gradient_clipping)
 
         def norm() -> torch.Tensor:
+            accelerator.unscale_gradients()  # fp16-autocast's; does nothing otherwise
             whole = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
             return whole.full_tensor() if hasattr(whole, "full_tensor") else whole  # FSDP2's is a DTensor
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from study import extensions, record
 from study.config import Refusal, RunConfig, build_config, flag_parser
-from study.launch import PREFIX, QUIET
+from study.launch import FAILED, QUIET, REFUSED
 from study.strategy import (
     Launch,
     build_accelerator,
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from study.workloads.sources import Splits
 
 
+# DeepSpeed swaps tensors of at least this size; a process that wrote less to disks only wrote its own records.
+SMALLEST_SWAP_BYTES = 1 << 20
+
+
 class Failed(RuntimeError):
     """The run did not train to a result: a loss that is no number, parameters that did not move."""
 
@@ -61,15 +65,15 @@ def main() -> None:
     try:
         run(sys.argv[1:])
     except Refusal as refusal:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"{PREFIX}{refusal}", file=sys.stderr)
-        else:  # the launcher ends every rank as soon as one has ended, and rank 0 has the word
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            # Rank 0 has the word, and the launcher ends all ranks once one has ended; unless only this one refuses.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2)
+        print(f"{REFUSED}{refusal}", file=sys.stderr)
         status = 2
     except (Failed, Interrupted) as failure:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"{PREFIX}{failure}", file=sys.stderr)
+            print(f"{FAILED}{failure}", file=sys.stderr)
         status = 1
     except Exception:
         traceback.print_exc()
@@ -84,7 +88,8 @@ def main() -> None:
 
 
 def _interrupt(number: int, _: Any) -> None:
-    raise Interrupted(f"interrupted by {signal.Signals(number).name}")
+    name = signal.Signals(number).name
+    raise Interrupted(f"interrupted by {name}, from the user or from the launcher because another process ended")
 
 
 def run(arguments: list[str]) -> None:
@@ -159,6 +164,9 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
         f"{config.sequence_length} tokens a step, {config.num_steps} steps, {config.precision}"
     )
 
+    if accelerator.is_main_process:  # what an unfinished run left here is not this one's
+        for stale in [run_dir / "steps.jsonl", *run_dir.glob("failure-rank*.json")]:
+            stale.unlink(missing_ok=True)
     workload = WORKLOADS[config.workload]
     splits = workload.load(config)
     memory = PhaseMemory(accelerator.device, config.measure)
@@ -182,6 +190,7 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
     model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
     found = proof.read_back(accelerator, model, optimizer, config, launch)
     proof.verify(found, config, launch, run_dir)
+    memory.begin(None)
     # Dropout's stream starts here, whatever random numbers building the model took.
     torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)
     return Built(
@@ -248,6 +257,9 @@ def train(built: Built, journal: Journal) -> None:
                 samples += len(batch["labels"])
             seconds = now() - start
 
+        norm = float(gradient_norm)
+        overflowed = config.precision.startswith("fp16") and not math.isfinite(norm)  # its loss scaler skips the update
+        skipped = overflowed or accelerator.optimizer_step_was_skipped
         each = torch.stack([loss_sum / accumulation, tokens, *loss_sum.new_tensor([samples, seconds, waited])])
         every = accelerator.gather(each.unsqueeze(0)).double().cpu()  # (world_size, 5)
         journal.add(
@@ -255,7 +267,7 @@ def train(built: Built, journal: Journal) -> None:
                 "step": step,
                 "loss": every[:, 0].mean().item(),
                 "learning_rate": learning_rate,
-                "grad_norm": None if accelerator.optimizer_step_was_skipped else float(gradient_norm),
+                "grad_norm": None if skipped else norm,
                 "seconds": every[:, 3].max().item(),  # the step is over when its slowest rank is
                 "elapsed_seconds": time.perf_counter() - began,  # since training began, all between steps included
                 "data_wait_seconds": every[:, 4].max().item(),
@@ -264,7 +276,7 @@ def train(built: Built, journal: Journal) -> None:
             }
         )
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
-            journal.evaluation.append({"step": step, **evaluate(built)})
+            journal.add_evaluation(step, evaluate(built))
             model.train()
     journal.swapped = tuple(after - before for before, after in zip(journal.swapped, swap_traffic(), strict=True))
 
@@ -273,6 +285,7 @@ def evaluate(built: Built) -> dict[str, float]:
     """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
     import torch
 
+    interrupted_phase = built.memory.current
     built.memory.begin("evaluation")
     built.model.eval()
     losses = []
@@ -287,7 +300,7 @@ def evaluate(built: Built) -> dict[str, float]:
     result = {"loss": torch.cat(losses).double().mean().item()}
     if built.metric is not None:
         result |= {name: float(value) for name, value in built.metric.compute().items()}
-    built.memory.begin(None)
+    built.memory.begin(interrupted_phase)
     return result
 
 
@@ -314,9 +327,11 @@ def finish(built: Built, journal: Journal) -> None:
     }
     ranks = gather_object([mine])
     proof = observer.proof
+    if proof.moment_dtypes not in (None, ["float32"]):
+        raise Failed(f"moment_dtypes: the study's AdamW keeps ['float32'], the engine has {proof.moment_dtypes}")
     if built.launch.strategy.offloads_to_nvme:
         read, written = ([rank["swapped"][i] for rank in ranks] for i in (0, 1))
-        if not all(written):
+        if min(written) < SMALLEST_SWAP_BYTES:
             raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
         proof = proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
     if config.save_model:
@@ -350,7 +365,7 @@ class Journal:
         self.rank = int(os.environ.get("RANK", "0"))
         self.step: int | None = None  # the last one begun
         self.lines: list[dict[str, Any]] = []
-        self.evaluation: list[dict[str, float]] = []
+        self.evaluation: list[dict[str, float | None]] = []
         self.swapped = (0, 0)  # bytes read and written
         self.observer: Any = None
         self._config = config
@@ -419,6 +434,13 @@ class Journal:
             raise Failed(f"step {line['step']}: the gradient norm is {norm}")
         self._accelerator.log({k: v for k, v in finite.items() if v is not None}, step=line["step"])
 
+    def add_evaluation(self, step: int, result: dict[str, float]) -> None:
+        """Append one evaluation. Raises Failed where its loss is no number; a perplexity may be too large for one."""
+        finite = {name: value if math.isfinite(value) else None for name, value in result.items()}
+        self.evaluation.append({"step": step, **finite})
+        if finite["loss"] is None:
+            raise Failed(f"step {step}: the evaluation loss is {result['loss']}")
+
     def write(self, status: str, **facts: Any) -> None:
         from study.measure import machine
 
@@ -442,20 +464,27 @@ class Journal:
 
     def fail(self, error: BaseException) -> None:
         """Record a run that did not end well. Rank-local: nothing here waits for another rank."""
-        failure = {"status": _status(error), "step": self.step, "error": f"{type(error).__name__}: {error}"}
+        # The launcher ends every rank as soon as one has ended; what there is to tell is told all the same.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        told = {
+            "at": time.time(),
+            "status": _status(error),
+            "step": self.step,
+            "error": f"{type(error).__name__}: {error}"[:2000],
+        }
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.run_dir / "initial_weights", ignore_errors=True)
         remove_swap_folder(self._config, self._strategy, self.run_dir)
         if self.rank:
-            record.write_json(self.run_dir / f"failure-rank{self.rank}.json", failure)
+            record.write_json(self.run_dir / f"failure-rank{self.rank}.json", told)
             return
-        # Another rank may have failed first, and this one only lost its peer.
+        # The rank that failed first knows why; this one may only have lost its peer.
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
-        others = [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("failure-rank*.json"))]
-        told = next((other for other in others if other["status"] == "out_of_memory"), failure)
-        if failure["status"] == "interrupted":
-            told = next((other for other in others if other["status"] != "interrupted"), told)
-        self.write(told["status"], failure=record.Failure(step=told["step"], error=told["error"][:2000]))
-        for path in self.run_dir.glob("failure-rank*.json"):
+        reports = sorted(self.run_dir.glob("failure-rank*.json"))
+        first = min([told, *(json.loads(path.read_text()) for path in reports)], key=lambda report: report["at"])
+        self.write(first["status"], failure=record.Failure(step=first["step"], error=first["error"]))
+        for path in reports:
             path.unlink()
 
     def discard(self) -> None:

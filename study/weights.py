@@ -28,18 +28,12 @@ def build_model(
     Building under zero.Init draws other random numbers than building whole. So where the strategy wants a partitioned
     model, rank 0 builds it whole once and every rank loads those weights partitioned.
     """
-    partitioned = strategy.zero_stage == 3 and strategy.zero3_init
-    if config.effective_init == "pretrained":
-        if accelerator.distributed_type.value != "DEEPSPEED" or partitioned:
-            return workload.build_model(config, splits)
+    set_seed(config.seed)  # for a published model's new head too
+    if not (strategy.zero_stage == 3 and strategy.zero3_init):
         with _without_zero3_in_transformers():
             return workload.build_model(config, splits)
-    if not partitioned:
-        set_seed(config.seed)
-        return workload.build_model(config, splits)
     folder = run_dir / "initial_weights"
     if accelerator.is_main_process:
-        set_seed(config.seed)
         with _without_zero3_in_transformers():
             workload.build_model(config, splits).save_pretrained(folder)
     accelerator.wait_for_everyone()
@@ -84,7 +78,7 @@ def num_params(model: torch.nn.Module) -> int:
 def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter whole, gathered one at a time, in the order of their names. Collective."""
     for name, parameter in sorted(model.named_parameters()):
-        name = name.removeprefix("module.").removeprefix("_orig_mod.")
+        name = name.replace("_orig_mod.", "").removeprefix("module.")
         if hasattr(parameter, "ds_id"):
             import deepspeed
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,16 @@ def folder(tmp_path, monkeypatch):
     folder = tmp_path / "torch extensions"
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def devices(tmp_path, monkeypatch):
+    """An empty /dev and an environment that does not speak of GPUs: a box without any."""
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    monkeypatch.setattr(extensions, "DEVICES", devices)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return devices
 
 
 @pytest.fixture
@@ -55,7 +66,7 @@ def put_compiler(tools: Path, header_status: int = 0, library: str = "/usr/lib/l
 
 def put_built(folder: Path, *names: str) -> None:
     for name in names:
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / f"{name}.so").touch()
 
 
@@ -64,6 +75,9 @@ def put_lock(folder: Path, name: str) -> Path:
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()
     return lock
+
+
+ALL = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
 
 
 def refusal(*needs: str) -> str:
@@ -108,6 +122,7 @@ def test_torch_marks_a_build_with_the_lock_that_is_looked_for(folder):
 
 def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools):
     put_compiler(tools)
+    put_built(folder, *ALL)
     lock = put_lock(folder, "pin_memory")
     message = refusal("async_io", "cpu_adam")
     assert str(lock) in message
@@ -119,6 +134,7 @@ def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools)
 
 def test_check_minds_no_lock_of_an_extension_that_the_run_does_not_load(folder, tools):
     put_compiler(tools)
+    put_built(folder, "cpu_adam")
     put_lock(folder, "async_io")
     extensions.check({"cpu_adam"})
 
@@ -144,7 +160,7 @@ def test_check_refuses_without_a_compiler(name, tools):
 
 def test_check_looks_for_the_compiler_that_is_asked_for(tools, monkeypatch):
     put_compiler(tools)
-    extensions.check({"cpu_adam"})
+    assert "not built yet" in refusal("cpu_adam")
     monkeypatch.setenv("CXX", "clang++-99 -v")
     assert "clang++-99 -v is not on PATH" in refusal("cpu_adam")
 
@@ -183,6 +199,36 @@ def test_check_refuses_async_io_without_libaio(compiler, lacking, tools):
     assert message.startswith(f"the compiler finds no {lacking}")
     assert "libaio-dev" in message
     assert "libaio-devel" in message
+    assert refusal("cpu_adam", "async_io") == message  # before what one command mends
+
+
+def test_check_refuses_what_is_not_built_and_names_the_command(folder, devices, tools, monkeypatch):
+    put_compiler(tools)
+    put_built(folder, "pin_memory")
+    message = refusal("cpu_adam", "async_io")
+    expected = "DeepSpeed's async_io and cpu_adam, which this strategy needs{}, are not built yet; run: {}"
+    assert message == expected.format(" on a CPU", "zero-study extensions")
+    (devices / "nvidia0").touch()
+    assert refusal("cpu_adam", "async_io") == expected.format("", "zero-study extensions")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    message = refusal("cpu_adam", "async_io")
+    assert message == expected.format(" on a CPU", "CUDA_VISIBLE_DEVICES= zero-study extensions")
+    put_built(folder, "cpu_adam")
+    assert "DeepSpeed's async_io, which this strategy needs on a CPU, is not built yet" in refusal(
+        "cpu_adam", "async_io"
+    )
+    put_built(folder, "async_io")
+    extensions.check({"cpu_adam", "async_io"})
+
+
+def test_check_accepts_what_deepspeed_was_installed_with(tmp_path, tools, monkeypatch):
+    put_compiler(tools)
+    compiled = tmp_path / "deepspeed" / "ops" / "adam" / "cpu_adam_op.cpython-312-x86_64-linux-gnu.so"
+    compiled.parent.mkdir(parents=True)
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "deepspeed")])
+    monkeypatch.setattr(extensions.importlib.util, "find_spec", lambda name: found)
+    assert "not built yet" in refusal("cpu_adam")
+    compiled.touch()
     extensions.check({"cpu_adam"})
 
 
@@ -204,7 +250,30 @@ def test_own_folder_is_set_unless_the_user_has_one(folder, monkeypatch):
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(folder)
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     extensions.use_own_folder()
-    assert os.environ["TORCH_EXTENSIONS_DIR"] == str(extensions.EXTENSIONS_DIR)
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == str(extensions.EXTENSIONS_DIR / "cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [
+        (None, None, "cpu"),
+        (None, "0", "cpu"),
+        ("nvidiactl", None, "cpu"),
+        ("nvidia3", None, "cuda"),
+        ("dxg", None, "cuda"),
+        ("nvidia0", "0,1", "cuda"),
+        ("nvidia0", "GPU-1", "cuda"),
+        ("nvidia0", "", "cpu"),
+        ("nvidia0", "-1,0", "cpu"),
+    ],
+)
+def test_cpu_and_gpus_have_a_folder_each(devices, monkeypatch, device, visible, expected):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    if device:
+        (devices / device).touch()
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert extensions.folder() == extensions.EXTENSIONS_DIR / expected
 
 
 def test_the_ninja_beside_this_python_comes_first(tools, tmp_path, monkeypatch):
@@ -228,7 +297,8 @@ def deepspeed(tmp_path, monkeypatch):
     for parent in (package.parent, package.parent.parent):
         (parent / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    monkeypatch.setattr(extensions.importlib.util, "find_spec", lambda name: object())
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "packages" / "deepspeed")])
+    monkeypatch.setattr(extensions.importlib.util, "find_spec", lambda name: found)
     return package / "__init__.py"
 
 
@@ -273,10 +343,20 @@ def test_build_without_a_compiler_says_what_that_costs(deepspeed, tools, capsys)
 
 def test_build_of_what_is_there_says_that_it_checks(deepspeed, folder, tools, capsys):
     put_compiler(tools)
-    put_built(folder, "deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
+    put_built(folder, *ALL)
     deepspeed.write_text("class CPUAdamBuilder:\n    def load(self): pass\nAsyncIOBuilder = CPUAdamBuilder\n")
     assert extensions.build() == 0
     assert "building" not in capsys.readouterr().out
+
+
+def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, tools, capsys):
+    put_compiler(tools)
+    (devices / "nvidia0").touch()
+    deepspeed.write_text("class CPUAdamBuilder:\n    def load(self): pass\nAsyncIOBuilder = CPUAdamBuilder\n")
+    assert extensions.build() == 0
+    output = capsys.readouterr().out
+    assert "building DeepSpeed's cpu_adam" in output
+    assert "deepspeed_shm_comm" not in output
 
 
 def test_import_needs_no_torch():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -64,6 +67,11 @@ def checking(name: str, world_size: int = 2, **flags) -> str:
             "distributed_type: DEEPSPEED and a deepspeed_config section belong together",
         ),
         (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "belong together"),
+        (HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: 2", "deepspeed_config=2: input should be a valid dict"),
+        (
+            HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, gradient_clipping: none}",
+            "deepspeed_config.gradient_clipping='none': input should be a valid number or 'auto'",
+        ),
         (HEAD + "distributed_type: FSDP", "distributed_type: FSDP and an fsdp_config section belong together"),
         (HEAD.replace("2", "'2'") + "distributed_type: 'NO'", "num_processes='2': input should be a valid integer"),
         (
@@ -95,6 +103,157 @@ def test_a_json_says_what_a_yaml_cannot():
     assert read.needed_extensions == {"cpu_adam", "async_io"}
     assert shipped("zero2_cpu_offload").needed_extensions == {"cpu_adam"}
     assert shipped("zero3_tuned").needed_extensions == set()
+
+
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
+    """Write a shipped accelerate file beside this DeepSpeed JSON; work in their folder."""
+    folder = shutil.copytree(strategy.CONFIGS, tmp_path / strategy.CONFIGS.name)
+    (folder / f"{name}.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return Path(folder.name) / f"{name}.yaml"
+
+
+ZERO = "zero_optimization"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([1], "holds no keys; copy one of accelerate_configs/"),
+        ({}, "zero_optimization is missing"),
+        ({ZERO: None}, "zero_optimization=None: input should be a valid dictionary"),
+        ({ZERO: {}}, "zero_optimization.stage is missing"),
+        ({ZERO: {"stage": True}}, "zero_optimization.stage must be 0, 1, 2 or 3, is True"),
+        (
+            {ZERO: {"stage": 3, "stage3_max_live_paramters": 0}},
+            "unknown key 'zero_optimization.stage3_max_live_paramters'; known: allgather_bucket_size, ",
+        ),
+        (
+            {ZERO: {"stage": 3, "offload_param": {"devise": "cpu"}}},
+            "unknown key 'zero_optimization.offload_param.devise'; known: buffer_count, buffer_size, device, ",
+        ),
+        ({ZERO: {"stage": 3, "offload_optimizer": None}}, "zero_optimization.offload_optimizer=None: input should be "),
+        (
+            {ZERO: {"stage": 3, "offload_optimizer": {"device": "nvm"}}},
+            "zero_optimization.offload_optimizer.device='nvm': input should be 'none', 'cpu' or 'nvme'",
+        ),
+        (
+            {ZERO: {"stage": 3, "reduce_bucket_size": "huge"}},
+            "zero_optimization.reduce_bucket_size='huge': input should be a valid integer or 'auto'",
+        ),
+        (
+            {ZERO: {"stage": 3, "reduce_bucket_size": 0}},
+            "zero_optimization.reduce_bucket_size=0: input should be greater than 0 or 'auto'",
+        ),
+        (
+            {ZERO: {"stage": 3, "allgather_bucket_size": "auto"}},  # which nothing fills in
+            "zero_optimization.allgather_bucket_size='auto': input should be a valid integer",
+        ),
+        ({ZERO: {"stage": 3, "sub_group_size": 0.5}}, "zero_optimization.sub_group_size=0.5: input should be a valid"),
+        ({ZERO: {"stage": 3, "overlap_comm": 1}}, "zero_optimization.overlap_comm=1: input should be a valid boolean"),
+        (
+            {ZERO: {"stage": 3}, "gradient_clipping": "none"},
+            "gradient_clipping='none': input should be a valid number or 'auto'",
+        ),
+        (
+            {ZERO: {"stage": 3}, "gradient_accumulation_steps": 0},
+            "gradient_accumulation_steps=0: input should be greater than or equal to 1 or 'auto'",
+        ),
+        ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size=8: input should be 'auto'"),
+        ({ZERO: {"stage": 3}, "aio": {"queue_depth": "8"}}, "aio.queue_depth='8': input should be a valid integer"),
+    ],
+)
+def test_a_json_is_read_strictly(content, expected, tmp_path, monkeypatch):
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps(content))
+    with pytest.raises(Refusal) as caught:
+        read_strategy(path)
+    assert str(caught.value).startswith(f"{path.with_suffix('.json')}: {expected}")
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_a_json(tmp_path, monkeypatch):
+    text = '{"zero_optimization": {"stage": 2, "allgather_bucket_size": 5e8}, "gradient_clipping": 1}'
+    read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", text))
+    assert read.deepspeed_json == json.loads(text)
+    assert (read.gradient_clipping, read.gradient_accumulation_steps) == (1.0, None)
+
+
+def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
+    keys = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    zero = {"stage": 3, **dict.fromkeys(keys, "auto"), "offload_param": {"device": "cpu", "buffer_size": "auto"}}
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero}))
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path.with_suffix(".json")))
+    plugin = strategy._deepspeed_plugin(build_config(), read_strategy(path), 2, tmp_path)
+    filled = plugin.deepspeed_config[ZERO]
+    assert [filled[key] for key in keys] == [128**2, 14_745, 1280]
+    assert filled["offload_param"]["buffer_size"] == strategy.LARGEST_VOCABULARY * 128 // 2
+
+
+# ---------------------------------------------------------------- FSDP
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("fsdp_version: 2", "fsdp_version: 1", "fsdp_config.fsdp_version=1: input should be 2"),
+        ("fsdp_version: 2", "fsdp_versoin: 2", "unknown key 'fsdp_config.fsdp_versoin'"),
+        ("fsdp_reshard_after_forward: true", "", "fsdp_config.fsdp_reshard_after_forward is missing"),
+        (": true", ": FULL_SHARD", "fsdp_config.fsdp_reshard_after_forward='FULL_SHARD': input should be a valid bool"),
+        ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "fsdp_config.fsdp_auto_wrap_policy='NO_WRAP': input should be 'TRANS"),
+        ("params: false", "params: true", "fsdp_config.fsdp_offload_params=True: input should be False"),
+        ("loading: false", "loading: true", "fsdp_config.fsdp_cpu_ram_efficient_loading=True: input should be False"),
+        ("FULL_STATE", "LOCAL_STATE", "fsdp_config.fsdp_state_dict_type='LOCAL_STATE_DICT': input should be 'FULL_ST"),
+    ],
+)
+def test_fsdp_section_is_read_strictly(tmp_path, before, after, expected):
+    assert expected in reading(tmp_path, find_strategy("fsdp2").read_text().replace(before, after, 1))
+
+
+def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
+    """The launcher takes every key of the file, and its plugin every value."""
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    section = shipped("fsdp2").content["fsdp_config"]
+    assert set(section) == set(strategy._FSDPSection.model_fields)
+    flags = vars(launch_command_parser().parse_args(["study/train.py"]))
+    assert set(section) <= set(flags)
+    for key, value in section.items():
+        monkeypatch.setenv(key.upper(), str(value))  # as the launcher passes it on
+    plugin = FullyShardedDataParallelPlugin()
+    assert (plugin.fsdp_version, plugin.reshard_after_forward, plugin.cpu_ram_efficient_loading) == (2, True, False)
+    assert type(plugin.cpu_offload).__name__ == "OffloadPolicy"
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+    assert plugin.mixed_precision_policy is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "size", "expected"),
+    [
+        ("bert-imdb", "tiny", {"BertEmbeddings": 1, "BertLayer": 2}),
+        ("gpt-wikitext", "tiny", {"GPT2Block": 2}),
+        ("gpt-wikitext", "2.7b", {"GPTNeoBlock": 32}),
+        ("gpt-wikitext", "6b", {"GPTJBlock": 28}),
+    ],
+)
+def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypatch):
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+
+    from study.workloads import WORKLOADS
+    from study.workloads.sources import Splits
+
+    splits = Splits(train=None, evaluation=None, vocab_size=128, pad_token_id=0, description={})
+    with torch.device("meta"):
+        model = WORKLOADS[workload].build_model(build_config(workload=workload, size=size, attention="eager"), splits)
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", shipped("fsdp2").content["fsdp_config"]["fsdp_auto_wrap_policy"])
+    plugin = FullyShardedDataParallelPlugin()
+    plugin.set_auto_wrap_policy(model)
+    policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
+    found = Counter(type(module).__name__ for module in model.modules() if policy(module))
+    assert found == expected
 
 
 # ---------------------------------------------------------------- before a start
@@ -144,6 +303,16 @@ def test_extensions_of_a_box_without_a_gpu(monkeypatch):
     assert asked == [set(), {"deepspeed_shm_comm"}, {"deepspeed_shm_comm", "cpu_adam"}, set()]
 
 
+def test_processes_of_several_machines(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config, chosen = build_config(global_batch_size=32), shipped("zero2")
+    check(config, chosen, 16, num_machines=2)
+    with pytest.raises(Refusal, match=r"^16 processes asked, 8 GPU\(s\) found; pass --num_processes 8$"):
+        check(config, chosen, 16)
+    with pytest.raises(Refusal, match=r"^32 .* 8 GPU\(s\) found on this one of 2 machines; pass --num_processes 16$"):
+        check(config, chosen, 32, num_machines=2)
+
+
 def test_writable(tmp_path):
     assert strategy.is_writable(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -180,15 +349,27 @@ class Ancestor:
         return str(self.folder)
 
 
-@pytest.mark.parametrize(("flags", "num_processes"), [("", 2), ("--num_processes 4", 4)])
-def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_processes):
+@pytest.mark.parametrize(
+    ("flags", "num_processes", "num_machines"),
+    [("", 2, 1), ("--num_processes 4", 4, 1), ("--num_machines 2 --num_processes 16", 16, 2)],
+)
+def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_processes, num_machines):
     command = f"python -m accelerate.commands.launch --config_file accelerate_configs/zero3.yaml {flags} study/train.py"
     ancestors = [Ancestor("bash", Path("/")), Ancestor(command, strategy.CONFIGS.parent)]
     monkeypatch.setattr(psutil.Process, "parents", lambda self: ancestors)
     launch = strategy.read_launch()
     assert launch.strategy == dataclasses.replace(shipped("zero3"), path=launch.strategy.path)
     assert str(launch.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
-    assert launch.num_processes == num_processes
+    assert (launch.num_processes, launch.num_machines) == (num_processes, num_machines)
+
+
+def test_machines_of_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    path.write_text(find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2"))
+    ancestor = Ancestor(f"accelerate-launch --config_file {path} study/train.py", tmp_path)
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
+    assert strategy.read_launch().num_machines == 2
+    assert Launch(shipped("zero2"), 2).num_machines == 1
 
 
 def test_launch_without_a_file(monkeypatch):

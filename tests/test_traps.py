@@ -271,6 +271,15 @@ def test_typo_in_the_json(tmp_path, monkeypatch):
     assert "zero2_tuned.json: unknown key 'gradient_cliping'; known: " in reading(path)
 
 
+@pytest.mark.parametrize("version", [1, None])
+def test_fsdp_of_the_first_version(version, tmp_path):
+    """fsdp_versoin: 2 in the YAML, or no version at all: accelerate takes FSDP1."""
+    path = changed(tmp_path, "fsdp2", "fsdp_config", fsdp_version=version)
+    assert f"fsdp_config.fsdp_version={version!r}: input should be 2" in reading(path)
+    path.write_text(path.read_text().replace(f"fsdp_version: {yaml.safe_dump(version).split()[0]}", "fsdp_versoin: 2"))
+    assert reading(path) == f"{path}: unknown key 'fsdp_config.fsdp_versoin'"
+
+
 def test_unquoted_no(tmp_path):
     """mixed_precision: no."""
     path = tmp_path / "ddp.yaml"
@@ -278,11 +287,19 @@ def test_unquoted_no(tmp_path):
     assert "mixed_precision: no is YAML for false and crashes accelerate; write 'no' with quotes" in reading(path)
 
 
-@pytest.mark.parametrize("key", ["zero_stage", "offload_param_device", "gradient_clipping"])
-def test_keys_beside_a_json(key, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("zero_stage", 3),
+        ("offload_param_device", "cpu"),
+        ("gradient_clipping", 1.0),
+        ("gradient_accumulation_steps", 2),
+        ("zero3_save_16bit_model", True),
+    ],
+)
+def test_keys_beside_a_json(key, value, tmp_path):
     """What the YAML says beside a deepspeed_config_file."""
-    values = {"zero_stage": 3, "offload_param_device": "cpu", "gradient_clipping": 1.0}
-    path = changed(tmp_path, "zero3_tuned", "deepspeed_config", **{key: values[key]})
+    path = changed(tmp_path, "zero3_tuned", "deepspeed_config", **{key: value})
     assert f"{key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON" in reading(path)
 
 
@@ -305,6 +322,29 @@ def test_two_kinds_of_bf16(tmp_path, monkeypatch):
     engine = plugin("zero0", monkeypatch, precision="bf16-autocast")
     assert engine["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
     assert "bf16" not in engine
+
+
+@pytest.mark.parametrize("precision", ["bf16-autocast", "fp16-autocast", "bf16", "fp16"])
+def test_autocast_under_fsdp_is_more_than_autocast(precision):
+    """FSDP2 with mixed precision: accelerate's policy gathers and reduces in that type too."""
+    message = checking({"precision": precision}, shipped("fsdp2"))
+    assert message.startswith(f"--precision {precision} under fsdp2 also reduces gradients in 16 bits")
+    assert message.endswith("use --precision fp32")
+
+
+def test_fp16_norm_without_clipping_is_unscaled():
+    """Gradients of fp16 autocast are scaled until accelerate clips, which a run without clipping does not."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    accelerator = SimpleNamespace(
+        distributed_type=SimpleNamespace(value="MULTI_GPU"), unscale_gradients=lambda: scaler.unscale_(optimizer)
+    )
+    norm = strategy.gradient_norm_reader(accelerator, model, optimizer, build_config(gradient_clipping=0))
+    scaler.scale(model(torch.tensor([3.0, 4.0])).sum()).backward()
+    assert norm().item() == pytest.approx(5.0)
+    scaler.step(optimizer)  # and it is not unscaled a second time
+    assert model.weight.grad.tolist() == [[3.0, 4.0]]
 
 
 def test_bf16_accumulates_in_fp32(monkeypatch):

@@ -68,10 +68,17 @@ def test_gpt_neo_alternates_and_gpt_j_is_untied():
     assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("size", ["2.7b", "6b"])
-def test_sdpa_is_refused_where_transformers_has_none(size):
-    with pytest.raises(Refusal, match=rf"\({size}\) has no SDPA in transformers; use --attention eager"):
-        WORKLOADS[WIKITEXT].model_config(config(WIKITEXT, size=size), splits_like(50257, 0))
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_sdpa_is_refused_where_transformers_has_none_and_nowhere_else(workload):
+    without = {}
+    for size in SIZES[workload]:
+        with torch.device("meta"):
+            model = WORKLOADS[workload].build_model(
+                config(workload, size=size, attention="eager"), splits_like(50400, 0)
+            )
+        if not model._supports_sdpa:
+            without[workload, size] = type(model).__name__
+    assert without == {key: name for key, name in sources.WITHOUT_SDPA.items() if key[0] == workload}
 
 
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])

@@ -11,25 +11,27 @@ from torch.utils._pytree import tree_leaves
 
 from study.record import Collective
 
-# c10d operator -> (kind, which argument holds the whole tensor). Input for reductions, output for gathers.
-_OPERATORS = {
-    "allreduce_": ("all_reduce", 0),
-    "allreduce_coalesced_": ("all_reduce", 0),
-    "broadcast_": ("broadcast", 0),
-    "reduce_": ("reduce", 0),
-    "allgather_": ("all_gather", 0),
-    "_allgather_base_": ("all_gather", 0),
-    "allgather_coalesced_": ("all_gather", 0),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "alltoall_": ("all_to_all", 1),
-    "alltoall_base_": ("all_to_all", 1),
-    "gather_": ("gather", 0),
-    "scatter_": ("scatter", 1),
-    "barrier": ("barrier", None),
+# Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none.
+_WHOLE = {
+    "all_reduce": 0,
+    "broadcast": 0,
+    "reduce": 0,
+    "gather": 0,
+    "scatter": 1,
+    "all_gather": 0,  # the output, first in c10d
+    "reduce_scatter": 1,  # the input
+    "all_to_all": 1,
+    "barrier": None,
 }
+_SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
+
+
+def _kind(operator: str) -> str:
+    """all_gather for _allgather_base_, allgather_into_tensor_coalesced_, all_gather_into_tensor and the like."""
+    name = operator.lstrip("_")
+    while (shorter := next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)) != name:
+        name = shorter
+    return {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
 
 
 class CollectiveProbe(TorchDispatchMode):
@@ -45,15 +47,18 @@ class CollectiveProbe(TorchDispatchMode):
         self._bytes: dict[str, int] = defaultdict(int)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d" or func.namespace == "_c10d_functional":
-            name = func._schema.name.split("::")[1]
-            kind, argument = _OPERATORS.get(name, (name, 0))
-            if not name.startswith(("wait_tensor", "monitored_barrier")):
+        result = func(*args, **(kwargs or {}))
+        functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
+        if functional or func.namespace == "c10d":
+            kind = _kind(func._schema.name.split("::")[1])
+            if kind != "wait":
                 self._count[kind] += 1
-                if argument is not None:
-                    tensors = [leaf for leaf in tree_leaves(args[argument]) if isinstance(leaf, torch.Tensor)]
+                where = _WHOLE.get(kind, 0)
+                whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
+                if where is not None:
+                    tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
                     self._bytes[kind] += sum(t.numel() * t.element_size() for t in tensors)
-        return func(*args, **(kwargs or {}))
+        return result
 
     def collectives(self) -> list[Collective]:
         return [Collective(kind=k, count=self._count[k], bytes=self._bytes[k]) for k in sorted(self._count)]

@@ -108,6 +108,7 @@ def model_state_bytes(model: Any, optimizer: Any, swap_folder: Path | None) -> M
     # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
     held, counts["gradients"] = ledger.claim(tensors["gradients"])
     counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps DDP once more
     if isinstance(model, torch.nn.parallel.DistributedDataParallel) and not model.gradient_as_bucket_view:
         # The reducer's flat buckets are C++ tensors as large as the gradients; Python cannot reach them to walk them.
         size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -168,22 +169,25 @@ class CpuPeak:
 
 
 class PhaseMemory:
-    """Peaks of this rank per phase: one phase begins where the one before it ends, and peaks are reset there."""
+    """Peaks of this rank per phase: one phase begins where the one before it ends, and peaks are reset there.
+
+    A phase that is taken up again, after an evaluation between steps, keeps the larger of its peaks.
+    """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
         self._device = device
         self._enabled = enabled
         self._phases: dict[str, PeakMemory] = {}
-        self._current: str | None = None
+        self.current: str | None = None
         self._sampler: _ProcessMemorySampler | None = None
 
     def begin(self, name: str | None) -> None:
         """End the current phase and begin the next; None ends the last."""
         if not self._enabled:
             return
-        if self._current is not None:
-            self._update(self._current, **self._peaks())
-        self._current = name
+        if self.current is not None:
+            self._update(self.current, **self._peaks())
+        self.current = name
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             if name is not None:
@@ -199,7 +203,11 @@ class PhaseMemory:
         return dict(self._phases)
 
     def _update(self, name: str, **peaks: int | None) -> None:
-        self._phases[name] = self._phases.get(name, PeakMemory()).model_copy(update=peaks)
+        known = self._phases.get(name, PeakMemory())
+        larger = {
+            k: max((v for v in (getattr(known, k), new) if v is not None), default=None) for k, new in peaks.items()
+        }
+        self._phases[name] = known.model_copy(update=larger)
 
     def _peaks(self) -> dict[str, int | None]:
         if self._device.type != "cuda":

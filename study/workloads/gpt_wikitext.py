@@ -112,10 +112,6 @@ def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
             **more,
             **shared,
         )
-    if config.attention == "sdpa" and not _model_class(config)._supports_sdpa:
-        raise Refusal(
-            f"{_model_class(config).__name__} ({config.size}) has no SDPA in transformers; use --attention eager"
-        )
     return settings
 
 

@@ -36,6 +36,9 @@ FILES_TOKENIZER = {"bert-imdb": "tokenizers/bert-large-uncased", "gpt-wikitext":
 # Both: without the second, transformers makes a tokenizer with an empty vocabulary and says nothing.
 TOKENIZER_PARTS = ("tokenizer_config.json", "tokenizer.json")
 
+# Models that transformers has without SDPA, by workload and size; asked of transformers itself only by a test.
+WITHOUT_SDPA = {("gpt-wikitext", "2.7b"): "GPTNeoForCausalLM", ("gpt-wikitext", "6b"): "GPTJForCausalLM"}
+
 HELD_OUT = 0.2  # of the labelled training reviews
 HUB_PROBE_SECONDS = 5.0
 
@@ -77,7 +80,13 @@ class Splits:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse, in one line, data that is not there or not enough. Costs milliseconds; the hub is not asked."""
+    """Refuse, in one line, a model that the workload cannot build, and data that is not there or not enough.
+
+    Costs milliseconds; the hub is not asked.
+    """
+    name = WITHOUT_SDPA.get((config.workload, config.size))
+    if config.attention == "sdpa" and name:
+        raise Refusal(f"{name} ({config.size}) has no SDPA in transformers; use --attention eager")
     if config.data == "files":
         _check_folder(config)
         if config.workload == "bert-imdb":
@@ -271,7 +280,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
 def from_hub(
     what: str, load: Callable[[], T], remedy: str = "use --data files --data-dir FOLDER or --data bundled"
 ) -> T:
-    """Return `load()`; any failure is a Refusal with `remedy`.
+    """Return `load()`; whatever the network, the hub and its cache are to blame for is a Refusal with `remedy`.
 
     One request without retries goes first, because the libraries retry for 20 to 50 seconds where there is no network.
     With HF_HUB_OFFLINE=1 there is none, and what an earlier run left in the hub's cache is used.
@@ -279,10 +288,21 @@ def from_hub(
     try:
         _probe_hub()
         return load()
-    except Exception as error:
+    except _hub_failures() as error:
         raise Refusal(
             f"cannot reach the hub for {what}, or it did not deliver ({_first_line(error)}); {remedy}"
         ) from error
+
+
+def _hub_failures() -> tuple[type[Exception], ...]:
+    """What the libraries raise for the network, the hub and its cache; a bug, or memory that ran out, is none of it."""
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub import errors
+    from huggingface_hub.utils import httpx
+
+    # huggingface_hub's errors have no base in common, and httpx's are no OSError.
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return OSError, ValueError, httpx.HTTPError, DatasetsError, *(k for k in kinds if k.__module__ == errors.__name__)
 
 
 def _probe_hub() -> None:

@@ -1,0 +1,37 @@
+"""A run of two processes that fails leaves a record that says how, whichever rank failed and however torchrun ends it."""
+
+from __future__ import annotations
+
+import json
+
+import launching
+import pytest
+
+from study import record
+
+SMALL = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 4}
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero2"])
+def test_a_loss_that_is_no_number_stops_the_run(name, tmp_path):
+    flags = launching.words({**SMALL, "learning_rate": 1e30, "gradient_clipping": 0, "output_dir": tmp_path / "run"})
+    done = launching.attempt(["zero-study", "train", "--strategy", name, *flags])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "failed: step 2: the loss is nan" in done.stdout
+    found = record.read(tmp_path / "run")
+    assert (found.status, found.failure.step, found.steps_done) == ("failed", 2, 2)
+    assert json.loads((tmp_path / "run" / "steps.jsonl").read_text().splitlines()[1])["loss"] is None
+
+
+def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
+    flags = launching.words({**SMALL, "learning_rate": 1e-3, "output_dir": tmp_path / "run"})
+    config = launching.ROOT / "accelerate_configs" / "ddp.yaml"
+    program = launching.ROOT / "tests" / "failing_rank.py"
+    launch = ["accelerate", "launch", "--config_file", config, "--main_process_port", "0", program]
+    done = launching.attempt([*launch, *flags])
+    assert done.returncode == 1
+    found = record.read(tmp_path / "run")
+    assert (found.status, found.failure.step) == ("out_of_memory", 2)
+    assert "can't allocate memory" in found.failure.error
+    assert not list((tmp_path / "run").glob("failure-rank*.json"))
