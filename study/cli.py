@@ -80,10 +80,10 @@ def _train(arguments: list[str]) -> int:
     timeout = flags.pop("timeout", None)
     timeout = None if timeout is None else _positive("--timeout", timeout)
     config = build_config(**flags)
-    asked = strategy.Launch(chosen, num_processes)
+    asked = strategy.Launch(chosen, num_processes, chosen.num_machines)
     run_dir = config.output_dir or strategy.default_output_dir(config, asked)
     strategy.check_output_dir(run_dir)
-    strategy.check(config, chosen, num_processes)
+    strategy.check(config, chosen, num_processes, chosen.num_machines)
 
     own = {"--strategy", "--num-processes", "--timeout", "--output-dir"}
     outcome = launch.launch(
@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
             path.unlink(missing_ok=True)
             try:
                 chosen = strategy.read_strategy(strategy.find_strategy(run.strategy))
-                strategy.check(build_config(**run.flags), chosen, run.num_processes)
+                strategy.check(build_config(**run.flags), chosen, run.num_processes, chosen.num_machines)
             except Refusal as refusal:
                 outcome = launch.Outcome("skipped", str(refusal), None)
             else:

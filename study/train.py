@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> None:
     launch = read_launch()
     run_dir = config.output_dir or default_output_dir(config, launch)
     check_output_dir(run_dir)
-    check(config, launch.strategy, launch.num_processes)
+    check(config, launch.strategy, launch.num_processes, launch.num_machines)
 
     journal = Journal(config, launch, run_dir, arguments)
     try:
