@@ -173,7 +173,7 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
     memory.begin("built")
     model = weights.build_model(accelerator, workload, config, splits, launch.strategy, run_dir)
     if config.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(
         weights.parameter_groups(model, config.weight_decay),
         lr=config.learning_rate,

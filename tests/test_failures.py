@@ -1,4 +1,4 @@
-"""A run of two processes that fails leaves a record that says how, whichever rank failed and however torchrun ends it."""
+"""A run of two processes that fails leaves a record that says how, whichever rank failed."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def test_the_record_is_complete_and_proves_the_strategy(name):
     assert (proof.world_size, proof.backend, proof.device) == (2, "gloo", "cpu")
     assert proof.moment_dtypes == proof.gradient_dtypes == ["float32"]
     assert len(facts.model_state_bytes) == len(facts.resting_state_bytes) == len(facts.peak_memory) == 2
-    assert set(facts.peak_memory[0]) == {"built", "prepared", "first_step", "settling_steps", "steady_steps", "evaluation"}
+    phases = {"built", "prepared", "first_step", "settling_steps", "steady_steps", "evaluation"}
+    assert set(facts.peak_memory[0]) == phases
     assert facts.timing.num_steps == 2  # eight, without five of warm-up and the probed one
     assert facts.timing.probed_steps == [6]
     assert [set(line) for line in run.steps] == [STEP_KEYS] * 8
