@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,6 +37,7 @@ from study.config import SIZES, Refusal, RunConfig, describe
 from study.workloads import sources
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
 
 CONFIGS = Path(__file__).resolve().parent.parent / "accelerate_configs"
@@ -608,7 +610,23 @@ def remove_swap_folder(config: RunConfig, strategy: Strategy, run_dir: Path) -> 
         shutil.rmtree(swap_folder(config, run_dir), ignore_errors=True)
 
 
-def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, config: RunConfig) -> Any:
+def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """2-norm of all tensors together, as exact as DeepSpeed's stages 1 to 3 have it, which sum in fp64.
+
+    On a CPU torch adds up the squares of a whole tensor in fp32: its norm of 31 million gradients is 1.7e-3 too small.
+    Row by row, and the rows in fp64, it is right to 1e-7 and no slower. GPUs add in a tree, which is exact enough.
+    """
+    import torch
+
+    tensors = list(tensors)
+    if tensors[0].device.type != "cpu":
+        whole = torch.nn.utils.get_total_norm(tensors)
+        return whole.full_tensor() if hasattr(whole, "full_tensor") else whole  # FSDP2's is a DTensor
+    rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
+    return torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64).float()
+
+
+def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig) -> Callable[[], Any]:
     """Return a function that clips where the engine has not, and returns the global gradient norm before clipping.
 
     To be called between backward and the optimizer's step; DeepSpeed clips and steps inside accelerate's backward.
@@ -616,15 +634,16 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, c
     import torch
 
     if accelerator.distributed_type.value != "DEEPSPEED":
-        if config.gradient_clipping:
-            return lambda: accelerator.clip_grad_norm_(model.parameters(), config.gradient_clipping)
+        parameters = [p for p in model.parameters() if p.requires_grad]
 
-        def norm() -> torch.Tensor:
+        def clip() -> torch.Tensor:
             accelerator.unscale_gradients()  # fp16-autocast's; does nothing otherwise
-            whole = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-            return whole.full_tensor() if hasattr(whole, "full_tensor") else whole  # FSDP2's is a DTensor
+            norm = global_norm(p.grad for p in parameters)
+            if config.gradient_clipping:
+                torch.nn.utils.clip_grads_with_norm_(parameters, config.gradient_clipping, norm)
+            return norm
 
-        return norm
+        return clip
     if model.zero_optimization_stage():
         return model.get_global_grad_norm
     # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before.
@@ -633,7 +652,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, optimizer: Any, c
 
     def note_norm_and_step(*args: Any, **kwargs: Any) -> Any:
         scaler = model.torch_autocast_z0_gradscaler
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.module.parameters()])
+        norm = global_norm(p.grad for p in model.module.parameters())
         latest[:] = [norm / scaler.get_scale() if scaler else norm]
         return take_step(*args, **kwargs)
 

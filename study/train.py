@@ -223,7 +223,7 @@ def train(built: Built, journal: Journal) -> None:
     config, accelerator, workload = built.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
     _, accumulation = config.batches(accelerator.num_processes)
-    clip_and_measure_norm = gradient_norm_reader(accelerator, model, optimizer, config)
+    clip_and_measure_norm = gradient_norm_reader(accelerator, model, config)
     now = make_clock(accelerator.device)
     batches = iter(built.train_batches)
     steps = range(1, config.num_steps + 1)

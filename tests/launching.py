@@ -79,7 +79,7 @@ def attempt(
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """This process's environment, one thread per process, no GPU, the study importable from any folder.
 
-    Without a GPU any machine runs any number of processes; a test that is marked gpu sets CUDA_VISIBLE_DEVICES itself.
+    Without a GPU any machine runs any number of processes.
     """
     fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     changed = {**os.environ, **fixed, **(changes or {})}

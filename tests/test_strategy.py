@@ -7,6 +7,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -438,3 +439,28 @@ def test_stage_3_that_shards_nothing():
         Refusal, match=r"^partitioned_parameters: stage 3 shards none .* of 100000 elements; change --size"
     ):
         verify(FOUND.model_copy(update={"partitioned_parameters": 0}))
+
+
+def test_the_global_norm_is_exact_where_torchs_own_is_not():
+    """Of a large CPU tensor torch's fp32 norm is off by more than the study's parity allows."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(30_000, 128), torch.randn(512), torch.randn(3, 3)]
+    exact = sum(t.double().square().sum() for t in tensors).sqrt().item()
+    assert strategy.global_norm(tensors).item() == pytest.approx(exact, rel=3e-7)
+    assert torch.nn.utils.get_total_norm(tensors).item() != pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0, 0.5, 100.0])
+def test_clipping_outside_deepspeed_is_torchs(limit):
+    """As `clip_grad_norm_` does it; 0 clips nothing."""
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    for model in (ours, theirs):
+        for number, parameter in enumerate(model.parameters(), 1):
+            parameter.grad = torch.full_like(parameter, float(number))
+    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit or float("inf"))
+    accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="NO"), unscale_gradients=lambda: None)
+    read = strategy.gradient_norm_reader(accelerator, ours, build_config(gradient_clipping=limit))
+    assert read().item() == pytest.approx(norm.item(), rel=1e-6)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)

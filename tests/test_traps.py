@@ -195,7 +195,7 @@ def test_clip_grad_norm_under_deepspeed_clips_nothing():
     """accelerator.clip_grad_norm_(...) under DeepSpeed: the study asks the engine, which clips, for the norm before."""
     engine = SimpleNamespace(zero_optimization_stage=lambda: 2, get_global_grad_norm=lambda: 7.0)
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="DEEPSPEED"))
-    assert strategy.gradient_norm_reader(accelerator, engine, None, build_config())() == 7.0
+    assert strategy.gradient_norm_reader(accelerator, engine, build_config())() == 7.0
     ddp, zero2 = (launching.run(name, **CLIPPED) for name in ("ddp", "zero2"))
     assert zero2.record.proof.gradient_clipping == CLIPPED["gradient_clipping"]
     assert zero2.steps[0]["grad_norm"] > CLIPPED["gradient_clipping"]
@@ -340,7 +340,7 @@ def test_fp16_norm_without_clipping_is_unscaled():
     accelerator = SimpleNamespace(
         distributed_type=SimpleNamespace(value="MULTI_GPU"), unscale_gradients=lambda: scaler.unscale_(optimizer)
     )
-    norm = strategy.gradient_norm_reader(accelerator, model, optimizer, build_config(gradient_clipping=0))
+    norm = strategy.gradient_norm_reader(accelerator, model, build_config(gradient_clipping=0))
     scaler.scale(model(torch.tensor([3.0, 4.0])).sum()).backward()
     assert norm().item() == pytest.approx(5.0)
     scaler.step(optimizer)  # and it is not unscaled a second time
