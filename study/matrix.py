@@ -52,7 +52,7 @@ class Run:
         return words
 
 
-_SMOKE = {"num_train_examples": 256, "num_eval_examples": 64, "max_steps": 20, "learning_rate": 1e-3}
+_SMOKE = {"num_train_examples": 320, "num_eval_examples": 64, "max_steps": 40, "learning_rate": 1e-3}
 _STATES = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 6, "learning_rate": 1e-3}
 _PARITY = {
     "num_train_examples": 96,
