@@ -46,7 +46,7 @@ class Observer:
         """Surround one optimizer step."""
         if number == 1:
             self._memory.begin("first_step")
-        elif number == min(STEADY_FROM, *self.probed_steps):  # a run too short to be steady: its last step
+        elif number == min([STEADY_FROM, *self.probed_steps]):  # a run too short to be steady: its last step
             self._memory.begin("steady_steps")
         elif number == 2:
             self._memory.begin("settling_steps")

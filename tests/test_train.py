@@ -68,7 +68,9 @@ def test_live_tensors_peak_above_the_model_states(name):
         strict=True,
     ):
         counted = states.parameters + states.gradients + states.optimizer_states
-        assert counted <= phases["steady_steps"].tensor_bytes <= phases["steady_steps"].resident_bytes
+        # Not below the resident set: of the reduce bucket's 2 GB a small model touches only the beginning.
+        assert counted <= phases["steady_steps"].tensor_bytes
+        assert phases["steady_steps"].resident_bytes > counted
 
 
 def test_model_states_fall_with_the_stage():
