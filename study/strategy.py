@@ -646,7 +646,7 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
         return clip
     if model.zero_optimization_stage():
         return model.get_global_grad_norm
-    # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before.
+    # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before it.
     latest: list[torch.Tensor] = []
     take_step = model.step
 
@@ -656,5 +656,9 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
         latest[:] = [norm / scaler.get_scale() if scaler else norm]
         return take_step(*args, **kwargs)
 
+    def clip_by_noted_norm() -> None:
+        torch.nn.utils.clip_grads_with_norm_(model.module.parameters(), config.gradient_clipping, latest[0])
+
     model.step = note_norm_and_step
+    model.clip_fp32_gradients = clip_by_noted_norm  # the engine's own clips by torch's inexact norm
     return lambda: latest[0]
