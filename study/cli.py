@@ -18,8 +18,7 @@ def run(arguments: list[str]) -> int:
     parser = Parser(prog="zero-study", description="The ZeRO replication study.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="check, launch and record one run", add_help=False, allow_abbrev=False)
-    train.set_defaults(call=_train)
+    commands.add_parser("train", help="check, launch and record one run", add_help=False, allow_abbrev=False)
 
     study = commands.add_parser(
         "run", help="run a study's runs one after another; finished ones are kept", allow_abbrev=False
@@ -94,7 +93,8 @@ def _train(arguments: list[str]) -> int:
         timeout,
         lambda line: print(f"  {line}", flush=True),
     )
-    launch.raise_for(outcome)
+    if outcome.status == "refused":
+        raise Refusal(outcome.message)
     print(f"{outcome.status}: {outcome.message}" + (f" ({outcome.record_path})" if outcome.record_path else ""))
     return 0 if outcome.status == "ok" else 1
 

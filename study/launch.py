@@ -20,7 +20,6 @@ from typing import Literal
 import psutil
 
 from study import record
-from study.config import Refusal
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
 # How train.py begins the one line that says why it refused, or why it failed.
@@ -58,7 +57,7 @@ def launch(
 
     `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group.
     """
-    created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    created = missing_folders(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     arguments = command(config_file, num_processes, [*flags, "--output-dir", str(run_dir)])
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(num_processes)}
@@ -142,13 +141,17 @@ def _leave_nothing(run_dir: Path, created: Sequence[Path]) -> None:
     """Remove what a refused run left, and the folders made for it, innermost first."""
     for name in ("stdout.log", "stderr.log"):
         (run_dir / name).unlink(missing_ok=True)
-    for folder in created:
+    remove_empty(created)
+
+
+def missing_folders(run_dir: Path) -> list[Path]:
+    """The folders that making a run directory would create, innermost first."""
+    return [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, innermost first, as far as they are empty."""
+    for folder in folders:
         if any(folder.iterdir()):
             break
         folder.rmdir()
-
-
-def raise_for(outcome: Outcome) -> None:
-    """Raise Refusal for a run that was refused after its launch."""
-    if outcome.status == "refused":
-        raise Refusal(outcome.message)

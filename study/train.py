@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from study import extensions, record
 from study.config import Refusal, RunConfig, build_config, flag_parser
-from study.launch import FAILED, QUIET, REFUSED
+from study.launch import FAILED, QUIET, REFUSED, missing_folders, remove_empty
 from study.strategy import (
     Launch,
     build_accelerator,
@@ -372,7 +372,7 @@ class Journal:
         self._strategy = launch.strategy
         self._file: Any = None
         self._accelerator: Any = None
-        self._created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+        self._created = missing_folders(run_dir)
         self._started = time.perf_counter()
         launcher = ["accelerate", "launch", "--config_file", str(launch.strategy.path)]
         self._facts: dict[str, Any] = {
@@ -493,10 +493,7 @@ class Journal:
             return
         remove_swap_folder(self._config, self._strategy, self.run_dir)
         shutil.rmtree(self.run_dir / "initial_weights", ignore_errors=True)
-        for folder in self._created:  # innermost first
-            if any(folder.iterdir()):
-                break
-            folder.rmdir()
+        remove_empty(self._created)
 
 
 def _status(error: BaseException) -> str:
