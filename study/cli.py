@@ -126,18 +126,16 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     from study import launch, matrix, strategy
 
-    planned = [r for r in matrix.runs(options.study, options.data_dir) if options.only in r.run_id]
+    study = matrix.find(options.study)
+    planned = [r for r in matrix.runs(study, options.data_dir) if options.only in r.run_id]
     if not planned:
         raise Refusal(f"--only {options.only}: no run of study {options.study!r} has that in its id")
-    print(
-        f"{options.study}: {matrix.find(options.study).question}\n"
-        f"{len(planned)} runs into {options.runs_dir / options.study}"
-    )
+    print(f"{study.name}: {study.question}\n{len(planned)} runs into {options.runs_dir / study.name}")
     rows: list[list[str]] = []
     failed = 0
     started = time.monotonic()
     for number, run in enumerate(planned, 1):
-        run_dir = options.runs_dir / options.study / run.run_id
+        run_dir = options.runs_dir / study.name / run.run_id
         head = f"[{number}/{len(planned)}] {run.run_id}"
         path = run_dir / "record.json"
         if path.exists() and _is_this_run(run, path):

@@ -1,35 +1,101 @@
-"""Which runs does a study consist of? Plain data: workloads x strategies x world sizes x seeds, with a question."""
+"""Which runs does a study consist of, and in which order? A study is plain data: one YAML file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from study import strategy
-from study.config import Refusal
+from study.config import Refusal, RunConfig, build_config, describe
 
-EVERY = tuple(strategy.names())
-DEEPSPEED_SHARDED = tuple(name for name in EVERY if name.startswith("zero") and name != "zero0")
+STUDIES = Path(__file__).resolve().parent / "studies"
 
+# What a part says in lists, or the study for all its runs; nothing of it is a flag of one part.
+_NOT_FLAGS = {"seed", "data", "data_dir", "output_dir", "swap_dir"}
 
-@dataclass(frozen=True)
-class Part:
-    """A block of runs: every combination of its strategies, world sizes and seeds, with the same flags."""
-
-    flags: dict[str, Any]
-    strategies: tuple[str, ...] = EVERY
-    world_sizes: tuple[int, ...] = (2,)
-    seeds: tuple[int, ...] = (0,)
-    label: str = ""
+_REPEAT = re.compile(r"-repeat(\d+)$")
 
 
-@dataclass(frozen=True)
-class Study:
-    question: str
-    parts: tuple[Part, ...]
-    needs_text: bool = False  # real text: --data-dir
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Several = Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+class Part(_Strict):
+    """A block of runs: every combination of its lists, with the same flags."""
+
+    flags: dict[str, Any] = {}  # train.py's, by the names of RunConfig's fields
+    strategies: tuple[str, ...] = tuple(strategy.names())  # names, or paths of accelerate files
+    world_sizes: Several = (2,)
+    global_batch_sizes: Several | None = None  # sequences per optimizer step; None: the flags', for all runs
+    seeds: Several = (0,)
+    repeats: int = Field(1, ge=1)  # of every combination, with equal flags
+    label: str = Field("", pattern=r"^[a-z0-9_]*$")  # tells apart parts that differ in flags only
+
+    @model_validator(mode="after")
+    def _check(self) -> Part:
+        misplaced = _NOT_FLAGS & set(self.flags)
+        if misplaced:
+            name = min(misplaced)
+            remedy = {"seed": "list it under seeds", "output_dir": "the runner says it"}
+            raise ValueError(f"flags.{name} is not a part's: {remedy.get(name, 'pass it to zero-study run')}")
+        if self.global_batch_sizes and "global_batch_size" in self.flags:
+            raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
+        if not self.strategies:
+            raise ValueError("strategies is empty; leave it out for every strategy")
+        unknown = set(self.flags) - {"preset", *RunConfig.model_fields}
+        if unknown:
+            raise ValueError(f"flags.{min(unknown)} is not a flag of train.py; `zero-study train --help` lists them")
+        for name in self.strategies:
+            strategy.find_strategy(name)  # a Refusal is a ValueError
+        for cell in self._cells():
+            build_config(**self.flags, **cell)
+        return self
+
+    def _cells(self) -> list[dict[str, int]]:
+        if self.global_batch_sizes is None:
+            return [{}]
+        return [{"global_batch_size": batch} for batch in sorted(self.global_batch_sizes)]
+
+    def round(self, index: int) -> Iterator[tuple[str, int, dict[str, int]]]:
+        """Yield (strategy, processes, batch) of one round: its strategies start somewhere else than last round's.
+
+        So no strategy always runs first, when a box is cold, or beside the same neighbour.
+        """
+        shift = index * max(1, len(self.strategies) // self.num_rounds) % len(self.strategies)
+        rotated = self.strategies[shift:] + self.strategies[:shift]
+        for world_size in self.world_sizes:
+            for cell in self._cells():
+                for name in rotated:
+                    # One process is one run whatever the world, and needs no DDP.
+                    if name == "single" and world_size != self.world_sizes[0]:
+                        continue
+                    if name == "ddp" and world_size == 1:
+                        continue
+                    yield name, 1 if name == "single" else world_size, cell
+
+    @property
+    def num_rounds(self) -> int:
+        return self.repeats * len(self.seeds)
+
+
+class Study(_Strict):
+    """A question and the runs that answer it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # the file's
+    question: str = Field(min_length=1)
+    control: str = "ddp"  # the strategy that the others are compared with
+    text: Literal["bundled", "real"] = "bundled"  # real: from --data-dir, else from the hub
+    device: Literal["any", "gpu"] = "any"
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -40,6 +106,7 @@ class Run:
     strategy: str
     num_processes: int
     flags: dict[str, Any] = field(hash=False)
+    round: int = 0  # the how-manieth repetition of its part, over seeds and repeats
 
     def arguments(self) -> list[str]:
         """The run's flags as train.py takes them."""
@@ -52,122 +119,66 @@ class Run:
         return words
 
 
-_SMOKE = {"num_train_examples": 320, "num_eval_examples": 64, "max_steps": 40, "learning_rate": 1e-3}
-_STATES = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 6, "learning_rate": 1e-3}
-_PARITY = {
-    "num_train_examples": 96,
-    "num_eval_examples": 16,
-    "max_steps": 12,
-    "learning_rate": 1e-3,
-    "gradient_clipping": 0,
-    "dropout": 0,
-}
-_CLIPPED = {"gradient_clipping": 0.5, "dropout": 0.1}
-_DISTRIBUTED = tuple(name for name in EVERY if name != "single")
-_FEW = ("ddp", "zero2", "zero3")
-# From scratch BERT stands still at chance until, suddenly, it does not; dropout and small batches delay that for long.
-_CPU_BERT = {
-    "workload": "bert-imdb",
-    "size": "micro",
-    "num_train_examples": 5120,
-    "num_eval_examples": 500,
-    "sequence_length": 128,
-    "dropout": 0,
-    "global_batch_size": 32,
-    "max_steps": 160,
-    "learning_rate": 1e-3,
-    "warmup_steps": 10,
-}
-_CPU_GPT = {
-    "workload": "gpt-wikitext",
-    "size": "mini",
-    "num_train_examples": 400,
-    "num_eval_examples": 100,
-    "sequence_length": 64,
-    "global_batch_size": 8,
-    "max_steps": 50,
-    "learning_rate": 1e-3,
-    "warmup_steps": 5,
-}
-_BERT_LARGE = {
-    "workload": "bert-imdb",
-    "size": "large",
-    "num_train_examples": 8,
-    "num_eval_examples": 4,
-    "sequence_length": 128,
-    "global_batch_size": 2,
-    "max_steps": 3,
-}
-
-STUDIES: dict[str, Study] = {
-    "smoke": Study(
-        "Do both workloads train, and prove themselves, under every strategy that this box can run?",
-        (Part({"workload": "bert-imdb", **_SMOKE}), Part({"workload": "gpt-wikitext", **_SMOKE})),
-    ),
-    "parity": Study(
-        "Does every strategy train what DDP trains, with and without clipping and dropout, on one process and on two?",
-        (
-            Part({"workload": "bert-imdb", **_PARITY, **_CLIPPED}, label="clipped"),
-            Part({"workload": "gpt-wikitext", **_PARITY, **_CLIPPED}, label="clipped"),
-            Part({"workload": "bert-imdb", **_PARITY}),
-            Part({"workload": "gpt-wikitext", **_PARITY}),
-            Part({"workload": "bert-imdb", **_PARITY, "micro_batch_size": 4}, ("single",), (1,), label="accumulated"),
-            Part(
-                {"workload": "gpt-wikitext", **_PARITY, "micro_batch_size": 4}, ("single",), (1,), label="accumulated"
-            ),
-            Part({"workload": "bert-imdb", **_PARITY, "micro_batch_size": 2}, _DISTRIBUTED, label="accumulated"),
-            Part({"workload": "gpt-wikitext", **_PARITY, "micro_batch_size": 2}, _FEW, label="accumulated"),
-        ),
-    ),
-    "model-states": Study(
-        "How many bytes of model states does a rank hold, on 1, 2 and 4 processes?",
-        (
-            Part({"workload": "bert-imdb", **_STATES}, world_sizes=(1, 2, 4)),
-            Part({"workload": "bert-imdb", "precision": "bf16", **_STATES}, strategies=DEEPSPEED_SHARDED, label="bf16"),
-        ),
-    ),
-    "cpu": Study(
-        "Do the loss curves on real text depend on the strategy?",
-        (
-            Part(_CPU_BERT),
-            Part(_CPU_BERT, strategies=("ddp", "zero3"), seeds=(1, 2)),
-            Part(_CPU_GPT),
-            Part(_CPU_GPT, strategies=("ddp", "zero3"), seeds=(1, 2)),
-        ),
-        needs_text=True,
-    ),
-    "bert-large": Study(
-        "Does BERT-large, 335 million parameters, train under every strategy on this box?",
-        (Part(_BERT_LARGE),),
-        needs_text=True,
-    ),
-}
+def names() -> list[str]:
+    """The studies that the project ships."""
+    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
 
 
 def find(name: str) -> Study:
-    if name not in STUDIES:
-        raise Refusal(f"study {name!r} is unknown; there are {', '.join(STUDIES)}")
-    return STUDIES[name]
+    """Read a shipped study by its name, or a user's own by its path. Raises Refusal naming file and key."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
+    if not path.is_file():
+        raise Refusal(f"study {name!r} is unknown; name a YAML file or one of {', '.join(names())}")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no keys; copy one of {STUDIES.name}/")
+    try:
+        return Study(name=path.stem, **content)
+    except TypeError:
+        raise Refusal(f"{path}: name is not a key; the file's own name is the study's") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        # Errors of our own say what is wrong, but not in which part.
+        place = ".".join(map(str, first["loc"])) if first["type"] == "value_error" else ""
+        raise Refusal(describe(error, f"{path}: {place}" if place else str(path))) from None
 
 
-def runs(name: str, data_dir: Path | None) -> Iterator[Run]:
-    """Yield a study's runs, workload by workload. Raises Refusal where it needs real text and has none."""
-    study = find(name)
-    if study.needs_text and data_dir is None:
-        raise Refusal(
-            f"study {name!r} trains on real text; pass --data-dir, a folder with imdb/, wikitext-2/, tokenizers/"
-        )
-    text = {"data": "files", "data_dir": data_dir} if study.needs_text else {}
-    for part in study.parts:
-        for world_size in part.world_sizes:
-            for chosen in part.strategies:
-                processes = 1 if chosen == "single" else world_size
-                if (chosen == "single" and world_size != part.world_sizes[0]) or (chosen == "ddp" and world_size == 1):
-                    continue  # one process is one run whatever the world; DDP needs two
-                for seed in part.seeds:
-                    flags = {**part.flags, **text, "seed": seed}
-                    label = f"-{part.label}" if part.label else ""
-                    size = flags.get("size", "tiny")
-                    yield Run(
-                        f"{flags['workload']}-{size}-{chosen}-{processes}x-seed{seed}{label}", chosen, processes, flags
-                    )
+def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
+    """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved."""
+    text: dict[str, Any] = {}
+    if study.text == "real":
+        text = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
+    elif data_dir:
+        raise Refusal(f"--data-dir {data_dir}: study {study.name!r} trains on the bundled sample; leave it out")
+    planned: dict[str, Run] = {}
+    for index in range(max(part.num_rounds for part in study.parts)):
+        for part in study.parts:
+            if index >= part.num_rounds:
+                continue
+            repeat, nth_seed = divmod(index, len(part.seeds))
+            seed = part.seeds[nth_seed]
+            for name, processes, cell in part.round(index):
+                flags = {**part.flags, **cell, **text, "seed": seed}
+                run = Run(_run_id(part, name, processes, cell, flags, repeat), name, processes, flags, index)
+                if run.run_id in planned:
+                    raise Refusal(f"study {study.name!r}: two runs are called {run.run_id}; give a part another label")
+                planned[run.run_id] = run
+    return list(planned.values())
+
+
+def _run_id(part: Part, name: str, processes: int, cell: dict[str, int], flags: dict[str, Any], repeat: int) -> str:
+    config = build_config(**flags)
+    words = [config.workload, config.size, Path(name).stem, f"{processes}x", f"seed{config.seed}"]
+    words += [f"batch{batch}" for batch in cell.values()]
+    words += [part.label] if part.label else []
+    words += [f"repeat{repeat}"] if repeat else []
+    return "-".join(words)
+
+
+def repeat_of(run_id: str) -> int:
+    """Which repeat a run is, by its name: 0 is the first."""
+    found = _REPEAT.search(run_id)
+    return int(found[1]) if found else 0

@@ -135,6 +135,7 @@ class Record(_Facts):
     init: Literal["pretrained", "scratch"]
     config: dict[str, Any]
     num_params: int | None = None
+    model_flops_per_sequence: int | None = None  # forward and backward, by torch.utils.flop_counter (measure/flops.py)
     data: dict[str, Any] | None = None
     proof: Proof | None = None
     model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step
@@ -145,6 +146,7 @@ class Record(_Facts):
     final_parameters: Checksum | None = None
     steps_done: int = 0
     final_loss: float | None = None
+    energy_joules: list[float | None] | None = None  # per rank: of its whole GPU while all steps were trained
     tokens: int | None = None  # trained on, padding not counted
     samples: int | None = None
     evaluation: list[dict[str, float | None]] = Field(default_factory=list)  # null: beyond what a float holds

@@ -218,6 +218,7 @@ def train(built: Built, journal: Journal) -> None:
     from tqdm.auto import tqdm
 
     from study.measure.clock import make_clock
+    from study.measure.energy import energy_joules
     from study.measure.memory import swap_traffic
 
     config, accelerator, workload = built.config, built.accelerator, built.workload
@@ -228,6 +229,7 @@ def train(built: Built, journal: Journal) -> None:
     batches = iter(built.train_batches)
     steps = range(1, config.num_steps + 1)
     journal.swapped = swap_traffic()
+    journal.energy = energy_joules(accelerator.device)
     model.train()
     began = now()
     for step in tqdm(steps, disable=not accelerator.is_main_process, unit="step", mininterval=1.0):
@@ -279,6 +281,8 @@ def train(built: Built, journal: Journal) -> None:
             journal.add_evaluation(step, evaluate(built))
             model.train()
     journal.swapped = tuple(after - before for before, after in zip(journal.swapped, swap_traffic(), strict=True))
+    if journal.energy is not None:
+        journal.energy = energy_joules(accelerator.device) - journal.energy
 
 
 def evaluate(built: Built) -> dict[str, float]:
@@ -310,6 +314,7 @@ def finish(built: Built, journal: Journal) -> None:
 
     from study import weights
     from study.measure import clock
+    from study.measure.flops import model_flops_per_sequence
 
     config, accelerator, observer = built.config, built.accelerator, journal.observer
     built.memory.begin(None)
@@ -324,6 +329,7 @@ def finish(built: Built, journal: Journal) -> None:
         "resting": observer.resting_states,
         "peaks": built.memory.phases(),
         "swapped": journal.swapped,
+        "energy": journal.energy,
     }
     ranks = gather_object([mine])
     proof = observer.proof
@@ -341,13 +347,17 @@ def finish(built: Built, journal: Journal) -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         remove_swap_folder(config, built.launch.strategy, built.run_dir)
+        with weights.unpartitioned():
+            flops = model_flops_per_sequence(built.workload, config, built.splits)
         journal.write(
             "ok",
             proof=proof,
+            model_flops_per_sequence=flops,
             model_state_bytes=[rank["states"] for rank in ranks] if config.measure else None,
             resting_state_bytes=[rank["resting"] for rank in ranks] if config.measure else None,
             peak_memory=[rank["peaks"] for rank in ranks] if config.measure else None,
             collectives_per_step=observer.collectives,
+            energy_joules=None if journal.energy is None else [rank["energy"] for rank in ranks],
             final_parameters=final,
             tokens=tokens,
             samples=sum(line["samples"] for line in journal.lines),
@@ -367,6 +377,7 @@ class Journal:
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
         self.swapped = (0, 0)  # bytes read and written
+        self.energy: float | None = None  # joules
         self.observer: Any = None
         self._config = config
         self._strategy = launch.strategy

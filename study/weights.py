@@ -30,11 +30,11 @@ def build_model(
     """
     set_seed(config.seed)  # for a published model's new head too
     if not (strategy.zero_stage == 3 and strategy.zero3_init):
-        with _without_zero3_in_transformers():
+        with unpartitioned():
             return workload.build_model(config, splits)
     folder = run_dir / "initial_weights"
     if accelerator.is_main_process:
-        with _without_zero3_in_transformers():
+        with unpartitioned():
             workload.build_model(config, splits).save_pretrained(folder)
     accelerator.wait_for_everyone()
     model = workload.load_model(config, splits, folder)
@@ -44,7 +44,7 @@ def build_model(
     return model
 
 
-class _without_zero3_in_transformers:
+class unpartitioned:
     """Keep transformers from building under zero.Init, which it does at stage 3 whatever zero3_init_flag says."""
 
     def __enter__(self) -> None:
