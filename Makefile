@@ -9,10 +9,10 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study test lint constraints
+.PHONY: help setup study test chromium lint constraints
 
 help:
-	@echo "make study        make the environment, then run the smoke study: every strategy, tiny, on this machine's CPU"
+	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
 	@echo "make test         make the environment, then run the tests"
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
 	@echo "make lint         check style and format"
@@ -20,9 +20,18 @@ help:
 
 study: setup
 	@CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke
+	@.venv/bin/zero-study report smoke
 
-test: setup
+test: setup $(if $(CI),chromium)
 	@.venv/bin/python -m pytest
+
+# The tests open the report's pages in Chromium where it is installed; a CI machine is to have it.
+chromium:
+	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || { \
+		echo "installing chromium with apt-get (about 1 min, once) ..."; \
+		$(HEARTBEAT) apt-get update -qq >.venv/chromium.log 2>&1; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >>.venv/chromium.log 2>&1 || \
+			{ tail -n 5 .venv/chromium.log >&2; exit 1; }; }
 
 lint: setup
 	@.venv/bin/ruff check .
@@ -45,7 +54,7 @@ setup: .venv/.installed .venv/.extensions
 	@echo "installing DeepSpeed, Accelerate, transformers and the study (1 to 2 min, once) ..."
 	@# DeepSpeed's build imports torch, so it must not be isolated from it; its extensions are built in the next step.
 	@$(HEARTBEAT) DS_BUILD_OPS=0 $(PIP) install -q -c constraints.txt --no-build-isolation \
-		-e '.[train,trackers,dev]' >.venv/setup.log 2>&1 || $(PIP_FAILED)
+		-e '.[train,trackers,report,dev]' >.venv/setup.log 2>&1 || $(PIP_FAILED)
 	@touch $@
 
 PIP_FAILED = { tail -n 15 .venv/setup.log >&2; echo "pip failed; all of its output is in .venv/setup.log" >&2; exit 1; }
@@ -92,7 +101,7 @@ constraints:
 	@echo "resolving in build/constraints (minutes) ..."
 	@$(HEARTBEAT) build/constraints/bin/python -m pip install -q torch==2.13.0 setuptools wheel
 	@$(HEARTBEAT) DS_BUILD_OPS=0 build/constraints/bin/python -m pip install -q --no-build-isolation \
-		torch==2.13.0 -e '.[train,trackers,dev]'
+		torch==2.13.0 -e '.[train,trackers,report,dev]'
 	@# What only torch's GPU build brings is left to torch, which pins it itself: nvidia-* (but nvidia-ml-py), cuda-*, triton.
 	@{ grep '^#' constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude-editable --exclude pip | \
 		sed 's/+.*//' | grep -vE '^(nvidia-[^m]|cuda-|triton)'; } >build/constraints.txt

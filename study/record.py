@@ -155,6 +155,44 @@ class Record(_Facts):
     steps_sha256: str | None = None
 
 
+OutcomeStatus = Literal[
+    "ok",
+    "out_of_memory",  # of the device
+    "killed",  # by the kernel, for want of host memory
+    "build_failed",  # a DeepSpeed extension did not compile or load
+    "offload_failed",  # the disk or its swap files
+    "timed_out",
+    "misconfigured",  # refused by the program or the engine before a step was taken
+    "failed",  # it ran and did not train: a loss that is no number
+    "crashed",
+    "crashed_after_result",  # the record is whole, the exit status is not 0
+    "skipped",  # not started; the message says why
+]
+
+
+class Outcome(_Facts):
+    """What the runner saw of one planned run: outcome.json in its run directory, whether or not there is a record."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    study: str
+    run_id: str
+    status: OutcomeStatus
+    message: str  # one line
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    seed: int
+    global_batch_size: int
+    round: int  # of the study's rotation, from 0
+    position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
+    started_at: str
+    wall_seconds: float | None  # launch to end; None: not started
+    returncode: int | None
+    command: list[str]  # empty: not started
+    stderr_tail: list[str]  # the last lines, oldest first
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file so that it is there whole or not at all."""
     scratch = path.with_name(path.name + ".part")
