@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
@@ -24,6 +25,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("zero-study: interrupted; finished runs are kept", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # `zero-study compare ... | head`: what is left to say has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _interrupt(*_: Any) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from study.config import Parser, Refusal, build_config, flag_parser
 
-if TYPE_CHECKING:
-    from study import launch, matrix
+# The tables of `zero-study compare`.
+VIEWS = ("differences", "largest-batch", "scaling", "model-states", "parity", "losses", "answer")
 
 
 def run(arguments: list[str]) -> int:
@@ -20,15 +18,26 @@ def run(arguments: list[str]) -> int:
 
     commands.add_parser("train", help="check, launch and record one run", add_help=False, allow_abbrev=False)
 
-    study = commands.add_parser(
-        "run", help="run a study's runs one after another; finished ones are kept", allow_abbrev=False
+    plan = commands.add_parser(
+        "plan",
+        help="list a study's runs in their order: what is kept, what is skipped and why, how long the rest takes",
+        allow_abbrev=False,
     )
-    study.add_argument("study", help="smoke, parity, model-states, cpu or bert-large")
-    study.add_argument("--data-dir", type=Path, help="folder with imdb/, wikitext-2/ and tokenizers/, for real text")
-    study.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
-    study.add_argument("--only", default="", help="only runs whose id contains this")
+    _add_study_options(plan)
+    plan.set_defaults(call=_plan)
+
+    study = commands.add_parser(
+        "run",
+        help="run a study's runs one after another; finished ones are kept",
+        epilog="Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of "
+        "memory, say); 3 some run has no outcome yet (interrupted, or --fail-fast); 2 refused.",
+        allow_abbrev=False,
+    )
+    _add_study_options(study)
     study.add_argument(
-        "--timeout", type=float, default=1800, help="seconds after which one run is ended (default: 1800)"
+        "--fail-fast",
+        action="store_true",
+        help="start no run after one that is neither ok nor out of memory",
     )
     study.set_defaults(call=_run)
 
@@ -39,21 +48,34 @@ def run(arguments: list[str]) -> int:
     collect.add_argument("records", type=Path, help="folder to copy into, for instance reports/cpu/records")
     collect.set_defaults(call=_collect)
 
-    states = commands.add_parser(
-        "model-states", help="table of measured model-state bytes beside the paper's formula", allow_abbrev=False
+    compare = commands.add_parser(
+        "compare", help="compare runs with the control, with intervals and verdicts, as Markdown", allow_abbrev=False
     )
-    states.add_argument("records", type=Path, nargs="+", help="folders of run directories")
-    states.set_defaults(call=_model_states)
+    compare.add_argument("records", type=Path, nargs="+", help="folders of run directories or of collected records")
+    compare.add_argument("--view", choices=VIEWS, default="differences", help="which table (default: differences)")
+    compare.add_argument("--control", default="ddp", help="the strategy to compare with (default: ddp)")
+    compare.set_defaults(call=_compare)
 
-    parity = commands.add_parser(
-        "parity", help="table of how far each strategy's steps are from ddp's", allow_abbrev=False
+    report = commands.add_parser("report", help="execute the notebooks on a study's records: pages", allow_abbrev=False)
+    report.add_argument("study", help="a study that the project ships, or a YAML file of your own")
+    report.add_argument(
+        "--records",
+        type=Path,
+        action="append",
+        help="folder of runs or records; several times for several boxes (default: runs/STUDY)",
     )
-    parity.add_argument("records", type=Path, nargs="+", help="folders of run directories")
-    parity.set_defaults(call=_parity)
+    report.add_argument("--output", type=Path, help="where the pages go (default: reports/STUDY)")
+    report.set_defaults(call=_report)
 
-    losses = commands.add_parser("losses", help="table of what each run learned", allow_abbrev=False)
-    losses.add_argument("records", type=Path, nargs="+", help="folders of run directories")
-    losses.set_defaults(call=_losses)
+    pack = commands.add_parser("pack", help="put a box's records into one file, with their digests", allow_abbrev=False)
+    pack.add_argument("records", type=Path, nargs="+", help="folders of run directories or of collected records")
+    pack.add_argument("file", type=Path, help="the file to write, for instance my-box.zip")
+    pack.set_defaults(call=_pack)
+
+    merge = commands.add_parser("merge", help="take a packed file's records into a folder", allow_abbrev=False)
+    merge.add_argument("file", type=Path, help="a file that `zero-study pack` wrote")
+    merge.add_argument("records", type=Path, help="folder to take them into, for instance reports/STUDY/records/my-box")
+    merge.set_defaults(call=_merge)
 
     extensions = commands.add_parser(
         "extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False
@@ -64,6 +86,14 @@ def run(arguments: list[str]) -> int:
         return _train(arguments[1:])
     options = parser.parse_args(arguments)
     return options.call(options)
+
+
+def _add_study_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", help="a study that the project ships (studies/), or a YAML file of your own")
+    parser.add_argument("--data-dir", type=Path, help="folder with imdb/, wikitext-2/ and tokenizers/, for real text")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
+    parser.add_argument("--only", default="", help="only runs whose id contains this")
+    parser.add_argument("--timeout", default=1800, help="seconds after which one run is ended (default: 1800)")
 
 
 def _train(arguments: list[str]) -> int:
@@ -85,7 +115,7 @@ def _train(arguments: list[str]) -> int:
     strategy.check(config, chosen, num_processes, chosen.num_machines)
 
     own = {"--strategy", "--num-processes", "--timeout", "--output-dir"}
-    outcome = launch.launch(
+    ended = launch.launch(
         chosen.path,
         num_processes,
         _without(arguments, own),
@@ -93,10 +123,12 @@ def _train(arguments: list[str]) -> int:
         timeout,
         lambda line: print(f"  {line}", flush=True),
     )
-    if outcome.status == "refused":
-        raise Refusal(outcome.message)
-    print(f"{outcome.status}: {outcome.message}" + (f" ({outcome.record_path})" if outcome.record_path else ""))
-    return 0 if outcome.status == "ok" else 1
+    if ended.status == "misconfigured" and ended.record_path is None:
+        raise Refusal(ended.message)
+    print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
+    if ended.status == "crashed":
+        print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
+    return 0 if ended.status == "ok" else 1
 
 
 def _positive(flag: str, value: str | int) -> int:
@@ -123,85 +155,23 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
     return kept
 
 
-def _run(options: argparse.Namespace) -> int:
-    from study import launch, matrix, strategy
+def _plan(options: argparse.Namespace) -> int:
+    from study import matrix, plan
 
     study = matrix.find(options.study)
-    planned = [r for r in matrix.runs(study, options.data_dir) if options.only in r.run_id]
-    if not planned:
-        raise Refusal(f"--only {options.only}: no run of study {options.study!r} has that in its id")
-    print(f"{study.name}: {study.question}\n{len(planned)} runs into {options.runs_dir / study.name}")
-    rows: list[list[str]] = []
-    failed = 0
-    started = time.monotonic()
-    for number, run in enumerate(planned, 1):
-        run_dir = options.runs_dir / study.name / run.run_id
-        head = f"[{number}/{len(planned)}] {run.run_id}"
-        path = run_dir / "record.json"
-        if path.exists() and _is_this_run(run, path):
-            outcome = launch.Outcome("ok", "kept", path)
-        else:
-            path.unlink(missing_ok=True)
-            try:
-                chosen = strategy.read_strategy(strategy.find_strategy(run.strategy))
-                strategy.check(build_config(**run.flags), chosen, run.num_processes, chosen.num_machines)
-            except Refusal as refusal:
-                outcome = launch.Outcome("skipped", str(refusal), None)
-            else:
-                outcome = launch.launch(
-                    chosen.path, run.num_processes, run.arguments(), run_dir, options.timeout,
-                    lambda line, head=head: print(f"{head}: {line}", flush=True),
-                )  # fmt: skip
-        failed += outcome.status not in ("ok", "skipped")
-        print(f"{head}: {outcome.status}, {outcome.message} ({time.monotonic() - started:.0f} s so far)", flush=True)
-        rows.append(_row(run, outcome))
-    print()
-    _print_table(
-        ["workload", "strategy", "processes", "final loss", "model states", "collectives", "s/step", "record"], rows
-    )
-    print("model states: MiB per rank as the optimizer steps; collectives: MiB per rank and step, all-reduces twice")
-    return 1 if failed else 0
+    runs = plan.select(study, options.data_dir, options.only)
+    timeout = _positive("--timeout", options.timeout)
+    print(plan.show(plan.make(study, runs, options.runs_dir / study.name, timeout)))
+    return 0
 
 
-def _is_this_run(run: matrix.Run, path: Path) -> bool:
-    """Whether a finished run is the planned one. Raises Refusal where it is another that has its name."""
-    from study import record
+def _run(options: argparse.Namespace) -> int:
+    from study import matrix, plan, runner
 
-    finished = record.read(path)
-    planned = build_config(**run.flags).model_dump(mode="json")
-    for name in set(planned) - {"output_dir"}:
-        if finished.config[name] != planned[name]:
-            raise Refusal(
-                f"{path}: holds a run with {name}={finished.config[name]!r}, the study plans {planned[name]!r}; "
-                "pass another --runs-dir, or delete it"
-            )
-    return finished.status == "ok"
-
-
-def _row(run: matrix.Run, outcome: launch.Outcome) -> list[str]:
-    from study import record
-
-    start = [run.flags["workload"], run.strategy, str(run.num_processes)]
-    if outcome.status != "ok":
-        return [*start, outcome.status, "", "", "", outcome.message.splitlines()[0]]
-    facts = record.read(outcome.record_path)
-    states = max(s.parameters + s.gradients + s.optimizer_states for s in facts.model_state_bytes)
-    collectives = sum(c.bytes * (2 if c.kind == "all_reduce" else 1) for c in facts.collectives_per_step)
-    seconds = facts.timing.median_seconds
-    return [
-        *start,
-        f"{facts.final_loss:.4f}",
-        f"{states / 2**20:.2f}",
-        f"{collectives / 2**20:.2f}",
-        "" if seconds is None else f"{seconds:.3f}",
-        str(outcome.record_path),
-    ]
-
-
-def _print_table(head: list[str], rows: list[list[str]]) -> None:
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for row in [head, ["-" * width for width in widths], *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    study = matrix.find(options.study)
+    runs = plan.select(study, options.data_dir, options.only)
+    timeout = _positive("--timeout", options.timeout)
+    return runner.run(study, runs, options.runs_dir / study.name, timeout, options.fail_fast)
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -211,24 +181,42 @@ def _collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def _model_states(options: argparse.Namespace) -> int:
-    from study.compare import model_states
+def _compare(options: argparse.Namespace) -> int:
+    from study.compare import answer, losses, model_states, parity, text
 
-    print(model_states.table(options.records))
+    views = {
+        "differences": lambda folders: text.differences(folders, options.control),
+        "largest-batch": text.largest_batch,
+        "scaling": text.scaling,
+        "model-states": model_states.table,
+        "parity": parity.table,
+        "losses": losses.table,
+        "answer": lambda folders: answer.table(folders, options.control),
+    }
+    print(views[options.view](options.records))
     return 0
 
 
-def _parity(options: argparse.Namespace) -> int:
-    from study.compare import parity
+def _report(options: argparse.Namespace) -> int:
+    from study import matrix, report
 
-    print(parity.table(options.records))
+    name = matrix.find(options.study).name
+    folders = options.records or [Path("runs") / name]
+    print(report.build(options.study, folders, options.output or Path("reports") / name))
     return 0
 
 
-def _losses(options: argparse.Namespace) -> int:
-    from study.compare import losses
+def _pack(options: argparse.Namespace) -> int:
+    from study.compare import pack
 
-    print(losses.table(options.records))
+    pack.pack(options.records, options.file)
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from study.compare import pack
+
+    pack.merge(options.file, options.records)
     return 0
 
 

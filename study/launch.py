@@ -1,10 +1,12 @@
-"""How does one run become a process, and what came of it?
+"""How does one run become processes, and how did they end?
 
-A run is `accelerate launch` in a process group of its own. Whatever happens to it, the answer is an Outcome.
+A run is `accelerate launch` in a process group of its own, which lives no longer than the process that started it.
+Whatever happens to it, the answer is an Ending.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -15,28 +17,35 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
-from study import record
+from study import bound, ending
+from study.config import Refusal
+from study.record import OutcomeStatus
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
-# How train.py begins the one line that says why it refused, or why it failed.
-REFUSED = "zero-study: "
-FAILED = "zero-study failed: "
 
 # What torch's C++ side and the tokenizers would print otherwise, on every run; the user's own values win.
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
+HEARTBEAT_SECONDS = 5.0
+STDERR_LINES = 30  # kept of a run that did not end well
+LEFT_OVER_SECONDS = 30
+
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a run."""
+class Ending:
+    """What came of one launch. Texts hold none of this machine's folders."""
 
-    status: Literal["ok", "out_of_memory", "failed", "interrupted", "refused", "timed_out", "crashed", "skipped"]
-    message: str  # for people: one line, or the command and the end of stderr
+    status: OutcomeStatus
+    message: str  # for people: one line
     record_path: Path | None
+    started_at: str
+    wall_seconds: float
+    returncode: int
+    command: list[str]
+    stderr_tail: list[str]
 
 
 def command(config_file: Path, num_processes: int, flags: Sequence[str]) -> list[str]:
@@ -52,35 +61,85 @@ def launch(
     run_dir: Path,
     timeout_seconds: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
-) -> Outcome:
-    """Start one run, wait for it, and type what came of it. Its output goes to stdout.log and stderr.log.
+) -> Ending:
+    """Start one run, wait for it, and type how it ended. Its output goes to stdout.log and stderr.log.
 
-    `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group.
+    `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group; where this
+    process is killed, Linux kills the run too. A refused run leaves nothing behind.
     """
     created = missing_folders(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     arguments = command(config_file, num_processes, [*flags, "--output-dir", str(run_dir)])
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(num_processes)}
+    bind = [sys.executable, "-I", "-S", bound.__file__, str(os.getpid())]
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
-    timed_out = False
+    kills_before = _out_of_memory_kills()
+    time_limit = None  # that was reached
     with open(run_dir / "stdout.log", "w") as stdout, open(run_dir / "stderr.log", "w") as stderr:
-        process = subprocess.Popen(arguments, stdout=stdout, stderr=stderr, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            [*bind, *arguments], stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+        )
         try:
             while process.poll() is None:
+                left = HEARTBEAT_SECONDS
+                if timeout_seconds is not None:
+                    left = min(left, started + timeout_seconds - time.monotonic())
+                if left <= 0:
+                    time_limit = timeout_seconds
+                    break
                 try:
-                    process.wait(timeout=5)
+                    process.wait(timeout=left)
                 except subprocess.TimeoutExpired:
                     progress(_progress(run_dir, time.monotonic() - started))
-                if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
-                    timed_out = True
-                    break
         finally:
             if process.poll() is None:
                 _end_group(process)
-    outcome = _outcome(run_dir, arguments, process.returncode, timed_out)
-    if outcome.status == "refused":
+    wall_seconds = time.monotonic() - started
+
+    kills = _out_of_memory_kills()
+    short = None if kills is None or kills_before is None else kills > kills_before
+    errors = ending.read_lines(run_dir / "stderr.log")
+    told = ending.read_told(run_dir)
+    status, message = ending.classify(errors, told, process.returncode, time_limit, short)
+    if status == "misconfigured" and told is None:
         _leave_nothing(run_dir, created)
-    return outcome
+    path = run_dir / "record.json"
+    return Ending(
+        status=status,
+        message=ending.shown(message),
+        record_path=path if path.exists() else None,
+        started_at=started_at,
+        wall_seconds=wall_seconds,
+        returncode=process.returncode,
+        command=ending.shown_command(arguments),
+        stderr_tail=[] if status == "ok" else [ending.shown(line) for line in errors[-STDERR_LINES:]],
+    )
+
+
+def end_left_over(folder: Path) -> None:
+    """End what an earlier call left running on run directories below a folder: this user's processes only.
+
+    To be called where nothing else may work there. Raises Refusal where a process does not end.
+    """
+    deadline = time.monotonic() + LEFT_OVER_SECONDS
+    # Again and again, because one that is about to be killed may just have started another.
+    while found := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
+        if time.monotonic() > deadline:
+            raise Refusal(f"{folder}: process {found[0].pid} of an earlier call does not end; end it, then try again")
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.1)
+
+
+def _works_below(folder: Path, process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()  # none, where it has ended and nobody has asked for its status
+        run_dir = Path(process.cwd(), words[words.index("--output-dir") + 1]).resolve()
+        return folder in run_dir.parents and process.uids().real == os.getuid() and process.pid != os.getpid()
+    except (psutil.Error, ValueError, IndexError, OSError):
+        return False
 
 
 def _threads(num_processes: int) -> str:
@@ -116,25 +175,13 @@ def _end_group(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _outcome(run_dir: Path, arguments: Sequence[str], returncode: int, timed_out: bool) -> Outcome:
-    path = run_dir / "record.json"
-    errors = (run_dir / "stderr.log").read_text(errors="replace").splitlines()
-    refused = next((line[len(REFUSED) :] for line in errors if line.startswith(REFUSED)), None)
-    failed = next((line[len(FAILED) :] for line in errors if line.startswith(FAILED)), None)
-    if timed_out:
-        return Outcome("timed_out", "ended at its time limit", path if path.exists() else None)
-    if path.exists():
-        written = record.read(path)
-        if written.status == "ok" and returncode == 0:
-            return Outcome("ok", f"final loss {written.final_loss:.4f}", path)
-        if written.status != "ok":
-            return Outcome(written.status, failed or written.failure.error.splitlines()[0], path)
-    elif refused and not failed:
-        return Outcome("refused", refused, None)
-    tail = "\n".join(errors[-15:])
-    return Outcome(
-        "crashed", f"exit status {returncode}\n{' '.join(arguments)}\n{tail}", path if path.exists() else None
-    )
+def _out_of_memory_kills() -> int | None:
+    """How many processes the kernel has ended for want of memory since it started, None where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
 
 
 def _leave_nothing(run_dir: Path, created: Sequence[Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +18,13 @@ STUDIES = Path(__file__).resolve().parent / "studies"
 # What a part says in lists, or the study for all its runs; nothing of it is a flag of one part.
 _NOT_FLAGS = {"seed", "data", "data_dir", "output_dir", "swap_dir"}
 
-_REPEAT = re.compile(r"-repeat(\d+)$")
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Several = Annotated[tuple[int, ...], Field(min_length=1)]
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 
 
 class Part(_Strict):
@@ -34,9 +32,9 @@ class Part(_Strict):
 
     flags: dict[str, Any] = {}  # train.py's, by the names of RunConfig's fields
     strategies: tuple[str, ...] = tuple(strategy.names())  # names, or paths of accelerate files
-    world_sizes: Several = (2,)
-    global_batch_sizes: Several | None = None  # sequences per optimizer step; None: the flags', for all runs
-    seeds: Several = (0,)
+    world_sizes: Sizes = (2,)
+    global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
+    seeds: Seeds = (0,)
     repeats: int = Field(1, ge=1)  # of every combination, with equal flags
     label: str = Field("", pattern=r"^[a-z0-9_]*$")  # tells apart parts that differ in flags only
 
@@ -51,13 +49,16 @@ class Part(_Strict):
             raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
         if not self.strategies:
             raise ValueError("strategies is empty; leave it out for every strategy")
+        for key in ("strategies", "world_sizes", "global_batch_sizes", "seeds"):
+            values = getattr(self, key) or ()
+            if len(set(values)) < len(values):
+                twice = next(value for value in values if values.count(value) > 1)
+                raise ValueError(f"{key}: {twice} is there twice; for the same run several times write repeats: 2")
         unknown = set(self.flags) - {"preset", *RunConfig.model_fields}
         if unknown:
             raise ValueError(f"flags.{min(unknown)} is not a flag of train.py; `zero-study train --help` lists them")
         for name in self.strategies:
             strategy.find_strategy(name)  # a Refusal is a ValueError
-        for cell in self._cells():
-            build_config(**self.flags, **cell)
         return self
 
     def _cells(self) -> list[dict[str, int]]:
@@ -66,21 +67,23 @@ class Part(_Strict):
         return [{"global_batch_size": batch} for batch in sorted(self.global_batch_sizes)]
 
     def round(self, index: int) -> Iterator[tuple[str, int, dict[str, int]]]:
-        """Yield (strategy, processes, batch) of one round: its strategies start somewhere else than last round's.
+        """Yield (strategy, processes, batch) of one round, block by block of equal work.
 
-        So no strategy always runs first, when a box is cold, or beside the same neighbour.
+        From block to block and from round to round the strategies start elsewhere, and every other round goes through
+        them backwards. So none always runs first, when a box is cold, or always after the same one.
         """
-        shift = index * max(1, len(self.strategies) // self.num_rounds) % len(self.strategies)
-        rotated = self.strategies[shift:] + self.strategies[:shift]
-        for world_size in self.world_sizes:
-            for cell in self._cells():
-                for name in rotated:
-                    # One process is one run whatever the world, and needs no DDP.
-                    if name == "single" and world_size != self.world_sizes[0]:
-                        continue
-                    if name == "ddp" and world_size == 1:
-                        continue
-                    yield name, 1 if name == "single" else world_size, cell
+        step = max(1, len(self.strategies) // self.num_rounds)
+        blocks = [(world_size, cell) for world_size in self.world_sizes for cell in self._cells()]
+        for number, (world_size, cell) in enumerate(blocks):
+            first, direction = index * step + number, -1 if index % 2 else 1
+            for place in range(len(self.strategies)):
+                name = self.strategies[(first + direction * place) % len(self.strategies)]
+                # One process is one run whatever the world, and needs no DDP.
+                if name == "single" and world_size != self.world_sizes[0]:
+                    continue
+                if name == "ddp" and world_size == 1:
+                    continue
+                yield name, 1 if name == "single" else world_size, cell
 
     @property
     def num_rounds(self) -> int:
@@ -97,6 +100,19 @@ class Study(_Strict):
     device: Literal["any", "gpu"] = "any"
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        known = {*strategy.names(), *(Path(name).stem for part in self.parts for name in part.strategies)}
+        if self.control not in known:
+            raise ValueError(f"control {self.control!r} is unknown; it is a strategy, by default 'ddp'")
+        for number, part in enumerate(self.parts):
+            for _, _, cell in part.round(0):
+                try:
+                    build_config(**part.flags, **cell, data="hub" if self.text == "real" else "bundled")
+                except Refusal as refusal:
+                    raise ValueError(f"parts.{number}: {refusal}") from None
+        return self
+
 
 @dataclass(frozen=True)
 class Run:
@@ -112,6 +128,8 @@ class Run:
         """The run's flags as train.py takes them."""
         words: list[str] = []
         for name, value in self.flags.items():
+            if value is None:  # unset, as YAML's null says it
+                continue
             flag = "--" + name.replace("_", "-")
             words += (
                 [flag if value else flag.replace("--", "--no-", 1)] if isinstance(value, bool) else [flag, str(value)]
@@ -135,10 +153,10 @@ def find(name: str) -> Study:
         raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {STUDIES.name}/")
+    if "name" in content:
+        raise Refusal(f"{path}: name is not a key; the file's own name is the study's")
     try:
-        return Study(name=path.stem, **content)
-    except TypeError:
-        raise Refusal(f"{path}: name is not a key; the file's own name is the study's") from None
+        return Study.model_validate({"name": path.stem, **content})
     except ValidationError as error:
         first = error.errors()[0]
         # Errors of our own say what is wrong, but not in which part.
@@ -148,7 +166,7 @@ def find(name: str) -> Study:
 
 def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
     """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved."""
-    text: dict[str, Any] = {}
+    text: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
     if study.text == "real":
         text = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
     elif data_dir:
@@ -166,6 +184,8 @@ def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
                 if run.run_id in planned:
                     raise Refusal(f"study {study.name!r}: two runs are called {run.run_id}; give a part another label")
                 planned[run.run_id] = run
+    if not planned:
+        raise Refusal(f"study {study.name!r}: has no run, because ddp needs world_sizes above 1")
     return list(planned.values())
 
 
@@ -176,9 +196,3 @@ def _run_id(part: Part, name: str, processes: int, cell: dict[str, int], flags: 
     words += [part.label] if part.label else []
     words += [f"repeat{repeat}"] if repeat else []
     return "-".join(words)
-
-
-def repeat_of(run_id: str) -> int:
-    """Which repeat a run is, by its name: 0 is the first."""
-    found = _REPEAT.search(run_id)
-    return int(found[1]) if found else 0

@@ -21,9 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from study import extensions, record
+from study import bound, extensions, record
 from study.config import Refusal, RunConfig, build_config, flag_parser
-from study.launch import FAILED, QUIET, REFUSED, missing_folders, remove_empty
+from study.ending import FAILED, REFUSED
+from study.launch import QUIET, missing_folders, remove_empty
 from study.strategy import (
     Launch,
     build_accelerator,
@@ -59,6 +60,7 @@ class Interrupted(BaseException):
 
 def main() -> None:
     """Run, and end in a way that cannot turn a finished run into a failed one."""
+    bound.die_with_parent()  # where the launcher has ended before, `read_launch` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     status = 0
@@ -167,6 +169,8 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
     if accelerator.is_main_process:  # what an unfinished run left here is not this one's
         for stale in [run_dir / "steps.jsonl", *run_dir.glob("failure-rank*.json")]:
             stale.unlink(missing_ok=True)
+        shutil.rmtree(run_dir / "initial_weights", ignore_errors=True)
+        remove_swap_folder(config, launch.strategy, run_dir)
     workload = WORKLOADS[config.workload]
     splits = workload.load(config)
     memory = PhaseMemory(accelerator.device, config.measure)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import synthetic
 
 from study import record
 from study.compare import collect, losses, model_states, parity, records
@@ -309,6 +311,100 @@ def test_collect_checks_the_steps(runs, tmp_path):
 def test_collect_needs_a_finished_run(tmp_path):
     with pytest.raises(Refusal, match="no finished run below"):
         collect.collect(tmp_path, tmp_path / "records")
+
+
+def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
+    runs, target = tmp_path / "runs", tmp_path / "records"
+    done = synthetic.write_run(runs, seed=1, study="s", run_dir=True)
+    skipped = synthetic.write_outcome(runs, "skipped", seed=2, run_dir=True)
+    assert collect.collect(runs, target) == 2
+    names = sorted(path.name for path in target.iterdir())
+    one, two = done.parent.name, skipped.parent.name
+    assert names == sorted([f"{one}.json", f"{one}.steps.jsonl", f"{one}.outcome.json", f"{two}.outcome.json"])
+    assert (target / f"{one}.outcome.json").read_bytes() == (done.parent / "outcome.json").read_bytes()
+    assert (target / f"{two}.outcome.json").read_bytes() == skipped.read_bytes()
+    assert capsys.readouterr().out.count("copied") == 4
+
+
+def test_collect_replaces_the_outcome_of_a_run_that_has_a_result_now(tmp_path, capsys):
+    runs, target = tmp_path / "runs", tmp_path / "records"
+    skipped = synthetic.write_outcome(runs, "skipped", run_dir=True)
+    collect.collect(runs, target)
+    collected = target / f"{skipped.parent.name}.outcome.json"
+    synthetic.write_outcome(runs, "killed", run_dir=True)  # tried, and still no record
+    collect.collect(runs, target)
+    assert json.loads(collected.read_text())["status"] == "killed"
+    synthetic.write_run(runs, study="s", run_dir=True)
+    collect.collect(runs, target)
+    assert json.loads(collected.read_text())["status"] == "ok"
+    assert capsys.readouterr().out.count(f"replaced {collected}") == 2
+    # From now on there is a record, and nothing of the run is replaced.
+    change(skipped, message="another")
+    with pytest.raises(Refusal, match=r"outcome\.json and .*outcome\.json differ"):
+        collect.collect(runs, target)
+    assert json.loads(collected.read_text())["message"] == "ok"
+
+
+def test_collect_does_not_put_an_outcome_beside_another_runs_record(tmp_path):
+    target = tmp_path / "records"
+    synthetic.write_run(tmp_path / "here", run_dir=True)
+    synthetic.write_outcome(tmp_path / "there", "skipped", run_dir=True)
+    collect.collect(tmp_path / "here", target)
+    before = sorted(path.name for path in target.iterdir())
+    with pytest.raises(Refusal, match=r"records/.*\.json and .*there/.*outcome\.json differ"):
+        collect.collect(tmp_path / "there", target)
+    with pytest.raises(Refusal, match=r"here/.*record\.json and .*there/.*outcome\.json differ"):
+        collect.collect(tmp_path, tmp_path / "other")
+    assert sorted(path.name for path in target.iterdir()) == before
+
+
+def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
+    runs, target = tmp_path / "runs", tmp_path / "records"
+    path = synthetic.write_run(runs, status="interrupted", run_dir=True)
+    with pytest.raises(Refusal, match="no finished run below"):
+        collect.collect(runs, target)
+    assert f"left out {path}: interrupted" in capsys.readouterr().out
+    synthetic.write_outcome(runs, "timed_out", run_dir=True)  # what the runner saw of it is a fact
+    assert collect.collect(runs, target) == 1
+    assert [path.name for path in target.iterdir()] == [f"{path.parent.name}.outcome.json"]
+
+
+def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
+    path = synthetic.write_run(tmp_path, study="s", run_dir=True).with_name("outcome.json")
+    change(path, run_id="another")
+    with pytest.raises(Refusal, match=r"outcome\.json: run_id another, .*record\.json has gpt-wikitext-tiny-zero2"):
+        collect.collect(tmp_path, tmp_path / "records")
+    path.with_name("record.json").unlink()
+    with pytest.raises(Refusal, match=r"outcome\.json: status ok, but no record is beside it"):
+        collect.collect(tmp_path, tmp_path / "records")
+    change(path, position="first")
+    with pytest.raises(Refusal, match=r"outcome\.json: position='first'"):
+        collect.collect(tmp_path, tmp_path / "records")
+    change(path, schema_version=0)
+    with pytest.raises(Refusal, match=r"outcome\.json: schema_version 0"):
+        collect.collect(tmp_path, tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+
+
+def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch):
+    runs, target = tmp_path / "runs", tmp_path / "records"
+    path = synthetic.write_run(runs, study="s", run_dir=True)
+    replace, left = os.replace, [2]
+
+    def fail_at_the_third(source: Path, to: Path) -> None:
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        left[0] -= 1
+        replace(source, to)
+
+    monkeypatch.setattr(os, "replace", fail_at_the_third)
+    with pytest.raises(OSError, match="No space left"):
+        collect.collect(runs, target)
+    name = path.parent.name
+    assert {path.name for path in target.iterdir()} == {f"{name}.steps.jsonl", f"{name}.outcome.json"}  # record last
+    monkeypatch.undo()
+    collect.collect(runs, target)
+    assert (target / f"{name}.json").read_bytes() == path.read_bytes()
 
 
 def test_nothing_here_imports_torch():

@@ -27,30 +27,42 @@ MAY_IMPORT = {
     "record": {"config"},
     "order": set(),
     "theory": set(),
+    "bound": set(),
+    "box": set(),
+    "colab": set(),
     "workloads": {"config"},
-    "launch": {"config", "record"},
+    "ending": {"record"},
+    "launch": {"bound", "config", "ending", "record"},
     "strategy": {"config", "extensions", "workloads"},
     "matrix": {"config", "strategy"},
+    "forecast": {"config", "record", "strategy", "theory"},
+    "plan": {
+        "box", "compare", "config", "ending", "forecast", "launch", "matrix", "record", "strategy",
+    },
+    "runner": {"config", "ending", "forecast", "launch", "matrix", "plan", "record", "strategy"},
     "measure": {"config", "record", "workloads"},
     "weights": {"config", "record", "strategy", "workloads"},
     "proof": {"config", "measure", "record", "strategy"},
     "observer": {"measure", "proof", "record"},
     "train": {
-        "config", "extensions", "launch", "measure", "observer", "order", "proof", "record", "strategy", "weights",
-        "workloads",
+        "bound", "config", "ending", "extensions", "launch", "measure", "observer", "order", "proof", "record",
+        "strategy", "weights", "workloads",
     },
     "compare": {"config", "record", "theory"},
+    "report": {"colab", "config", "matrix"},
     "benchmarks": {
-        "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "strategy",
-        "workloads",
+        "compare", "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "report",
+        "strategy", "theory", "workloads",
     },
-    "cli": {"compare", "config", "extensions", "launch", "matrix", "record", "strategy"},
+    "cli": {
+        "compare", "config", "extensions", "launch", "matrix", "plan", "report", "runner", "strategy",
+    },
     "__main__": {"cli", "config"},
 }  # fmt: skip
 
 LIGHT = [
-    "cli", "compare", "config", "extensions", "launch", "matrix", "record", "strategy", "theory", "train",
-    "workloads.sources", "__main__",
+    "bound", "box", "cli", "colab", "compare", "config", "ending", "extensions", "forecast", "launch", "matrix", "plan",
+    "record", "report", "runner", "strategy", "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 

@@ -91,11 +91,11 @@ def run_ours(work: Work) -> tuple[Record, list[dict[str, Any]]]:
     """Run the work as `zero-study train` does; return its record and its steps. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         run_dir = Path(folder) / "run"
-        outcome = launch.launch(
+        ended = launch.launch(
             work.strategy.path, work.world_size, train_arguments(work.flags), run_dir, TIMEOUT_SECONDS
         )
-        if outcome.status != "ok":
-            raise RunFailed(f"{work.strategy.name}: {outcome.status}, {outcome.message}")
+        if ended.status != "ok":
+            raise RunFailed("\n".join([f"{work.strategy.name}: {ended.status}, {ended.message}", *ended.stderr_tail]))
         return record.read(run_dir), record.read_steps(run_dir)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from study import record
-from study.config import Refusal
-from study.record import Record
+from study.config import Refusal, describe
+from study.record import SCHEMA_VERSION, Outcome, Record
 
 
 class Found(NamedTuple):
@@ -17,31 +19,111 @@ class Found(NamedTuple):
     record: Record
 
 
+class Run(NamedTuple):
+    """What is known of one run: its record, what the runner saw of it, or both."""
+
+    record: Found | None
+    outcome: Outcome | None
+    folder: Path  # the one that holds the study's runs, or its collected records
+
+    @property
+    def identity(self) -> tuple:
+        """Equal for copies of one run."""
+        return identity(self.record.record) if self.record else (self.outcome.run_id, self.outcome.started_at)
+
+
 def find(folders: Iterable[Path]) -> list[Found]:
     """Read every record below the folders, in the order of their paths; a run that is found twice counts once.
 
-    A record is a record.json, and any other JSON file that says it is one by a schema_version or a run_id. Raises
-    Refusal for one that does not hold the schema, naming file and key, and where there is none.
+    A record is a record.json, and any other JSON file that says it is one by a schema_version or a run_id; an outcome
+    is none. Raises Refusal for one that does not hold the schema, naming file and key, and where there is none.
     """
     folders = list(folders)
-    found: dict[tuple[str, str], Found] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
-        for path in sorted(folder.rglob("*.json")):
-            if path.name == "record.json" or _says_it_is_a_record(path):
-                read = record.read(path)
-                found.setdefault((read.run_id, read.started_at), Found(path, read))
+    found: dict[tuple[str, str, float], Found] = {}
+    for path in _json_files(folders):
+        if not _is_outcome(path) and _is_record(path):
+            read = record.read(path)
+            found.setdefault(identity(read), Found(path, read))
     if not found:
         raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
     return list(found.values())
 
 
-def _says_it_is_a_record(path: Path) -> bool:
-    if (path.parent / "record.json").exists():  # another file of a run directory
+def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
+    """Read every record and every outcome below the folders; what lies together is one run. Copies are not told apart.
+
+    Raises Refusal as `find` does, for outcomes too, and where an outcome lies beside the record of another run.
+    """
+    folders = list(folders)
+    empty = True
+    for path in _json_files(folders):
+        folder = path.parent.parent if path.name in ("record.json", "outcome.json") else path.parent
+        if _is_outcome(path):
+            if not _record_beside(path).exists():
+                empty = False
+                yield Run(None, read_outcome(path), folder)
+        elif _is_record(path):
+            empty = False
+            read = record.read(path)
+            yield Run(Found(path, read), _outcome_beside(path, read), folder)
+    if empty:
+        raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read an outcome.json. Raises Refusal naming the file and the key."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise Refusal(f"{path}: cannot be read as an outcome ({error})") from None
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        found = content.get("schema_version") if isinstance(content, dict) else None
+        raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
+    try:
+        return Outcome.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+
+
+def _json_files(folders: Iterable[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
+        yield from sorted(folder.rglob("*.json"))
+
+
+def identity(read: Record) -> tuple[str, str, float]:
+    """Two boxes may start runs of one name in the same second; they do not take the same time."""
+    return read.run_id, read.started_at, read.wall_seconds
+
+
+def _is_outcome(path: Path) -> bool:
+    return path.name == "outcome.json" or path.name.endswith(".outcome.json")
+
+
+def _record_beside(outcome: Path) -> Path:
+    named = outcome.name.removesuffix(".outcome.json") + ".json"
+    return outcome.with_name("record.json" if outcome.name == "outcome.json" else named)
+
+
+def _outcome_beside(path: Path, read: Record) -> Outcome | None:
+    """The outcome beside a record; None where there is none."""
+    beside = path.with_name("outcome.json" if path.name == "record.json" else f"{path.stem}.outcome.json")
+    if not beside.exists():
+        return None
+    outcome = read_outcome(beside)
+    if outcome.run_id != read.run_id:
+        raise Refusal(f"{beside}: run_id {outcome.run_id!r}, the record beside it is {read.run_id!r}; take one away")
+    return outcome
+
+
+def _is_record(path: Path) -> bool:
+    if path.name == "record.json":
+        return True
+    if (path.parent / "record.json").exists() or (path.parent / "outcome.json").exists():  # another file of a run
         return False
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
     return isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)

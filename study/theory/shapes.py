@@ -24,6 +24,13 @@ class ParameterSizes:
         return sum(self.matrices) + sum(self.vectors)
 
 
+def architecture_of(workload: str, size: str) -> Architecture:
+    """Which architecture a workload trains at one of its sizes."""
+    if workload == "bert-imdb":
+        return "bert"
+    return {"2.7b": "gpt-neo", "6b": "gpt-j"}.get(size, "gpt2")
+
+
 def parameter_sizes(
     architecture: Architecture, layers: int, hidden: int, positions: int, num_params: int
 ) -> ParameterSizes:
@@ -31,6 +38,19 @@ def parameter_sizes(
 
     Raises ValueError where no vocabulary gives that number, because then the model is another one.
     """
+    none, one = (with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1))
+    vocabulary, rest = divmod(num_params - none, one - none)
+    if rest or vocabulary < 1:
+        raise ValueError(
+            f"{num_params} parameters: not those of {architecture}, {layers} layers of hidden size {hidden}"
+        )
+    return with_vocabulary(architecture, layers, hidden, positions, vocabulary)
+
+
+def with_vocabulary(
+    architecture: Architecture, layers: int, hidden: int, positions: int, vocabulary: int
+) -> ParameterSizes:
+    """List the parameters of one of the study's models; `vocabulary` is the rows of its embedding."""
     square, wide = hidden**2, 4 * hidden**2
     per_layer = {
         # Query, key, value, output; then the two of the feed-forward block.
@@ -44,17 +64,8 @@ def parameter_sizes(
     around_vectors = [hidden, 2] if architecture == "bert" else []
     embeddings = {"bert": [positions * hidden, 2 * hidden], "gpt-j": []}.get(architecture, [positions * hidden])
     norm = [hidden] * 2
-
-    known = layers * (sum(layer_matrices) + sum(layer_vectors))
-    known += sum(around_matrices) + sum(around_vectors) + sum(embeddings) + sum(norm)
-    # GPT-J alone has an output layer of its own, with a bias.
-    per_word = 2 * hidden + 1 if architecture == "gpt-j" else hidden
-    vocabulary, rest = divmod(num_params - known, per_word)
-    if rest or vocabulary < 1:
-        raise ValueError(
-            f"{num_params} parameters: not those of {architecture}, {layers} layers of hidden size {hidden}"
-        )
     words = vocabulary * hidden
+    # GPT-J alone has an output layer of its own, with a bias.
     head = [words] if architecture == "gpt-j" else []
     head_bias = [vocabulary] if architecture == "gpt-j" else []
     first_norm, last_norm = (norm, []) if architecture == "bert" else ([], norm)

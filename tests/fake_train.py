@@ -1,0 +1,94 @@
+"""Stands in for a run: leaves within milliseconds what train.py would leave, and ends as it is told.
+
+    python fake_train.py RUNS.json [FLAGS] --output-dir FOLDER
+
+RUNS.json, written by `prepare`, says how each run ends. As a program it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+NUM_STEPS = 8
+HERE = Path(__file__).resolve()
+OUT_OF_MEMORY = {"step": 1, "error": "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."}
+
+
+def prepare(path, runs, endings=None):
+    """Write RUNS.json for these planned runs; `endings` by run id, "ok" for the others."""
+    from study.config import build_config
+
+    template = json.loads((HERE.parent / "fixtures" / "records" / "auto-ddp.json").read_text())
+    content = {}
+    for run in runs:
+        config = build_config(**run.flags)
+        names = ("workload", "size", "seed")
+        record = {
+            **template,
+            **{name: getattr(config, name) for name in names},
+            "run_id": run.run_id,
+            "strategy": run.strategy,
+            "world_size": run.num_processes,
+            "config": config.model_dump(mode="json"),
+            "steps_sha256": None,
+        }
+        content[run.run_id] = {"record": record, "ending": (endings or {}).get(run.run_id, "ok")}
+    path.write_text(json.dumps(content))
+
+
+def command(path):
+    """What to put in the place of `launch.command`."""
+    return lambda config_file, num_processes, flags: [sys.executable, "-I", "-S", str(HERE), str(path), *flags]
+
+
+def loss(seed, step):
+    return round(0.7 - 0.01 * step + 0.001 * seed, 6)
+
+
+def main():
+    run_dir = Path(sys.argv[sys.argv.index("--output-dir") + 1])
+    run = json.loads(Path(sys.argv[1]).read_text())[run_dir.name]
+    record, ending = run["record"], run["ending"]
+    if (run_dir / "record.json").exists():
+        sys.exit("this is for runs without a record")
+    if ending == "refused":
+        print(f"zero-study: {Path.cwd()}/data cannot be read; mend it", file=sys.stderr)
+        return 2
+    with open(run_dir / "steps.jsonl", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            (run_dir / "two-at-once").touch()
+        file.truncate(0)
+        for step in range(1, NUM_STEPS + 1):
+            file.write(json.dumps({"step": step, "loss": loss(record["seed"], step)}) + "\n")
+            file.flush()
+            time.sleep(0.005)
+    if ending == "crashed":
+        print(
+            'Traceback (most recent call last):\n  File "model.py", line 3, in f\nRuntimeError: broken', file=sys.stderr
+        )
+        return 1
+    if ending == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ending == "hanging":
+        time.sleep(600)
+    if ending == "out_of_memory":
+        record |= {"status": ending, "failure": OUT_OF_MEMORY, "steps_done": 0}
+    if ending == "failed":
+        record |= {"status": ending, "failure": {"step": 2, "error": "Failed: step 2: the loss is nan"}}
+    record |= {"final_loss": loss(record["seed"], NUM_STEPS)}
+    scratch = run_dir / "record.json.part"
+    scratch.write_text(json.dumps(record))
+    scratch.replace(run_dir / "record.json")
+    return 0 if ending == "ok" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Is every way in which a run ends told apart, from texts that torch, accelerate and DeepSpeed really print?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from study import ending
+from study.ending import Told, classify
+
+FIXTURES = Path(__file__).parent / "fixtures" / "records"
+LAUNCHER = """\
+Traceback (most recent call last):
+  File "/x/site-packages/accelerate/commands/launch.py", line 1245, in main
+    launch_command(args)
+subprocess.CalledProcessError: Command '['python', 'study/train.py']' returned non-zero exit status 1."""
+ONE_KILLED = LAUNCHER.replace("returned non-zero exit status 1.", "died with <Signals.SIGKILL: 9>.")
+TORCHRUN = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+study/train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_10:00:00
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 4711)
+  error_file: <N/A>
+  traceback : {message}"""
+RANK_KILLED = TORCHRUN.format(code="-9", message="Signal 9 (SIGKILL) received by PID 4711")
+RANK_CRASHED = TORCHRUN.format(code="-11", message="Signal 11 (SIGSEGV) received by PID 4711")
+RANK_FAILED = TORCHRUN.format(code="1", message="To enable traceback see: https://pytorch.org/docs/")
+INTERRUPTED = Told("interrupted", 3, "Interrupted: interrupted by SIGTERM, from the user or from the launcher")
+
+
+def traceback(error: str, *files: str) -> str:
+    frames = [f'  File "/x/site-packages/{file}", line 7, in f\n    work()' for file in files or ("model.py",)]
+    return "\n".join(["Traceback (most recent call last):", *frames, error])
+
+
+CASES = {
+    "ok": ("", Told("ok", text="final loss 0.5000"), 0, "ok", "final loss 0.5000"),
+    "abort after the record": (
+        TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1"),
+        Told("ok", text="final loss 0.5000"),
+        1,
+        "crashed_after_result",
+        "a process was ended by SIGABRT, after its record was written",
+    ),
+    "out of memory, recorded": (
+        RANK_FAILED,
+        Told("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
+        1,
+        "out_of_memory",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+    ),
+    "out of memory, not recorded": (
+        traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") + "\n" + RANK_FAILED,
+        None,
+        1,
+        "out_of_memory",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+    ),
+    "out of memory in cuBLAS": (
+        "",
+        Told("failed", 1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        1,
+        "out_of_memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+    ),
+    "one process killed": (ONE_KILLED, None, 1, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
+    "a rank killed": (RANK_KILLED, INTERRUPTED, 1, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
+    "the launcher killed": ("", None, -9, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
+    "refused": (
+        "zero-study: data/imdb is not there; correct --data-dir\n" + LAUNCHER,
+        None,
+        1,
+        "misconfigured",
+        "data/imdb is not there; correct --data-dir",
+    ),
+    "refused by DeepSpeed": (
+        traceback("deepspeed.runtime.config.DeepSpeedConfigError: no gradient clipping", "deepspeed/runtime/config.py"),
+        Told("failed", None, "DeepSpeedConfigError: no gradient clipping"),
+        1,
+        "misconfigured",
+        "DeepSpeedConfigError: no gradient clipping",
+    ),
+    "refused by DeepSpeed's schema": (
+        "",
+        Told("failed", None, "ValidationError: 1 validation error for DeepSpeedZeroConfig\nstage\n  Input should be"),
+        1,
+        "misconfigured",
+        "ValidationError: 1 validation error for DeepSpeedZeroConfig stage Input should be",
+    ),
+    "an assertion of DeepSpeed's before the first step": (
+        traceback(
+            "AssertionError: Micro batch size per gpu: 0 has to be greater than 0", "deepspeed/runtime/config.py"
+        ),
+        Told("failed", None, "AssertionError: Micro batch size per gpu: 0 has to be greater than 0"),
+        1,
+        "misconfigured",
+        "AssertionError: Micro batch size",
+    ),
+    "an assertion of DeepSpeed's in a step": (
+        traceback("AssertionError", "deepspeed/runtime/zero/stage3.py"),
+        Told("failed", 2, "AssertionError: "),
+        1,
+        "crashed",
+        "AssertionError:",
+    ),
+    "an assertion of the study's before the first step": (
+        traceback("AssertionError", "study/weights.py"),
+        Told("failed", None, "AssertionError: "),
+        1,
+        "crashed",
+        "AssertionError:",
+    ),
+    "an extension that does not compile": (
+        traceback(
+            "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.",
+            "torch/utils/cpp_extension.py",
+        )
+        + "\n\nThe above exception was the direct cause of the following exception:\n\n"
+        + traceback("RuntimeError: Error building extension 'cpu_adam'", "torch/utils/cpp_extension.py"),
+        None,
+        1,
+        "build_failed",
+        "RuntimeError: Error building extension 'cpu_adam'",
+    ),
+    "no ninja": (
+        "",
+        Told("failed", None, "RuntimeError: Unable to JIT load the async_io op due to ninja not being installed."),
+        1,
+        "build_failed",
+        "RuntimeError: Unable to JIT load the async_io op",
+    ),
+    "another CUDA than torch's": (
+        "",
+        Told("failed", None, "CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not"),
+        1,
+        "build_failed",
+        "CUDAMismatchException: >- DeepSpeed Op Builder",
+    ),
+    "a full disk": (
+        "",
+        Told("failed", 1, "OSError: [Errno 28] No space left on device: 'swap/optimizer'"),
+        1,
+        "offload_failed",
+        "OSError: [Errno 28] No space left on device",
+    ),
+    "a read that comes back short": (
+        traceback("AssertionError", "deepspeed/runtime/engine.py", "deepspeed/runtime/swap_tensor/optimizer_utils.py"),
+        Told("failed", 2, "AssertionError: "),
+        1,
+        "offload_failed",
+        "AssertionError",
+    ),
+    "nothing swapped": (
+        "zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped",
+        Told("failed", 8, "Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
+        1,
+        "offload_failed",
+        "NVMe offload was asked",
+    ),
+    "no number": ("", Told("failed", 2, "Failed: step 2: the loss is nan"), 1, "failed", "step 2: the loss is nan"),
+    "an exception": (
+        traceback("KeyError: 'labels'") + "\n" + LAUNCHER,
+        Told("failed", 2, "KeyError: 'labels'"),
+        1,
+        "crashed",
+        "KeyError: 'labels'",
+    ),
+    "an exception in a rank that torch marks": (
+        "[rank1]: " + traceback("KeyError: 'labels'").replace("\n", "\n[rank1]: ") + "\n" + RANK_FAILED,
+        None,
+        1,
+        "crashed",
+        "KeyError: 'labels'",
+    ),
+    "a segmentation fault": (RANK_CRASHED, INTERRUPTED, 1, "crashed", "a process was ended by SIGSEGV: Interrupted"),
+    "ended by somebody": ("", INTERRUPTED, 1, "crashed", "Interrupted: interrupted by SIGTERM"),
+    "nothing said": ("", None, 3, "crashed", "exit status 3"),
+    "nothing left": ("", None, 0, "crashed", "exit status 0 and no record"),
+}
+
+
+@pytest.mark.parametrize(("stderr", "told", "returncode", "status", "message"), CASES.values(), ids=CASES)
+def test_how_it_ended(stderr, told, returncode, status, message):
+    found, line = classify(stderr.splitlines(), told, returncode)
+    assert found == status
+    assert line.startswith(message)
+    assert "\n" not in line
+
+
+def test_a_time_limit_is_told_with_its_seconds():
+    assert classify([], INTERRUPTED, -15, 90.0) == ("timed_out", "ended at its time limit of 90 s")
+    found = classify([], Told("ok", text="final loss 0.5"), -15, 90.0)
+    assert found == ("crashed_after_result", "ended at its time limit of 90 s, after its record was written")
+
+
+@pytest.mark.parametrize(
+    ("short", "words"), [(True, "and the kernel ended a process"), (False, "though the kernel ended none")]
+)
+def test_the_kernels_count_words_a_kill(short, words):
+    status, message = classify([], None, -9, host_memory_was_short=short)
+    assert status == "killed"
+    assert words in message
+
+
+def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_path):
+    assert ending.read_told(tmp_path) is None
+    for rank, at, step in ((1, 20.0, 5), (2, 10.0, 4)):
+        report = {"at": at, "status": "out_of_memory", "step": step, "error": f"OutOfMemoryError: on rank {rank}"}
+        (tmp_path / f"failure-rank{rank}.json").write_text(json.dumps(report))
+    assert ending.read_told(tmp_path) == Told("out_of_memory", 4, "OutOfMemoryError: on rank 2")
+    shutil.copy(FIXTURES / "auto-ddp.json", tmp_path / "record.json")
+    told = ending.read_told(tmp_path)
+    assert told.status == "ok"
+    assert told.text.startswith("final loss ")
+
+
+def test_of_a_progress_bar_only_what_was_drawn_last_is_kept(tmp_path):
+    log = tmp_path / "stderr.log"
+    log.write_bytes(b"warning\n\r  0%|  | 0/8\r 50%|# | 4/8\r100%|##| 8/8\r\n\nlast \xff line\r\n")
+    assert ending.read_lines(log) == ["warning", "100%|##| 8/8", "last \ufffd line"]
+
+
+def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
+    home, project = tmp_path / "home", tmp_path / "project"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(ending, "ROOT", project)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    text = f'File "{project}/study/train.py" {home}/data {tmp_path}/here/runs {home} {home}less {tmp_path}/hereafter'
+    assert ending.shown(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
+    words = [
+        f"{project}/.venv/bin/python",
+        "-m",
+        "accelerate.commands.launch",
+        f"{project}/study/train.py",
+        f"{home}/x",
+    ]
+    assert ending.shown_command(words) == ["accelerate", "launch", "study/train.py", "~/x"]

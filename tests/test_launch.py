@@ -1,0 +1,146 @@
+"""Does a launch always come to an ending, and does nothing of it outlive what started it? With runs that are fake."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_train
+import psutil
+import pytest
+
+from study import bound, launch
+from study.matrix import Run
+
+CONFIG = Path("single.yaml")
+RUN = Run("run", "single", 1, {})
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Launch a fake run that ends as it is told."""
+
+    def prepare_and_launch(ending: str, **options) -> launch.Ending:
+        fake_train.prepare(tmp_path / "runs.json", [RUN], {"run": ending})
+        monkeypatch.setattr(launch, "command", fake_train.command(tmp_path / "runs.json"))
+        return launch.launch(CONFIG, 1, [], tmp_path / "below" / "run", **options)
+
+    monkeypatch.chdir(tmp_path)
+    return prepare_and_launch
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "message", "returncode", "has_record"),
+    [
+        ("ok", "ok", "final loss 0.6200", 0, True),
+        ("crashed", "crashed", "RuntimeError: broken", 1, False),
+        ("killed", "killed", "a process was ended by SIGKILL, ", -9, False),
+        ("failed", "failed", "step 2: the loss is nan", 1, True),
+        ("out_of_memory", "out_of_memory", "OutOfMemoryError: CUDA out of memory", 1, True),
+        ("crashed_after_result", "crashed_after_result", "exit status 1, after its record was written", 1, True),
+    ],
+)
+def test_ending(start, tmp_path, ending, status, message, returncode, has_record):
+    ended = start(ending)
+    assert ended.status == status
+    assert ended.message.startswith(message)
+    assert ended.returncode == returncode
+    assert ended.record_path == (tmp_path / "below" / "run" / "record.json" if has_record else None)
+    assert ended.wall_seconds > 0
+    assert ended.command[-2:] == ["--output-dir", "below/run"]
+    assert str(tmp_path) not in " ".join([*ended.command, *ended.stderr_tail, ended.message])
+    assert bool(ended.stderr_tail) == (ending == "crashed")
+
+
+def test_a_refused_run_leaves_nothing(start, tmp_path):
+    ended = start("refused")
+    assert (ended.status, ended.message) == ("misconfigured", "./data cannot be read; mend it")
+    assert not (tmp_path / "below").exists()
+
+
+def test_a_time_limit_ends_the_run(start, tmp_path):
+    ended = start("hanging", timeout_seconds=0.6)
+    assert (ended.status, ended.message) == ("timed_out", "ended at its time limit of 0.6 s")
+    assert ended.wall_seconds >= 0.6
+    assert ended.returncode == -signal.SIGTERM
+    assert running(tmp_path) == []
+
+
+def test_progress_shows_the_last_step_and_ctrl_c_ends_the_run(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "HEARTBEAT_SECONDS", 0.1)
+
+    def interrupt(line: str) -> None:
+        if line.endswith(" s, step 8, loss 0.6200"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start("hanging", timeout_seconds=60, progress=interrupt)
+    assert running(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
+def test_a_run_dies_with_whoever_started_it(tmp_path):
+    """Killed by SIGKILL, which nobody can handle: the program and the child of its that asks for it, too."""
+    child = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from study import bound; bound.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
+    )
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[2], *sys.argv[1:]])"
+    starter = (
+        "import os, subprocess, sys; subprocess.run("
+        "[sys.executable, sys.argv[1], str(os.getpid()), sys.executable, *sys.argv[2:]], start_new_session=True)"
+    )
+    root = str(Path(bound.__file__).parents[1])
+    words = [sys.executable, "-c", starter, bound.__file__, "-c", program, root, child, str(tmp_path)]
+    with subprocess.Popen(words) as process:
+        wait_until((tmp_path / "asked").exists)
+        assert len(running(tmp_path)) == 3  # itself, the program, its child
+        process.kill()
+    wait_until(lambda: running(tmp_path) == [])
+
+
+def test_a_program_is_not_begun_where_its_parent_has_ended(tmp_path):
+    marker = tmp_path / "begun"
+    not_its_parent = 1
+    program = [sys.executable, "-c", f"open({str(marker)!r}, 'w')"]
+    subprocess.run([sys.executable, bound.__file__, str(not_its_parent), *program], check=True)
+    assert not marker.exists()
+
+
+def test_what_an_earlier_call_left_running_is_ended(tmp_path):
+    folder, other = tmp_path / "study", tmp_path / "other"
+    words = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "--output-dir"]
+    (tmp_path / "study").mkdir()
+    left = [subprocess.Popen([*words, "study/a"], cwd=tmp_path), subprocess.Popen([*words, str(folder / "b")])]
+    bystander = subprocess.Popen([*words, str(other / "a")])
+    try:
+        launch.end_left_over(folder)
+        assert [process.wait(timeout=10) for process in left] == [-signal.SIGKILL] * 2
+        assert bystander.poll() is None
+    finally:
+        for process in [*left, bystander]:
+            process.kill()
+            process.wait()
+
+
+def running(folder: Path) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any(str(folder) in word for word in words):
+            found.append(process.pid)
+    return found
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

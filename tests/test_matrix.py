@@ -1,0 +1,143 @@
+"""Is a user's study read as it is meant, in an order that favours no strategy, and refused by its key otherwise?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from study import matrix
+from study.config import Refusal
+
+QUESTION = "question: Which one?\n"
+
+
+@pytest.fixture
+def find(tmp_path):
+    def write_and_find(text: str) -> matrix.Study:
+        (tmp_path / "mine.yaml").write_text(text)
+        return matrix.find(str(tmp_path / "mine.yaml"))
+
+    return write_and_find
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("parts:\n  - {}\n", "question is missing"),
+        (QUESTION, "parts is missing"),
+        (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
+        (QUESTION + "parts: 3\n", "parts=3: input should be a valid tuple"),
+        (QUESTION + "part: []\nparts: [{}]\n", "unknown key 'part'"),
+        (QUESTION + "1: 2\nparts: [{}]\n", "1=1: keys should be strings"),
+        (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key; the file's own name is the study's"),
+        (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
+        (QUESTION + "device: tpu\nparts: [{}]\n", "device='tpu': input should be 'any' or 'gpu'"),
+        (QUESTION + "control: zero9\nparts: [{}]\n", "control 'zero9' is unknown; it is a strategy, by default 'ddp'"),
+        (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
+        (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not a flag of train.py"),
+        (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: size 'huge' is not one of bert-imdb's"),
+        (
+            QUESTION + "parts: [{flags: {max_steps: few}}]\n",
+            "parts.0: max_steps='few': input should be a valid integer",
+        ),
+        (QUESTION + "parts: [{flags: {seed: 1}}]\n", "parts.0: flags.seed is not a part's: list it under seeds"),
+        (
+            QUESTION + "parts: [{flags: {data: hub}}]\n",
+            "parts.0: flags.data is not a part's: pass it to zero-study run",
+        ),
+        (QUESTION + "parts: [{seeds: 3}]\n", "parts.0.seeds=3: input should be a valid tuple"),
+        (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
+        (QUESTION + "parts: [{seeds: [1, 1]}]\n", "parts.0: seeds: 1 is there twice"),
+        (QUESTION + "parts: [{world_sizes: [0]}]\n", "parts.0.world_sizes.0=0: input should be greater than"),
+        (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; name a file or one of"),
+        (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is there twice"),
+        (QUESTION + "parts: [{strategies: []}]\n", "parts.0: strategies is empty"),
+        (QUESTION + "parts: [{repeats: 0}]\n", "parts.0.repeats=0: input should be greater than or equal to 1"),
+        (QUESTION + "parts: [{label: A-b}]\n", "parts.0.label='A-b': string should match pattern"),
+        (
+            QUESTION + "parts: [{flags: {global_batch_size: 8}, global_batch_sizes: [8]}]\n",
+            "parts.0: flags.global_batch_size and global_batch_sizes: write one of them",
+        ),
+        (QUESTION + "parts: [{global_batch_sizes: [8, 8]}]\n", "parts.0: global_batch_sizes: 8 is there twice"),
+        (
+            QUESTION + "parts: [{global_batch_sizes: [512]}]\n",
+            "parts.0: num_train_examples 256 is less than one global",
+        ),
+        ("question: [", "cannot be read as YAML"),
+        ("[]", "holds no keys; copy one of studies/"),
+    ],
+)
+def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
+    with pytest.raises(Refusal) as caught:
+        find(text)
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / 'mine.yaml'}: {message}")
+    assert "\n" not in line
+
+
+def test_parts_that_differ_in_flags_only_need_labels(find):
+    study = find(QUESTION + "parts: [{strategies: [ddp]}, {strategies: [ddp], flags: {max_steps: 3}}]\n")
+    with pytest.raises(Refusal, match="two runs are called bert-imdb-tiny-ddp-2x-seed0; give a part another label"):
+        matrix.runs(study)
+
+
+def test_a_study_without_runs_is_refused(find):
+    study = find(QUESTION + "parts: [{strategies: [ddp], world_sizes: [1]}]\n")
+    with pytest.raises(Refusal, match="has no run, because ddp needs world_sizes above 1"):
+        matrix.runs(study)
+
+
+def test_repeats_are_interleaved_and_the_order_rotates(find):
+    study = find(QUESTION + "parts: [{strategies: [ddp, zero1, zero2], seeds: [5, 6], repeats: 2}]\n")
+    runs = matrix.runs(study)
+    assert [run.round for run in runs] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    rounds = [[run.strategy for run in runs[start : start + 3]] for start in (0, 3, 6, 9)]
+    assert all(sorted(names) == ["ddp", "zero1", "zero2"] for names in rounds)
+    assert len({names[0] for names in rounds}) == 3  # each is first once
+    assert [run.flags["seed"] for run in runs[::3]] == [5, 6, 5, 6]
+    assert [run.run_id.endswith("-repeat1") for run in runs] == [False] * 6 + [True] * 6
+
+
+def test_no_strategy_always_runs_first_or_after_the_same_one():
+    runs = matrix.runs(matrix.find("multi-gpu"))
+    assert len({runs[at].strategy for at in range(0, len(runs), 8)}) > 2
+    before: dict[str, set[str]] = {}
+    for one, other in pairwise(runs):
+        before.setdefault(other.strategy, set()).add(one.strategy)
+    assert all(len(names) > 1 for name, names in before.items() if name != "single")
+
+
+def test_a_preset_does_not_bring_its_text(find):
+    study = find(QUESTION + "parts: [{flags: {preset: paper, micro_batch_size: null}, strategies: [single]}]\n")
+    (run,) = matrix.runs(study)
+    assert run.flags["data"] == "bundled"
+    assert "None" not in run.arguments()
+    assert "--micro-batch-size" not in run.arguments()
+
+
+def test_published_weights_go_with_real_text_only(find):
+    flags = "parts: [{flags: {init: pretrained}, strategies: [single]}]\n"
+    assert matrix.runs(find(QUESTION + "text: real\n" + flags))
+    with pytest.raises(Refusal, match=r"parts\.0: --init pretrained needs a published tokenizer"):
+        find(QUESTION + flags)
+
+
+def test_batches_go_up_within_a_round(find):
+    study = find(QUESTION + "parts: [{strategies: [ddp, zero1], global_batch_sizes: [32, 8, 16], repeats: 2}]\n")
+    runs = matrix.runs(study)
+    assert [run.flags["global_batch_size"] for run in runs] == [8, 8, 16, 16, 32, 32] * 2
+
+
+def test_one_process_is_run_once_and_has_no_ddp(find):
+    study = find(QUESTION + "parts: [{strategies: [single, ddp, zero2], world_sizes: [1, 2]}]\n")
+    found = [(run.strategy, run.num_processes) for run in matrix.runs(study)]
+    assert found == [("single", 1), ("zero2", 1), ("ddp", 2), ("zero2", 2)]
+
+
+def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
+    bundled, real = (QUESTION + f"text: {text}\nparts: [{{strategies: [single]}}]\n" for text in ("bundled", "real"))
+    assert matrix.runs(find(real))[0].flags["data"] == "hub"
+    assert matrix.runs(find(real), tmp_path)[0].flags["data_dir"] == tmp_path
+    with pytest.raises(Refusal, match="trains on the bundled sample; leave it out"):
+        matrix.runs(find(bundled), tmp_path)

@@ -1,0 +1,326 @@
+"""Does a box's pack arrive as it left, or not at all?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from study import record
+from study.compare import collect, pack
+from study.config import Refusal
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    """Run directories: two with records, one that was killed."""
+    runs = tmp_path / "runs"
+    synthetic.write_run(runs, seed=0, study="s", run_dir=True)
+    synthetic.write_run(runs, seed=1, study="s", status="out_of_memory", run_dir=True)
+    synthetic.write_outcome(runs, "killed", seed=2, run_dir=True)
+    return runs
+
+
+@pytest.fixture
+def packed(runs, tmp_path) -> Path:
+    pack.pack([runs], tmp_path / "box.zip")
+    return tmp_path / "box.zip"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def members(file: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rewrite(file: Path, members: dict[str, bytes], **manifest) -> None:
+    """Write a pack with these members, and change facts of its manifest."""
+    content = {**json.loads(members[pack.MANIFEST]), **manifest}
+    members = {**members, pack.MANIFEST: json.dumps(content).encode()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+
+
+def digests(members: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(m).hexdigest() for name, m in members.items() if name != pack.MANIFEST}
+
+
+def refused(file: Path, folder: Path, match: str) -> None:
+    """Merging is refused in one line, and nothing changes."""
+    before = contents(folder) if folder.exists() else None
+    with pytest.raises(Refusal, match=match) as refusal:
+        pack.merge(file, folder)
+    assert "\n" not in str(refusal.value)
+    assert (contents(folder) if folder.exists() else None) == before
+
+
+# --- pack
+
+
+def test_a_round_trip(runs, packed, tmp_path, capsys):
+    target = tmp_path / "elsewhere" / "records"
+    assert pack.merge(packed, target) == 3
+    assert capsys.readouterr().out.count("copied") == 7
+    collect.collect(runs, tmp_path / "collected")
+    assert contents(target) == contents(tmp_path / "collected")
+    capsys.readouterr()
+    assert pack.merge(packed, target) == 3  # the same bytes: kept
+    out = capsys.readouterr().out
+    assert (out.count("kept"), out.count("copied")) == (7, 0)
+    pack.pack([target], tmp_path / "again.zip")
+    assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes()  # of collected files as of run directories
+
+
+def test_a_pack_is_the_same_bytes_each_time(runs, packed, tmp_path):
+    for path in runs.rglob("*.json"):
+        os.utime(path, (0, 0))
+    pack.pack([runs, runs], tmp_path / "new" / "again.zip")
+    assert (tmp_path / "new" / "again.zip").read_bytes() == packed.read_bytes()
+    with zipfile.ZipFile(packed) as archive:
+        entries = archive.infolist()
+    names = [entry.filename for entry in entries]
+    assert names == [pack.MANIFEST, *sorted(names[1:])]
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_DEFLATED}
+
+
+def test_the_manifest_says_where_the_records_come_from(runs, tmp_path, capsys):
+    changed = {"git_commit": "1" * 40, "git_dirty": True, "libraries": {"torch": "2.14.0", "deepspeed": None}}
+    synthetic.write_run(runs, seed=3, run_dir=True, machine=changed)
+    synthetic.write_run(runs, seed=4, run_dir=True, machine={"git_commit": None, "git_dirty": None})
+    assert pack.pack([runs], tmp_path / "box.zip") == 5
+    found = members(tmp_path / "box.zip")
+    manifest = json.loads(found[pack.MANIFEST])
+    assert manifest["format_version"] == pack.FORMAT_VERSION
+    assert manifest["schema_version"] == record.SCHEMA_VERSION
+    assert manifest["box"] == "Synthetic CPU, 8 cores"
+    assert manifest["num_runs"] == 5
+    assert manifest["git_commits"] == ["0" * 40, "1" * 40 + "-dirty"]
+    assert manifest["libraries"]["torch"] == ["2.13.0", "2.14.0"]
+    assert manifest["libraries"]["deepspeed"] == ["0.19.8"]
+    assert manifest["sha256"] == digests(found)
+    assert "packed 5 runs on Synthetic CPU, 8 cores into" in capsys.readouterr().out
+
+
+def test_a_pack_is_of_one_box(runs, tmp_path):
+    synthetic.write_run(tmp_path / "gpu", box="gpu", run_dir=True)
+    with pytest.raises(Refusal, match=r"records of 2 boxes \(\d x NVIDIA H200; Synthetic CPU, 8 cores\)"):
+        pack.pack([runs, tmp_path / "gpu"], tmp_path / "box.zip")
+    synthetic.write_outcome(tmp_path / "none", "skipped", run_dir=True)
+    with pytest.raises(Refusal, match="no record, so no box"):
+        pack.pack([tmp_path / "none"], tmp_path / "box.zip")
+    assert not (tmp_path / "box.zip").exists()
+
+
+def test_a_pack_holds_one_run_of_a_name(runs, tmp_path):
+    synthetic.write_run(tmp_path / "other", seconds=2.0, study="s", run_dir=True)
+    with pytest.raises(Refusal, match=r"runs/.* and .*other/.* differ"):
+        pack.pack([runs, tmp_path / "other"], tmp_path / "box.zip")
+    assert not (tmp_path / "box.zip").exists()
+
+
+def test_a_pack_overwrites_nothing(runs, packed):
+    before = packed.read_bytes()
+    with pytest.raises(Refusal, match=r"box\.zip: is there already"):
+        pack.pack([runs], packed)
+    assert packed.read_bytes() == before
+
+
+def test_a_pack_that_is_cut_off_leaves_nothing(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        pack.pack([runs], tmp_path / "box.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def no_space(*_) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# --- merge
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", None])
+def test_what_is_no_zip_file_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "box.zip").write_bytes(content)
+    refused(tmp_path / "box.zip", tmp_path / "records", r"box\.zip: cannot be read as a pack")
+
+
+@pytest.mark.parametrize("manifest", [None, b"{", b"[1]", b'{"sha256": {}}', b"\xff"])
+def test_a_zip_file_without_a_manifest_is_refused(tmp_path, manifest):
+    with zipfile.ZipFile(tmp_path / "box.zip", "w") as archive:
+        archive.writestr("a.json", "{}")
+        if manifest is not None:
+            archive.writestr(pack.MANIFEST, manifest)
+    refused(tmp_path / "box.zip", tmp_path / "records", r"box\.zip: no pack, its manifest\.json says no format_version")
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ({"format_version": 2}, r"box\.zip: format_version 2, this version reads 1"),
+        ({"schema_version": 0}, r"box\.zip: schema_version 0, this version reads 1"),
+        ({"box": None}, r"box\.zip: manifest\.json: box=None"),
+        ({"boxes": []}, r"box\.zip: manifest\.json: unknown key 'boxes'"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(packed, tmp_path, facts, match):
+    rewrite(packed, members(packed), **facts)
+    refused(packed, tmp_path / "records", match)
+
+
+def test_a_damaged_pack_is_refused_wherever_the_damage_is(packed, tmp_path):
+    whole = packed.read_bytes()
+    num_refused = 0
+    for position in range(0, len(whole), 41):
+        packed.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        try:
+            pack.merge(packed, tmp_path / f"records{position}")
+        except Refusal:
+            num_refused += 1
+            assert not (tmp_path / f"records{position}").exists()
+        else:  # a byte of a time or a file mode: nothing that is taken in
+            pack.merge(packed, tmp_path / "whole")
+    assert num_refused > 100
+    packed.write_bytes(whole[: len(whole) // 2])
+    refused(packed, tmp_path / "records", r"box\.zip: cannot be read as a pack")
+
+
+def test_a_member_that_is_not_the_manifests_is_refused(packed, tmp_path):
+    found = members(packed)
+    name = next(name for name in found if name.endswith(".steps.jsonl"))
+    rewrite(packed, {**found, name: found[name] + b" "})
+    refused(packed, tmp_path / "records", rf"box\.zip: {name} is not the file that its manifest names")
+
+
+def test_a_missing_and_an_extra_member_are_refused(packed, tmp_path):
+    found = members(packed)
+    name = next(name for name in found if name.endswith(".outcome.json"))
+    rewrite(packed, {other: member for other, member in found.items() if other != name})
+    refused(packed, tmp_path / "records", rf"box\.zip: {name} is missing")
+    rewrite(packed, {**found, "more.json": b"{}"})
+    refused(packed, tmp_path / "records", r"box\.zip: more\.json is not in its manifest")
+
+
+@pytest.mark.parametrize("name", ["../out.json", "/out.json", "sub/out.json", "..\\out.json", "C:out.json", ".."])
+def test_a_member_with_a_path_in_its_name_is_refused(packed, tmp_path, name):
+    found = {**members(packed), name: b"{}"}
+    rewrite(packed, found, sha256=digests(found))
+    refused(packed, tmp_path / "records", r"box\.zip: member .* is no plain file name")
+    assert not list(tmp_path.parent.rglob("out.json"))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")  # zipfile's, as the test writes it
+def test_two_members_of_one_name_are_refused(packed, tmp_path):
+    with zipfile.ZipFile(packed, "a") as archive:
+        archive.writestr(archive.namelist()[-1], b"{}")
+    refused(packed, tmp_path / "records", r"box\.zip: two members of one name")
+
+
+def change_steps(found: dict[str, bytes], run_id: str) -> None:
+    found[f"{run_id}.steps.jsonl"] += b" "
+
+
+def drop_steps(found: dict[str, bytes], run_id: str) -> None:
+    del found[f"{run_id}.steps.jsonl"]
+
+
+def change_schema(found: dict[str, bytes], run_id: str) -> None:
+    found[f"{run_id}.json"] = found[f"{run_id}.json"].replace(b'"schema_version": 1', b'"schema_version": 2')
+
+
+def change_key(found: dict[str, bytes], run_id: str) -> None:
+    found[f"{run_id}.json"] = found[f"{run_id}.json"].replace(b'"world_size": 2', b'"world_size": "two"', 1)
+
+
+def rename(found: dict[str, bytes], run_id: str) -> None:
+    for kind in ("json", "steps.jsonl", "outcome.json"):
+        found[f"other.{kind}"] = found.pop(f"{run_id}.{kind}")
+
+
+def rename_inside(found: dict[str, bytes], run_id: str) -> None:
+    """A record that calls its run by a path."""
+    found[f"{run_id}.json"] = found[f"{run_id}.json"].replace(run_id.encode(), b"../../out", 1)
+    del found[f"{run_id}.outcome.json"]
+
+
+def add_stranger(found: dict[str, bytes], run_id: str) -> None:
+    found["notes.txt"] = b"private"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (change_steps, r"box\.zip/RUN\.steps\.jsonl: not the file that steps_sha256 in .*box\.zip/RUN\.json names"),
+        (drop_steps, r"box\.zip/RUN\.steps\.jsonl: not there"),
+        (change_schema, r"box\.zip/RUN\.json: schema_version 2"),
+        (change_key, r"box\.zip/RUN\.json: world_size='two'"),
+        (rename, r"box\.zip: other\.json is no file of a finished run"),
+        (rename_inside, r"box\.zip: RUN\.json is no file of a finished run"),
+        (add_stranger, r"box\.zip: notes\.txt is no file of a finished run"),
+    ],
+)
+def test_records_that_are_not_whole_are_refused_whatever_the_manifest_says(packed, tmp_path, change: Callable, match):
+    found = members(packed)
+    run_id = next(name for name in found if name.endswith(".steps.jsonl")).removesuffix(".steps.jsonl")
+    change(found, run_id)
+    rewrite(packed, found, sha256=digests(found))
+    refused(packed, tmp_path / "records", match.replace("RUN", run_id))
+    assert not list(tmp_path.parent.rglob("out.*"))
+
+
+def test_a_run_that_is_there_and_differs_is_refused(packed, tmp_path):
+    target = tmp_path / "records"
+    synthetic.write_run(target, seed=1, seconds=2.0, status="out_of_memory")
+    refused(packed, target, r"records/.*seed1.* and .*box\.zip/.*seed1.* differ")
+
+
+def test_a_merge_into_a_file_is_refused(packed, tmp_path):
+    (tmp_path / "records").write_text("")
+    with pytest.raises(Refusal, match="records: not a folder"):
+        pack.merge(packed, tmp_path / "records")
+
+
+def test_a_later_pack_of_the_box_adds_its_results(runs, packed, tmp_path, capsys):
+    target = tmp_path / "records"
+    pack.merge(packed, target)
+    synthetic.write_run(runs, seed=2, study="s", run_dir=True)  # killed before, done now
+    pack.pack([runs], tmp_path / "later.zip")
+    capsys.readouterr()
+    assert pack.merge(tmp_path / "later.zip", target) == 3
+    out = capsys.readouterr().out
+    assert [out.count(word) for word in ("copied", "replaced", "kept")] == [2, 1, 6]
+    assert contents(target) == {name: m for name, m in members(tmp_path / "later.zip").items() if name != pack.MANIFEST}
+
+
+@pytest.mark.parametrize("num_whole", [0, 1, 4])
+def test_a_merge_that_is_cut_off_leaves_nothing_half_written(packed, tmp_path, monkeypatch, num_whole):
+    target, left, fsync = tmp_path / "records", [num_whole], os.fsync
+
+    def fail_later(number: int) -> None:
+        if not left[0]:
+            no_space()
+        left[0] -= 1
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", fail_later)
+    with pytest.raises(OSError, match="No space left"):
+        pack.merge(packed, target)
+    found = members(packed)
+    written = contents(target)
+    assert len(written) == num_whole
+    assert written.items() <= found.items()
+    monkeypatch.undo()
+    pack.merge(packed, target)  # and the next call completes it
+    assert contents(target) == {name: member for name, member in found.items() if name != pack.MANIFEST}

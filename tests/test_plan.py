@@ -1,0 +1,426 @@
+"""Does a plan say before anything starts what will run, what is kept, what cannot run and why, and for how long?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import launching
+import pytest
+
+from study import box, ending, forecast, launch, matrix, plan, record, strategy
+from study.box import Box
+from study.config import SIZES, Refusal, build_config
+from study.forecast import Estimate, History
+from study.matrix import Run
+from study.record import Outcome
+from study.strategy import find_strategy, read_strategy
+from study.workloads import sources
+
+FIXTURES = Path(__file__).parent / "fixtures" / "records"
+ANY = SimpleNamespace(device="any")
+GPU_ONLY = SimpleNamespace(device="gpu")
+T4 = 15_835_660_288
+CPU_BOX = Box((), 25_000_000_000)
+
+
+def read(name: str) -> record.Record:
+    return record.read(FIXTURES / f"{name}.json")
+
+
+def lacking(here: Box, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
+    run = Run("run", name, num_processes, flags)
+    return plan.lacking(study, run, build_config(**flags), read_strategy(find_strategy(name)), here)
+
+
+# ---------------------------------------------------------------- what a machine lacks
+
+
+def test_gpus_that_are_not_there():
+    two = Box((T4, T4), 10**12)
+    assert lacking(CPU_BOX, "ddp", 4, GPU_ONLY) == "needs 4 GPUs, found 0"
+    assert lacking(two, "ddp", 4) == "needs 4 GPUs, found 2"
+    assert lacking(CPU_BOX, "single", 1, GPU_ONLY) == "needs 1 GPU, found 0"
+    assert lacking(two, "ddp", 2, GPU_ONLY) is None
+    assert lacking(CPU_BOX, "ddp", 4) is None  # any number of processes on a CPU
+
+
+GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "precision": "bf16", "data": "hub"}
+
+
+def test_model_states_that_cannot_fit_on_the_gpu():
+    """6.05e9 parameters x (2 + 2 + 12) bytes."""
+    found = lacking(Box((T4,), 10**12), "zero2", **GPT_6B)
+    assert found == "model states alone are 96.8 GB a rank by the paper's formula, the GPU has 15.8 GB"
+    h200 = 150_754_820_096
+    assert lacking(Box((h200,), 10**12), "zero2", **GPT_6B) is None
+    assert "12.1 GB a rank" in lacking(Box((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
+
+
+def test_offload_moves_model_states_to_the_host():
+    """On the GPU parameters stay, 2 bytes each; Adam's states and fp32 gradients, 16 bytes, go to the host."""
+    assert lacking(Box((T4,), 10**12), "zero2_cpu_offload", **GPT_6B) is None
+    found = lacking(Box((T4,), 50_000_000_000), "zero2_cpu_offload", **GPT_6B)
+    assert found == "offloaded model states alone are 96.8 GB a rank by the paper's formula, the host has 50.0 GB"
+    # With parameters on the host too, and in the end on a disk.
+    assert "108.9 GB a rank" in lacking(Box((T4,), 50_000_000_000), "zero3_cpu_offload", **GPT_6B)
+    assert lacking(Box((10**9,), 10**9), "zero3_nvme_offload", **GPT_6B) is None
+
+
+def test_on_a_cpu_all_ranks_share_the_host():
+    large = {"size": "large", "data": "hub"}  # 335 million parameters x 16 bytes
+    assert lacking(Box((), 11_000_000_000), "ddp", 2, **large) is None
+    found = lacking(Box((), 10_000_000_000), "ddp", 2, **large)
+    assert found == "model states alone are 5.4 GB a rank x 2 ranks by the paper's formula, the host has 10.0 GB"
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_params"),
+    [
+        ({"size": "tiny"}, 1_527_938),
+        ({"size": "large", "data": "hub"}, 335_143_938),
+        ({"workload": "gpt-wikitext", "size": "tiny"}, 1_576_448),
+        ({"workload": "gpt-wikitext", "size": "124m", "data": "hub"}, 124_439_808),
+        ({"workload": "gpt-wikitext", "size": "1.5b", "data": "hub"}, 1_557_611_200),
+        ({"workload": "gpt-wikitext", "size": "2.7b", "data": "hub"}, 2_651_307_520),
+        (GPT_6B, 6_050_882_784),
+    ],
+)
+def test_parameters_are_counted_without_a_model(flags, num_params):
+    """As the published models have them, and as records of this study do."""
+    assert forecast.num_params(build_config(**flags)) == num_params
+
+
+def test_vocabulary_of_the_sample_is_that_of_its_tokenizers():
+    assert forecast.BUNDLED_VOCABULARY == sources.VOCABULARY
+    for workload, sizes in SIZES.items():
+        for size in sizes:
+            assert forecast.num_params(build_config(workload=workload, size=size)) > 1e6
+
+
+# ---------------------------------------------------------------- this machine
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, (1, 2, 3)),
+        ("2,0", (3, 1)),
+        ("1", (2,)),
+        ("", ()),
+        ("-1", ()),
+        ("0,9,1", (1,)),  # CUDA stops at the first bad one
+        ("GPU-b, 0", (2, 1)),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_show(monkeypatch, visible, expected):
+    def by_name(names):
+        def find(name):
+            if name not in names:
+                raise NVMLError
+            return list(names).index(name)
+
+        return find
+
+    fake = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=by_name(range(3)),
+        nvmlDeviceGetHandleByUUID=by_name(["GPU-a", "GPU-b", "GPU-c"]),
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=index + 1),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert box.find().gpu_memory_bytes == expected
+
+
+def test_without_nvml_there_is_no_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = box.find()
+    assert found.gpu_memory_bytes == ()
+    assert found.host_memory_bytes > 1e8
+    assert str(found).startswith("no GPU, ")
+    assert str(Box((T4, T4), 10**11)) == "2 GPUs of 15.8 GB, 100.0 GB of host memory"
+
+
+# ---------------------------------------------------------------- larger batches than one that did not fit
+
+
+def planned(batch: int, name: str = "ddp", num_processes: int = 2, **flags) -> plan.Planned:
+    flags = {"num_train_examples": 2048, "global_batch_size": batch, **flags}
+    return plan.Planned(Run(f"{name}-{batch}", name, num_processes, flags), build_config(**flags), Path("run"))
+
+
+def test_a_larger_batch_than_one_that_ran_out_of_memory_is_skipped():
+    exhausted = [planned(32)]
+    assert plan.too_large_batch(planned(64), exhausted) == "ddp-32 ran out of memory, with a smaller batch"
+    assert plan.too_large_batch(planned(64, seed=3, max_steps=5), exhausted)  # which change no memory
+    assert plan.too_large_batch(planned(16), exhausted) is None
+    assert plan.too_large_batch(planned(32, seed=1), exhausted) is None  # another seed is tried
+    for other in (
+        planned(64, name="zero2"),
+        planned(64, num_processes=4),
+        planned(64, precision="bf16-autocast"),
+        planned(64, sequence_length=32),
+        planned(64, activation_checkpointing=True),
+        planned(64, micro_batch_size=8),  # accumulates: needs less than the 16 a rank that did not fit
+    ):
+        assert plan.too_large_batch(other, exhausted) is None
+
+
+# ---------------------------------------------------------------- how long
+
+
+def past(seconds_per_step: float, wall_seconds: float, **facts) -> record.Record:
+    """A run of 100 steps of 8 x 64 tokens."""
+    found = read("auto-ddp")
+    config = {**found.config, "global_batch_size": 8, "sequence_length": 64}
+    timing = found.timing.model_copy(update={"median_seconds": seconds_per_step})
+    facts = {"config": config, "timing": timing, "wall_seconds": wall_seconds, "steps_done": 100, **facts}
+    return found.model_copy(update=facts)
+
+
+def seen(wall_seconds: float) -> SimpleNamespace:
+    return SimpleNamespace(wall_seconds=wall_seconds)
+
+
+CONFIG = build_config(max_steps=50)  # half as many tokens
+
+
+def test_time_comes_from_the_most_alike_runs():
+    history = History(on_gpu=False)
+    history.add(past(0.5, 60.0, strategy="zero3"), seen(70.0), of_report=True)
+    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 25), 1)  # equal workload and size
+    history.add(past(0.2, 30.0, world_size=4), seen(40.0), of_report=True)
+    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 10), 1)  # and strategy
+    for wall_seconds in (20.0, 30.0, 90.0):
+        history.add(past(0.1, 1.0), seen(wall_seconds), of_report=True)
+    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 5), 3)  # and world size: the median
+    history.add(past(0.4, 42.0), None)  # of this folder; its launch was not timed
+    expected = Estimate(pytest.approx(42 + forecast.UNRECORDED_SECONDS - 40 + 20), 1)
+    assert history.estimate(CONFIG, "ddp", 2) == expected
+    assert str(history.estimate(CONFIG, "ddp", 2)) == "about 30 s, from 1 earlier run"
+
+
+def test_runs_that_tell_nothing_of_times_here():
+    history = History(on_gpu=False)
+    history.add(past(0.1, 20.0, status="out_of_memory"), None)
+    on_gpu = past(0.1, 20.0)
+    history.add(on_gpu.model_copy(update={"proof": on_gpu.proof.model_copy(update={"device": "cuda:0"})}), None)
+    assert history.estimate(CONFIG, "ddp", 2).num_earlier_runs == 0
+    short = past(0.1, 20.0, steps_done=2)
+    history.add(short.model_copy(update={"timing": None}), None)
+    assert history.estimate(CONFIG, "ddp", 2).num_earlier_runs == 1
+    history.add(past(0.1, 20.0), None)  # its steps were timed
+    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 8 - 10 + 5), 1)
+
+
+def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
+    """6 x 1 527 938 parameters x 50 x 512 tokens at 5e10 a second on a CPU, and at 2e13 on each of 2 GPUs."""
+    on_cpu = History(on_gpu=False).estimate(CONFIG, "ddp", 2)
+    assert on_cpu == Estimate(pytest.approx(forecast.LAUNCH_SECONDS + 4.694, abs=0.01), 0)
+    assert str(on_cpu) == "about 25 s, a guess"
+    on_gpus = History(on_gpu=True).estimate(CONFIG, "ddp", 2)
+    assert on_gpus.seconds == pytest.approx(forecast.LAUNCH_SECONDS + 0.0059, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(35.4, "35 s"), (89, "89 s"), (90, "2 min"), (2460, "41 min"), (12_000, "3 h 20 min")]
+)
+def test_durations_as_people_say_them(seconds, text):
+    assert forecast.duration(seconds) == text
+
+
+# ---------------------------------------------------------------- what is kept
+
+FLAGS = {"max_steps": 3}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def write_record(run_dir: Path, status: str = "ok", **flags) -> None:
+    content = json.loads((FIXTURES / "auto-ddp.json").read_text())
+    config = build_config(**FLAGS, **flags).model_dump(mode="json")
+    failure = None if status == "ok" else {"step": 1, "error": "OutOfMemoryError: CUDA out of memory."}
+    content |= {"status": status, "config": config, "failure": failure}
+    (run_dir / "record.json").write_text(json.dumps(content))
+
+
+def write_outcome(run_dir: Path, status: str, wall_seconds: float | None = 100.0, flags=FLAGS) -> None:
+    words = launch.command(find_strategy("ddp"), 2, Run("run", "ddp", 2, flags).arguments())
+    facts = Outcome(
+        study="mine", run_id="run", status=status, message="as told", workload="bert-imdb", size="tiny", strategy="ddp",
+        world_size=2, seed=0, global_batch_size=8, round=0, position=1, started_at="2026-01-01T00:00:00+00:00",
+        wall_seconds=wall_seconds, returncode=1, stderr_tail=[],
+        command=[*ending.shown_command(words), "--output-dir", "elsewhere/run"],
+    )  # fmt: skip
+    (run_dir / "outcome.json").write_text(facts.model_dump_json())
+
+
+def finished(run_dir: Path, timeout_seconds: float = 60.0) -> str | None:
+    return plan.finished(Run("run", "ddp", 2, FLAGS), build_config(**FLAGS), run_dir, timeout_seconds)
+
+
+def test_results_are_kept(run_dir):
+    assert finished(run_dir) is None
+    write_record(run_dir)
+    assert finished(run_dir) == "ok"  # also where the runner was killed before it wrote the outcome
+    write_outcome(run_dir, "crashed_after_result")
+    assert finished(run_dir) == "crashed_after_result"
+    write_record(run_dir, "out_of_memory")
+    assert finished(run_dir) == "out_of_memory"
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_records_that_are_no_result_are_run_again(run_dir, status):
+    write_record(run_dir, status)
+    write_outcome(run_dir, "failed")
+    assert finished(run_dir) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [
+        ("out_of_memory", True),
+        ("killed", False),
+        ("crashed", False),
+        ("build_failed", False),
+        ("offload_failed", False),
+        ("misconfigured", False),
+        ("skipped", False),
+    ],
+)
+def test_outcomes_without_a_record(run_dir, status, kept):
+    write_outcome(run_dir, status)
+    assert finished(run_dir) == (status if kept else None)
+
+
+def test_a_run_that_timed_out_is_kept_until_it_is_given_more_time(run_dir):
+    write_outcome(run_dir, "timed_out", wall_seconds=61.0)
+    assert finished(run_dir, timeout_seconds=60.0) == "timed_out"
+    assert finished(run_dir, timeout_seconds=600.0) is None
+
+
+def test_an_outcome_of_other_flags_is_run_again(run_dir):
+    write_outcome(run_dir, "out_of_memory", flags={"max_steps": 4})
+    assert finished(run_dir) is None
+
+
+@pytest.mark.parametrize("status", ["ok", "out_of_memory", "failed"])
+def test_a_record_of_other_flags_is_refused(run_dir, status):
+    write_record(run_dir, status, learning_rate=0.5)
+    with pytest.raises(Refusal) as caught:
+        finished(run_dir)
+    assert str(caught.value) == (
+        f"{run_dir / 'record.json'}: holds a run with learning_rate=0.5, the study plans 0.001; pass another "
+        "--runs-dir, or delete it"
+    )
+
+
+# ---------------------------------------------------------------- the whole
+
+STUDY = """\
+question: Which one?
+parts:
+  - flags: {max_steps: 3}
+    strategies: [single, ddp, fsdp2]
+    world_sizes: [2]
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    monkeypatch.setattr(ending, "ROOT", tmp_path)  # no reports
+    monkeypatch.setattr(box, "find", lambda: CPU_BOX)
+    return matrix.find(str(tmp_path / "mine.yaml"))
+
+
+def test_a_plan_in_words(study, tmp_path):
+    folder = tmp_path / "runs" / "mine"
+    (folder / "bert-imdb-tiny-single-1x-seed0").mkdir(parents=True)
+    write_record(folder / "bert-imdb-tiny-single-1x-seed0", seed=0)
+    made = plan.make(study, plan.select(study, None, ""), folder, 1800)
+    lines = plan.show(made).splitlines()
+    assert lines[0] == "mine: Which one?"
+    assert lines[1] == f"3 runs in {folder}; here: no GPU, 25.0 GB of host memory"
+    assert lines[3].split() == ["1", "keep", "bert-imdb-tiny-single-1x-seed0", "ok"]
+    # The fixture's record is of the same workload and size.
+    assert lines[4].startswith("2  run   bert-imdb-tiny-ddp-2x-seed0     about ")
+    assert lines[4].endswith(", from 1 earlier run")
+    assert lines[5].startswith("3  skip  bert-imdb-tiny-fsdp2-2x-seed0   fsdp2 needs GPUs: ")
+    assert lines[7].startswith("1 to run, 1 kept, 1 skipped; about ")
+    assert lines[7].endswith(", from earlier runs")
+    assert len(lines) == 8
+    assert sorted(path.name for path in folder.rglob("*")) == ["bert-imdb-tiny-single-1x-seed0", "record.json"]
+
+
+def test_only_and_a_time_limit(study, tmp_path):
+    runs = plan.select(study, None, "ddp")
+    assert [run.strategy for run in runs] == ["ddp"]
+    made = plan.make(study, runs, tmp_path / "runs", 10)
+    assert made.estimate(made.runs[0]).seconds == 10
+    with pytest.raises(Refusal, match="--only zero9: no run of study 'mine' has that in its id"):
+        plan.select(study, None, "zero9")
+
+
+def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeypatch):
+    def refuse(config, chosen, *_):
+        if chosen.name == "ddp":
+            raise Refusal("DeepSpeed's async_io is not built yet")
+
+    monkeypatch.setattr(strategy, "check", refuse)
+    made = plan.make(study, plan.select(study, None, ""), tmp_path, 60)
+    assert [one.skipped for one in made.runs] == [None, "DeepSpeed's async_io is not built yet", None]
+
+
+def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch):
+    """NVML sees a GPU, this torch none."""
+    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    monkeypatch.setattr(box, "find", lambda: Box((T4,), 10**11))
+    of_gpus = study.model_copy(update={"device": "gpu"})
+    made = plan.make(of_gpus, plan.select(of_gpus, None, "single"), tmp_path, 60)
+    assert [one.skipped for one in made.runs] == ["the installed torch sees no GPU; install its build for CUDA"]
+
+
+def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    (tmp_path / "batches.yaml").write_text(
+        "question: q\nparts: [{flags: {max_steps: 3}, strategies: [ddp], global_batch_sizes: [4, 8, 16]}]\n"
+    )
+    runs = plan.select(matrix.find(str(tmp_path / "batches.yaml")), None, "")
+    exhausted = tmp_path / runs[1].run_id
+    exhausted.mkdir()
+    write_record(exhausted, "out_of_memory", global_batch_size=8, seed=0)
+    made = plan.make(study, runs, tmp_path, 60)
+    assert [one.kept for one in made.runs] == [None, "out_of_memory", None]
+    assert made.runs[0].to_run
+    assert made.runs[2].skipped == f"{runs[1].run_id} ran out of memory, with a smaller batch"
+
+
+def test_a_plan_needs_no_torch(tmp_path):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'accelerate', 'deepspeed', 'pynvml']))\n"
+        "from study import cli; sys.exit(cli.run(['plan', 'smoke']))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=launching.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert " single-1x-seed0 " in lines[3].replace("bert-imdb-tiny-", "")
+    assert lines[-1] == ("not checked, because torch is not installed here: DeepSpeed's extensions, data, packages")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,355 @@
+"""Is a study run to its end whatever happens to its runs and to its runner? With runs that are fake, and a few real."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_train
+import launching
+import pytest
+
+from study import cli, ending, launch, matrix, record, runner, strategy
+from study.benchmarks import interruptions
+from study.compare import records
+from study.config import Refusal
+from study.record import Outcome
+
+STUDY = """\
+question: Which one?
+parts:
+  - flags: {max_steps: 8}
+    strategies: [single, zero2, zero3]
+    seeds: [0, 1]
+"""
+TWELVE = STUDY.replace("[0, 1]", "[0, 1, 2, 3]")
+ONE = STUDY.replace("[0, 1]", "[0]").replace("[single, zero2, zero3]", "[single]")
+LADDER = """\
+question: Which one?
+parts:
+  - flags: {num_train_examples: 512}
+    strategies: [ddp]
+    global_batch_sizes: [8, 16, 32]
+    seeds: [0, 1]
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A study of six fake runs, and nothing of this machine's."""
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    monkeypatch.setattr(ending, "ROOT", tmp_path)
+    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine.yaml"
+
+
+def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **options) -> int:
+    study = matrix.find(str(path))
+    runs = matrix.runs(study)
+    fakes = path.with_suffix(".json")
+    fake_train.prepare(fakes, runs, endings)
+    monkeypatch.setattr(launch, "command", fake_train.command(fakes))
+    options = {"timeout_seconds": 60, "fail_fast": False, **options}
+    return runner.run(study, runs, Path("runs") / study.name, **options)
+
+
+def outcomes(folder: Path) -> dict[str, Outcome]:
+    found = [records.read_outcome(path) for path in folder.glob("*/outcome.json")]
+    return {outcome.run_id: outcome for outcome in found}
+
+
+def losses(folder: Path) -> dict[str, list[float]]:
+    return {
+        path.parent.name: [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+        for path in folder.glob("*/steps.jsonl")
+    }
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch, capsys):
+    assert run(study, monkeypatch) == runner.ALL_OK
+    first = outcomes(Path("runs/mine"))
+    planned = matrix.runs(matrix.find("mine.yaml"))
+    assert [first[one.run_id].position for one in planned] == list(range(1, 7))
+    assert [first[one.run_id].round for one in planned] == [one.round for one in planned]
+    one = first["bert-imdb-tiny-zero2-2x-seed1"]
+    assert (one.study, one.status, one.message) == ("mine", "ok", "final loss 0.6210")
+    assert (one.workload, one.size, one.strategy, one.world_size, one.seed) == ("bert-imdb", "tiny", "zero2", 2, 1)
+    assert (one.global_batch_size, one.returncode, one.stderr_tail) == (8, 0, [])
+    assert one.command[-2:] == ["--output-dir", "runs/mine/bert-imdb-tiny-zero2-2x-seed1"]
+    assert one.wall_seconds > 0
+    out = capsys.readouterr().out
+    assert "6 to run, 0 kept, 0 skipped; about 2 min, a guess" in out
+    assert "[6/6] " in out
+    assert "; about " in out  # is left
+
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*.json*")}
+    assert run(study, monkeypatch) == runner.ALL_OK
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*.json*")} == before
+    out = capsys.readouterr().out
+    assert "0 to run, 6 kept, 0 skipped" in out
+    assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: kept, ok, final loss 0.6200" in out
+
+
+def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkeypatch, capsys):
+    endings = {
+        "bert-imdb-tiny-single-1x-seed0": "crashed",
+        "bert-imdb-tiny-zero2-2x-seed0": "killed",
+        "bert-imdb-tiny-zero3-2x-seed0": "refused",
+        "bert-imdb-tiny-zero2-2x-seed1": "failed",
+        "bert-imdb-tiny-zero3-2x-seed1": "crashed_after_result",
+        "bert-imdb-tiny-single-1x-seed1": "out_of_memory",
+    }
+    assert run(study, monkeypatch, endings) == runner.SOME_NOT_OK
+    found = outcomes(Path("runs/mine"))
+    named = {**endings, "bert-imdb-tiny-zero3-2x-seed0": "misconfigured"}
+    assert {name: found[name].status for name in named} == named
+    crashed = found["bert-imdb-tiny-single-1x-seed0"]
+    assert (crashed.message, crashed.returncode) == ("RuntimeError: broken", 1)
+    assert crashed.stderr_tail[-1] == "RuntimeError: broken"
+    refused = found["bert-imdb-tiny-zero3-2x-seed0"]
+    assert refused.message == "./data cannot be read; mend it"
+    table = capsys.readouterr().out.partition("\n\n")[2]
+    assert "  crashed  " in table
+    assert "RuntimeError: broken" in table
+
+    # The next call runs again what is no result; positions go on.
+    assert run(study, monkeypatch) == runner.SOME_NOT_OK  # what ran out of memory did, and is kept
+    again = outcomes(Path("runs/mine"))
+    assert {one.status for one in again.values()} == {"ok", "crashed_after_result", "out_of_memory"}
+    assert again["bert-imdb-tiny-zero3-2x-seed1"] == found["bert-imdb-tiny-zero3-2x-seed1"]
+    assert again["bert-imdb-tiny-single-1x-seed0"].position == 7
+    assert sorted(one.position for one in again.values() if one.position > 6) == [7, 8, 9, 10]
+
+
+def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
+    Path("ladder.yaml").write_text(LADDER)
+    middle = "bert-imdb-tiny-ddp-2x-seed{}-batch16"
+    endings = dict.fromkeys(map(middle.format, (0, 1)), "out_of_memory")
+    assert run(Path("ladder.yaml"), monkeypatch, endings) == runner.SOME_NOT_OK
+    found = outcomes(Path("runs/ladder"))
+    assert {name[-13:]: one.status for name, one in found.items()} == {
+        "-seed0-batch8": "ok",
+        "seed0-batch16": "out_of_memory",
+        "seed0-batch32": "skipped",
+        "-seed1-batch8": "ok",
+        "seed1-batch16": "out_of_memory",
+        "seed1-batch32": "skipped",
+    }
+    skipped = found["bert-imdb-tiny-ddp-2x-seed1-batch32"]
+    assert skipped.message == f"{middle.format(0)} ran out of memory, with a smaller batch"
+    assert (skipped.wall_seconds, skipped.returncode, skipped.command) == (None, None, [])
+    assert [path.name for path in Path("runs/ladder", skipped.run_id).iterdir()] == ["outcome.json"]
+    capsys.readouterr()
+    run(Path("ladder.yaml"), monkeypatch)
+    assert "0 to run, 4 kept, 2 skipped" in capsys.readouterr().out
+    assert outcomes(Path("runs/ladder")) == found
+
+
+def test_a_skipped_run_is_looked_at_again(study, monkeypatch):
+    refused = []
+
+    def refuse(config, chosen, *_):
+        if chosen.name in refused:
+            raise Refusal("fsdp2 needs GPUs")
+
+    monkeypatch.setattr(strategy, "check", refuse)
+    refused.append("zero3")
+    assert run(study, monkeypatch) == runner.ALL_OK
+    found = outcomes(Path("runs/mine"))
+    assert [one.message for one in found.values() if one.status == "skipped"] == ["fsdp2 needs GPUs"] * 2
+    refused.clear()
+    assert run(study, monkeypatch) == runner.ALL_OK
+    assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok"}
+
+
+def test_a_time_limit_is_a_result_until_there_is_more_time(study, monkeypatch):
+    one, name = Path("one.yaml"), "bert-imdb-tiny-single-1x-seed0"
+    one.write_text(ONE)
+    assert run(one, monkeypatch, {name: "hanging"}, timeout_seconds=1) == runner.SOME_NOT_OK
+    found = outcomes(Path("runs/one"))
+    assert (found[name].status, found[name].message) == ("timed_out", "ended at its time limit of 1 s")
+    assert run(one, monkeypatch, timeout_seconds=1) == runner.SOME_NOT_OK
+    assert outcomes(Path("runs/one")) == found
+    assert run(one, monkeypatch, timeout_seconds=60) == runner.ALL_OK
+
+
+def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
+    endings = {"bert-imdb-tiny-single-1x-seed0": "out_of_memory", "bert-imdb-tiny-zero2-2x-seed0": "crashed"}
+    assert run(study, monkeypatch, endings, fail_fast=True) == runner.SOME_WITHOUT_OUTCOME
+    assert len(outcomes(Path("runs/mine"))) == 2  # memory that ends is no fault
+    assert "4 of 6 runs have no outcome yet; the same command goes on with them" in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_the_run_without_an_outcome(study, monkeypatch, capsys):
+    hanging = "bert-imdb-tiny-zero2-2x-seed0"
+    launched = launch.launch
+
+    def interrupted(*arguments):
+        if arguments[3].name == hanging:
+            raise KeyboardInterrupt
+        return launched(*arguments)
+
+    monkeypatch.setattr(launch, "launch", interrupted)
+    assert run(study, monkeypatch) == runner.SOME_WITHOUT_OUTCOME
+    assert list(outcomes(Path("runs/mine"))) == ["bert-imdb-tiny-single-1x-seed0"]
+    assert "interrupted\n" in capsys.readouterr().out
+
+
+def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeypatch):
+    name = "bert-imdb-tiny-single-1x-seed0"
+    run(study, monkeypatch, {name: "failed"})
+    run_dir = Path("runs/mine") / name
+    (run_dir / "failure-rank1.json").write_text(json.dumps({"at": 0, "status": "failed", "step": 1, "error": "E: old"}))
+    (run_dir / "record.json.part").write_text("half")
+    run(study, monkeypatch, {name: "crashed"})
+    assert outcomes(Path("runs/mine"))[name].message == "RuntimeError: broken"
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        "outcome.json",
+        "stderr.log",
+        "stdout.log",
+        "steps.jsonl",
+    ]
+
+
+# ---------------------------------------------------------------- two runners, and one that is killed
+
+
+def test_a_second_runner_is_refused(study, monkeypatch):
+    with runner.locked(Path("runs/mine")), pytest.raises(Refusal) as caught:
+        run(study, monkeypatch)
+    assert str(caught.value) == (
+        f"runs/mine: process {os.getpid()} is running this study there; wait for it, end it, or pass another --runs-dir"
+    )
+    assert run(study, monkeypatch) == runner.ALL_OK
+
+
+def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
+    run(study, monkeypatch)
+    name = "bert-imdb-tiny-single-1x-seed0"
+    path = Path("runs/mine") / name / "outcome.json"
+    written = (path.parent / "record.json").read_bytes()
+    path.unlink()
+    assert run(study, monkeypatch) == runner.ALL_OK
+    found = outcomes(Path("runs/mine"))[name]
+    assert (found.status, found.message, found.returncode, found.wall_seconds) == (
+        "ok",
+        "final loss 0.6200",
+        None,
+        None,
+    )
+    assert found.position == 7
+    assert (path.parent / "record.json").read_bytes() == written
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
+def test_twenty_kills_at_random_moments(study, tmp_path, monkeypatch):
+    """SIGKILL to the runner; what is finished stays as it is, and one more call completes the rest."""
+    study.write_text(TWELVE)
+    fakes = tmp_path / "fakes.json"
+    planned = matrix.runs(matrix.find(str(study)))
+    fake_train.prepare(fakes, planned)
+    program = Path(__file__).with_name("killed_runner.py")
+    done = launching.attempt(["python", program, study, tmp_path / "killed", fakes, "20", "0"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["landed"] > 0
+    assert (seen["intact"], seen["status"]) == (True, runner.ALL_OK)
+    found = outcomes(tmp_path / "killed")
+    assert len(found) == 12
+    assert {one.status for one in found.values()} == {"ok"}
+    assert len({one.position for one in found.values()}) == 12
+    assert not list((tmp_path / "killed").rglob("*.part"))
+    assert not list((tmp_path / "killed").rglob("two-at-once"))
+    run(study, monkeypatch)
+    assert losses(tmp_path / "killed") == losses(Path("runs/mine"))
+    assert interruptions.processes_left(tmp_path / "killed") == 0
+
+
+REAL = """\
+question: Does a study of real runs survive its runner?
+parts:
+  - flags: {max_steps: 8, num_train_examples: 64, num_eval_examples: 16, learning_rate: 1.0e-3}
+    strategies: [single]
+    world_sizes: [1]
+    seeds: [0, 1, 2]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
+def test_a_killed_study_of_real_runs_has_the_losses_of_an_undisturbed_one(tmp_path):
+    (tmp_path / "real.yaml").write_text(REAL)
+    folder = tmp_path / "runs" / "real"
+    command = [sys.executable, "-m", "study", "run", "real.yaml"]
+    moments = random.Random(0)
+    finished = {}
+    for _ in range(3):
+        with subprocess.Popen(command, cwd=tmp_path, env=launching.environment(), stdout=subprocess.DEVNULL) as process:
+            time.sleep(moments.uniform(2, 15))
+            process.send_signal(signal.SIGKILL)
+        finished |= {path: path.read_bytes() for path in folder.glob("*/record.json")}
+    done = launching.attempt(["zero-study", "run", "real.yaml"], cwd=tmp_path)
+    assert done.returncode == runner.ALL_OK, done.stdout + done.stderr
+    assert [one.status for one in outcomes(folder).values()] == ["ok"] * 3
+    assert {path: path.read_bytes() for path in finished} == finished
+    for seed in (0, 1, 2):
+        undisturbed = launching.run("single", num_processes=1, seed=seed)
+        run_dir = folder / f"bert-imdb-tiny-single-1x-seed{seed}"
+        assert losses(folder)[run_dir.name] == [line["loss"] for line in undisturbed.steps]
+        assert record.read(run_dir).final_parameters == undisturbed.record.final_parameters
+
+
+# ---------------------------------------------------------------- the command, and the benchmark
+
+
+def test_commands_plan_and_run(study, monkeypatch, capsys):
+    fake_train.prepare(Path("fakes.json"), matrix.runs(matrix.find("mine.yaml")))
+    monkeypatch.setattr(launch, "command", fake_train.command(Path("fakes.json").resolve()))
+    assert cli.run(["plan", "mine.yaml", "--only", "zero2", "--runs-dir", "elsewhere"]) == 0
+    assert not Path("elsewhere").exists()
+    assert cli.run(["run", "mine.yaml", "--only", "zero2", "--runs-dir", "elsewhere", "--fail-fast"]) == 0
+    assert len(outcomes(Path("elsewhere/mine"))) == 2
+    assert capsys.readouterr().out.count("\nmine: Which one?\n") == 1  # of the second, after the first's last line
+    with pytest.raises(Refusal, match="--timeout 0: must be a whole number of at least 1"):
+        cli.run(["run", "mine.yaml", "--timeout", "0"])
+
+
+def test_benchmark_counts_what_differs(study, monkeypatch):
+    run(study, monkeypatch)
+    os.rename("runs", "one")
+    run(study, monkeypatch)
+    assert interruptions.differing(Path("one"), Path("runs")) == 0
+    digests = interruptions.finished_records(Path("one"))
+    assert len(digests) == 6
+    path = Path("runs/mine/bert-imdb-tiny-single-1x-seed0/steps.jsonl")
+    path.write_text(path.read_text().replace("0.69,", "0.6900000000000001,").replace("0.69}", "0.6900000000000001}"))
+    assert interruptions.differing(Path("one"), Path("runs")) == 1
+    path.with_name("record.json").unlink()
+    assert interruptions.differing(Path("one"), Path("runs")) == 1
+    good = {"finished_at_the_end": 12, "num_runs": 12, "changed": 0, "processes_left": 0, "last_exit_status": 0}
+    assert not interruptions.failed({**good, "differing": 0})
+    for bad in ({"differing": 1}, {"changed": 1}, {"processes_left": 1}, {"last_exit_status": 3}):
+        assert interruptions.failed({**good, "differing": 0, **bad})
+    assert interruptions.failed({**good, "differing": 0, "finished_at_the_end": 11})
+
+
+def test_benchmarks_study_is_of_twelve_runs(tmp_path):
+    (tmp_path / "interruptions.yaml").write_text(interruptions.STUDY)
+    planned = matrix.runs(matrix.find(str(tmp_path / "interruptions.yaml")))
+    assert len(planned) == 12
+    assert {(run.flags["workload"], run.strategy) for run in planned} == {
+        (workload, name)
+        for workload in ("bert-imdb", "gpt-wikitext")
+        for name in ("single", "ddp", "zero2", "zero3")
+    }  # fmt: skip
+    with pytest.raises(Refusal, match="--kills 0: must be at least 1"):
+        interruptions.main(["--kills", "0"])
