@@ -127,7 +127,7 @@ def finished(run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float)
             return "crashed_after_result" if seen and seen.status == "crashed_after_result" else "ok"
         if written.status == "out_of_memory":
             return "out_of_memory"
-    if seen is None or seen.status not in ("out_of_memory", "timed_out") or seen.command[:-2] != _command(run):
+    if seen is None or seen.status not in ("out_of_memory", "timed_out") or seen.command[:-2] != planned_command(run):
         return None
     if seen.status == "timed_out" and seen.wall_seconds < timeout_seconds:
         return None
@@ -140,7 +140,7 @@ def read_outcome(run_dir: Path) -> Outcome | None:
     return records.read_outcome(path) if path.exists() else None
 
 
-def _command(run: Run) -> list[str]:
+def planned_command(run: Run) -> list[str]:
     """The command of a run as an outcome has it, without `--output-dir FOLDER` at its end."""
     arguments = launch.command(strategy.find_strategy(run.strategy), run.num_processes, run.arguments())
     return ending.shown_command(arguments)

@@ -189,7 +189,7 @@ class Outcome(_Facts):
     started_at: str
     wall_seconds: float | None  # launch to end; None: not started
     returncode: int | None
-    command: list[str]  # empty: not started
+    command: list[str]  # that was started, or that would have been
     stderr_tail: list[str]  # the last lines, oldest first
 
 

@@ -160,7 +160,9 @@ def _skipped(study: Study, one: Planned, position: int, reason: str) -> Outcome:
     if seen and (seen.status, seen.message) == ("skipped", ending.shown(reason)):
         return seen
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return _write(study, one, position, "skipped", ending.shown(reason), started_at=now)
+    # Not started; but its command says which run it would have been.
+    command = plan.planned_command(one.run)
+    return _write(study, one, position, "skipped", ending.shown(reason), started_at=now, command=command)
 
 
 def _write(

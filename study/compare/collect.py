@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -123,19 +122,9 @@ def _by_run(folder: Path) -> dict[Path, dict[str, Path]]:
             found.setdefault(path.parent, {})[path.stem] = path
         elif path.name.endswith(".outcome.json"):
             found.setdefault(path.with_name(path.name.removesuffix(".outcome.json")), {})["outcome"] = path
-        elif _says_it_is_a_record(path):
+        elif records.is_record(path):
             found.setdefault(path.with_suffix(""), {})["record"] = path
     return found
-
-
-def _says_it_is_a_record(path: Path) -> bool:
-    if (path.parent / "record.json").exists() or (path.parent / "outcome.json").exists():
-        return False  # another file of a run directory
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
-    return isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)
 
 
 def _read(record_path: Path | None, outcome_path: Path | None) -> Kept:

@@ -29,7 +29,7 @@ def table(folders: Sequence[Path]) -> str:
     for (workload, size), members in groupby(finished, key=lambda f: (f.record.workload, f.record.size)):
         rows = [_row(member) for member in members]
         lines += [f"## {workload} {size}", "", *records.markdown(HEAD, rows), ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('losses', folders)}`."]
+    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view losses', folders)}`."]
     return "\n".join(lines)
 
 

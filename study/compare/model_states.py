@@ -67,7 +67,7 @@ def table(folders: Sequence[Path]) -> str:
     unmeasured = [f.record.run_id for f in finished if f not in measured]
     if unmeasured:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('model-states', folders)}`."]
+    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view model-states', folders)}`."]
     return "\n".join(lines)
 
 

@@ -8,7 +8,6 @@ import json
 import tempfile
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study import record
-from study.compare import collect
+from study.compare import collect, records
 from study.config import Refusal, describe
 from study.record import Record
 
@@ -98,7 +97,7 @@ def merge(file: Path, folder: Path) -> int:
 
 def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:
     """The box, commits and versions of the records. Raises Refusal unless there is one box."""
-    boxes = sorted({_box(facts.machine) for facts in facts})
+    boxes = sorted({records.box_of(one) for one in facts})
     if len(boxes) != 1:
         found = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
         raise Refusal(f"{' '.join(map(str, folders))}: {found}; pack one box's folders at a time")
@@ -111,14 +110,6 @@ def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:
                 libraries.setdefault(name, set()).add(version)
     versions = {name: sorted(found) for name, found in sorted(libraries.items())}
     return {"box": boxes[0], "git_commits": sorted(commits), "libraries": versions}
-
-
-def _box(machine: dict[str, Any]) -> str:
-    names = Counter(gpu["name"] for gpu in machine.get("gpus", []))
-    if names:
-        return " + ".join(f"{count} x {name}" for name, count in sorted(names.items()))
-    cores = machine.get("num_cores")
-    return f"{machine.get('cpu') or 'unknown CPU'}, {'unknown' if cores is None else cores} cores"
 
 
 def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:

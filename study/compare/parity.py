@@ -56,7 +56,7 @@ def table(folders: Sequence[Path]) -> str:
             lines += [f"## {_heading(ordered[0].record)}", "", *records.markdown(HEAD, rows), ""]
     if alone:
         lines += [f"Nothing to compare with: {', '.join(alone)}.", ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('parity', folders)}`."]
+    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view parity', folders)}`."]
     return "\n".join(lines)
 
 

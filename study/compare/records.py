@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from study import record
 from study.config import Refusal, describe
 from study.record import SCHEMA_VERSION, Outcome, Record
+
+UNKNOWN_BOX = "unknown box"
 
 
 class Found(NamedTuple):
@@ -41,7 +44,7 @@ def find(folders: Iterable[Path]) -> list[Found]:
     folders = list(folders)
     found: dict[tuple[str, str, float], Found] = {}
     for path in _json_files(folders):
-        if not _is_outcome(path) and _is_record(path):
+        if not _is_outcome(path) and is_record(path):
             read = record.read(path)
             found.setdefault(identity(read), Found(path, read))
     if not found:
@@ -62,7 +65,7 @@ def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
             if not _record_beside(path).exists():
                 empty = False
                 yield Run(None, read_outcome(path), folder)
-        elif _is_record(path):
+        elif is_record(path):
             empty = False
             read = record.read(path)
             yield Run(Found(path, read), _outcome_beside(path, read), folder)
@@ -117,7 +120,23 @@ def _outcome_beside(path: Path, read: Record) -> Outcome | None:
     return outcome
 
 
-def _is_record(path: Path) -> bool:
+def device_of(read: Record) -> str:
+    """Return "cuda" or "cpu": what the run trained on, or would have."""
+    return read.proof.device if read.proof else "cuda" if read.machine.get("gpus") else "cpu"
+
+
+def box_of(read: Record) -> str:
+    """Name the hardware of a run: "8 x NVIDIA H200", or the processor and its cores."""
+    machine = read.machine
+    if device_of(read) == "cpu":
+        cores = machine.get("num_cores")
+        return f"{machine.get('cpu') or 'unknown CPU'}, {'unknown' if cores is None else cores} cores"
+    names = Counter(gpu["name"] for gpu in machine.get("gpus", []))
+    return " + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or UNKNOWN_BOX
+
+
+def is_record(path: Path) -> bool:
+    """Say whether a JSON file is a record: a record.json, or one that says so by a schema_version or a run_id."""
     if path.name == "record.json":
         return True
     if (path.parent / "record.json").exists() or (path.parent / "outcome.json").exists():  # another file of a run

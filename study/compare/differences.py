@@ -1,0 +1,321 @@
+"""How far is each strategy from the control, and is that more than the control is from itself?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from study.compare import pairs
+from study.compare.parity import WITHIN
+
+Kind = Literal["learned", "times", "bytes"]
+
+METRICS: dict[str, Kind] = {
+    "final_loss": "learned",
+    "loss_area": "learned",
+    "eval_loss": "learned",
+    "mean_grad_norm": "learned",
+    "seconds_per_step": "times",
+    "tokens_per_second_per_gpu": "times",
+    "mfu": "times",
+    "joules_per_token": "times",
+    "peak_allocated_bytes": "bytes",  # on a GPU
+    "peak_tensor_bytes": "bytes",  # on a CPU
+    "model_state_bytes": "bytes",
+    "collective_bytes": "bytes",
+}
+# Which of `pairs.limits` forbids a comparison; what is not here is the same however the batch is cut.
+_LIMIT = {metric: {"learned": "losses", "times": "speed"}.get(kind) for metric, kind in METRICS.items()}
+_LIMIT |= {"peak_allocated_bytes": "memory", "peak_tensor_bytes": "memory"}
+
+CONFIDENCE = 0.95
+# Differences. Of 8 normal ones, BCa intervals left out the truth in 11 of 100 cases, of 20 in 7; those by t in 5.
+BOOTSTRAP_FROM = 20
+RESAMPLES = 2000
+# Relative, and the least that a margin can be: the order of sums alone makes such differences of fp32 losses.
+FLOOR: dict[Kind, float] = {"learned": WITHIN, "times": 0.0}
+# Relative. Within a wider margin "no difference" would say nothing: published effects begin at 1.2 % of a loss, and a
+# slow-down of 3 % is worth knowing.
+CEILING: dict[Kind, float] = {"learned": 0.01, "times": 0.02}
+CONSTANT = 1e-14  # relative; values that differ by less are equal but for rounding, and have no spread to test with
+
+_POOLED = ("box", "workload", "size", "precision")
+_SHOWN = ("box", "workload", "size", "world_size", "global_batch_size", "precision", "sequence_length", "num_steps",
+          "config_digest")  # fmt: skip
+COLUMNS = (
+    *_SHOWN, "metric", "strategy", "control", "control_world_size", "n_pairs", "n_repeats", "control_value", "value",
+    "difference", "low", "high", "margin", "relative_difference", "relative_low", "relative_high", "relative_margin",
+    "interval", "verdict", "why",
+)  # fmt: skip
+
+
+class Margin(NamedTuple):
+    """How far two equal runs of the control are from one another."""
+
+    relative: float
+    num_runs: int  # that it rests on
+
+
+class _Estimate(NamedTuple):
+    """A difference with its interval: relative for what is learned, of logarithms for times."""
+
+    value: float
+    low: float | None  # None: no interval
+    high: float | None
+    equivalent: bool | None  # by two one-sided tests against the margin; None: no margin, or no interval
+    n: int
+    interval: str
+
+
+def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
+    """Compare each strategy with the control, metric by metric; one row per comparison, with `COLUMNS`.
+
+    Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
+    by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
+    bytes exactly, without a test. From two seeds on the interval is that of the paired differences: Student's t, from
+    `BOOTSTRAP_FROM` differences on the bootstrap (BCa). Repeats of a single seed give Welch's interval, which says
+    nothing of other seeds, and a single run gives none: `interval` says which it is.
+
+    `low` and `high` bound `difference`, in the metric's unit; `relative_low` and `relative_high` bound
+    `relative_difference`, which is value / control_value - 1. Each is a 95 % interval of its own, not corrected for the
+    number of comparisons: of twenty without any effect, one is expected to leave out 0.
+
+    Verdicts: "no difference" where two one-sided tests at 5 % show the difference to be within the margin, which
+    `margins` has fixed from repeats of the control with itself; else "higher" or "lower" where the interval leaves out
+    0; else "inconclusive". Without a margin the interval alone decides. `n_pairs` is the number of differences that an
+    interval rests on, for Welch's that of the smaller side; `n_repeats` is how many runs the seed with most has.
+    """
+    metrics = list(metrics)
+    known = {metric: margins(table, metric, control) for metric in metrics if METRICS[metric] != "bytes"}
+    facts = {name: table[name].to_numpy() for name in {*_SHOWN, "strategy", "seed", *metrics}}
+    rows = []
+    for group in _groups(table, pairs.pair(table, control).compared):
+        first = {name: facts[name][group.runs[0]] for name in (*_SHOWN, "strategy")}
+        first |= {"control": control, "control_world_size": facts["world_size"][group.controls[0]]}
+        place = tuple(first[name] for name in _POOLED)
+        for metric in metrics:
+            margin = known[metric].get(place) if metric in known else None
+            found = _comparison(metric, group, facts[metric], facts["seed"], margin, control)
+            if found is not None:
+                rows.append({**first, "metric": metric, **found})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tuple, Margin]:
+    """Say how far repeats of the control, of equal settings and seed, differ: by box, workload, size and precision.
+
+    The repeatability limit of ISO 5725-6, 4.1.4, below which 95 of 100 pairs of equal runs differ: 1.96 sqrt(2) s_r,
+    with s_r relative to the mean, of times that of their logarithms, pooled over settings and seeds. As s_r is an
+    estimate, often of few repeats, Student's quantile stands for 1.96, to which it falls with more of them. Never below
+    `FLOOR`; where nothing was repeated there is no margin.
+
+    Without dropout the control trains the same on any number of processes but for the order of sums. For what is
+    learned these runs are repeats too: on a CPU, where all others are bit-identical, the only ones that tell how far
+    rounding carries in so many steps.
+    """
+    kind = METRICS[metric]
+    runs = table[(table["status"] == "ok") & (table["strategy"] == control)].dropna(subset=[metric, *pairs.CELL])
+    if kind == "times":
+        runs = runs[~runs["oversubscribed"]]
+    values = np.log(runs[metric]) if kind == "times" else runs[metric]
+    cut = runs[["world_size", "micro_batch_size"]]  # of the global batch
+    if kind == "learned":
+        cut = cut.where(runs["dropout"] > 0, 0)
+    alike = values.groupby([runs[name] for name in (*pairs.CELL, "seed")] + [cut[name] for name in cut], sort=False)
+    deviations = values - alike.transform("mean")
+    if kind == "learned":
+        deviations /= alike.transform("mean").abs()
+    squares = runs[list(_POOLED)].assign(
+        square=deviations**2, alike=alike.ngroup(), repeated=alike.transform("size") > 1
+    )
+    totals = squares.groupby(list(_POOLED)).agg(
+        square=("square", "sum"), runs=("square", "size"), alike=("alike", "nunique"), repeated=("repeated", "sum")
+    )
+    found = {}
+    for place, square, num_runs, num_alike, repeated in totals[totals["repeated"] > 0].itertuples():
+        degrees = num_runs - num_alike
+        limit = stats.t.ppf((1 + CONFIDENCE) / 2, degrees) * np.sqrt(2 * square / degrees)
+        limit = np.expm1(limit) if kind == "times" else limit
+        found[place] = Margin(max(float(limit), FLOOR[kind]), int(repeated))
+    return found
+
+
+class _Group(NamedTuple):
+    """The runs of one strategy in one cell and those of the control that go with them, by their rows in the table."""
+
+    runs: np.ndarray
+    controls: np.ndarray  # of the same seeds, with all their repeats
+    couples: np.ndarray  # (pairs, 2)
+    limits: dict[str, str]  # what `pairs.limits` says of losses, speed and memory
+
+
+def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
+    alike = table.groupby(
+        [*pairs.CELL, "strategy", "world_size", "micro_batch_size"], sort=False, dropna=False
+    ).ngroup()
+    alike, ok, seed = alike.to_numpy(), (table["status"] == "ok").to_numpy(), table["seed"].to_numpy()
+    told = {name: compared[name].to_numpy(object) for name in ("losses", "speed", "memory")}
+    couples = np.column_stack([table.index.get_indexer(compared[name]) for name in ("run", "control_run")])
+    for (_, theirs), members in compared.groupby(
+        [alike[couples[:, 0]], alike[couples[:, 1]]], sort=False
+    ).indices.items():
+        runs = couples[members, 0]
+        controls = np.flatnonzero(ok & (alike == theirs) & np.isin(seed, seed[runs]))
+        limits = {name: said[members[0]] for name, said in told.items() if isinstance(said[members[0]], str)}
+        yield _Group(runs, controls, couples[members], limits)
+
+
+def _comparison(
+    metric: str, group: _Group, values: np.ndarray, seeds: np.ndarray, margin: Margin | None, control: str
+) -> dict[str, Any] | None:
+    """Compare a group's values with the control's; None where neither side has any."""
+    kind = METRICS[metric]
+    mine, theirs = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
+    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
+    if not len(mine) and not len(theirs):
+        return None
+    limit = group.limits.get(_LIMIT[metric])
+    average = {"learned": np.mean, "times": stats.gmean, "bytes": np.median}[kind]
+    facts: dict[str, Any] = {
+        "n_pairs": len(couples),
+        "n_repeats": max(Counter(seeds[mine]).values(), default=0),
+        "value": average(values[mine]) if len(mine) else None,
+        "control_value": average(values[theirs]) if len(theirs) else None,
+    }
+    if not len(couples):
+        return {**facts, "verdict": "inconclusive", "why": "not measured on both sides"}
+    if limit is not None and kind != "learned":
+        return {**facts, "verdict": "inconclusive", "why": f"not comparable: {limit}"}
+    if kind == "bytes":
+        return {**facts, **_exact(values[mine], values[theirs])}
+    # Repeats of the control draw the same dropout masks: they do not say how far runs with other masks may differ.
+    usable = margin if limit is None else None
+    allowed = None if usable is None else np.log1p(usable.relative) if kind == "times" else usable.relative
+    estimate_of = _launches if kind == "times" else _seeds
+    one, other, estimate = estimate_of(values, seeds, mine, theirs, couples, allowed)
+    facts |= {"n_pairs": estimate.n, "value": one, "control_value": other, "interval": estimate.interval}
+    facts |= {"difference": one - other, "relative_difference": one / other - 1}
+    if usable is not None:
+        facts |= {"relative_margin": usable.relative, "margin": usable.relative * other}
+    if estimate.low is not None:
+        low, high = (np.expm1(bound) if kind == "times" else bound for bound in (estimate.low, estimate.high))
+        facts |= {"relative_low": low, "relative_high": high, "low": low * other, "high": high * other}
+    without = limit or f"{control} was not repeated, so that there is no margin"
+    verdict, why = _verdict(estimate, kind, usable, control, without)
+    return {**facts, "verdict": verdict, "why": why}
+
+
+def _exact(mine: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """Compare bytes: they are the same in every run, or else every run says the same of them."""
+    value, control_value = np.median(mine), np.median(theirs)
+    facts = {"difference": value - control_value, "margin": 0.0}
+    if control_value:
+        facts |= {"relative_difference": value / control_value - 1, "relative_margin": 0.0}
+    if mine.min() > theirs.max() or mine.max() < theirs.min():
+        return {**facts, "verdict": "higher" if value > control_value else "lower", "why": "counted, in every run"}
+    if np.ptp(mine) == np.ptp(theirs) == 0:
+        return {**facts, "verdict": "no difference", "why": "the same number of bytes in every run"}
+    return {**facts, "verdict": "inconclusive", "why": "the bytes differ from run to run, and the two overlap"}
+
+
+def _launches(
+    values: np.ndarray,
+    seeds: np.ndarray,
+    mine: np.ndarray,
+    theirs: np.ndarray,
+    couples: np.ndarray,
+    margin: float | None,
+) -> tuple[float, float, _Estimate]:
+    """Compare times, as logarithms: the value, the control's, and the difference with its interval."""
+    if len(np.unique(seeds[couples[:, 0]])) == 1:
+        ones, others = np.log(values[mine]), np.log(values[theirs])
+        estimate = _unpaired(ones, others, margin)
+    else:
+        # Several launches that go with one of the control's make one difference.
+        partners = np.unique(couples[:, 1])
+        ones = np.array([np.log(values[couples[couples[:, 1] == partner, 0]]).mean() for partner in partners])
+        others = np.log(values[partners])
+        estimate = _paired(ones - others, margin, f"{len(ones)} pairs of launches")
+    return np.exp(ones.mean()), np.exp(others.mean()), estimate
+
+
+def _seeds(
+    values: np.ndarray,
+    seeds: np.ndarray,
+    mine: np.ndarray,
+    theirs: np.ndarray,
+    couples: np.ndarray,
+    margin: float | None,
+) -> tuple[float, float, _Estimate]:
+    """Compare what is learned, relative to the control's mean: as `_launches`."""
+    common = np.unique(seeds[couples[:, 0]])
+    ones, others = (np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (mine, theirs))
+    one, other = ones.mean(), others.mean()
+    if len(common) == 1:
+        return one, other, _unpaired(values[mine] / other, values[theirs] / other, margin)
+    return one, other, _paired((ones - others) / other, margin, f"{len(common)} seeds")
+
+
+def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estimate:
+    value, n = differences.mean(), len(differences)
+    if n < 2:
+        return _Estimate(value, None, None, None, n, f"{what}: no interval")
+    if np.ptp(differences) <= CONSTANT:
+        return _Estimate(value, value, value, margin and abs(value) <= margin, n, f"{what}, all equal")
+    if n < BOOTSTRAP_FROM:
+        low, high = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
+        method = "t"
+    else:
+        generator = np.random.default_rng(0)  # so that a page made twice says the same
+        low, high = stats.bootstrap(
+            (differences,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="BCa", rng=generator
+        ).confidence_interval
+        method = "bootstrap (BCa)"
+    equivalent = None
+    if margin is not None:
+        above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+        below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+        equivalent = max(above, below) < 1 - CONFIDENCE
+    return _Estimate(value, low, high, equivalent, n, f"{what}, {method}")
+
+
+def _unpaired(mine: np.ndarray, theirs: np.ndarray, margin: float | None) -> _Estimate:
+    value, n = mine.mean() - theirs.mean(), min(len(mine), len(theirs))
+    what = f"one seed, {len(mine)} against {len(theirs)} repeats"
+    if n < 2:
+        return _Estimate(value, None, None, None, n, "one seed, not repeated on both sides: no interval")
+    if min(np.ptp(mine), np.ptp(theirs)) <= CONSTANT:
+        return _Estimate(value, None, None, None, n, f"{what}, repeats are equal: no interval")
+    low, high = stats.ttest_ind(mine, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+    equivalent = None
+    if margin is not None:
+        above = stats.ttest_ind(mine + margin, theirs, equal_var=False, alternative="greater").pvalue
+        below = stats.ttest_ind(mine - margin, theirs, equal_var=False, alternative="less").pvalue
+        equivalent = max(above, below) < 1 - CONFIDENCE
+    return _Estimate(value, low, high, equivalent, n, f"{what}, Welch")
+
+
+def _verdict(
+    estimate: _Estimate, kind: Kind, margin: Margin | None, control: str, without_margin: str
+) -> tuple[str, str]:
+    """The verdict, and why; `without_margin` says why there is none."""
+    if estimate.low is None:
+        return "inconclusive", estimate.interval
+    leaves_out_0 = estimate.low > 0 or estimate.high < 0
+    if estimate.equivalent:
+        within = f"within {100 * margin.relative:.3g} %, as {margin.num_runs} repeats of {control} are"
+        if margin.relative > CEILING[kind]:
+            return "inconclusive", f"{within}; a margin above {100 * CEILING[kind]:g} % says nothing"
+        return "no difference", f"{within}; the interval leaves out 0 all the same" if leaves_out_0 else within
+    if margin is None and max(-estimate.low, estimate.high) <= FLOOR[kind]:
+        return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, which no margin is below"
+    if leaves_out_0:
+        return "higher" if estimate.low > 0 else "lower", f"the interval leaves out 0 ({estimate.interval})"
+    if margin is None:
+        return "inconclusive", f"the interval has 0 in it; {without_margin}"
+    return "inconclusive", f"the interval has 0 in it and reaches beyond {100 * margin.relative:.3g} %"

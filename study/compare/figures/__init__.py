@@ -1,0 +1,9 @@
+"""Which figures does a report have? Each is of one box and one thing trained, and comes with its words."""
+
+from study.compare.figures.drawing import Figure
+from study.compare.figures.forest import differences
+from study.compare.figures.losses import loss_curves
+from study.compare.figures.memory import peak_memory
+from study.compare.figures.speed import pareto, runtime, world_sizes
+
+__all__ = ["Figure", "differences", "loss_curves", "pareto", "peak_memory", "runtime", "world_sizes"]

@@ -1,0 +1,360 @@
+"""How does every figure look? Colours, marks, units, and SVG that sits inside a page, light or dark, wide or narrow."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import math
+import re
+import textwrap
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.transforms import IdentityTransform
+
+WIDTH_INCHES = 6.0  # at the width of a phone its text is then still 9 pixels high
+POINTS_PER_INCH = 72  # also the dots per inch of a canvas, so that its pixels are points
+WIDTH_POINTS = WIDTH_INCHES * POINTS_PER_INCH
+PIXELS_PER_POINT = 4 / 3
+LEFT = 5.0  # points, of what stands below the panels
+NOTE_CHARACTERS = 70  # of a line below the panels
+
+INK = "#010203"  # drawn in this, shown in the page's own text colour
+
+# One colour per stage, all of which have a contrast of at least 3 with white and with near-black (after Okabe and Ito).
+COLOURS = {
+    "single": "#808080",
+    "ddp": INK,
+    "zero0": "#A87900",
+    "zero1": "#2E86D0",
+    "zero2": "#009E73",
+    "zero3": "#D55E00",
+    "fsdp2": "#C0609A",
+}
+# One marker and one line per kind of a stage: what follows the first underscore of its name.
+KINDS: dict[str, tuple[str, Any]] = {
+    "": ("o", "-"),
+    "cpu_offload": ("s", (0, (5, 2))),
+    "nvme_offload": ("^", (0, (1, 1.3))),
+    "tuned": ("D", (0, (6, 1.5, 1.5, 1.5))),
+}
+# For strategies of a user's own; which one follows from the name, so that it is the same in every figure.
+OTHER_COLOURS = ("#7A6FD0", "#6E8B3D", "#3C9AA8")
+OTHER_KINDS: tuple[tuple[str, Any], ...] = (
+    ("v", (0, (3, 1.5))),
+    ("P", (0, (8, 2))),
+    ("X", (0, (3, 1, 1, 1, 1, 1))),
+    ("<", (0, (2, 2))),
+    (">", (0, (10, 2, 2, 2))),
+)
+
+# What all runs of a figure have in common.
+IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
+
+HOUSE = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's font
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "legend.fontsize": 10.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "lines.linewidth": 1.5,
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and its words; a notebook shows it as the HTML of a <figure>."""
+
+    name: str  # also the beginning of every id in the SVG, because several share a page
+    svg: str
+    alt: str
+    caption: str
+
+    def _repr_html_(self) -> str:
+        caption = html.escape(self.caption, quote=False)
+        return f'<figure class="plot">{self.svg}<figcaption>{caption}</figcaption></figure>'
+
+
+# ---------------------------------------------------------------- strategies
+
+
+class Style(NamedTuple):
+    color: str
+    marker: str
+    line: Any  # matplotlib's linestyle
+
+
+def style(strategy: str) -> Style:
+    """The colour, marker and line that a strategy has in every figure."""
+    stage, _, kind = strategy.partition("_")
+    color = COLOURS.get(stage) or OTHER_COLOURS[zlib.crc32(stage.encode()) % len(OTHER_COLOURS)]
+    marker, line = KINDS.get(kind) or OTHER_KINDS[zlib.crc32(kind.encode()) % len(OTHER_KINDS)]
+    return Style(color, marker, line)
+
+
+def in_order(strategies: Iterable[str]) -> list[str]:
+    """Sort from nothing sharded to everything offloaded; strategies of a user's own come last, by name."""
+
+    def place(strategy: str) -> tuple[int, int, str]:
+        stage, _, kind = strategy.partition("_")
+        return _index(stage, COLOURS), _index(kind, KINDS), strategy
+
+    return sorted(set(strategies), key=place)
+
+
+def _index(word: str, known: Iterable[str]) -> int:
+    known = list(known)
+    return known.index(word) if word in known else len(known)
+
+
+# ---------------------------------------------------------------- what a figure is of
+
+
+class Setting(NamedTuple):
+    words: str  # for the caption
+    slug: str  # for the name
+
+
+def setting(table: pd.DataFrame, varying: str | None = None) -> Setting:
+    """What all runs of a figure have in common.
+
+    Raises ValueError where there is no run, or where they differ in more than strategy, seed and `varying`: a figure is
+    of one box and one thing trained. `single` is one process beside any number.
+    """
+    if table.empty:
+        raise ValueError("no run to draw; a filter before the figure has left none")
+    one: dict[str, Any] = {}
+    for column in IDENTITY:
+        if column not in table or column == varying:  # comparisons have not all of them
+            continue
+        rows = table[table["strategy"] != "single"] if column == "world_size" else table
+        values = sorted(rows[column].dropna().unique())
+        if len(values) > 1:
+            seen = listed([str(value)[:60] for value in values])
+            raise ValueError(f"{column} is {seen}; a figure is of one: filter the runs first")
+        one[column] = values[0] if values else None
+    if one.get("world_size") is None and varying != "world_size":
+        one["world_size"] = table["world_size"].max()
+    parts = [f"{one['workload']} {one['size']}"]
+    parts += [one["precision"]] if one.get("precision") else []
+    parts += [f"{one['global_batch_size']:.0f} sequences per step"] if one.get("global_batch_size") else []
+    if one.get("world_size"):
+        beside = " (single: 1)" if one["world_size"] != 1 and "single" in set(table["strategy"]) else ""
+        parts.append(processes(one["world_size"]) + beside)
+    words = f" Setting: {', '.join(parts)}; {one['box']}."
+    if one.get("config_digest"):
+        one["config_digest"] = one["config_digest"][:8]
+    told = [value if isinstance(value, str) else f"{value:.0f}" for value in one.values() if value]
+    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(told).lower())
+    return Setting(words, slug.strip("-"))
+
+
+def processes(count: float) -> str:
+    return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"
+
+
+def with_results(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Keep a column's values of runs that are ok: the peak of one that ran out of memory is where it broke off.
+
+    Raises ValueError where none is left, because there is nothing to draw then.
+    """
+    table = table.assign(**{column: table[column].where(table["status"] == "ok")})
+    if table[column].isna().all():
+        reasons = ", ".join(f"{status} ({count})" for status, count in Counter(table["status"]).items())
+        raise ValueError(f"no run that is ok has {column}; the runs are {reasons}")
+    return table
+
+
+def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
+    """Say of each strategy how many of its runs have no value and why: they are named, and never drawn as 0."""
+    words = {}
+    for strategy, runs in table.groupby("strategy", sort=False):
+        without = runs[runs[column].isna()]
+        reasons = Counter("not measured" if s == "ok" else s.replace("_", " ") for s in without["status"])
+        if len(reasons) == 1 and len(without) == len(runs):
+            words[strategy] = next(iter(reasons))
+        elif reasons:
+            words[strategy] = ", ".join(f"{count} of {len(runs)} {reason}" for reason, count in reasons.items())
+    return {strategy: words[strategy] for strategy in in_order(words)}
+
+
+def without_value(missing: dict[str, str]) -> str:
+    """The sentence about them in a caption or alternative text; empty where there are none."""
+    return f" Without a value: {'; '.join(f'{name}: {why}' for name, why in missing.items())}." if missing else ""
+
+
+def counted(counts: Iterable[int], noun: str) -> str:
+    """n as a caption gives it: `n = 3 seeds`, `n = 1 to 3 seeds`."""
+    least, most = min(counts := list(counts)), max(counts)
+    many = noun if most == 1 else f"{noun}s"
+    return f"n = {least} {many}" if least == most else f"n = {least} to {most} {many}"
+
+
+def listed(words: Sequence[Any]) -> str:
+    words = [str(word) for word in words]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# ---------------------------------------------------------------- numbers
+
+
+class Unit(NamedTuple):
+    name: str
+    size: float  # in bytes, or in seconds
+
+    def text(self, value: float) -> str:
+        return f"{number(value / self.size)} {self.name}"
+
+
+def bytes_unit(largest: float) -> Unit:
+    return next((u for u in (Unit("GiB", 2**30), Unit("MiB", 2**20)) if largest >= u.size), Unit("KiB", 2**10))
+
+
+def bytes_text(value: float) -> str:
+    return bytes_unit(value).text(value)
+
+
+def seconds_unit(largest: float) -> Unit:
+    return Unit("s", 1.0) if largest >= 1 else Unit("ms", 1e-3)
+
+
+def number(value: float) -> str:
+    """Three digits, written out."""
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) >= 1e-3 or value == 0 else powers(value)
+
+
+def powers(value: float) -> str:
+    """A small or large number in two digits and its power of ten: 2.1e-6. Superscripts are too small for a phone."""
+    if value == 0:
+        return "0"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def spread_out(values: Iterable[float], most: float) -> bool:
+    """Whether the largest value is so many times the smallest that only a logarithmic axis shows both."""
+    known = [value for value in values if value and math.isfinite(value)]
+    return min(known) > 0 and max(known) > most * min(known)
+
+
+# ---------------------------------------------------------------- drawing
+
+
+@contextlib.contextmanager
+def house_style(name: str) -> Iterator[None]:
+    """Matplotlib's settings for one figure, and no longer; ids in the SVG follow from the name."""
+    with matplotlib.rc_context({**HOUSE, "svg.hashsalt": name}):
+        yield
+
+
+def panels(heights: Sequence[float], share_x: bool = False) -> tuple[Canvas, list[Axes]]:
+    """Make panels of these heights in inches, one above the other, because a phone has no room beside."""
+    canvas = Canvas(figsize=(WIDTH_INCHES, sum(heights)), dpi=POINTS_PER_INCH, layout="constrained")
+    grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=share_x, height_ratios=list(heights))
+    return canvas, list(grid[:, 0])
+
+
+def log_ticks(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5), numticks=12))
+    axis.set_major_formatter(lambda value, _: number(value))
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+
+
+def rows(ax: Axes, labels: Sequence[str]) -> None:
+    """Give a panel one row per label, the first at the top."""
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.spines["left"].set_visible(False)
+
+
+def beside(ax: Axes, row: float, text: str, **style: Any) -> None:
+    """Write to the right of a row."""
+    ax.annotate(text, (1, row), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
+                va="center", annotation_clip=False, **style)  # fmt: skip
+
+
+def at_edge(ax: Axes, row: float, why: str) -> None:
+    """Mark a row that has no value, and say why, at the edge of the panel."""
+    ax.annotate(f"\N{MULTIPLICATION SIGN} {why}", (0, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                textcoords="offset points", va="center", style="italic")  # fmt: skip
+
+
+def below(canvas: Canvas, handles: Sequence[Any], labels: Sequence[str], notes: Iterable[str] = ()) -> None:
+    """Put the legend, and lines about what is not drawn, below the panels; the canvas grows by what they take."""
+    lines = [line for note in notes for line in textwrap.wrap(f"\N{MULTIPLICATION SIGN} {note}", NOTE_CHARACTERS)]
+    bottom = 2.0  # points
+    if lines:
+        canvas.text(LEFT / WIDTH_POINTS, 0, "\n".join(lines), va="bottom", style="italic").set_y(0)
+        bottom += 1.2 * 11 * len(lines) + 6
+    if handles:
+        columns = next(n for n in (3, 2, 1) if n == 1 or max(map(len, labels)) <= {3: 14, 2: 26}[n])
+        legend = canvas.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, bottom, WIDTH_POINTS, 0),
+                               bbox_transform=IdentityTransform(), ncols=min(columns, len(labels)),
+                               columnspacing=1.5, borderaxespad=0)  # fmt: skip
+        bottom += legend.get_window_extent().height + 2
+    height = canvas.get_figheight() * POINTS_PER_INCH + bottom
+    canvas.set_figheight(height / POINTS_PER_INCH)
+    canvas.get_layout_engine().set(rect=(0, bottom / height, 1, 1 - bottom / height))
+
+
+def finish(canvas: Canvas, name: str, alt: str, caption: str) -> Figure:
+    """Turn a drawing into SVG for the inside of a page: no fixed ink, no fixed font, ids of its own."""
+    buffer = io.StringIO()
+    canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    width, height = (float(value) for value in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+    body = text[text.index("</metadata>") + len("</metadata>") : text.rindex("</svg>")]
+    body = re.sub(r"<!--.*?-->\n?", "", body, flags=re.DOTALL)
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.DOTALL)  # rules for a whole page
+    body = re.sub(r"font-family: [^;\"]*; ?", "", body)
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', _rounded, body)
+    used = set(re.findall(r"#([^\")]+)[\")]", body))
+    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used or "band" in found[1] else "", body)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = body.replace(INK, "currentColor")
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" id="{name}" '
+        f'width="{width * PIXELS_PER_POINT:.0f}" height="{height * PIXELS_PER_POINT:.0f}" '
+        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="{name}-title" font-family="sans-serif" '
+        'style="max-width:100%;height:auto;stroke-linejoin:round;stroke-linecap:butt">\n'
+        f'<title id="{name}-title">{html.escape(alt, quote=False)}</title>{body}</svg>'
+    )
+    return Figure(name, svg, alt, caption)
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a point: half the bytes of a page of curves."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])

@@ -1,0 +1,289 @@
+"""Which runs may be compared, in what, and why not the others? What is refused has a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+# What must be equal between two runs, in the order in which a difference is told, and how it is told.
+_HELD: dict[str, str] = {
+    "box": "another box: {} against {}",
+    "device": "{} against {}",
+    "workload": "{} against {}",
+    "size": "size {} against {}",
+    "precision": "precision {} against {}",
+    "data_digest": "other data",
+    "init": "init {} against {}",
+    "sequence_length": "sequence length {} against {}",
+    "gradient_clipping": "clipping at {} against {}",
+    "config_digest": "",  # told by the setting that differs
+    "libraries": "",  # told by the library that differs
+    "global_batch_size": "global batch {} against {}",
+    "num_steps": "{} steps against {}",
+}
+_UNKNOWN = {"data_digest": "data", "config_digest": "settings", "initial_sha256": "initial weights"}
+
+CELL = tuple(_HELD)
+SETTING = tuple(name for name in CELL if name not in ("global_batch_size", "num_steps", "gradient_clipping"))
+SUMMED_UP = (
+    "final_loss", "eval_loss", "seconds_per_step", "tokens_per_second", "tokens_per_second_per_gpu", "mfu",
+    "peak_allocated_bytes", "peak_reserved_bytes", "peak_tensor_bytes", "peak_resident_bytes", "model_state_bytes",
+    "collective_bytes",
+)  # fmt: skip
+SHOWN = ("box", "workload", "size", "precision", "sequence_length", "config_digest", "global_batch_size", "num_steps")
+
+
+class Pairs(NamedTuple):
+    """What was paired with what, and what was not."""
+
+    compared: pd.DataFrame  # one row per pair of runs; `run` and `control_run` are labels of the table's index
+    refused: pd.DataFrame  # one row per run that is in no pair, with the reason
+
+
+def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Say why two rows of the table may not be compared; None where they may.
+
+    Neither strategy nor number of processes nor seed must be equal: `pair` takes care of these, and `limits` says which
+    quantities of a pair may not be compared all the same.
+    """
+    for run in (one, other):
+        if run["status"] != "ok":
+            return f"{run['strategy']}: {run['status']}"
+    for name, phrase in _HELD.items():
+        mine, theirs = one[name], other[name]
+        if pd.isna(mine) or pd.isna(theirs):
+            return f"{_UNKNOWN.get(name, name.replace('_', ' '))} unknown"
+        if mine != theirs:
+            return phrase.format(_plain(mine), _plain(theirs)) if phrase else _DETAILS[name](one, other)
+    if one["seed"] == other["seed"]:
+        mine, theirs = one["initial_sha256"], other["initial_sha256"]
+        if pd.isna(mine) or pd.isna(theirs):
+            return "initial weights unknown"
+        if mine != theirs:
+            return "other initial weights"
+    return None
+
+
+def limits(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | None]:
+    """Say why two comparable rows may all the same not be compared in losses, in speed, in memory; None: they may."""
+    processes = _against(one, other, "world_size", "processes")
+    micro_batch = _against(one, other, "micro_batch_size", "micro batch")
+    losses = None
+    if one["dropout"] and (processes or micro_batch):
+        losses = f"dropout is on and {processes or micro_batch}: other masks"
+    # Where the processes differ, so does what each does: that is the comparison's point. Elsewhere it is a setting.
+    unequal = None if processes else micro_batch
+    threads = _against(one, other, "threads_per_process", "threads per process") if one["device"] == "cpu" else None
+    crowded = next((crowding(run) for run in (one, other) if crowding(run)), None)
+    return {"losses": losses, "speed": crowded or unequal or threads, "memory": unequal}
+
+
+def crowding(run: Mapping[str, Any]) -> str | None:
+    """Say why a run's times say nothing of its strategy; None where they do."""
+    if not run["oversubscribed"]:
+        return None
+    return f"{run['world_size']} processes on {'too few cores' if run['device'] == 'cpu' else 'fewer GPUs'}"
+
+
+def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
+    """Pair each run with the control's of equal cell and seed: of as many processes, or else of the fewest.
+
+    The nth repeat is paired with the control's nth, or else with its first. So one process under `single` has a partner
+    too. Columns of `compared`: run, control_run, and what `limits` says of losses, speed and memory.
+    """
+    ok = table[table["status"] == "ok"]
+    mine, theirs = ok[ok["strategy"] != control], ok[ok["strategy"] == control]
+    runs = dict(zip(table.index, table.to_dict("records"), strict=True))
+    made, reasons = [], {}
+    for label, partner in _partners(mine, theirs).items():
+        reason = comparable(runs[label], runs[partner])
+        if reason is None:
+            made.append({"run": label, "control_run": partner, **limits(runs[label], runs[partner])})
+        else:
+            reasons[label] = reason
+    compared = pd.DataFrame(made, columns=["run", "control_run", "losses", "speed", "memory"])
+    paired = {*compared["run"], *compared["control_run"]}
+    cells = [runs[label] for label in theirs.drop_duplicates(list(CELL)).index]
+    for label, run in runs.items():
+        if label not in paired and label not in reasons:
+            reasons[label] = _reason(run, cells, control)
+    shown = ["run_id", "path", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
+    refused = table.loc[[label for label in table.index if label in reasons], shown]
+    return Pairs(compared, refused.assign(reason=[reasons[label] for label in refused.index]))
+
+
+def equal_work(table: pd.DataFrame) -> pd.DataFrame:
+    """Sum up runs of equal global batch: one row per cell, strategy and number of processes.
+
+    Medians over the runs that are ok, with their number in `num_runs` and that of their seeds in `num_seeds`. What came
+    of all is in `outcomes`: a strategy that never fitted has a row, with NaN for what was not measured.
+    """
+    placed = _place(table)
+    rows = []
+    for key, runs in placed.groupby([*CELL, "strategy", "world_size"], dropna=False, sort=False):
+        rows.append({**_identity(key, [*CELL, "strategy", "world_size"]), **_sum_up(runs)})
+    return pd.DataFrame(rows, columns=[*SHOWN, "strategy", "world_size", *_SUMMARY])
+
+
+def largest_batch(table: pd.DataFrame) -> pd.DataFrame:
+    """Sum up, for each strategy and number of processes, its runs at the largest global batch that fits.
+
+    `next_batch_size` is the next larger that was planned, and `next_outcome` what came of it: out_of_memory, killed,
+    skipped, ...; "not tried" where no larger one was. Without a batch that fits the row is that of the smallest tried.
+    Nothing here is comparable with `equal_work`, nor are losses with one another: the work differs.
+    """
+    placed = _place(table)
+    keys = [*SETTING, "strategy", "world_size"]
+    rows = []
+    for key, runs in placed.groupby(keys, dropna=False, sort=False):
+        fits = runs.loc[runs["status"] == "ok", "global_batch_size"]
+        largest = fits.max() if len(fits) else None
+        larger = runs if largest is None else runs[runs["global_batch_size"] > largest]
+        following = larger[larger["global_batch_size"] == larger["global_batch_size"].min()]
+        chosen = runs[runs["global_batch_size"] == largest] if largest is not None else following
+        rows.append(
+            {
+                **_identity(key, keys),
+                "global_batch_size": largest,
+                **_sum_up(chosen),
+                "next_batch_size": None if following.empty else following["global_batch_size"].iloc[0],
+                "next_outcome": "not tried" if following.empty else _outcomes(following),
+            }
+        )
+    left_out = ("num_steps", "final_loss", "eval_loss")
+    columns = [*SHOWN, "strategy", "world_size", *_SUMMARY, "next_batch_size", "next_outcome"]
+    return pd.DataFrame(rows, columns=[name for name in columns if name not in left_out])
+
+
+def scaling(table: pd.DataFrame) -> pd.DataFrame:
+    """How much of one process's throughput is left to each of N, at a fixed global batch (strong scaling)?
+
+    `scaling_efficiency` is the median `tokens_per_second_per_gpu` over that of the base: `single` on one process, or
+    else the strategy's own runs on the fewest; `base` says which. NaN where times cannot be compared; `why` says why.
+    """
+    ok = table[table["status"] == "ok"]
+    rows = []
+    for key, cell in ok.groupby(list(CELL), sort=False):
+        single = cell[cell["strategy"] == "single"]
+        for strategy, runs in cell.groupby("strategy", sort=False):
+            fewest = runs[runs["world_size"] == runs["world_size"].min()]
+            base = fewest if single.empty else single
+            for world_size, members in runs.groupby("world_size"):
+                rows.append(
+                    {
+                        **_identity(key, list(CELL)),
+                        "strategy": strategy,
+                        "world_size": world_size,
+                        **_efficiency(members, base),
+                    }
+                )
+    return pd.DataFrame(rows, columns=[*SHOWN, "strategy", "world_size", *_EFFICIENCY])
+
+
+_SUMMARY = ("outcomes", "num_runs", "num_seeds", "micro_batch_size", *SUMMED_UP)
+_EFFICIENCY = ("scaling_efficiency", "tokens_per_second_per_gpu", "num_runs", "base", "base_num_runs", "why")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _against(one: Mapping[str, Any], other: Mapping[str, Any], name: str, words: str) -> str | None:
+    if one[name] == other[name]:
+        return None
+    return f"{words} {_plain(one[name])} against {_plain(other[name])}"
+
+
+def _other_setting(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    mine, theirs = one["settings"], other["settings"]
+    name = next(name for name in mine if mine[name] != theirs.get(name))
+    return f"{name} {mine[name]} against {theirs.get(name)}"
+
+
+def _other_library(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    mine, theirs = (set(run["libraries"].split(", ")) for run in (one, other))
+    return f"{', '.join(sorted(mine - theirs))} against {', '.join(sorted(theirs - mine))}"
+
+
+_DETAILS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], str]] = {
+    "config_digest": _other_setting,
+    "libraries": _other_library,
+}
+
+
+def _partners(mine: pd.DataFrame, theirs: pd.DataFrame) -> dict[Any, Any]:
+    """For each run the control's run that is nearest to it, by their labels in the table."""
+    kept = ["world_size", "micro_batch_size", "repeat"]
+    keys = [*CELL, "seed"]
+    left, right = (
+        runs.dropna(subset=list(CELL))[keys + kept].rename_axis("label").reset_index() for runs in (mine, theirs)
+    )
+    near = left.merge(right, on=keys, suffixes=("", "_control"))
+    for name in kept:
+        near[f"other_{name}"] = near[name] != near[f"{name}_control"]
+    order = ["other_world_size", "world_size_control", "other_micro_batch_size", "other_repeat", "repeat_control"]
+    nearest = near.sort_values(order, kind="stable").drop_duplicates("label")
+    return dict(zip(nearest["label"], nearest["label_control"], strict=True))
+
+
+def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], control: str) -> str:
+    """Why a run is in no pair: what differs from the control's run that is most like it."""
+    if run["status"] != "ok":
+        return comparable(run, run)
+    if run["strategy"] == control:
+        return f"no run of another strategy is like this one of {control}"
+    if not controls:
+        return f"no run of {control} is ok"
+    nearest = max(controls, key=lambda other: sum(run[name] == other[name] for name in CELL))
+    return comparable({**run, "seed": None}, nearest) or f"no run of {control} with seed {run['seed']}"
+
+
+def _place(table: pd.DataFrame) -> pd.DataFrame:
+    """Give runs without a record, of which the cell is half known, the cell of the runs that they belong to.
+
+    Where several cells or none agree with what is known of a run, it stays in a cell of its own.
+    """
+    unknown = table[list(SETTING)].isna().any(axis=1)
+    if not unknown.any():
+        return table
+    known = table.loc[~unknown, list(SETTING)].drop_duplicates()
+    placed = table.copy()
+    for label, run in table[unknown].iterrows():
+        told = [name for name in SETTING if pd.notna(run[name])]
+        fitting = known[(known[told] == run[told]).all(axis=1)]
+        if len(fitting) == 1:
+            placed.loc[label, list(SETTING)] = fitting.iloc[0]
+    return placed
+
+
+def _identity(key: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    known = dict(zip(names, key, strict=True))
+    return {name: known[name] for name in (*SHOWN, "strategy", "world_size") if name in known}
+
+
+def _sum_up(runs: pd.DataFrame) -> dict[str, Any]:
+    ok = runs[runs["status"] == "ok"]
+    medians = ok[[*SUMMED_UP, "micro_batch_size"]].median()
+    return {"outcomes": _outcomes(runs), "num_runs": len(ok), "num_seeds": ok["seed"].nunique(), **medians.to_dict()}
+
+
+def _outcomes(runs: pd.DataFrame) -> str:
+    """What came of runs: "ok" or "ok 2, killed 1"."""
+    counts = runs["status"].value_counts()
+    return counts.index[0] if len(counts) == 1 else ", ".join(f"{status} {n}" for status, n in counts.items())
+
+
+def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
+    mine, theirs = (some["tokens_per_second_per_gpu"].median() for some in (runs, base))
+    one, other = runs.iloc[0], base.iloc[0]
+    why = limits(one, other)["speed"]
+    return {
+        "scaling_efficiency": None if why else mine / theirs,
+        "tokens_per_second_per_gpu": mine,
+        "num_runs": len(runs),
+        "base": f"{other['strategy']} on {other['world_size']} process{'es' if other['world_size'] > 1 else ''}",
+        "base_num_runs": len(base),
+        "why": why,
+    }

@@ -1,0 +1,411 @@
+"""What did every run do, as one tidy table? One row per run; nothing is averaged, and unknown is NaN, never 0."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pydantic import ValidationError
+
+from study import record
+from study.compare import model_states, records
+from study.compare.parity import NOT_COMPARED
+from study.config import Refusal, RunConfig, build_config, describe, flag_parser
+from study.record import Outcome, PeakMemory, Record
+from study.theory import hardware
+from study.theory.model_states import PARTS, paper_bytes
+
+LAST_STEPS = 10  # whose losses `final_loss` averages; of a run shorter than three times as many, a third of its steps
+TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
+
+# In the order of the table. Floats may be NaN: unknown.
+COLUMNS: dict[str, str] = {
+    # Identity
+    "run_id": "str",
+    "study": "str",  # None: no outcome says it
+    "path": "str",
+    "box": "str",
+    "device": "str",
+    "workload": "str",
+    "size": "str",
+    "strategy": "str",
+    "world_size": "int64",
+    "seed": "int64",
+    "repeat": "int64",  # of equal runs on one box, in the order in which they started
+    "status": "str",
+    "message": "str",
+    "started_at": "str",
+    "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
+    "threads_per_process": "float64",
+    # Settings
+    "precision": "str",
+    "init": "str",
+    "dropout": "float64",
+    "global_batch_size": "int64",
+    "micro_batch_size": "float64",
+    "gradient_accumulation_steps": "float64",
+    "sequence_length": "float64",
+    "num_params": "float64",
+    "num_steps": "float64",
+    # Learning
+    "final_loss": "float64",
+    "last_loss": "float64",
+    "eval_loss": "float64",
+    "accuracy": "float64",
+    "perplexity": "float64",
+    "loss_area": "float64",
+    "mean_grad_norm": "float64",
+    # Speed
+    "seconds_per_step": "float64",
+    "seconds_lower": "float64",
+    "seconds_upper": "float64",
+    "samples_per_second": "float64",
+    "tokens_per_second": "float64",
+    "tokens_per_second_per_gpu": "float64",  # per process
+    "model_flops_per_sequence": "float64",
+    "model_flops_per_second": "float64",
+    "mfu": "float64",
+    "wall_seconds": "float64",
+    "energy_joules": "float64",
+    "joules_per_token": "float64",
+    # Memory: the largest rank's
+    "peak_allocated_bytes": "float64",
+    "peak_reserved_bytes": "float64",
+    "peak_tensor_bytes": "float64",
+    "peak_resident_bytes": "float64",
+    "memory_imbalance": "float64",
+    "device_memory_bytes": "float64",
+    "model_state_bytes": "float64",
+    "parameter_bytes": "float64",
+    "gradient_bytes": "float64",
+    "optimizer_state_bytes": "float64",
+    "communication_buffer_bytes": "float64",
+    "paper_state_bytes": "float64",
+    "rank_tensor_bytes": "object",  # of each rank: allocated on a GPU, live tensors on a CPU; None: not measured
+    "rank_parts": "object",  # of each rank: its model states by part, and its peak; None: not measured
+    # Communication
+    "collective_bytes": "float64",
+    "collective_count": "float64",
+    # Proof
+    "zero_stage": "float64",
+    "offload_optimizer_device": "str",
+    "offload_param_device": "str",
+    "engine_class": "str",
+    "optimizer_class": "str",
+    "backend": "str",
+    "overlap_comm": "object",
+    "reduce_bucket_size": "float64",
+    "partitioned_parameters": "float64",
+    "gradient_clipping": "float64",
+    "num_ranks_proved": "float64",
+    # Keys
+    "data_digest": "str",
+    "initial_sha256": "str",
+    "final_sha256": "str",
+    "config_digest": "str",
+    "settings": "object",  # what `config_digest` is the digest of
+    "libraries": "str",
+    # Curves
+    "curve": "object",  # (steps, len(CURVE)); None: no step was taken
+}
+CURVE = ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens")
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers")
+STEPS_FIELDS = {"max_steps", "epochs"}  # `num_steps` says what comes of them
+CELL = ("box", "workload", "size", "precision", "init", "data_digest", "config_digest", "num_steps", "libraries")
+EQUAL = (*CELL, "global_batch_size", "micro_batch_size", "strategy", "world_size", "seed")
+
+_PARSER = flag_parser()
+_shared: dict[str, dict[str, Any]] = {}  # settings by their text: thousands of runs have the same
+
+
+def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read all runs below the folders, of these boxes or of all, into one table; its columns are `COLUMNS`.
+
+    A run of which there is only an outcome is a row too: its status and message, and NaN for what a record would say. A
+    record's status is the outcome's where that says more. Such a row has the box of the runs around it.
+
+    Raises Refusal for a record or an outcome that does not hold the schema, and for steps that are missing or altered.
+    """
+    by_run: dict[tuple, dict[str, Any]] = {}
+    for run in records.find_runs(folders):
+        row = _row_of_outcome(run.outcome) if run.record is None else _row(run.record, run.outcome)
+        known = by_run.get(run.identity)
+        # Of two copies the one that lies beside its outcome.
+        if known is None or (known["study"] is None and row["study"] is not None):
+            by_run[run.identity] = {**row, "folder": run.folder}
+    rows = list(by_run.values())
+    _place_outcomes(rows)
+    if boxes is not None:
+        there = {row["box"] for row in rows}
+        if missing := sorted(set(boxes) - there):
+            raise Refusal(f"box {missing[0]!r} has no run here; the boxes are {', '.join(map(repr, sorted(there)))}")
+        rows = [row for row in rows if row["box"] in boxes]
+    known = {name: kind for name, kind in COLUMNS.items() if name != "repeat"}
+    table = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=known[name]) for name in known})
+    order = table.sort_values(["started_at", "run_id"], kind="stable")
+    repeats = order.groupby(list(EQUAL), dropna=False, sort=False).cumcount()
+    table.insert(list(COLUMNS).index("repeat"), "repeat", repeats)
+    return table
+
+
+def steps(table: pd.DataFrame) -> pd.DataFrame:
+    """Spread the runs' curves: one row per run and optimizer step."""
+    names = ["run_id", "box", "strategy", "world_size", "seed", "repeat", "workload", "size", "global_batch_size"]
+    names += ["precision", "num_steps", "config_digest"]
+    known = table[table["curve"].notna()]
+    if known.empty:
+        return pd.DataFrame(columns=[*names, *CURVE])
+    lengths = [len(curve) for curve in known["curve"]]
+    long = known[names].loc[known.index.repeat(lengths)].reset_index(drop=True)
+    values = pd.DataFrame(np.concatenate(list(known["curve"])), columns=list(CURVE))
+    return pd.concat([long, values.astype({"step": "int64"})], axis=1)
+
+
+def _row(found: records.Found, outcome: Outcome | None) -> dict[str, Any]:
+    r = found.record
+    try:
+        config = RunConfig.model_validate(r.config)
+        settings = _settings(config, r.world_size)
+    except ValidationError as error:
+        raise Refusal(describe(error, f"{found.path}: config")) from None
+    except Refusal as refusal:
+        raise Refusal(f"{found.path}: config: {refusal}") from None
+    status = r.status if outcome is None or outcome.status == "ok" else outcome.status
+    failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
+    device = records.device_of(r)
+    return {
+        "run_id": r.run_id,
+        "study": outcome.study if outcome else None,
+        "path": str(found.path),
+        "box": records.box_of(r),
+        "device": device,
+        "workload": r.workload,
+        "size": r.size,
+        "strategy": r.strategy,
+        "world_size": r.world_size,
+        "seed": r.seed,
+        "status": status,
+        "message": failure if outcome is None or (outcome.status == "ok" and failure) else outcome.message,
+        "started_at": r.started_at,
+        "oversubscribed": _is_oversubscribed(r, device),
+        "threads_per_process": r.machine.get("num_threads_per_process"),
+        "init": r.init,
+        "global_batch_size": config.global_batch_size,
+        "num_params": r.num_params,
+        "wall_seconds": r.wall_seconds,
+        "data_digest": (r.data or {}).get("digest"),
+        "initial_sha256": r.initial_parameters.sha256 if r.initial_parameters else None,
+        "final_sha256": r.final_parameters.sha256 if r.final_parameters else None,
+        "libraries": _libraries(r.machine),
+        **settings,
+        **_learning(found, config),
+        **_speed(r, device),
+        **_memory(r, device),
+        **_model_states(r),
+        "rank_parts": _rank_parts(r, device),
+        **_communication(r),
+        **_proof(r),
+    }
+
+
+def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
+    """What the runner saw of a run without a record; its settings are those of its command, if it was started."""
+    identity = ("run_id", "study", "workload", "size", "strategy", "world_size", "seed", "status", "message")
+    row = {name: getattr(outcome, name) for name in (*identity, "started_at", "global_batch_size", "wall_seconds")}
+    row["oversubscribed"] = False
+    program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
+    if program is not None:
+        try:
+            config = build_config(**vars(_PARSER.parse_args(outcome.command[program + 1 :])))
+            row |= {"init": config.effective_init, **_settings(config, outcome.world_size)}
+        except Refusal:  # of another version of the program, or just what was wrong with the run
+            pass
+    return row
+
+
+def _place_outcomes(rows: list[dict[str, Any]]) -> None:
+    """Give each run without a record the box of the runs around it, if these are of one box."""
+    around: dict[Path, set[tuple[str, str]]] = {}
+    for row in rows:
+        if "box" in row:
+            around.setdefault(row["folder"], set()).add((row["box"], row["device"]))
+    for row in rows:
+        if "box" not in row:
+            boxes = around.get(row["folder"], set())
+            row["box"], row["device"] = next(iter(boxes)) if len(boxes) == 1 else (records.UNKNOWN_BOX, None)
+
+
+def _is_oversubscribed(r: Record, device: str) -> bool:
+    if device == "cpu":
+        places, wanted = r.machine.get("num_cores"), r.world_size * (r.machine.get("num_threads_per_process") or 1)
+    else:
+        places, wanted = len(r.machine.get("gpus", [])), r.world_size
+    return bool(places) and wanted > places
+
+
+def _libraries(machine: dict[str, Any]) -> str:
+    known = machine.get("libraries", {})
+    return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name))
+
+
+def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
+    micro_batch_size, accumulation = config.batches(world_size)
+    decisive = config.model_dump(mode="json", exclude=NOT_COMPARED | {"seed", "global_batch_size"} | STEPS_FIELDS)
+    decisive["init"] = config.effective_init
+    text = json.dumps(decisive, sort_keys=True)
+    return {
+        "precision": config.precision,
+        "dropout": config.dropout,
+        "micro_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "sequence_length": config.sequence_length,
+        "num_steps": config.num_steps,
+        "gradient_clipping": config.gradient_clipping,
+        "config_digest": hashlib.sha256(text.encode()).hexdigest(),
+        "settings": _shared.setdefault(text, decisive),
+    }
+
+
+def _learning(found: records.Found, config: RunConfig) -> dict[str, Any]:
+    """The curve, and what sums it up; the sums only of a run that took all its steps."""
+    r = found.record
+    if r.steps_sha256 is None or not r.steps_done:
+        return {}
+    lines = json.loads("[" + ",".join(record.checked_steps(found.path, r).read_text().splitlines()) + "]")
+    curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
+    losses, grad_norms = curve[:, 1], curve[:, 2]
+    facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
+    if len(curve) == config.num_steps:
+        known = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
+        facts["final_loss"] = losses[-max(1, min(LAST_STEPS, len(losses) // 3)) :].mean()
+        facts["loss_area"] = losses.mean()
+        facts["mean_grad_norm"] = known.mean() if known.size else None
+    if r.evaluation:
+        last = r.evaluation[-1]
+        facts |= {"eval_loss": last.get("loss"), "accuracy": last.get("accuracy"), "perplexity": last.get("perplexity")}
+    return facts
+
+
+def _speed(r: Record, device: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"model_flops_per_sequence": r.model_flops_per_sequence}
+    oversubscribed = _is_oversubscribed(r, device)
+    # Ranks that share a GPU would each count the whole of its energy.
+    if r.energy_joules and None not in r.energy_joules and not oversubscribed:
+        facts["energy_joules"] = sum(r.energy_joules)
+        facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
+    if r.timing is None or r.timing.median_seconds is None:
+        return facts
+    facts["seconds_per_step"] = r.timing.median_seconds
+    facts["seconds_lower"] = r.timing.lower_quartile_seconds
+    facts["seconds_upper"] = r.timing.upper_quartile_seconds
+    facts["samples_per_second"] = r.timing.samples_per_second
+    facts["tokens_per_second"] = r.timing.tokens_per_second
+    facts["tokens_per_second_per_gpu"] = r.timing.tokens_per_second / r.world_size
+    if r.model_flops_per_sequence is not None:
+        facts["model_flops_per_second"] = r.model_flops_per_sequence * r.timing.samples_per_second
+        peak = _peak_flops_per_second(r)
+        if peak is not None and not oversubscribed:
+            facts["mfu"] = facts["model_flops_per_second"] / r.world_size / peak
+    return facts
+
+
+def _peak_flops_per_second(r: Record) -> float | None:
+    """Of each GPU; None on a CPU, and where the GPUs are not known or differ."""
+    names = {gpu["name"] for gpu in r.machine.get("gpus", [])}
+    if r.proof is None or r.proof.device == "cpu" or len(names) != 1:
+        return None
+    gpu = hardware.find(names.pop())
+    return gpu and hardware.peak_flops_per_second(gpu, r.proof.precision, r.machine.get("tf32"))
+
+
+def _memory(r: Record, device: str) -> dict[str, Any]:
+    """Peaks of the largest rank while it trained, not of building or evaluating the model."""
+    gpus = r.machine.get("gpus", [])
+    limit = (
+        r.machine.get("host_memory_bytes") if device == "cpu" else min((g["memory_bytes"] for g in gpus), default=None)
+    )
+    facts: dict[str, Any] = {"device_memory_bytes": limit}
+    if not r.peak_memory:
+        return facts
+    alive = None
+    for kind in ("allocated_bytes", "reserved_bytes", "tensor_bytes", "resident_bytes"):
+        ranks = [_peak(phases, kind) for phases in r.peak_memory]
+        if None in ranks:
+            continue
+        facts[f"peak_{kind}"] = max(ranks)
+        if kind in ("allocated_bytes", "tensor_bytes"):
+            facts["rank_tensor_bytes"] = alive = ranks
+        elif kind == "resident_bytes" and alive is None:
+            alive = ranks
+    if alive:
+        facts["memory_imbalance"] = max(alive) / min(alive)
+    return facts
+
+
+def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
+    known = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
+    return max((value for value in known if value is not None), default=None)
+
+
+def _model_states(r: Record) -> dict[str, Any]:
+    if not r.model_state_bytes:
+        return {}
+    largest = max(r.model_state_bytes, key=lambda rank: rank.parameters + rank.gradients + rank.optimizer_states)
+    facts = {
+        "model_state_bytes": largest.parameters + largest.gradients + largest.optimizer_states,
+        "parameter_bytes": largest.parameters,
+        "gradient_bytes": largest.gradients,
+        "optimizer_state_bytes": largest.optimizer_states,
+        "communication_buffer_bytes": largest.communication_buffers,
+        "num_ranks_proved": len(r.model_state_bytes),
+    }
+    if r.proof and r.num_params:
+        facts["paper_state_bytes"] = paper_bytes(model_states.engine_of(r), r.num_params, "stepping").total
+    return facts
+
+
+def _rank_parts(r: Record, device: str) -> list[dict[str, int | None]] | None:
+    """Of each rank: bytes by part as the optimizer steps, `host` of them off the GPU, and the peaks of the training."""
+    if not r.model_state_bytes or not r.peak_memory:
+        return None
+    on_gpu = device != "cpu"
+    ranks = []
+    for states, phases in zip(r.model_state_bytes, r.peak_memory, strict=True):
+        ranks.append({part: getattr(states, part) for part in PARTS})
+        ranks[-1]["host"] = states.by_device.get("cpu", 0) if on_gpu else None
+        ranks[-1]["peak"] = _peak(phases, "allocated_bytes" if on_gpu else "tensor_bytes")
+        ranks[-1]["reserved"] = _peak(phases, "reserved_bytes")
+    return None if any(rank["peak"] is None for rank in ranks) else ranks
+
+
+def _communication(r: Record) -> dict[str, Any]:
+    """Of rank 0 in one step; an all-reduce sends and receives its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+    if r.collectives_per_step is None:
+        return {}
+    return {
+        "collective_bytes": sum(c.bytes * (2 if c.kind == "all_reduce" else 1) for c in r.collectives_per_step),
+        "collective_count": sum(c.count for c in r.collectives_per_step),
+    }
+
+
+def _proof(r: Record) -> dict[str, Any]:
+    if r.proof is None:
+        return {}
+    names = (
+        "zero_stage",
+        "offload_optimizer_device",
+        "offload_param_device",
+        "engine_class",
+        "optimizer_class",
+        "backend",
+    )
+    names += ("overlap_comm", "reduce_bucket_size", "partitioned_parameters", "gradient_clipping")
+    return {
+        name: getattr(r.proof, name)
+        for name in (*names, "precision", "micro_batch_size", "gradient_accumulation_steps")
+    }

@@ -1,0 +1,346 @@
+"""Are verdicts right: on the control against itself, on planted differences, and where nothing can be said?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from scipy import stats
+
+from study.compare import differences, table
+
+NUM_STUDIES = 200
+
+ALIKE = {
+    "status": "ok", "device": "cuda", "workload": "bert-imdb", "size": "tiny", "precision": "bf16",
+    "data_digest": "data", "init": "scratch", "sequence_length": 64.0, "gradient_clipping": 1.0,
+    "config_digest": "settings", "libraries": "torch 2.13.0", "global_batch_size": 8, "num_steps": 40.0,
+    "world_size": 2, "micro_batch_size": 4.0, "dropout": 0.0, "oversubscribed": False, "threads_per_process": 1.0,
+    "settings": None, "run_id": "", "path": "", "message": "",
+}  # fmt: skip
+
+
+def studies(
+    *, num_seeds: int, num_repeats: int, loss_noise: float, time_noise: float, shift: float = 0.0, slower: float = 0.0
+) -> pd.DataFrame:
+    """Many studies of ddp and zero2 with a planted difference, each on a box of its own; noise is relative.
+
+    A study's seeds differ in loss far more than its repeats, as real ones do.
+    """
+    generator = np.random.default_rng(20261120)
+    shape = (NUM_STUDIES, num_seeds, num_repeats)
+    study, seed, repeat = np.indices(shape).reshape(3, -1)
+    seconds = generator.lognormal(np.log(0.5), 0.3, (NUM_STUDIES, 1, 1))
+    loss = generator.normal(2.0, 0.1, (NUM_STUDIES, num_seeds, 1))
+    sides = []
+    for strategy, more, longer in (("ddp", 0.0, 0.0), ("zero2", shift, slower)):
+        losses = loss * (1 + more + generator.normal(0, loss_noise, shape))
+        times = seconds * (1 + longer) * np.exp(generator.normal(0, time_noise, shape))
+        facts = {"box": study.astype(str), "seed": seed, "repeat": repeat, "strategy": strategy,
+                 "initial_sha256": seed.astype(str), "final_loss": losses.ravel(), "seconds_per_step": times.ravel(),
+                 **ALIKE}  # fmt: skip
+        sides.append(pd.DataFrame(facts))
+    return pd.concat(sides, ignore_index=True)
+
+
+def verdicts(rows: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """How many studies came to which verdict, by metric."""
+    compared = differences.compare(rows, metrics=["final_loss", "seconds_per_step"])
+    assert (compared.groupby("metric").size() == NUM_STUDIES).all()
+    return {metric: found.value_counts().to_dict() for metric, found in compared.groupby("metric")["verdict"]}
+
+
+def test_the_control_does_not_differ_from_itself():
+    """Two halves of its repeats, two per seed each: never a difference, and nearly always a clear no."""
+    found = verdicts(studies(num_seeds=5, num_repeats=2, loss_noise=5e-4, time_noise=4e-3))
+    assert all(set(verdicts) == {"no difference", "inconclusive"} for verdicts in found.values())
+    assert found["final_loss"]["no difference"] >= 190  # 196 when this was written
+    assert found["seconds_per_step"]["no difference"] >= 170  # 179
+
+
+def test_on_a_box_that_drifts_nothing_is_called_equal():
+    found = verdicts(studies(num_seeds=5, num_repeats=4, loss_noise=1e-2, time_noise=3e-2))
+    assert found == {metric: {"inconclusive": NUM_STUDIES} for metric in ("final_loss", "seconds_per_step")}
+
+
+def test_planted_differences_are_found():
+    """A slow-down of 3 % and losses 0.5 % higher, with the noise of a quiet box."""
+    found = verdicts(studies(num_seeds=3, num_repeats=3, loss_noise=5e-4, time_noise=4e-3, shift=0.005, slower=0.03))
+    assert set(found["final_loss"]) | set(found["seconds_per_step"]) <= {"higher", "inconclusive"}
+    assert found["final_loss"]["higher"] >= 195
+    assert found["seconds_per_step"]["higher"] >= 195
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_planted_difference_in_noise_is_never_found_the_other_way(sign):
+    rows = studies(num_seeds=3, num_repeats=2, loss_noise=6e-3, time_noise=2e-2, shift=sign * 0.02, slower=sign * 0.03)
+    for found in verdicts(rows).values():
+        assert set(found) == {"higher" if sign > 0 else "lower", "inconclusive"}
+
+
+# ---------------------------------------------------------------- what a verdict rests on
+
+
+def runs(**columns: Any) -> pd.DataFrame:
+    """Rows by hand; a list per column."""
+    rows = pd.DataFrame(columns)
+    told = {"box": "box", "initial_sha256": rows["seed"].astype(str), "repeat": 0, **ALIKE}
+    return rows.assign(**{name: value for name, value in told.items() if name not in rows})
+
+
+def one(rows: pd.DataFrame, metric: str, **options: Any) -> pd.Series:
+    compared = differences.compare(rows, metrics=[metric], **options)
+    assert len(compared) == 1
+    return compared.iloc[0]
+
+
+def halves(mine: list[float], theirs: list[float], metric: str, seeds: bool = True, **facts: Any) -> pd.DataFrame:
+    """The values of zero2 and of ddp, by seed, or repeats of one seed."""
+    number = [*range(len(mine)), *range(len(theirs))]
+    zero = [0] * len(number)
+    return runs(
+        strategy=["zero2"] * len(mine) + ["ddp"] * len(theirs),
+        seed=number if seeds else zero,
+        repeat=zero if seeds else number,
+        **{metric: [*mine, *theirs]},
+        **facts,
+    )
+
+
+def test_seeds_are_compared_in_pairs():
+    mine, theirs = np.array([2.1, 2.5, 2.4, 3.0]), np.array([2.0, 2.3, 2.4, 2.8])
+    found = one(halves(mine, theirs, "final_loss"), "final_loss")
+    low, high = stats.ttest_rel(mine, theirs).confidence_interval(0.95)
+    assert found[["low", "high"]].tolist() == pytest.approx([low, high])
+    assert found["difference"] == pytest.approx((mine - theirs).mean())
+    assert found[["relative_low", "relative_high"]].tolist() == pytest.approx([low / 2.375, high / 2.375])
+    assert found["relative_difference"] == pytest.approx(mine.mean() / theirs.mean() - 1)
+    assert (found["n_pairs"], found["n_repeats"], found["interval"]) == (4, 1, "4 seeds, t")
+
+
+def test_times_are_compared_as_ratios():
+    theirs = np.array([0.5, 0.9, 2.0])
+    mine = theirs * np.array([1.10, 1.12, 1.11])
+    found = one(halves(mine, theirs, "seconds_per_step"), "seconds_per_step")
+    low, high = np.expm1(stats.ttest_rel(np.log(mine), np.log(theirs)).confidence_interval(0.95))
+    assert found["relative_difference"] == pytest.approx(0.11, abs=1e-4)
+    assert found[["relative_low", "relative_high"]].tolist() == pytest.approx([low, high])
+    assert found["value"] / found["control_value"] - 1 == pytest.approx(found["relative_difference"])
+    assert found[["low", "high"]].tolist() == pytest.approx(
+        [low * found["control_value"], high * found["control_value"]]
+    )
+    assert (found["verdict"], found["interval"]) == ("higher", "3 pairs of launches, t")
+
+
+def test_launches_that_share_a_control_count_once():
+    rows = runs(strategy=["ddp", "ddp", "zero2", "zero2", "zero2"], seed=[0, 1, 0, 0, 1], repeat=[0, 0, 0, 1, 0],
+                seconds_per_step=[1.0, 1.0, 1.2, 1.2, 1.25])  # fmt: skip
+    found = one(rows, "seconds_per_step")
+    assert (found["n_pairs"], found["n_repeats"]) == (2, 2)
+    assert found["relative_difference"] == pytest.approx((1.2 * 1.25) ** 0.5 - 1)
+
+
+def test_repeats_of_one_seed_are_compared_by_welch():
+    mine, theirs = [2.0, 2.01, 1.99, 2.02], [2.1, 2.11, 2.10]
+    found = one(halves(mine, theirs, "final_loss", seeds=False), "final_loss")
+    low, high = stats.ttest_ind(mine, theirs, equal_var=False).confidence_interval(0.95)
+    assert found[["low", "high"]].tolist() == pytest.approx([low, high])
+    assert (found["verdict"], found["n_pairs"]) == ("lower", 3)
+    assert found["interval"] == "one seed, 4 against 3 repeats, Welch"
+
+
+def test_many_seeds_are_bootstrapped_and_the_same_each_time():
+    generator = np.random.default_rng(0)
+    theirs = generator.normal(2, 0.1, 24)
+    rows = halves(theirs + generator.normal(0.05, 0.02, 24), theirs, "final_loss")
+    found, again = one(rows, "final_loss"), one(rows, "final_loss")
+    assert (found["interval"], found["verdict"]) == ("24 seeds, bootstrap (BCa)", "higher")
+    assert found["low"] < 0.05 < found["high"]
+    assert found["low"] == again["low"]
+
+
+@pytest.mark.parametrize("metric", ["final_loss", "seconds_per_step"])
+def test_one_run_each_gives_no_interval_and_says_so(metric):
+    found = one(halves([2.0], [3.0], metric), metric)
+    assert found[["low", "high", "relative_low", "margin"]].isna().all()
+    assert found["relative_difference"] == pytest.approx(-1 / 3)
+    assert (found["verdict"], found["why"]) == (
+        "inconclusive",
+        "one seed, not repeated on both sides: no interval",
+    )
+
+
+def test_identical_repeats_of_one_seed_give_no_interval():
+    found = one(halves([2.0, 2.0], [2.0, 2.0], "final_loss", seeds=False), "final_loss")
+    assert (found["verdict"], found["why"]) == (
+        "inconclusive",
+        "one seed, 2 against 2 repeats, repeats are equal: no interval",
+    )
+
+
+# ---------------------------------------------------------------- margins
+
+
+def test_margin_is_the_repeatability_limit_pooled():
+    values = [[2.00, 2.02, 2.01], [3.00, 3.03]]
+    rows = runs(strategy=["ddp"] * 5, seed=[0, 0, 0, 1, 1], repeat=[0, 1, 2, 0, 1], final_loss=values[0] + values[1])
+    squares = sum(((np.array(v) / np.mean(v) - 1) ** 2).sum() for v in values)
+    s_r = (squares / 3) ** 0.5
+    (margin,) = differences.margins(rows, "final_loss").values()
+    assert margin.relative == pytest.approx(stats.t.ppf(0.975, 3) * 2**0.5 * s_r)
+    assert margin.num_runs == 5
+
+
+def test_margin_of_many_repeats_is_that_of_the_norm():
+    """ISO 5725-6: 1.96 sqrt(2) s_r."""
+    values = np.random.default_rng(0).lognormal(0, 0.01, 5000)
+    rows = halves([], values, "seconds_per_step", seeds=False)
+    (margin,) = differences.margins(rows, "seconds_per_step").values()
+    assert np.log1p(margin.relative) == pytest.approx(1.96 * 2**0.5 * np.log(values).std(ddof=1), rel=1e-3)
+
+
+def test_identical_repeats_give_the_floor():
+    """Losses on a CPU: then what the order of sums makes is allowed, and no more."""
+    rows = halves([2.000004, 2.2, 2.1], [2.0, 2.2, 2.1], "final_loss")
+    repeats = rows[rows["strategy"] == "ddp"].assign(repeat=1)
+    found = one(pd.concat([rows, repeats], ignore_index=True), "final_loss")
+    assert (found["relative_margin"], found["verdict"]) == (differences.FLOOR["learned"], "no difference")
+    assert found["why"] == "within 0.001 %, as 6 repeats of ddp are"
+    further = rows["final_loss"] * np.where(rows["strategy"] == "zero2", 1 + 1e-4, 1)
+    rows = pd.concat([rows.assign(final_loss=further), repeats], ignore_index=True)
+    assert one(rows, "final_loss")["verdict"] == "higher"
+
+
+def test_the_control_on_other_processes_is_a_repeat_of_what_is_learned():
+    """Only the order of sums differs; not so with dropout, and never of times."""
+    rows = runs(strategy=["ddp"] * 4, seed=[0, 0, 1, 1], world_size=[2, 4, 2, 4], final_loss=[2.0, 2.02, 3.0, 3.0],
+                seconds_per_step=[1.0, 0.6, 1.0, 0.6])  # fmt: skip
+    (margin,) = differences.margins(rows, "final_loss").values()
+    assert margin.relative > 0.01
+    assert differences.margins(rows.assign(dropout=0.1), "final_loss") == {}
+    assert differences.margins(rows, "seconds_per_step") == {}
+
+
+def test_without_repeats_the_interval_decides_and_it_is_said():
+    found = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "final_loss"), "final_loss")
+    assert found["verdict"] == "inconclusive"
+    assert found["why"] == "the interval has 0 in it; ddp was not repeated, so that there is no margin"
+    assert pd.isna(found["margin"])
+    found = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "final_loss"), "final_loss")
+    assert (found["verdict"], found["why"]) == ("higher", "the interval leaves out 0 (3 seeds, t)")
+
+
+def test_without_repeats_rounding_is_no_difference():
+    """However sure it is: all seeds a little higher."""
+    found = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "final_loss"), "final_loss")
+    assert found["relative_low"] > 0
+    assert (found["verdict"], found["why"]) == (
+        "no difference",
+        "the interval is within 0.001 %, which no margin is below",
+    )
+
+
+def test_a_margin_that_is_too_wide_does_not_make_runs_equal():
+    rows = halves([1.01, 1.0, 0.99] * 3, [1.06, 0.97, 0.97] * 3, "seconds_per_step", seeds=False)
+    found = one(rows, "seconds_per_step")
+    assert found["relative_margin"] > differences.CEILING["times"]
+    assert found["verdict"] == "inconclusive"
+    assert found["why"].endswith("as 9 repeats of ddp are; a margin above 2 % says nothing")
+
+
+def test_a_difference_within_the_margin_says_if_it_is_one_all_the_same():
+    rows = halves([2.004, 2.005, 2.004, 2.005], [2.0, 2.0, 2.0, 2.0], "final_loss")
+    controls = rows[rows["strategy"] == "ddp"]
+    repeats = [controls.assign(repeat=1, final_loss=2.006), controls.assign(repeat=2, final_loss=1.994)]
+    found = one(pd.concat([rows, *repeats], ignore_index=True), "final_loss")
+    assert found["verdict"] == "no difference"
+    assert found["why"].endswith("the interval leaves out 0 all the same")
+
+
+# ---------------------------------------------------------------- bytes, and what may not be compared
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict"),
+    [
+        ([100, 100], [100, 100], "no difference"),
+        ([101, 101], [100, 100], "higher"),
+        ([90, 99], [100, 100], "lower"),
+        ([90, 101], [100, 100], "inconclusive"),
+    ],
+)
+def test_bytes_are_compared_exactly(mine, theirs, verdict):
+    found = one(halves(mine, theirs, "model_state_bytes"), "model_state_bytes")
+    assert (found["verdict"], found["margin"]) == (verdict, 0)
+    assert found["difference"] == np.median(mine) - 100
+    assert pd.isna(found["low"])
+
+
+def test_nothing_relative_to_nothing():
+    """A process alone sends no bytes."""
+    found = one(halves([100.0], [0.0], "collective_bytes"), "collective_bytes")
+    assert (found["verdict"], found["difference"]) == ("higher", 100)
+    assert pd.isna(found["relative_difference"])
+
+
+def test_times_of_crowded_processes_are_not_compared():
+    rows = halves([1.2, 1.3], [1.0, 1.0], "seconds_per_step", oversubscribed=True)
+    found = one(rows, "seconds_per_step")
+    assert (found["verdict"], found["why"]) == ("inconclusive", "not comparable: 2 processes on fewer GPUs")
+    assert pd.isna(found["relative_difference"])
+    assert found["value"] > 1  # the fact stays
+
+
+def test_peaks_of_another_micro_batch_are_not_compared_but_model_states_are():
+    facts = {"micro_batch_size": [4.0, 4.0, 2.0, 2.0], "peak_allocated_bytes": [5.0, 5.0, 3.0, 3.0]}
+    rows = halves([9.0, 9.0], [9.0, 9.0], "model_state_bytes", **facts)
+    assert one(rows, "peak_allocated_bytes")["why"] == "not comparable: micro batch 4 against 2"
+    assert one(rows, "model_state_bytes")["verdict"] == "no difference"
+
+
+def test_with_other_dropout_masks_repeats_are_no_margin():
+    rows = runs(strategy=["single", "single", "ddp", "ddp", "ddp"], seed=[0, 1, 0, 1, 0], repeat=[0, 0, 0, 0, 1],
+                world_size=[1, 1, 2, 2, 2], dropout=0.1, final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
+    found = one(rows, "final_loss")
+    assert found["verdict"] == "inconclusive"
+    assert found["why"] == "the interval has 0 in it; dropout is on and processes 1 against 2: other masks"
+    assert pd.isna(found["margin"])
+
+
+def test_a_metric_that_one_side_lacks():
+    found = one(halves([0.4, 0.41], [float("nan")] * 2, "mfu"), "mfu")
+    assert (found["verdict"], found["why"]) == ("inconclusive", "not measured on both sides")
+    assert (found["value"], found["n_pairs"]) == (pytest.approx(0.405, abs=1e-3), 0)
+    assert differences.compare(halves([2.0], [2.0], "final_loss", mfu=float("nan")), metrics=["mfu"]).empty
+
+
+# ---------------------------------------------------------------- from records
+
+
+def test_compares_records(tmp_path):
+    for seed in (0, 1, 2):
+        synthetic.write_run(tmp_path, strategy="ddp", seed=seed)
+        synthetic.write_run(tmp_path, strategy="zero2", seed=seed)
+        synthetic.write_run(tmp_path, strategy="zero3", seed=seed, loss_shift=0.5, seconds=0.8)
+    synthetic.write_run(tmp_path, strategy="ddp", repeat=1)
+    synthetic.write_outcome(tmp_path, "killed", strategy="zero1")
+    compared = differences.compare(table.read([tmp_path]))
+    assert list(compared.columns) == list(differences.COLUMNS)
+    found = compared.set_index(["strategy", "metric"])["verdict"]
+    assert set(compared["strategy"]) == {"zero2", "zero3"}
+    assert found["zero2", "final_loss"] == "no difference"
+    assert found["zero3", "final_loss"] == "higher"
+    assert found["zero3", "seconds_per_step"] == "higher"
+    assert found["zero3", "tokens_per_second_per_gpu"] == "lower"
+    assert found["zero3", "model_state_bytes"] == "lower"
+    assert "mfu" not in set(compared["metric"])  # unknown on a CPU
+
+
+def test_nothing_to_compare_gives_an_empty_table(tmp_path):
+    synthetic.write_run(tmp_path)
+    compared = differences.compare(table.read([tmp_path]))
+    assert list(compared.columns) == list(differences.COLUMNS)
+    assert compared.empty

@@ -1,0 +1,278 @@
+"""Is only what is comparable compared, and is the rest told with its reason?"""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import synthetic
+
+from study.compare import pairs, table
+
+
+@pytest.fixture(scope="module")
+def row(tmp_path_factory) -> dict:
+    """One row of the table, to be changed."""
+    folder = tmp_path_factory.mktemp("records")
+    synthetic.write_run(folder)
+    return table.read([folder]).iloc[0].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"box": "8 x NVIDIA H200"}, "another box: Synthetic CPU, 8 cores against 8 x NVIDIA H200"),
+        ({"device": "cuda"}, "cpu against cuda"),
+        ({"workload": "bert-imdb"}, "gpt-wikitext against bert-imdb"),
+        ({"size": "mini"}, "size tiny against mini"),
+        ({"precision": "bf16"}, "precision fp32 against bf16"),
+        ({"data_digest": "f" * 64}, "other data"),
+        ({"init": "pretrained"}, "init scratch against pretrained"),
+        ({"sequence_length": 128.0}, "sequence length 64 against 128"),
+        ({"gradient_clipping": 0.0}, "clipping at 1 against 0"),
+        (
+            {"libraries": "torch 2.12.0, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"},
+            "torch 2.13.0 against torch 2.12.0",
+        ),
+        ({"global_batch_size": 16}, "global batch 8 against 16"),
+        ({"num_steps": 30.0}, "40 steps against 30"),
+        ({"initial_sha256": "f" * 64}, "other initial weights"),
+        ({"status": "killed"}, "zero2: killed"),
+        ({"data_digest": None}, "data unknown"),
+        ({"num_steps": float("nan")}, "num steps unknown"),
+        ({"initial_sha256": None}, "initial weights unknown"),
+        ({"seed": 1, "initial_sha256": "f" * 64}, None),
+        ({"strategy": "ddp", "world_size": 4, "micro_batch_size": 2.0, "repeat": 3}, None),
+    ],
+)  # fmt: skip
+def test_comparable(row, facts, reason):
+    assert pairs.comparable(row, {**row, **facts}) == reason
+
+
+def test_another_setting_is_named(row):
+    other = {**row["settings"], "learning_rate": 0.1}
+    assert pairs.comparable(row, {**row, "config_digest": "f" * 64, "settings": other}) == (
+        "learning_rate 5e-05 against 0.1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "other", "limits"),
+    [
+        ({}, {}, {}),
+        ({}, {"world_size": 4, "micro_batch_size": 2.0}, {}),
+        (
+            {"dropout": 0.1},
+            {"world_size": 4, "micro_batch_size": 2.0},
+            {"losses": "dropout is on and processes 2 against 4: other masks"},
+        ),
+        (
+            {"dropout": 0.1},
+            {"micro_batch_size": 2.0},
+            {
+                "losses": "dropout is on and micro batch 4 against 2: other masks",
+                "speed": "micro batch 4 against 2",
+                "memory": "micro batch 4 against 2",
+            },
+        ),
+        ({}, {"oversubscribed": True, "world_size": 16}, {"speed": "16 processes on too few cores"}),
+        ({"device": "cuda", "oversubscribed": True}, {}, {"speed": "2 processes on fewer GPUs"}),
+        ({}, {"threads_per_process": 4.0}, {"speed": "threads per process 1 against 4"}),
+        ({"device": "cuda"}, {"threads_per_process": 4.0}, {}),
+    ],
+)
+def test_limits(row, facts, other, limits):
+    one = {**row, "dropout": 0.0, **facts}
+    expected = {"losses": None, "speed": None, "memory": None, **limits}
+    assert pairs.limits(one, {**one, **other}) == expected
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def pairs_of(rows: pd.DataFrame, control: str = "ddp") -> set[tuple]:
+    """What was paired: strategy, processes, seed and repeat, with the control's."""
+    names = ["strategy", "world_size", "seed", "repeat"]
+    return {
+        (*rows.loc[one.run, names], *rows.loc[one.control_run, names])
+        for one in pairs.pair(rows, control).compared.itertuples()
+    }
+
+
+def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
+    for strategy, world_size in (("ddp", 2), ("ddp", 4), ("zero2", 2), ("zero2", 4), ("single", 1)):
+        for seed in (0, 1):
+            synthetic.write_run(tmp_path, strategy=strategy, world_size=world_size, seed=seed)
+    synthetic.write_run(tmp_path, strategy="ddp", repeat=1)
+    for repeat in (1, 2):
+        synthetic.write_run(tmp_path, strategy="zero2", repeat=repeat)
+    rows = table.read([tmp_path])
+    assert pairs_of(rows) == {
+        ("zero2", 2, 0, 0, "ddp", 2, 0, 0),
+        ("zero2", 2, 0, 1, "ddp", 2, 0, 1),
+        ("zero2", 2, 0, 2, "ddp", 2, 0, 0),  # the control has no third
+        ("zero2", 2, 1, 0, "ddp", 2, 1, 0),
+        ("zero2", 4, 0, 0, "ddp", 4, 0, 0),
+        ("zero2", 4, 1, 0, "ddp", 4, 1, 0),
+        ("single", 1, 0, 0, "ddp", 2, 0, 0),  # the fewest that the control has
+        ("single", 1, 1, 0, "ddp", 2, 1, 0),
+    }
+    assert pairs.pair(rows).refused.empty
+
+
+def test_an_equal_micro_batch_is_preferred(tmp_path):
+    for micro_batch_size in (4, 2):
+        synthetic.write_run(tmp_path, strategy="ddp", micro_batch_size=micro_batch_size)
+    synthetic.write_run(tmp_path, strategy="zero2", micro_batch_size=2)
+    rows = table.read([tmp_path])
+    (one,) = pairs.pair(rows).compared.itertuples()
+    assert rows.loc[one.control_run, "micro_batch_size"] == 2
+    assert (one.losses, one.speed, one.memory) == (None, None, None)
+
+
+def test_what_limits_a_pair_is_told(tmp_path):
+    synthetic.write_run(tmp_path, strategy="ddp", dropout=0.1)
+    synthetic.write_run(tmp_path, strategy="single", world_size=1, dropout=0.1)
+    (one,) = pairs.pair(table.read([tmp_path])).compared.itertuples()
+    assert one.losses == "dropout is on and processes 1 against 2: other masks"
+    assert pd.isna(one.speed)
+
+
+def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
+    for seed in (0, 1):
+        synthetic.write_run(tmp_path, strategy="ddp", seed=seed)
+    synthetic.write_run(tmp_path, strategy="zero1")
+    synthetic.write_run(tmp_path, strategy="zero2", global_batch_size=16)
+    synthetic.write_run(tmp_path, strategy="zero3", seed=7)
+    synthetic.write_run(tmp_path / "gpu", strategy="zero3", box="gpu")
+    synthetic.write_run(tmp_path, strategy="zero1", seed=1, status="out_of_memory")
+    synthetic.write_run(tmp_path, strategy="ddp", seed=3, study="s", outcome="crashed_after_result")
+    synthetic.write_outcome(tmp_path, "skipped", strategy="zero2", seed=5)
+    rows = table.read([tmp_path])
+    made = pairs.pair(rows)
+    assert len(made.compared) == 1
+    reasons = {(one.strategy, one.seed, one.box): one.reason for one in made.refused.itertuples()}
+    cpu, gpu = "Synthetic CPU, 8 cores", "8 x NVIDIA H200"
+    assert reasons[("zero2", 5, table.UNKNOWN_BOX if len(set(rows["box"])) > 2 else cpu)] == "zero2: skipped"
+    del reasons[("zero2", 5, cpu)]
+    assert reasons == {
+        ("ddp", 1, cpu): "no run of another strategy is like this one of ddp",
+        ("zero2", 0, cpu): "global batch 16 against 8",
+        ("zero3", 7, cpu): "no run of ddp with seed 7",
+        ("zero3", 0, gpu): f"another box: {gpu} against {cpu}",
+        ("zero1", 1, cpu): "zero1: out_of_memory",
+        ("ddp", 3, cpu): "ddp: crashed_after_result",
+    }
+    paired = set(made.compared["run"]) | set(made.compared["control_run"])
+    assert paired.isdisjoint(made.refused.index)
+    assert paired | set(made.refused.index) == set(rows.index)
+
+
+def test_other_initial_weights_are_refused(tmp_path):
+    synthetic.write_run(tmp_path, strategy="ddp")
+    path = synthetic.write_run(tmp_path, strategy="zero2")
+    initial = table.read([tmp_path])["initial_sha256"].iloc[0]
+    path.write_text(path.read_text().replace(initial, "f" * 64))
+    made = pairs.pair(table.read([tmp_path]))
+    assert made.compared.empty
+    assert set(made.refused["reason"]) == {
+        "other initial weights",
+        "no run of another strategy is like this one of ddp",
+    }
+
+
+def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
+    synthetic.write_run(tmp_path, strategy="zero2")
+    synthetic.write_run(tmp_path, strategy="ddp", status="failed")
+    made = pairs.pair(table.read([tmp_path]))
+    assert made.compared.empty
+    assert dict(zip(made.refused["strategy"], made.refused["reason"], strict=True)) == {
+        "zero2": "no run of ddp is ok",
+        "ddp": "ddp: failed",
+    }
+
+
+# ---------------------------------------------------------------- views
+
+
+def test_equal_work_has_a_row_for_what_never_fitted(tmp_path):
+    for seed in (0, 1, 2):
+        synthetic.write_run(tmp_path, strategy="ddp", seed=seed, seconds=0.5)
+    synthetic.write_run(tmp_path, strategy="zero2", seed=0, seconds=0.7)
+    synthetic.write_run(tmp_path, strategy="zero2", seed=1, status="failed")
+    synthetic.write_outcome(tmp_path, "killed", strategy="zero3", max_steps=40)
+    synthetic.write_run(tmp_path, strategy="zero2", seed=0, global_batch_size=16)
+    view = pairs.equal_work(table.read([tmp_path])).set_index(["strategy", "global_batch_size"])
+    assert view.loc[("ddp", 8), ["outcomes", "num_runs", "num_seeds"]].tolist() == ["ok", 3, 3]
+    assert view.loc[("zero2", 8), ["outcomes", "num_runs"]].tolist() == ["ok 1, failed 1", 1]
+    assert view.loc[("zero3", 8), ["outcomes", "num_runs"]].tolist() == ["killed", 0]
+    assert pd.isna(view.loc[("zero3", 8), "seconds_per_step"])
+    assert view.loc[("zero2", 8), "seconds_per_step"] == pytest.approx(0.7, rel=0.1)
+    assert len(view) == 4
+
+
+def test_the_largest_batch_and_what_came_of_the_next(tmp_path):
+    for batch in (8, 16):
+        synthetic.write_run(tmp_path, strategy="zero3", box="gpu", global_batch_size=batch)
+        synthetic.write_run(tmp_path, strategy="zero1", box="gpu", global_batch_size=batch)
+    synthetic.write_run(tmp_path, strategy="ddp", box="gpu", global_batch_size=8)
+    synthetic.write_run(tmp_path, strategy="ddp", box="gpu", global_batch_size=16, status="out_of_memory")
+    synthetic.write_outcome(tmp_path, "skipped", strategy="ddp", global_batch_size=32)
+    synthetic.write_outcome(tmp_path, "killed", strategy="zero3", global_batch_size=32, max_steps=40)
+    synthetic.write_run(tmp_path, strategy="zero0", box="gpu", global_batch_size=16, status="out_of_memory")
+    view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
+    shown = ["global_batch_size", "outcomes", "next_batch_size", "next_outcome"]
+    assert view.loc["ddp", shown].tolist() == [8, "ok", 16, "out_of_memory"]
+    assert view.loc["zero3", shown].tolist() == [16, "ok", 32, "killed"]
+    assert view.loc["zero1", [*shown[:2], "next_outcome"]].tolist() == [16, "ok", "not tried"]
+    assert view.loc["zero0", shown[1:]].tolist() == ["out_of_memory", 16, "out_of_memory"]
+    assert pd.isna(view.loc["zero0", "global_batch_size"])
+    assert len(view) == 4
+
+
+def test_losses_of_other_work_are_not_beside_one_another(tmp_path):
+    synthetic.write_run(tmp_path)
+    rows = table.read([tmp_path])
+    assert "final_loss" in pairs.equal_work(rows)
+    assert "final_loss" not in pairs.largest_batch(rows)
+
+
+def test_a_run_without_settings_is_placed_only_where_one_cell_fits(tmp_path):
+    synthetic.write_run(tmp_path, strategy="ddp")
+    synthetic.write_outcome(tmp_path, "skipped", strategy="zero3")
+    assert pairs.largest_batch(table.read([tmp_path]))["precision"].tolist() == ["fp32", "fp32"]
+    synthetic.write_run(tmp_path, strategy="ddp", precision="bf16")
+    view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
+    assert pd.isna(view.loc["zero3", "precision"])
+
+
+# ---------------------------------------------------------------- scaling
+
+
+def test_scaling_is_against_single(tmp_path):
+    synthetic.write_run(tmp_path, strategy="single", world_size=1, seconds=1.0)
+    for world_size, seconds in ((2, 0.6), (4, 0.4)):
+        synthetic.write_run(tmp_path, strategy="ddp", world_size=world_size, seconds=seconds)
+    view = pairs.scaling(table.read([tmp_path])).set_index(["strategy", "world_size"])
+    assert view.loc[("single", 1), "scaling_efficiency"] == 1
+    assert view.loc[("ddp", 2), "scaling_efficiency"] == pytest.approx(1 / 2 / 0.6, rel=0.05)
+    assert view.loc[("ddp", 4), "scaling_efficiency"] == pytest.approx(1 / 4 / 0.4, rel=0.05)
+    assert set(view["base"]) == {"single on 1 process"}
+    assert set(view["num_runs"]) == set(view["base_num_runs"]) == {1}
+
+
+def test_scaling_without_single_is_against_the_fewest(tmp_path):
+    for world_size, seconds in ((2, 0.6), (4, 0.4)):
+        synthetic.write_run(tmp_path, strategy="zero2", world_size=world_size, seconds=seconds)
+    view = pairs.scaling(table.read([tmp_path])).set_index("world_size")
+    assert view.loc[4, "scaling_efficiency"] == pytest.approx(0.6 * 2 / (0.4 * 4), rel=0.05)
+    assert view.loc[4, "base"] == "zero2 on 2 processes"
+
+
+def test_no_efficiency_where_processes_share_cores(tmp_path):
+    for strategy, world_size in (("single", 1), ("ddp", 2), ("ddp", 4)):
+        synthetic.write_run(tmp_path, strategy=strategy, world_size=world_size, machine={"num_cores": 2})
+    view = pairs.scaling(table.read([tmp_path])).set_index("world_size")
+    assert view.loc[2, "scaling_efficiency"] > 0
+    assert pd.isna(view.loc[4, "scaling_efficiency"])
+    assert view.loc[4, "why"] == "4 processes on too few cores"
+    assert view.loc[4, "tokens_per_second_per_gpu"] > 0  # the fact stays

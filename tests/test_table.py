@@ -1,0 +1,464 @@
+"""Does the tidy table say what records and outcomes say, and refuse what does not hold the schema?"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from study import record
+from study.benchmarks import reading
+from study.compare import records, table
+from study.config import Refusal
+from study.theory import hardware
+
+COMMITTED = Path(__file__).parent / "fixtures" / "records"
+
+
+def change(path: Path, **facts) -> None:
+    """Change facts of a JSON file; a dict changes what is in it."""
+    content = json.loads(path.read_text())
+    for name, value in facts.items():
+        content[name] = {**content[name], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(content))
+
+
+def only(folder: Path) -> pd.Series:
+    """The one row of a folder."""
+    rows = table.read([folder])
+    assert len(rows) == 1
+    return rows.iloc[0]
+
+
+def test_columns_are_there_in_order_and_typed(tmp_path):
+    synthetic.write_run(tmp_path)
+    synthetic.write_outcome(tmp_path, "skipped", seed=1)
+    rows = table.read([tmp_path])
+    assert list(rows.columns) == list(table.COLUMNS)
+    assert {name: str(kind) for name, kind in rows.dtypes.items()} == table.COLUMNS
+
+
+def test_identity_and_settings(tmp_path):
+    path = synthetic.write_run(tmp_path, strategy="zero1", seed=3, study="s", global_batch_size=16, dropout=0.2)
+    row, written = only(tmp_path), record.read(path)
+    assert (row["run_id"], row["study"], row["path"], row["strategy"]) == (written.run_id, "s", str(path), "zero1")
+    assert (row["box"], row["device"], row["status"]) == ("Synthetic CPU, 8 cores", "cpu", "ok")
+    assert (row["world_size"], row["seed"], row["repeat"]) == (2, 3, 0)
+    assert (row["global_batch_size"], row["micro_batch_size"], row["gradient_accumulation_steps"]) == (16, 8, 1)
+    assert (row["num_steps"], row["sequence_length"], row["dropout"]) == (40, 64, 0.2)
+    assert row["num_params"] == written.num_params
+    assert row["libraries"] == "torch 2.13.0, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"
+
+
+def test_what_was_learned_is_that_of_the_steps(tmp_path):
+    path = synthetic.write_run(tmp_path, num_steps=40)
+    lines = record.read_steps(path)
+    losses, row = [line["loss"] for line in lines], only(tmp_path)
+    assert row["final_loss"] == pytest.approx(np.mean(losses[-10:]))
+    assert row["last_loss"] == losses[-1]
+    assert row["loss_area"] == pytest.approx(np.mean(losses))
+    assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines]))
+    held_out = record.read(path).evaluation[-1]
+    assert (row["eval_loss"], row["perplexity"]) == (held_out["loss"], held_out["perplexity"])
+    assert math.isnan(row["accuracy"])
+
+
+@pytest.mark.parametrize(("num_steps", "averaged"), [(2, 1), (9, 3), (30, 10)])
+def test_a_short_run_ends_with_a_third_of_its_steps(tmp_path, num_steps, averaged):
+    path = synthetic.write_run(tmp_path, num_steps=num_steps)
+    losses = [line["loss"] for line in record.read_steps(path)]
+    assert only(tmp_path)["final_loss"] == pytest.approx(np.mean(losses[-averaged:]))
+
+
+def test_a_step_without_a_gradient_norm_is_left_out_of_the_mean(tmp_path):
+    path = synthetic.write_run(tmp_path)
+    lines = record.read_steps(path)
+    lines[4]["grad_norm"] = None  # an overflow under a loss scaler
+    record.steps_path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(path, steps_sha256=record.sha256(record.steps_path(path)))
+    row = only(tmp_path)
+    assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines if line["grad_norm"]]))
+    assert table.steps(table.read([tmp_path]))["grad_norm"].isna().sum() == 1
+
+
+def test_speed_on_gpus(tmp_path):
+    path = synthetic.write_run(tmp_path, box="gpu", precision="bf16", seconds=0.25)
+    row, written = only(tmp_path), record.read(path)
+    assert row["box"] == "8 x NVIDIA H200"
+    assert row["seconds_per_step"] == written.timing.median_seconds
+    assert row["seconds_lower"] < row["seconds_per_step"] < row["seconds_upper"]
+    assert row["tokens_per_second"] == written.timing.tokens_per_second
+    assert row["tokens_per_second_per_gpu"] == written.timing.tokens_per_second / 2
+    assert row["model_flops_per_second"] == written.model_flops_per_sequence * written.timing.samples_per_second
+    assert row["mfu"] == pytest.approx(row["model_flops_per_second"] / 2 / 989e12)
+    assert row["energy_joules"] == sum(written.energy_joules)
+    assert row["joules_per_token"] == row["energy_joules"] / written.tokens
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        {"gpus": [{"name": "NVIDIA L40S", "memory_bytes": 2**35, "capability": "8.9"}] * 2},  # not in the list
+        {"gpus": [{"name": name, "memory_bytes": 2**35, "capability": "9.0"} for name in ("NVIDIA H200", "NVIDIA L4")]},
+    ],
+)
+def test_no_mfu_without_one_known_peak(tmp_path, machine):
+    synthetic.write_run(tmp_path, box="gpu", precision="bf16", machine=machine)
+    row = only(tmp_path)
+    assert math.isnan(row["mfu"])
+    assert row["model_flops_per_second"] > 0
+
+
+def test_no_mfu_on_a_cpu_and_none_of_a_card_without_the_type(tmp_path):
+    synthetic.write_run(tmp_path / "cpu")
+    assert math.isnan(only(tmp_path / "cpu")["mfu"])
+    synthetic.write_run(
+        tmp_path / "t4", box="gpu", precision="bf16", machine={"gpus": [{**synthetic.GPU, "name": "Tesla T4"}] * 2}
+    )
+    assert hardware.find("Tesla T4")
+    assert math.isnan(only(tmp_path / "t4")["mfu"])
+
+
+def test_ranks_that_share_a_gpu_have_no_mfu_and_no_energy(tmp_path):
+    """Each would count the whole of the card's energy, and none has the card to itself."""
+    synthetic.write_run(tmp_path, box="gpu", world_size=2, machine={"gpus": [synthetic.GPU]})
+    row = only(tmp_path)
+    assert row["oversubscribed"]
+    assert row["box"] == "1 x NVIDIA H200"
+    assert math.isnan(row["mfu"])
+    assert math.isnan(row["energy_joules"])
+
+
+def test_threads_decide_whether_cores_suffice(tmp_path):
+    synthetic.write_run(tmp_path, machine={"num_cores": 2, "num_threads_per_process": 1})
+    assert not only(tmp_path)["oversubscribed"]
+    synthetic.write_run(tmp_path, machine={"num_cores": 2, "num_threads_per_process": 2})
+    assert only(tmp_path)["oversubscribed"]
+
+
+def test_memory_is_the_largest_ranks_while_training(tmp_path):
+    path = synthetic.write_run(tmp_path, box="gpu", world_size=4)
+    content = json.loads(path.read_text())
+    content["peak_memory"][2]["first_step"]["allocated_bytes"] = 10**12
+    content["peak_memory"][1]["built"]["reserved_bytes"] = 10**13  # before training: not counted
+    path.write_text(json.dumps(content))
+    row, ranks = only(tmp_path), record.read(path).peak_memory
+    assert row["peak_allocated_bytes"] == 10**12
+    assert row["peak_reserved_bytes"] == max(phases["steady_steps"].reserved_bytes for phases in ranks)
+    assert row["rank_tensor_bytes"][2] == 10**12
+    assert len(row["rank_tensor_bytes"]) == 4
+    assert row["memory_imbalance"] == 10**12 / min(row["rank_tensor_bytes"])
+    assert row["device_memory_bytes"] == synthetic.GPU["memory_bytes"]
+    assert math.isnan(row["peak_tensor_bytes"])
+    assert math.isnan(row["peak_resident_bytes"])
+
+
+def test_memory_on_a_cpu(tmp_path):
+    row, peaks = None, record.read(synthetic.write_run(tmp_path)).peak_memory
+    row = only(tmp_path)
+    tensors = [phases["steady_steps"].tensor_bytes for phases in peaks]
+    assert row["rank_tensor_bytes"] == tensors
+    assert row["peak_tensor_bytes"] == max(tensors)
+    assert row["peak_resident_bytes"] == max(phases["steady_steps"].resident_bytes for phases in peaks)
+    assert row["memory_imbalance"] == max(tensors) / min(tensors)
+    assert row["device_memory_bytes"] == 32e9
+    assert math.isnan(row["peak_allocated_bytes"])
+
+
+def test_model_states_are_those_of_the_rank_with_most(tmp_path):
+    path = synthetic.write_run(tmp_path, strategy="zero2")
+    content = json.loads(path.read_text())
+    content["model_state_bytes"][1]["gradients"] += 1000
+    path.write_text(json.dumps(content))
+    row, most = only(tmp_path), record.read(path).model_state_bytes[1]
+    assert row["model_state_bytes"] == most.parameters + most.gradients + most.optimizer_states
+    assert (row["parameter_bytes"], row["gradient_bytes"]) == (most.parameters, most.gradients)
+    assert row["optimizer_state_bytes"] == most.optimizer_states
+    assert row["communication_buffer_bytes"] == most.communication_buffers
+    assert row["num_ranks_proved"] == 2
+    # arXiv:1910.02054, sec. 5, fp32: parameters whole, gradients and Adam's 8 bytes halved.
+    assert row["paper_state_bytes"] == row["num_params"] * (4 + 4 / 2 + 8 / 2)
+
+
+def test_an_all_reduce_counts_twice(tmp_path):
+    path = synthetic.write_run(tmp_path)
+    collectives = [
+        {"kind": "all_reduce", "count": 3, "bytes": 1000},
+        {"kind": "all_gather", "count": 2, "bytes": 100},
+        {"kind": "reduce_scatter", "count": 1, "bytes": 10},
+    ]
+    change(path, collectives_per_step=collectives)
+    row = only(tmp_path)
+    assert (row["collective_bytes"], row["collective_count"]) == (2110, 6)
+
+
+def test_what_was_not_measured_is_nan_and_never_0(tmp_path):
+    path = synthetic.write_run(tmp_path)
+    unknown = ("collectives_per_step", "model_state_bytes", "resting_state_bytes", "peak_memory", "timing")
+    change(path, **dict.fromkeys(unknown), evaluation=[], model_flops_per_sequence=None)
+    row = only(tmp_path)
+    missing = [
+        "collective_bytes", "model_state_bytes", "paper_state_bytes", "peak_tensor_bytes", "memory_imbalance",
+        "seconds_per_step", "tokens_per_second", "model_flops_per_second", "eval_loss", "num_ranks_proved",
+    ]  # fmt: skip
+    assert row[missing].isna().all()
+    assert row["rank_tensor_bytes"] is None
+
+
+def test_a_process_alone_sends_nothing(tmp_path):
+    synthetic.write_run(tmp_path, strategy="single", world_size=1)
+    assert only(tmp_path)["collective_bytes"] == 0
+
+
+def test_a_run_that_failed_has_a_curve_and_no_final_loss(tmp_path):
+    synthetic.write_run(tmp_path, status="out_of_memory")
+    row = only(tmp_path)
+    assert (row["status"], row["message"]) == ("out_of_memory", "synthetic: out_of_memory")
+    assert row[["final_loss", "loss_area", "mean_grad_norm", "seconds_per_step", "eval_loss"]].isna().all()
+    assert len(table.steps(table.read([tmp_path]))) == 3
+
+
+def test_a_run_that_took_no_step(tmp_path):
+    path = synthetic.write_run(tmp_path, status="failed")
+    record.steps_path(path).unlink()
+    change(path, steps_sha256=None, steps_done=0, final_loss=None, proof=None, data=None, peak_memory=None,
+           model_state_bytes=None, initial_parameters=None, collectives_per_step=None)  # fmt: skip
+    row = only(tmp_path)
+    assert (row["status"], row["box"], row["precision"]) == ("failed", "Synthetic CPU, 8 cores", "fp32")
+    assert row["curve"] is None
+    steps = table.steps(table.read([tmp_path]))
+    assert len(steps) == 0
+    assert list(steps.columns)[-6:] == list(table.CURVE)
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+def test_an_outcome_says_more_than_its_record(tmp_path):
+    synthetic.write_run(tmp_path, study="s", outcome="crashed_after_result")
+    row = only(tmp_path)
+    assert (row["status"], row["message"]) == ("crashed_after_result", "synthetic: crashed_after_result")
+    assert row["final_loss"] > 0  # the facts stay
+
+
+def test_an_outcome_that_says_ok_does_not_make_a_failed_record_ok(tmp_path):
+    synthetic.write_run(tmp_path, status="failed", study="s", outcome="ok")
+    row = only(tmp_path)
+    assert (row["status"], row["message"]) == ("failed", "synthetic: failed")
+
+
+def test_a_run_without_a_record_is_a_row(tmp_path):
+    synthetic.write_run(tmp_path, seed=0, study="s", precision="bf16")
+    synthetic.write_outcome(tmp_path, "killed", seed=1, study="s", precision="bf16", global_batch_size=32)
+    synthetic.write_outcome(tmp_path, "skipped", seed=2, study="s", message="needs 8 GPUs, found 1")
+    rows = table.read([tmp_path]).set_index("seed")
+    killed, skipped = rows.loc[1], rows.loc[2]
+    assert (killed["status"], killed["study"], killed["global_batch_size"]) == ("killed", "s", 32)
+    assert (killed["box"], killed["device"]) == (rows.loc[0, "box"], "cpu")
+    # Its command says how it was set.
+    assert (killed["precision"], killed["micro_batch_size"]) == ("bf16", 16)
+    assert killed["sequence_length"] == 64
+    assert killed[["final_loss", "seconds_per_step", "peak_tensor_bytes", "num_params"]].isna().all()
+    assert (skipped["status"], skipped["message"]) == ("skipped", "needs 8 GPUs, found 1")
+    assert pd.isna(skipped["precision"])
+
+
+def test_equal_settings_have_one_digest_with_and_without_a_record(tmp_path):
+    synthetic.write_run(tmp_path, seed=0, num_steps=20, learning_rate=1e-3)
+    synthetic.write_outcome(tmp_path, "killed", seed=1, max_steps=20, learning_rate=1e-3)
+    assert table.read([tmp_path])["config_digest"].nunique() == 1
+
+
+@pytest.mark.parametrize("flags", [["--no-such-flag", "1"], ["--global-batch-size", "7"]])
+def test_a_command_that_is_refused_leaves_settings_unknown(tmp_path, flags):
+    """It is of another version of the program, or was what was wrong: 7 sequences on 2 processes."""
+    path = synthetic.write_outcome(tmp_path, "misconfigured")
+    change(path, command=["accelerate", "launch", "study/train.py", *flags])
+    row = only(tmp_path)
+    assert row["status"] == "misconfigured"
+    assert row[["precision", "init", "config_digest"]].isna().all()
+
+
+def test_runs_without_a_record_among_two_boxes_have_an_unknown_one(tmp_path):
+    synthetic.write_outcome(tmp_path, "killed")
+    assert only(tmp_path)["box"] == records.UNKNOWN_BOX
+    synthetic.write_run(tmp_path, box="cpu", seed=1)
+    synthetic.write_run(tmp_path, box="gpu", seed=2)
+    rows = table.read([tmp_path]).set_index("seed")
+    assert rows.loc[0, "box"] == records.UNKNOWN_BOX
+
+
+def test_run_directories_and_collected_files_give_one_table(tmp_path):
+    for run_dir in (True, False):
+        folder = tmp_path / str(run_dir)
+        synthetic.write_run(folder, study="s", run_dir=run_dir)
+        synthetic.write_outcome(folder, "killed", seed=1, run_dir=run_dir)
+        if run_dir:
+            (folder / "gpt-wikitext-tiny-zero2-2x-seed1-batch8" / "config.json").write_text("{}")
+    one, other = (table.read([tmp_path / str(run_dir)]).drop(columns=["path", "curve"]) for run_dir in (True, False))
+    pd.testing.assert_frame_equal(one, other)
+
+
+def test_a_copy_counts_once_and_the_one_with_an_outcome_stays(tmp_path):
+    synthetic.write_run(tmp_path / "a")
+    synthetic.write_run(tmp_path / "b", study="s", outcome="crashed_after_result")
+    synthetic.write_run(tmp_path / "c", study="s", outcome="crashed_after_result")
+    row = only(tmp_path)
+    assert (row["status"], Path(row["path"]).parent.name) == ("crashed_after_result", "b")
+
+
+def test_runs_of_one_name_on_two_boxes_are_two(tmp_path):
+    """Though they started in the same second."""
+    synthetic.write_run(tmp_path / "a")
+    synthetic.write_run(tmp_path / "b", machine={"cpu": "Another CPU"})
+    assert len(table.read([tmp_path])) == 2
+
+
+def test_an_outcome_is_no_record(tmp_path):
+    synthetic.write_run(tmp_path, study="s")
+    synthetic.write_outcome(tmp_path, "killed", seed=1)
+    assert [found.record.seed for found in records.find([tmp_path])] == [0]
+
+
+# ---------------------------------------------------------------- repeats and keys
+
+
+def test_repeats_are_counted_by_when_they_started(tmp_path):
+    """Whatever the runs are called, and only among equal runs."""
+    for folder, repeat in (("b", 0), ("a", 1), ("c", 2)):
+        synthetic.write_run(tmp_path / folder, repeat=repeat)
+    synthetic.write_run(tmp_path, seed=1, repeat=3)
+    synthetic.write_run(tmp_path, micro_batch_size=2)
+    rows = table.read([tmp_path])
+    assert rows[rows["seed"] == 1]["repeat"].tolist() == [0]
+    same = rows[(rows["seed"] == 0) & (rows["micro_batch_size"] == 4)].sort_values("started_at")
+    assert same["repeat"].tolist() == [0, 1, 2]
+    assert [Path(path).parent.name for path in same["path"]] == ["b", "a", "c"]
+    assert rows[rows["micro_batch_size"] == 2]["repeat"].tolist() == [0]
+
+
+def test_the_digest_of_settings(tmp_path):
+    """What decides what is trained is in it; seed, batch and what only observes are not."""
+    for folder, settings in {
+        "plain": {},
+        "same": {"seed": 1, "global_batch_size": 16, "micro_batch_size": 2, "log_with": "tensorboard"},
+        "clipping": {"gradient_clipping": 0.5},
+        "rate": {"learning_rate": 1e-3},
+    }.items():
+        synthetic.write_run(tmp_path / folder, **settings)
+    rows = table.read([tmp_path])
+    digests = dict(zip([Path(path).parent.name for path in rows["path"]], rows["config_digest"], strict=True))
+    assert digests["plain"] == digests["same"]
+    assert len({digests["plain"], digests["clipping"], digests["rate"]}) == 3
+
+
+def test_steps_spread_over_rows(tmp_path):
+    path = synthetic.write_run(tmp_path, num_steps=12)
+    synthetic.write_run(tmp_path, seed=1, num_steps=7)
+    synthetic.write_outcome(tmp_path, "killed", seed=2)
+    steps = table.steps(table.read([tmp_path]))
+    assert steps.groupby("seed").size().to_dict() == {0: 12, 1: 7}
+    mine = steps[steps["seed"] == 0]
+    lines = record.read_steps(path)
+    assert mine["step"].tolist() == list(range(1, 13))
+    for name in ("loss", "grad_norm", "learning_rate", "seconds", "tokens"):
+        assert mine[name].tolist() == [line[name] for line in lines]
+    assert set(mine["strategy"]) == {"zero2"}
+
+
+def test_boxes_choose_rows(tmp_path):
+    synthetic.write_run(tmp_path, box="cpu")
+    synthetic.write_run(tmp_path / "gpu", box="gpu")
+    assert table.read([tmp_path], boxes=["8 x NVIDIA H200"])["device"].tolist() == ["cuda"]
+    with pytest.raises(Refusal, match="box 'moon' has no run here; the boxes are '8 x NVIDIA H200', 'Synthetic CPU, 8"):
+        table.read([tmp_path], boxes=["moon"])
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_refuses_what_is_not_there(tmp_path):
+    with pytest.raises(Refusal, match=r"no-folder: no such folder"):
+        table.read([tmp_path / "no-folder"])
+    with pytest.raises(Refusal, match="no record below"):
+        table.read([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"world_size": "two"}, "world_size='two'"),
+        ({"schema_version": 7}, "schema_version 7, this version reads 1"),
+        ({"config": {"no_such_setting": 1}}, r"config: unknown key 'no_such_setting'"),
+        ({"config": {"max_steps": "many"}}, "config: max_steps='many'"),
+        ({"config": {"global_batch_size": 7}}, "config: global_batch_size=7 does not divide over 2 processes"),
+    ],
+)
+def test_refuses_a_record_that_does_not_hold_the_schema(tmp_path, facts, message):
+    path = synthetic.write_run(tmp_path)
+    change(path, **facts)
+    with pytest.raises(Refusal, match=f"{path.name}: {message}"):
+        table.read([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"status": "fine"}, "status='fine'"),
+        ({"schema_version": 7}, "schema_version 7, this version reads 1"),
+        ({"surprise": 1}, "unknown key 'surprise'"),
+    ],
+)
+def test_refuses_an_outcome_that_does_not_hold_the_schema(tmp_path, facts, message):
+    path = synthetic.write_outcome(tmp_path, "killed")
+    change(path, **facts)
+    with pytest.raises(Refusal, match=f"{path.name}: {message}"):
+        table.read([tmp_path])
+
+
+def test_refuses_an_outcome_that_is_not_json(tmp_path):
+    path = synthetic.write_outcome(tmp_path, "killed")
+    path.write_text("{")
+    with pytest.raises(Refusal, match=f"{path.name}: cannot be read as an outcome"):
+        table.read([tmp_path])
+
+
+def test_refuses_the_outcome_of_another_run(tmp_path):
+    path = synthetic.write_run(tmp_path, study="s")
+    change(path.with_name(f"{path.stem}.outcome.json"), run_id="another")
+    with pytest.raises(Refusal, match=r"outcome.json: run_id 'another', the record beside it is 'gpt-"):
+        table.read([tmp_path])
+
+
+def test_refuses_steps_that_are_missing_or_altered(tmp_path):
+    path = synthetic.write_run(tmp_path)
+    steps = record.steps_path(path)
+    steps.write_text(steps.read_text().replace("1", "2", 1))
+    with pytest.raises(Refusal, match="not the file that steps_sha256"):
+        table.read([tmp_path])
+    steps.unlink()
+    with pytest.raises(Refusal, match="not there, though steps_sha256"):
+        table.read([tmp_path])
+
+
+# ---------------------------------------------------------------- real records, and many
+
+
+def test_reads_the_committed_records():
+    rows = table.read([COMMITTED]).set_index("run_id")
+    assert (rows["status"] == "ok").all()
+    assert rows["paper_state_bytes"].notna().all()
+    assert rows["final_loss"].between(0, 20).all()
+    assert (rows["memory_imbalance"] >= 1).all()
+
+
+def test_the_benchmark_reads_what_it_writes(capsys):
+    assert reading.main(["--records", "9"]) == 0
+    assert capsys.readouterr().out.startswith("9 records, 360 steps: ")
+    with pytest.raises(Refusal, match="--records 0: must be at least 1"):
+        reading.main(["--records", "0"])
