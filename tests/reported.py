@@ -1,0 +1,63 @@
+"""One site for all tests that look at one: the committed records, in kernels that cannot import what a run imports."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from study import report
+from study.compare import table
+
+HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate")
+NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
+
+# Python imports a module of this name whenever it starts.
+BLOCK = f"""
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(f"{{name}} is not on a laptop")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+_built: list[Path] = []
+
+
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built at the first call."""
+    if not _built:
+        folder = tmp_path_factory.mktemp("reported")
+        (folder / "sitecustomize.py").write_text(BLOCK)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+            report.build("cpu", records(), folder / "cpu")
+        _built.append(folder / "cpu")
+    return _built[0]
+
+
+def records() -> list[Path]:
+    """The committed records that the notebooks read unless they are told otherwise."""
+    return [report.ROOT / folder for folder in parameters(NOTEBOOKS[0])["records"]]
+
+
+def num_runs() -> int:
+    return len(table.read(records()))
+
+
+def tagged(path: Path, tag: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if tag in cell.metadata.get("tags", [])]
+
+
+def parameters(path: Path) -> dict[str, Any]:
+    """What a notebook's parameters cell says; raises ValueError where that is no literal."""
+    (cell,) = tagged(path, "parameters")
+    assigned = ast.parse(cell.source).body
+    return {statement.targets[0].id: ast.literal_eval(statement.value) for statement in assigned}

@@ -1,0 +1,193 @@
+"""A notebook's set-up cell in Colab, as far as a machine without network and GPU can go through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import reported
+
+from study import colab, config, report, strategy
+
+SET_UP = reported.tagged(report.NOTEBOOKS / "runtime.ipynb", "colab")[1].source
+SET_UP_OF_SUMMARY = reported.tagged(report.NOTEBOOKS / "summary.ipynb", "colab")[1].source
+
+# Each stands in for a program, and says how it was called.
+GIT = """
+import json, shutil, sys
+open({log!r}, "a").write(json.dumps(["git", *sys.argv[1:]]) + "\\n")
+shutil.copytree({source!r}, sys.argv[-1])
+"""
+PIP = """
+import json, sys
+open({log!r}, "a").write(json.dumps(["pip", *sys.argv[1:]]) + "\\n")
+"""
+COMMAND = """
+import json, os, pathlib, sys
+open({log!r}, "a").write(json.dumps(["zero-study", *sys.argv[1:]]) + "\\n")
+run = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
+if "zero3" in sys.argv:
+    print("zero-study: out of memory")
+    sys.exit(1)
+run.mkdir(parents=True)
+(run / "record.json").write_text("{{}}")
+print("ok: final loss 0.1")
+"""
+NVIDIA_SMI = """
+import sys
+assert sys.argv[1:] == ["--query-gpu=name,compute_cap", "--format=csv,noheader"]
+said = {said!r}
+print(said)
+sys.exit(0 if said else 9)
+"""
+NOTEBOOK = """
+import sys, types
+if {in_colab}:
+    sys.modules["google"] = types.ModuleType("google")
+    sys.modules["google.colab"] = types.ModuleType("google.colab")
+records, study = ["reports/cpu/records/cpu"], "cpu"
+exec({cell!r})
+print("RECORDS", records, study)
+"""
+
+
+class Colab:
+    """A machine that looks like Colab's: a home, a clone to come, and programs that only say how they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.clone = folder / "home" / "zero-study"
+        (folder / "home").mkdir()
+        source = folder / "source"
+        shutil.copytree(report.ROOT / "study", source / "study", ignore=shutil.ignore_patterns("__pycache__"))
+        (source / "study" / "__main__.py").write_text(COMMAND.format(log=str(self.log)))
+        self.program("bin/git", GIT.format(log=str(self.log), source=str(source)))
+        (folder / "modules" / "pip").mkdir(parents=True)
+        (folder / "modules" / "pip" / "__init__.py").touch()
+        (folder / "modules" / "pip" / "__main__.py").write_text(PIP.format(log=str(self.log)))
+
+    def program(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!{sys.executable}\n{text}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def run(self, gpu: str, cell: str = SET_UP, in_colab: bool = True) -> list[str]:
+        """Execute the set-up cell on this GPU; return what it printed."""
+        self.program("bin/nvidia-smi", NVIDIA_SMI.format(said=gpu))
+        environment = os.environ | {
+            "HOME": str(self.folder / "home"),
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder / "modules"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", NOTEBOOK.format(in_colab=in_colab, cell=cell)],
+            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def calls(self) -> list[list[str]]:
+        """How the programs were called since the last time this was asked."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def machine(tmp_path) -> Colab:
+    return Colab(tmp_path)
+
+
+def expected(precision: str) -> list[list[str]]:
+    return [
+        ["zero-study", "train", "--preset", "paper", "--strategy", name, "--num-processes", "1",
+         "--precision", precision, "--output-dir", f"runs/colab/paper-{name}-{precision}"]
+        for name in ("single", "zero2", "zero3")
+    ]  # fmt: skip
+
+
+def test_does_nothing_elsewhere(machine):
+    assert machine.run("Tesla T4, 7.5", in_colab=False) == ["RECORDS ['reports/cpu/records/cpu'] cpu"]
+    assert machine.calls() == []
+    assert not machine.clone.exists()
+
+
+def test_clones_installs_and_trains_on_a_t4(machine):
+    said = machine.run("Tesla T4, 7.5")
+    clone = str(machine.clone)
+    assert machine.calls() == [
+        ["git", "clone", "--depth", "1", colab.REPOSITORY, clone],
+        ["pip", "install", "-q", "-e", f"{clone}[train,report]"],
+        *expected("fp32"),  # a T4 has no bf16
+    ]
+    assert said[0] == "Tesla T4: the paper preset in fp32, 3 runs of some minutes each"
+    assert "ok: final loss 0.1" in said
+    assert "zero-study: out of memory" in said  # a run that fails is passed over
+    assert said[-1] == f"RECORDS ['{clone}/runs/colab'] cpu"
+
+
+def test_finished_runs_are_kept(machine):
+    machine.run("NVIDIA A100-SXM4-40GB, 8.0")
+    assert machine.calls()[2:] == expected("bf16-autocast")
+    said = machine.run("NVIDIA A100-SXM4-40GB, 8.0")
+    # The clone is there, and only the run that left no record is tried again.
+    assert machine.calls() == [
+        ["pip", "install", "-q", "-e", f"{machine.clone}[train,report]"],
+        expected("bf16-autocast")[2],
+    ]
+    assert said[1:3] == ["single: kept", "zero2: kept"]
+
+
+def test_without_a_gpu_shows_the_committed_records(machine):
+    said = machine.run("")
+    assert [call[0] for call in machine.calls()] == ["git", "pip"]
+    assert "Change runtime type" in said[0]
+    assert said[-1] == f"RECORDS ['{machine.clone}/reports/cpu/records/cpu'] cpu"
+
+
+def test_summary_asks_the_presets_question(machine):
+    assert machine.run("NVIDIA L4, 8.9", SET_UP_OF_SUMMARY)[-1].endswith(" single-gpu")
+    assert machine.run("", SET_UP_OF_SUMMARY)[-1].endswith(" cpu")
+    assert report.question("single-gpu") != "single-gpu"
+
+
+# ---------------------------------------------------------------- what it would run
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "precision"),
+    [("Tesla T4", 7.5, "fp32"), ("NVIDIA L4", 8.9, "bf16-autocast"), ("NVIDIA A100-SXM4-40GB", 8.0, "bf16-autocast")],
+)
+def test_commands_are_accepted(name, capability, precision, monkeypatch):
+    """By the flags of `zero-study train` and by what a strategy can do."""
+    monkeypatch.chdir(report.ROOT)
+    for command in colab.commands(colab.Gpu(name, capability)):
+        assert command[:2] == ["zero-study", "train"]
+        parser = config.flag_parser()
+        parser.add_argument("--strategy")
+        parser.add_argument("--num-processes")
+        flags = vars(parser.parse_args(command[2:]))
+        chosen = strategy.read_strategy(strategy.find_strategy(flags.pop("strategy")))
+        assert flags.pop("num_processes") == "1"
+        made = config.build_config(**flags)
+        assert (made.size, made.data, made.precision) == ("large", "hub", precision)
+        assert chosen.needed_extensions == set()
+
+
+@pytest.mark.parametrize("said", ["", "NVIDIA-SMI has failed because it could not communicate with the driver."])
+def test_no_gpu_is_none(said, tmp_path, monkeypatch):
+    path = tmp_path / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\necho '{said}'\nexit 9\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert colab.find_gpu() is None
+    path.unlink()
+    assert colab.find_gpu() is None

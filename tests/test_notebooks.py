@@ -1,0 +1,90 @@
+"""What is committed as a notebook: thin, parameterised, without outputs, and free of what only a run needs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import reported
+
+from study import colab, report
+
+each = pytest.mark.parametrize("path", reported.NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def sources(path: Path) -> list[str]:
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def test_every_notebook_is_a_page():
+    assert {path.stem for path in reported.NOTEBOOKS} == set(report.PAGES)
+
+
+@each
+def test_is_valid_and_has_no_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in notebook.cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+
+@each
+def test_parameters_are_literals(path):
+    expected = {"records", "box", "workload"} | ({"study"} if path.stem == "summary" else set())
+    found = reported.parameters(path)
+    assert set(found) == expected
+    assert all((report.ROOT / folder).is_dir() for folder in found["records"])
+    assert (found["box"], found["workload"]) == ("", "")
+
+
+@each
+def test_is_thin(path):
+    """No function, class or loop: what can be wrong lives where a test sees it."""
+    for source in sources(path):
+        tree = ast.parse(source)
+        logic = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.comprehension)
+        assert not [node for node in ast.walk(tree) if isinstance(node, logic)], source
+
+
+@each
+def test_imports_only_the_study(path):
+    for source in sources(path):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module.partition(".")[0] == "study"
+            elif isinstance(node, ast.Import):
+                assert {alias.name for alias in node.names} <= set(sys.stdlib_module_names)
+
+
+@each
+def test_has_a_badge_and_one_set_up_cell(path):
+    badge, set_up = reported.tagged(path, "colab")
+    assert badge.cell_type == "markdown"
+    assert f"]({colab.address(path.stem)})" in badge.source
+    assert set_up.cell_type == "code"
+    assert f'"{colab.REPOSITORY}"' in set_up.source
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    assert cells.index(reported.tagged(path, "parameters")[0].source) < cells.index(set_up.source)
+
+
+def test_set_up_is_the_same_everywhere():
+    found = {path.stem: reported.tagged(path, "colab")[1].source for path in reported.NOTEBOOKS}
+    *common, last = found.pop("summary").splitlines()
+    assert last.strip().startswith("study = ")
+    assert set(found.values()) == {"\n".join(common)}
+
+
+def test_style():
+    """Notebooks are checked as all other code is."""
+    for arguments in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, str(report.NOTEBOOKS)]
+        done = subprocess.run(command, cwd=report.ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

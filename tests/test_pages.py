@@ -1,0 +1,353 @@
+"""What the pages say: every number is a run's, what is unknown says so, and boxes stay apart."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+from synthetic import write_outcome, write_run
+
+from study.compare import differences, figures, markup, pages, table
+from study.compare.pages import cells
+from study.compare.pages import runs as sections
+from study.config import Refusal
+
+METRICS = ["final_loss", "seconds_per_step"]
+
+
+def write_study(folder: Path, box: str = "cpu", seconds: float = 0.5, **settings) -> Path:
+    """Two strategies beside a control with repeats, three seeds."""
+    for seed in range(3):
+        write_run(folder, strategy="single", world_size=1, seed=seed, box=box, seconds=2 * seconds, **settings)
+        for repeat in range(3):
+            write_run(folder, strategy="ddp", seed=seed, repeat=repeat, box=box, seconds=seconds, **settings)
+        write_run(folder, strategy="zero2", seed=seed, box=box, seconds=1.5 * seconds, **settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return table.read([write_study(tmp_path_factory.mktemp("study"), dropout=0.0)])
+
+
+@pytest.fixture(scope="module")
+def two_boxes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    write_study(folder / "a", "cpu", seconds=0.5, dropout=0.0)
+    write_study(folder / "b", "gpu", seconds=0.125, dropout=0.0)
+    return table.read([folder])
+
+
+def text_of(piece: markup.Html) -> str:
+    """What a reader reads."""
+    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
+
+
+def row_of(piece: markup.Html, strategy: str) -> str:
+    """A row of a table, cell by cell."""
+    row = re.search(rf'<tr><th scope="row">{strategy}</th>(.*?)</tr>', piece.text)[1]
+    return " | ".join(" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row.split("</td>")[:-1])
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_load_filters(tmp_path):
+    write_run(tmp_path, workload="bert-imdb", strategy="ddp")
+    write_run(tmp_path, workload="gpt-wikitext", strategy="ddp")
+    write_run(tmp_path / "gpu", workload="gpt-wikitext", strategy="ddp", box="gpu")
+    assert len(pages.load([str(tmp_path)])) == 3
+    assert set(pages.load([str(tmp_path)], workload="bert-imdb")["workload"]) == {"bert-imdb"}
+    assert set(pages.load([str(tmp_path)], box="8 x NVIDIA H200")["device"]) == {"cuda"}
+    with pytest.raises(Refusal, match=r"workload 'gpt' has no run here; the workloads are 'bert-imdb', 'gpt-wikitext'"):
+        pages.load([str(tmp_path)], workload="gpt")
+    with pytest.raises(Refusal, match=r"box 'A100' has no run here; the boxes are "):
+        pages.load([str(tmp_path)], box="A100")
+
+
+def test_load_finds_the_projects_records_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(pages.load(["tests/fixtures/records"]))
+    (tmp_path / "tests/fixtures/records").mkdir(parents=True)  # now there is one here, and it comes first
+    with pytest.raises(Refusal, match="tests/fixtures/records"):
+        pages.load(["tests/fixtures/records"])
+
+
+def test_settings_of_the_same_words_are_told_apart(tmp_path):
+    for dropout in (0.0, 0.1):
+        write_run(tmp_path, strategy="ddp", dropout=dropout)
+    found = sections.blocks(table.read([tmp_path]))
+    assert [block.words for block in found] == [
+        "gpt-wikitext tiny, fp32, 8 sequences per step, dropout 0",
+        "gpt-wikitext tiny, fp32, 8 sequences per step, dropout 0.1",
+    ]
+
+
+def test_a_run_without_settings_joins_where_it_may_belong(tmp_path):
+    write_run(tmp_path, strategy="ddp", workload="bert-imdb")
+    write_run(tmp_path, strategy="ddp")
+    write_outcome(tmp_path, "skipped", strategy="zero3")
+    bert, gpt = sections.blocks(table.read([tmp_path]))
+    assert list(bert.runs["strategy"]) == ["ddp"]
+    assert list(gpt.runs["strategy"]) == ["ddp", "zero3"]
+
+
+def test_single_stands_beside_every_number_of_processes(study):
+    assert [(size, sorted(set(runs["strategy"]))) for size, runs in sections.worlds(study)] == [
+        (2, ["ddp", "single", "zero2"])
+    ]
+    alone = study[study["strategy"] == "single"]
+    assert [(size, len(runs)) for size, runs in sections.worlds(alone)] == [(1, 3)]
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def test_answer(study):
+    compared = differences.compare(study, "ddp", METRICS)
+    shown = pages.answer(study, compared, "ddp")
+    assert row_of(shown, "ddp").startswith("2 | 9 | ")
+    assert row_of(shown, "ddp").count("the control") == 2
+    found = row_of(shown, "zero2")
+    assert re.match(r"2 \| 3 \| [\d.]+ \| [\d.]+ \| no difference [^|]*\[[^|]*\] \| 0\.7\d\d \| slower \+\d\d", found)
+    mine = study[study["strategy"] == "zero2"]
+    assert f"| {mine['final_loss'].mean():.4f} |" in found
+    assert f"{(mine['model_state_bytes'] / mine['num_params']).max():.2f} (" in found
+
+
+def test_answer_in_words(study):
+    compared = differences.compare(study, "ddp", METRICS)
+    said = text_of(pages.in_words(study, compared, "ddp"))
+    assert "2 comparisons of the final loss with ddp's: no difference in 2 (single and zero2)." in said
+    assert "2 comparisons of the time of a step with ddp's: slower in 2 (single and zero2)" in said
+    assert "gpt-wikitext tiny, fp32, 8 sequences per step on 2 processes: from " in said
+
+
+def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
+    write_study(tmp_path)
+    for seed in range(2):
+        write_run(tmp_path, strategy="zero1", seed=seed, status="out_of_memory", study="synthetic")
+    write_outcome(tmp_path, "killed", strategy="zero3", message="killed, host memory is full")
+    runs = table.read([tmp_path])
+    compared = differences.compare(runs, "ddp", METRICS)
+    shown = pages.answer(runs, compared, "ddp")
+    assert row_of(shown, "zero1").startswith("2 | 2 2 out of memory | unknown | unknown | not comparable | unknown |")
+    assert "1 1 killed" in row_of(shown, "zero3")
+    for piece in (shown, pages.losses(runs, compared, "ddp"), pages.times(runs, compared, "ddp"), pages.memory(runs)):
+        assert "nan" not in text_of(piece).lower().split()
+    listed = text_of(pages.without_result(runs))
+    assert "killed killed, host memory is full" in listed
+    assert listed.count("out of memory") == 1
+    assert listed.count("gpt-wikitext-tiny-zero1-2x-") == 2
+
+
+def test_no_run_without_a_result_is_said(study):
+    assert text_of(pages.without_result(study)) == f"None: all {len(study)} runs here ended with a result."
+
+
+def test_boxes_stand_apart(two_boxes):
+    compared = differences.compare(two_boxes, "ddp", METRICS)
+    shown = pages.answer(two_boxes, compared, "ddp").text
+    gpu, cpu = shown.split("<section>")[1:]
+    assert "<h3>8 x NVIDIA H200</h3>" in gpu
+    assert "<h3>Synthetic CPU, 8 cores</h3>" in cpu
+    for half, device in ((gpu, "cuda"), (cpu, "cpu")):
+        mine = two_boxes[(two_boxes["device"] == device) & (two_boxes["strategy"] == "zero2")]
+        assert cells.number(mine["seconds_per_step"].median()) in row_of(markup.Html(half), "zero2")
+    both = pages.drawn(two_boxes, figures.runtime).text
+    assert len(re.findall('<div class="beside">', both)) == 1
+    assert both.count("<figure") == 2
+
+
+def test_settings_of_one_box_stand_side_by_side(tmp_path):
+    write_study(tmp_path)
+    write_study(tmp_path, workload="bert-imdb")
+    shown = pages.drawn(table.read([tmp_path]), figures.runtime).text
+    assert shown.count('<div class="beside">') == 1
+    assert shown.count("<section>") == shown.count("<figure") == 2
+
+
+def test_figure_of_nothing_says_so(tmp_path):
+    write_run(tmp_path, strategy="zero1", status="out_of_memory")
+    runs = table.read([tmp_path])
+    assert "No figure for Synthetic CPU, 8 cores, 2 processes: " in text_of(pages.drawn(runs, figures.runtime))
+    assert text_of(pages.compared_drawn(runs, differences.compare(runs, "ddp"), figures.differences, "mfu")) == ""
+
+
+def test_title_counts_what_was_run(study):
+    said = text_of(pages.title("Is 1 < 2?", study))
+    assert said.startswith(f"Is 1 < 2? {len(study)} runs of 3 strategies on Synthetic CPU, 8 cores, 2026-01-01 to ")
+
+
+# ---------------------------------------------------------------- each page's own
+
+
+def test_losses_say_which_weights_are_the_same(study):
+    compared = differences.compare(study, "ddp", ["final_loss"])
+    shown = pages.losses(study, compared, "ddp")
+    same = study.copy()
+    reference = same[same["strategy"] == "ddp"].drop_duplicates("seed").set_index("seed")["final_sha256"]
+    zero2 = same["strategy"] == "zero2"
+    same.loc[zero2, "final_sha256"] = same.loc[zero2, "seed"].map(reference)
+    assert row_of(shown, "zero2").endswith("| 0 of 3")
+    assert row_of(pages.losses(same, compared, "ddp"), "zero2").endswith("| 3 of 3")
+
+
+def test_memory_is_of_the_largest_rank(study):
+    shown = pages.memory(study)
+    mine = study[study["strategy"] == "zero2"]
+    unit = cells.unit_of(study, "model_state_bytes")
+    assert cells.number(mine["model_state_bytes"].max() / unit.size) in row_of(shown, "zero2").split(" | ")
+    assert "hold what the paper's formula says" in text_of(pages.memory_in_words(study))
+
+
+def test_columns_that_nothing_fills_are_left_out_and_named(study):
+    compared = differences.compare(study, "ddp", ["seconds_per_step"])
+    shown = text_of(pages.times(study, compared, "ddp"))
+    assert "Not measured here: MFU, joules per token." in shown
+
+
+def test_mfu_and_energy_of_gpus_are_shown(two_boxes):
+    compared = differences.compare(two_boxes, "ddp", ["seconds_per_step"])
+    gpu = pages.times(two_boxes, compared, "ddp").text.split("<section>")[1]
+    assert "Not measured" not in gpu
+    mine = two_boxes[(two_boxes["device"] == "cuda") & (two_boxes["strategy"] == "zero2")]
+    assert cells.number(mine["joules_per_token"].median()) in row_of(markup.Html(gpu), "zero2")
+
+
+def test_crowded_times_are_not_shown(tmp_path):
+    for processes in (2, 4):
+        write_run(tmp_path, strategy="ddp", world_size=processes, machine={"num_cores": 2})
+    write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 2})
+    runs = table.read([tmp_path])
+    shown = pages.scaling(runs).text
+    assert "4 processes on too few cores" in shown
+    rate = runs.loc[runs["world_size"] == 4, "tokens_per_second_per_gpu"].item()
+    assert cells.number(rate) not in shown
+    assert shown.count('<td class="number"></td>') == 1
+    assert "Times on 4 processes are left out" in text_of(pages.scaling_in_words(runs))
+
+
+def test_scaling_efficiency(study):
+    shown = row_of(pages.scaling(study), "ddp")
+    rate = study.groupby("strategy")["tokens_per_second_per_gpu"].median()
+    assert f"| {100 * rate['ddp'] / rate['single']:.0f} % | single on 1 process |" in shown
+
+
+def test_largest_batch(tmp_path):
+    for batch in (8, 16):
+        write_run(tmp_path, strategy="zero3", global_batch_size=batch, box="gpu")
+    write_run(tmp_path, strategy="zero3", global_batch_size=32, box="gpu", status="out_of_memory")
+    row = row_of(pages.largest_batch(table.read([tmp_path])), "zero3").split(" | ")
+    assert (row[1], row[-2:]) == ("16.0", ["32.0", "out of memory"])
+
+
+def test_one_batch_is_no_choice(study):
+    assert text_of(pages.largest_batch(study)).startswith("Every strategy was run at one global batch")
+
+
+def test_proof(tmp_path):
+    for strategy in ("ddp", "zero2", "zero3_cpu_offload"):
+        write_run(tmp_path, strategy=strategy)
+    write_outcome(tmp_path, "skipped", strategy="zero1")
+    runs = table.read([tmp_path])
+    assert text_of(pages.proof_in_words(runs)) == (
+        "3 of 4 runs read back what they are, 3 of them with bytes counted by every rank. In 2 of 2 DeepSpeed runs the "
+        "engine's stage is that in the strategy's name."
+    )
+    shown = pages.proof(runs)
+    assert row_of(shown, "zero3_cpu_offload").startswith(
+        "2 | 1 | 2 | DeepSpeedEngine | DeepSpeedCPUAdam | 3 | cpu | cpu |"
+    )
+    assert ">zero1</th>" not in shown.text
+    other = runs.assign(zero_stage=runs["zero_stage"].where(runs["strategy"] != "zero2", 1))
+    assert "In 1 of 2 DeepSpeed runs" in text_of(pages.proof_in_words(other))
+
+
+# ---------------------------------------------------------------- trust
+
+
+def test_what_is_not_comparable(tmp_path):
+    write_study(tmp_path, dropout=0.1)
+    write_run(tmp_path, strategy="zero3", precision="bf16-autocast", dropout=0.1)
+    shown = pages.not_comparable(table.read([tmp_path]), "ddp").text
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", shown)[1:]]
+    assert ["everything", "precision bf16-autocast against fp32", "zero3", "1"] in rows
+    assert ["losses", "dropout is on and processes 1 against 2: other masks", "single", "3"] in rows
+    assert not [row for row in rows if row[2] == "ddp"]  # its repeats are for the margin
+
+
+def test_everything_comparable_is_said(study):
+    assert text_of(pages.not_comparable(study, "ddp")).startswith("Every run with a result is compared with ddp")
+
+
+def test_what_was_fixed_and_what_varied(study):
+    assert text_of(pages.varied(study)) == (
+        "gpt-wikitext tiny, fp32, 8 sequences per step. single, ddp and zero2; processes: 1 and 2; seeds: 0, 1 and 2; "
+        "up to 3 equal runs."
+    )
+    shown = pages.held_fixed(study)
+    assert row_of(shown, "learning_rate") == "5e-05"
+    assert row_of(shown, "activation_checkpointing") == "no"
+    assert row_of(shown, "num_steps") == "40"
+    assert len(row_of(shown, "data digest")) == 12
+
+
+def test_reproduce_names_commands_and_no_place_of_the_machine(study, tmp_path):
+    shown = pages.reproduce(study, "cpu", ["reports/cpu/records", str(tmp_path)])
+    assert str(tmp_path) not in shown.text
+    lines = re.search("<pre.*?><code>(.*?)</code>", shown.text, re.DOTALL)[1].splitlines()
+    assert lines == [
+        f"git checkout {'0' * 40}",
+        "make setup",
+        "zero-study run cpu",
+        "zero-study collect runs/cpu reports/cpu/records",
+        "zero-study collect runs/cpu FOLDER2",
+        "zero-study report cpu --records reports/cpu/records --records FOLDER2",
+    ]
+    assert shown.text.count("accelerate launch --config_file accelerate_configs/zero2.yaml") == 1
+    assert "3 launches, one of each kind" in shown.text
+
+
+def test_boxes_show_every_value_that_changed(tmp_path):
+    for seed, commit in enumerate(("a" * 40, "b" * 40)):
+        write_run(tmp_path, strategy="ddp", seed=seed, machine={"git_commit": commit, "git_dirty": seed == 1})
+    write_run(tmp_path / "gpu", strategy="ddp", box="gpu")
+    shown = pages.boxes(table.read([tmp_path]))
+    assert row_of(shown, "commit") == f"{'0' * 12} | {'a' * 12}; {'b' * 12} with changes"
+    assert row_of(shown, "GPUs") == "8 x NVIDIA H200, 140 GiB | none"
+
+
+# ---------------------------------------------------------------- cells and markup
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.47, "0.470"), (12.0, "12.0"), (123.4, "123"), (4567.8, "4,568"), (0, "0"), (float("nan"), None)],
+)
+def test_number(value, shown):
+    assert cells.number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.031, "+3.1 %"), (-0.5, "\N{MINUS SIGN}50 %"), (0.0, "0 %"), (2e-6, "+2e-6"), (-4.1e-5, "-4.1e-5")],
+)
+def test_relative(value, shown):
+    assert cells.relative(value) == shown
+
+
+def test_table_escapes_and_says_unknown():
+    shown = markup.table("a < b", ["name", "x", "y"], [("g & h", [["<i>", None, 1], ["k", 2, None]])], note="1 < 2")
+    assert "<i>" not in shown
+    assert shown.count('<span class="missing">unknown</span>') == 2
+    assert "<caption><span>a &lt; b</span><small>1 &lt; 2</small></caption>" in shown
+    assert '<th colspan="3" scope="rowgroup"><span>g &amp; h</span></th>' in shown
+
+
+def test_table_leaves_out_what_nothing_fills():
+    shown = markup.table("t", ["name", "x", "y"], [("", [["a", None, 1]])])
+    assert ">x</th>" not in shown
+    assert "Not measured here: x." in shown

@@ -1,0 +1,272 @@
+"""How notebooks become pages: strictly, in a kernel of this Python, and whole or not at all."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+import reported
+from synthetic import write_run
+
+from study import matrix, report
+from study.benchmarks import reporting
+from study.compare import table
+from study.config import Refusal
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    return reported.site(tmp_path_factory)
+
+
+class Elements(html.parser.HTMLParser):
+    """The elements of a page, with their attributes and what they lie in."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None], tuple[str, ...]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes), tuple(self.open)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.found.append((tag, dict(attributes), tuple(self.open)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes, _ in self.found if name == tag]
+
+
+def page_of(site: Path, name: str) -> str:
+    return (site / report.PAGES[name].file).read_text(encoding="utf-8")
+
+
+each = pytest.mark.parametrize("name", report.PAGES)
+
+
+@each
+def test_page_is_semantic(site, name):
+    text = page_of(site, name)
+    page = Elements(text)
+    assert page.open == []
+    assert text.startswith("<!doctype html>")
+    assert page.all("html") == [{"lang": "en"}]
+    assert [len(page.all(tag)) for tag in ("h1", "nav", "main", "header", "footer")] == [1] * 5
+    assert [within for tag, _, within in page.found if tag == "title"].count(("html", "head")) == 1
+    assert [a["href"] for a in page.all("a") if a.get("aria-current")] == [report.PAGES[name].file]
+    metas = {meta.get("name"): meta.get("content") for meta in page.all("meta")}
+    assert metas["description"]
+    assert metas["viewport"] == "width=device-width, initial-scale=1"
+    tables = len(page.all("table"))
+    assert tables == len(page.all("caption")) == len([d for d in page.all("div") if d.get("class") == "table"])
+    assert all(th.get("scope") for th in page.all("th"))
+    assert all(d["tabindex"] == "0" and d["aria-label"] for d in page.all("div") if d.get("class") == "table")
+    ids = [a["id"] for _, a, _ in page.found if "id" in a]
+    assert len(set(ids)) == len(ids)
+
+
+@each
+def test_page_asks_for_nothing_from_elsewhere(site, name):
+    text = page_of(site, name)
+    page = Elements(text)
+    assert page.all("script") == page.all("iframe") == []
+    assert {link["href"] for link in page.all("link")} == {"style.css", "data:,"}
+    assert all(img["src"].startswith("data:") for img in page.all("img"))
+    assert not re.search(r"@import|url\((?!#)", text + (site / "style.css").read_text())
+
+
+@each
+def test_page_names_no_place_of_the_machine(site, name):
+    text = page_of(site, name)
+    assert str(report.ROOT) not in text
+    assert str(site) not in text
+    assert str(Path.home()) not in text
+
+
+@each
+def test_page_shows_results_and_folds_code(site, name):
+    shown, _, folded = page_of(site, name).partition("<summary>How this page was made</summary>")
+    assert "pages.load" not in shown
+    assert "pages.load(records, box, workload)" in folded
+    assert "google.colab" not in shown + folded
+    assert "Traceback" not in shown
+
+
+def test_first_page_answers_the_question(site):
+    text = page_of(site, "summary")
+    assert f"<h1>{matrix.find('cpu').question}</h1>" in text
+    assert f"{reported.num_runs()} runs of " in text
+    assert text.index("The answer") < text.index("<table>") < text.index("<figure")
+    headings = re.findall("<h2>(.*?)</h2>", text)
+    assert headings == [
+        "The answer",
+        "What is learned, against the control",
+        "Memory against time",
+        "What was held fixed, and what varied",
+        "What is not comparable",
+        "Runs without a result",
+        "How to reproduce it",
+        "Words",
+        "The other pages",
+    ]
+    assert {a["href"] for a in Elements(text).all("a")} >= {page.file for page in report.PAGES.values()}
+    assert "zero-study run cpu" in text
+
+
+@pytest.mark.parametrize("name", ["summary", "loss_curves", "peak_memory", "runtime", "single_vs_multi"])
+def test_page_has_figures(site, name):
+    page = Elements(page_of(site, name))
+    assert page.all("figure")
+    assert len(page.all("figure")) == len(page.all("figcaption"))
+
+
+# ---------------------------------------------------------------- executing
+
+
+def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    made.cells = [nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
+    made.cells += [nbformat.v4.new_code_cell(source) for source in cells]
+    nbformat.write(made, path)
+    return path
+
+
+@pytest.fixture
+def one_page(tmp_path, monkeypatch):
+    """A report of a single notebook, made of the cells that a test gives; returns what builds it."""
+    monkeypatch.setattr(report, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setattr(report, "PAGES", {"summary": report.PAGES["summary"]})
+    (tmp_path / "notebooks").mkdir()
+
+    def build(*cells: str, output: Path = tmp_path / "out") -> Path:
+        notebook(tmp_path / "notebooks" / "summary.ipynb", *cells, parameters='records = []\nstudy = ""')
+        return report.build("smoke", [tmp_path], output)
+
+    return build
+
+
+def test_unknown_parameter_is_refused(tmp_path):
+    path = notebook(tmp_path / "one.ipynb", "records", parameters='records = []\nbox = ""')
+    with pytest.raises(
+        Refusal, match=r"^one.ipynb: no parameter is named recods; its cell tagged `parameters` declares records, box$"
+    ):
+        report.execute(path, tmp_path / "done.ipynb", {"recods": ["a"], "box": ""})
+    assert not (tmp_path / "done.ipynb").exists()
+
+
+def test_kernel_is_of_this_python(tmp_path, monkeypatch):
+    """Whatever kernel a user has registered as python3, and without the user's start-up files."""
+    spec = tmp_path / "data" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps({"argv": ["false"], "display_name": "Not this", "language": "python"}))
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00.py").write_text("records = ['of the user']")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    path = notebook(tmp_path / "one.ipynb", "import sys; print(sys.executable, 'records' in dir())", parameters="a = 1")
+    report.execute(path, tmp_path / "done.ipynb", {"a": 2})
+    done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
+    assert done.cells[-1].outputs[0].text == f"{sys.executable} False\n"
+    assert done.cells[1].source == "# Parameters\na = 2\n"
+
+
+def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
+    first = one_page("'whole'")
+    page = first.read_bytes()
+    with pytest.raises(RuntimeError, match=r"^summary.ipynb, cell 3: ZeroDivisionError: division by zero; ") as failure:
+        one_page("1 + 1", "1 / 0")
+    kept = tmp_path / "out" / "summary.failed.ipynb"
+    assert str(failure.value).endswith(f"the executed notebook is {kept}")
+    assert "ZeroDivisionError" in kept.read_text()
+    assert first.read_bytes() == page
+    assert sorted(path.name for path in tmp_path.glob("out/*")) == ["index.html", "style.css", kept.name]
+    one_page("'whole again'")
+    assert not kept.exists()
+
+
+def test_dead_kernel_is_an_error(one_page, tmp_path):
+    with pytest.raises(RuntimeError, match=r"^summary.ipynb: DeadKernelError: "):
+        one_page("import os; os._exit(3)")
+    assert (tmp_path / "out" / "summary.failed.ipynb").exists()
+
+
+def test_refusal_of_a_cell_is_a_refusal(one_page, tmp_path):
+    with pytest.raises(Refusal, match=r"^records/x: no such folder; pass another$"):
+        one_page("from study.config import Refusal", "raise Refusal('records/x: no such folder; pass another')")
+    assert [path.name for path in tmp_path.iterdir()] == ["notebooks"]
+
+
+def test_other_files_stay(one_page, tmp_path):
+    (tmp_path / "out" / "records").mkdir(parents=True)
+    (tmp_path / "out" / "records" / "a.json").write_text("{}")
+    (tmp_path / "out" / "index.html").write_text("old")
+    one_page("'new'")
+    assert (tmp_path / "out" / "records" / "a.json").read_text() == "{}"
+    assert "new" in (tmp_path / "out" / "index.html").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "out"]
+
+
+def test_output_that_is_a_file_is_refused(one_page, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Refusal, match=r"--output .*file: is not a folder; name another one$"):
+        one_page("'x'", output=tmp_path / "file")
+
+
+def test_outputs_of_every_kind(one_page):
+    text = one_page(
+        "print('1 < 2')",
+        "from IPython.display import Markdown; Markdown('**bold**')",
+        "from study.compare.markup import Html; Html('<p>kept</p>')",
+    ).read_text()
+    assert '<pre tabindex="0">1 &lt; 2\n</pre>' in text
+    assert "<strong>bold</strong>" in text
+    assert "<p>kept</p>" in text
+
+
+def test_benchmark_writes_what_it_is_asked(tmp_path):
+    reporting.write(tmp_path, 30)
+    runs = table.read([tmp_path])
+    assert len(runs) == 30
+    assert set(runs["device"]) == {"cpu", "cuda"}
+    with pytest.raises(Refusal, match="--records 0: must be at least 1"):
+        reporting.main(["--records", "0"])
+    with reporting.sampled() as seen:
+        time.sleep(3 * reporting.SAMPLE_SECONDS)
+    assert max(seen) > 2**20
+
+
+# ---------------------------------------------------------------- the study
+
+
+def test_question_of_an_unknown_study_is_its_name():
+    assert report.question("elsewhere") == "elsewhere"
+    assert report.question("offload") == matrix.find("offload").question
+
+
+def test_control_is_the_studys(tmp_path):
+    for strategy in ("single", "ddp", "zero3"):
+        write_run(tmp_path, strategy=strategy, world_size=1 if strategy == "single" else 2, study="offload")
+    runs = table.read([tmp_path])
+    assert report.control(runs) == "zero3"  # of the study offload
+    assert report.control(runs.assign(study=None)) == "ddp"
+    assert report.control(runs[runs["strategy"] == "single"]) == "single"
+    assert report.control(runs.assign(study="elsewhere", strategy="fsdp2")) == "fsdp2"
