@@ -16,7 +16,8 @@ def main() -> None:
 
     # A run is in a process group of its own: were this process just to die, it would go on.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants the end of its terminal to end nothing
+            signal.signal(number, _interrupt)
     try:
         sys.exit(cli.run(sys.argv[1:]))
     except Refusal as refusal:

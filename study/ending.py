@@ -47,6 +47,8 @@ _OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
 # torchrun's report, and subprocess's in accelerate's launcher of one process.
 _ENDED_BY = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID|died with <Signals\.(SIG\w+)")
 
+_HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
+
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 # torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
 _BUILD_FAILED = re.compile(
@@ -93,7 +95,7 @@ def classify(
     if told and told.status == "out_of_memory":
         return "out_of_memory", raised[0].text
     for one in raised:
-        if _OUT_OF_MEMORY.search(one.text):
+        if is_out_of_memory(one.text):
             return "out_of_memory", one.text
     if died == "SIGKILL":
         blame = {
@@ -103,7 +105,7 @@ def classify(
         }
         return "killed", f"{ended}, {blame[host_memory_was_short]}"
     refused = _after(REFUSED, errors)
-    if refused and not told:
+    if refused and (told is None or told.status == "interrupted"):  # which a rank is where only another one refuses
         return "misconfigured", refused
     for one in raised:
         if _BUILD_FAILED.search(one.text):
@@ -120,6 +122,11 @@ def classify(
     if (told is None or told.step is None) and (cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)):
         return "misconfigured", cause.text
     return "crashed", f"{ended}: {cause.text}" if died else cause.text
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Say whether an error is that of an allocator, or of what allocates for itself."""
+    return bool(_OUT_OF_MEMORY.search(text))
 
 
 def read_told(run_dir: Path) -> Told | None:
@@ -173,7 +180,11 @@ def _after(start: str, lines: Iterable[str]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """A text without this machine's folders: the current one and the project's become `.`, the user's own `~`."""
+    """A text without this machine's folders and name: the current one and the project's become `.`, the user's own `~`.
+
+    The name is in the report of torchrun.
+    """
+    text = _HOST.sub(r"\1(this machine)", text)
     for folder, short in ((Path.cwd(), "."), (ROOT, "."), (Path(os.path.expanduser("~")), "~")):
         if folder != folder.parent:
             text = re.sub(rf"(?<![\w.~-]){re.escape(str(folder))}(?![\w-])", short, text)

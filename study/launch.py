@@ -36,7 +36,7 @@ LEFT_OVER_SECONDS = 30
 
 @dataclass(frozen=True)
 class Ending:
-    """What came of one launch. Texts hold none of this machine's folders."""
+    """What came of one launch. Its texts are as `ending.shown` makes them."""
 
     status: OutcomeStatus
     message: str  # for people: one line
@@ -157,10 +157,10 @@ def _progress(run_dir: Path, seconds: float) -> str:
 
 
 def _end_group(process: subprocess.Popen) -> None:
-    """End the run and everything it started: ask first, so that it can record itself; insist after 45 s.
+    """End the run and everything it started: ask first, so that torchrun's ranks can record themselves, then insist.
 
     torchrun starts its ranks in sessions of their own, so they are not of the launcher's process group; asked to end,
-    it gives them 30 s.
+    it gives them 30 s, and has 45. Accelerate's launcher of one process ends at once, and its process with it.
     """
     started = psutil.Process(process.pid).children(recursive=True)
     with suppress(ProcessLookupError):

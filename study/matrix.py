@@ -15,8 +15,15 @@ from study.config import Refusal, RunConfig, build_config, describe
 
 STUDIES = Path(__file__).resolve().parent / "studies"
 
-# What a part says in lists, or the study for all its runs; nothing of it is a flag of one part.
-_NOT_FLAGS = {"seed", "data", "data_dir", "output_dir", "swap_dir"}
+# What a part says in lists, or somebody else for all runs; nothing of it is a flag of one part.
+_NOT_FLAGS = {
+    "seed": "list it under seeds",
+    "data": "write text: real, or text: bundled, beside parts",
+    "data_dir": "pass --data-dir to zero-study run",
+    "output_dir": "the runner says it",
+    "swap_dir": "a run swaps in its own folder; pass --runs-dir on the disk to be measured",
+}
+_SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
 
 class _Strict(BaseModel):
@@ -40,11 +47,10 @@ class Part(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Part:
-        misplaced = _NOT_FLAGS & set(self.flags)
+        misplaced = _NOT_FLAGS.keys() & self.flags.keys()
         if misplaced:
             name = min(misplaced)
-            remedy = {"seed": "list it under seeds", "output_dir": "the runner says it"}
-            raise ValueError(f"flags.{name} is not a part's: {remedy.get(name, 'pass it to zero-study run')}")
+            raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
         if self.global_batch_sizes and "global_batch_size" in self.flags:
             raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
         if not self.strategies:
@@ -57,6 +63,10 @@ class Part(_Strict):
         unknown = set(self.flags) - {"preset", *RunConfig.model_fields}
         if unknown:
             raise ValueError(f"flags.{min(unknown)} is not a flag of train.py; `zero-study train --help` lists them")
+        for name, value in self.flags.items():
+            if value is not None and isinstance(value, bool) != (name in _SWITCHES):
+                wanted = "true or false, without quotes" if name in _SWITCHES else "a value"
+                raise ValueError(f"flags.{name}={value!r}: write {wanted}")
         for name in self.strategies:
             strategy.find_strategy(name)  # a Refusal is a ValueError
         return self

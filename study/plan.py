@@ -200,7 +200,9 @@ def lacking(study: Study, run: Run, config: RunConfig, chosen: Strategy, here: B
     on_device, on_host = model_state_bytes(config, chosen, run.num_processes)
     if not found:  # a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", here.host_memory_bytes)
-    return _too_large("model states", on_device, 1, "GPU", min(here.gpu_memory_bytes)) or _too_large(
+    # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
+    smallest = sorted(here.gpu_memory_bytes, reverse=True)[num_local - 1]
+    return _too_large("model states", on_device, 1, "GPU", smallest) or _too_large(
         "offloaded model states", on_host, num_local, "host", here.host_memory_bytes
     )
 

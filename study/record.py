@@ -193,15 +193,22 @@ class Outcome(_Facts):
     stderr_tail: list[str]  # the last lines, oldest first
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    scratch = path.with_name(path.name + ".part")
+    try:
+        with open(scratch, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file so that it is there whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    with open(scratch, "w") as file:
-        json.dump(content, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write(run_dir: Path, record: Record) -> Path:

@@ -30,9 +30,9 @@ LEGEND = "model states: MiB per rank as the optimizer steps; collectives: MiB pe
 def run(study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fail_fast: bool) -> int:
     """Run what is not finished, print progress and a table, and return the exit status.
 
-    An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after a
-    run that is neither ok, out of memory nor skipped. Raises Refusal where another runner has the folder, or where a
-    finished run is there that has another's name.
+    An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after
+    one of this call that is neither ok nor out of memory. Raises Refusal where another runner has the folder, or where
+    a finished run is there that has another's name.
     """
     with locked(folder):
         launch.end_left_over(folder)
@@ -40,14 +40,14 @@ def run(study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fai
         print(f"{plan.heading(planned)}\n{plan.summary(planned)}", flush=True)
         outcomes: list[Outcome] = []
         try:
-            for outcome in _outcomes(planned):
+            for one, outcome in zip(planned.runs, _outcomes(planned), strict=True):
                 outcomes.append(outcome)
-                if fail_fast and outcome.status not in ("ok", "out_of_memory", "skipped"):
+                if fail_fast and not one.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
                     break
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         print(f"\n{table(planned.runs, outcomes)}\n{LEGEND}")
-        missing = len(planned.runs) - len(outcomes)
+        missing = sum(not one.kept for one in planned.runs[len(outcomes) :])
         if missing:
             print(f"{missing} of {len(planned.runs)} runs have no outcome yet; the same command goes on with them")
             return SOME_WITHOUT_OUTCOME
@@ -57,8 +57,12 @@ def run(study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fai
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other runners out of a study's folder; the kernel lets them in again when this process ends, however."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a+")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise Refusal(f"{folder}: cannot be written ({error.strerror}); pass another --runs-dir") from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,7 +126,7 @@ def _launch(planned: Plan, index: int, position: int, head: str) -> Outcome:
         print(f"{head}: {line}; about {duration(left)} left", flush=True)
 
     # What an attempt without a result left would be taken for this one's.
-    for name in ("outcome.json", "record.json", "failure-rank*.json", "*.part"):
+    for name in ("outcome.json", "record.json", "steps.jsonl", "failure-rank*.json", "*.part"):
         for stale in one.run_dir.glob(name):
             stale.unlink()
     path = strategy.find_strategy(one.run.strategy)
@@ -150,9 +154,8 @@ def _kept(study: Study, one: Planned, position: int) -> Outcome:
         return seen
     written, told = record.read(one.run_dir), ending.read_told(one.run_dir)
     status, message = ending.classify([], told, returncode=0)
-    return _write(
-        study, one, position, status, ending.shown(message), started_at=written.started_at, command=written.command
-    )
+    command = [*plan.planned_command(one.run), "--output-dir", ending.shown(str(one.run_dir))]
+    return _write(study, one, position, status, ending.shown(message), started_at=written.started_at, command=command)
 
 
 def _skipped(study: Study, one: Planned, position: int, reason: str) -> Outcome:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from study import bound, extensions, record
 from study.config import Refusal, RunConfig, build_config, flag_parser
-from study.ending import FAILED, REFUSED
+from study.ending import FAILED, REFUSED, is_out_of_memory, shown
 from study.launch import QUIET, missing_folders, remove_empty
 from study.strategy import (
     Launch,
@@ -390,10 +390,11 @@ class Journal:
         self._created = missing_folders(run_dir)
         self._started = time.perf_counter()
         launcher = ["accelerate", "launch", "--config_file", str(launch.strategy.path)]
+        processes = ["--num_processes", str(launch.num_processes)]
         self._facts: dict[str, Any] = {
             "run_id": run_dir.name,
             "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": [*launcher, "--num_processes", str(launch.num_processes), "study/train.py", *arguments],
+            "command": [shown(word) for word in [*launcher, *processes, "study/train.py", *arguments]],
             "workload": config.workload,
             "size": config.size,
             "strategy": launch.strategy.name,
@@ -460,7 +461,9 @@ class Journal:
         from study.measure import machine
 
         if self._file:
+            os.fsync(self._file.fileno())  # a record that outlives a power cut names steps that do, too
             self._file.close()
+            self._file = None  # this may be cut off, and `fail` write once more
         steps = self.run_dir / "steps.jsonl"
         known = {**self._facts, **facts}
         record.write(
@@ -482,6 +485,8 @@ class Journal:
         # The launcher ends every rank as soon as one has ended; what there is to tell is told all the same.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+        if (self.run_dir / "record.json").exists():  # the result is there, whatever came after it
+            return
         told = {
             "at": time.time(),
             "status": _status(error),
@@ -516,8 +521,7 @@ def _status(error: BaseException) -> str:
 
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return "interrupted"
-    out_of_memory = "can't allocate memory" in str(error) or "out of memory" in str(error).lower()
-    return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or out_of_memory else "failed"
+    return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(str(error)) else "failed"
 
 
 if __name__ == "__main__":

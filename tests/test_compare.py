@@ -197,7 +197,15 @@ def test_without_dropout_every_cut_of_the_batch_is_comparable(folder):
     assert {rows(page, f"bf16-zero{stage}")[0][2] for stage in (2, 3)} == {"bf16-zero1-acc"}
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"config": {"learning_rate": 1e-4}}, {"data": {"digest": "another"}}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 1},
+        {"config": {"learning_rate": 1e-4}},
+        {"data": {"digest": "another"}},
+        {"machine": {"cpu": "another"}},
+    ],
+)
 def test_what_trains_something_else_is_not_compared(folder, other):
     change(folder / "auto-zero0.json", **other)
     assert "Nothing to compare with: auto-zero0." in parity.table([folder])

@@ -81,6 +81,13 @@ CASES = {
         "misconfigured",
         "data/imdb is not there; correct --data-dir",
     ),
+    "refused on one rank": (
+        "zero-study: data/imdb/train.parquet cannot be read; correct --data-dir\n" + RANK_FAILED,
+        INTERRUPTED,
+        1,
+        "misconfigured",
+        "data/imdb/train.parquet cannot be read; correct --data-dir",
+    ),
     "refused by DeepSpeed": (
         traceback("deepspeed.runtime.config.DeepSpeedConfigError: no gradient clipping", "deepspeed/runtime/config.py"),
         Told("failed", None, "DeepSpeedConfigError: no gradient clipping"),
@@ -236,6 +243,7 @@ def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     text = f'File "{project}/study/train.py" {home}/data {tmp_path}/here/runs {home} {home}less {tmp_path}/hereafter'
     assert ending.shown(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
+    assert ending.shown("  host      : box.example.org") == "  host      : (this machine)"
     words = [
         f"{project}/.venv/bin/python",
         "-m",

@@ -155,7 +155,9 @@ def test_settings_of_matplotlib_stay(two):
 # ---------------------------------------------------------------- one box, one thing trained
 
 
-@pytest.mark.parametrize("column", ["box", "workload", "size", "precision", "global_batch_size", "num_steps"])
+@pytest.mark.parametrize(
+    "column", ["box", "workload", "size", "precision", "global_batch_size", "num_steps", "data_digest", "libraries"]
+)
 @pytest.mark.parametrize("kind", OF_RUNS)
 def test_mixed_runs_are_refused(two, kind, column):
     other = two.iloc[:1].assign(**{column: 1 if pd.api.types.is_numeric_dtype(two[column]) else "another"})
@@ -427,6 +429,19 @@ def test_forest_names_what_could_not_be_compared(compared):
     assert colours(figure, "zero2") == 0
     assert "not measured on both sides" in visible(figure)
     assert "Without a value: zero2 (not measured on both sides)." in figure.caption
+
+
+def test_forest_says_when_the_margin_is_too_wide(compared):
+    rows = compared[compared["metric"] == "seconds_per_step"]
+    assert "within which there is no difference" in figures.differences(rows.assign(relative_margin=0.015)).caption
+    assert "above 2 % it says nothing" in figures.differences(rows.assign(relative_margin=0.03)).caption
+
+
+def test_forest_names_the_controls_processes_where_they_differ(compared):
+    rows = compared[compared["metric"] == "final_loss"]
+    assert "ddp on 2" not in visible(figures.differences(rows))  # `single` is one process, as the caption says
+    other = rows.assign(control_world_size=rows["control_world_size"].where(rows["strategy"] != "zero2", 4))
+    assert "zero2 (ddp on 4)" in visible(figures.differences(other))
 
 
 def test_forest_of_several_world_sizes_has_a_row_for_each(everything):

@@ -15,6 +15,13 @@ from study.theory import hardware
         ("NVIDIA A100 80GB PCIe", "fp32", True, 156),
         ("NVIDIA H100 80GB HBM3", "bf16", None, 989),
         ("NVIDIA H200", "fp16-autocast", False, 989),
+        ("NVIDIA H100 80GB HBM3", "fp32", False, 67),
+        ("NVIDIA H100 PCIe", "bf16", False, 756.5),
+        ("NVIDIA B200", "bf16", False, 2250),
+        ("NVIDIA L4", "bf16", False, 121),
+        ("NVIDIA L4", "fp32", False, 30.3),
+        ("NVIDIA A10G", "bf16", False, 70),
+        ("Tesla V100-SXM2-16GB", "fp16", False, 125),
         ("Tesla T4", "fp16", False, 65),
         ("Tesla T4", "bf16", False, None),  # it has no unit for it
         ("Tesla V100-SXM2-32GB", "fp32", True, None),  # nor this one for TF32

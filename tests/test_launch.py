@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
 
 def test_a_program_is_not_begun_where_its_parent_has_ended(tmp_path):
     marker = tmp_path / "begun"
-    not_its_parent = 1
+    not_its_parent = os.getppid()
     program = [sys.executable, "-c", f"open({str(marker)!r}, 'w')"]
     subprocess.run([sys.executable, bound.__file__, str(not_its_parent), *program], check=True)
     assert not marker.exists()

@@ -44,8 +44,10 @@ def find(tmp_path):
         (QUESTION + "parts: [{flags: {seed: 1}}]\n", "parts.0: flags.seed is not a part's: list it under seeds"),
         (
             QUESTION + "parts: [{flags: {data: hub}}]\n",
-            "parts.0: flags.data is not a part's: pass it to zero-study run",
+            "parts.0: flags.data is not a part's: write text: real, or text: bundled, beside parts",
         ),
+        (QUESTION + "parts: [{flags: {measure: 'no'}}]\n", "parts.0: flags.measure='no': write true or false"),
+        (QUESTION + "parts: [{flags: {max_steps: true}}]\n", "parts.0: flags.max_steps=True: write a value"),
         (QUESTION + "parts: [{seeds: 3}]\n", "parts.0.seeds=3: input should be a valid tuple"),
         (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
         (QUESTION + "parts: [{seeds: [1, 1]}]\n", "parts.0: seeds: 1 is there twice"),

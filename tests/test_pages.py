@@ -120,8 +120,9 @@ def test_answer(study):
 def test_answer_in_words(study):
     compared = differences.compare(study, "ddp", METRICS)
     said = text_of(pages.in_words(study, compared, "ddp"))
-    assert "2 comparisons of the final loss with ddp's: no difference in 2 (single and zero2)." in said
-    assert "2 comparisons of the time of a step with ddp's: slower in 2 (single and zero2)" in said
+    of_ddp = "with ddp's, gpt-wikitext tiny fp32:"
+    assert f"2 comparisons of the final loss {of_ddp} no difference in all (single and zero2)." in said
+    assert f"2 comparisons of the time of a step {of_ddp} slower in all (single and zero2)" in said
     assert "gpt-wikitext tiny, fp32, 8 sequences per step on 2 processes: from " in said
 
 

@@ -60,6 +60,12 @@ def test_model_states_that_cannot_fit_on_the_gpu():
     assert "12.1 GB a rank" in lacking(Box((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
 
 
+def test_a_small_gpu_beside_a_large_one_is_no_obstacle():
+    both = Box((2 * 10**9, 10**11), 10**12)
+    assert lacking(both, "zero2", **GPT_6B) is None
+    assert "the GPU has 2.0 GB" in lacking(both, "zero2", 2, **GPT_6B)
+
+
 def test_offload_moves_model_states_to_the_host():
     """On the GPU parameters stay, 2 bytes each; Adam's states and fp32 gradients, 16 bytes, go to the host."""
     assert lacking(Box((T4,), 10**12), "zero2_cpu_offload", **GPT_6B) is None

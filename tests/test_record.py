@@ -8,8 +8,8 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from study import record
-from study.config import Refusal
+from study import ending, record, strategy, train
+from study.config import Refusal, build_config
 from study.record import Checksum, Failure, Proof, Record
 
 LEAST = {
@@ -53,6 +53,46 @@ def test_a_write_that_is_cut_off_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         record.write(tmp_path, Record(**{**LEAST, "status": "ok"}))
     assert path.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.fixture
+def journal(tmp_path, monkeypatch):
+    """That of a run in here/run, whose signals stay the tests'."""
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    asked = strategy.Launch(strategy.read_strategy(strategy.find_strategy("single")), num_processes=1)
+    run_dir = tmp_path / "here" / "run"
+    return train.Journal(build_config(), asked, run_dir, ["--output-dir", str(run_dir)])
+
+
+def test_a_failure_after_the_record_leaves_it(journal):
+    path = record.write(journal.run_dir, Record(**{**LEAST, "status": "ok"}))
+    before = path.read_bytes()
+    journal.fail(train.Interrupted("interrupted by SIGTERM"))
+    assert path.read_bytes() == before
+
+
+def test_a_record_that_is_cut_off_is_written_once_more(journal, monkeypatch):
+    def cut_off() -> None:
+        raise train.Interrupted("interrupted by SIGTERM")
+
+    journal._file = open(journal.run_dir / "steps.jsonl", "w")  # noqa: SIM115 - as `open` does
+    with monkeypatch.context() as patched:
+        patched.setattr("study.measure.machine.describe", cut_off)
+        with pytest.raises(train.Interrupted):
+            journal.write("ok")
+    journal.fail(train.Interrupted("interrupted by SIGTERM"))
+    assert record.read(journal.run_dir).status == "interrupted"
+
+
+def test_a_failure_is_recorded_with_a_command_that_shows_no_folder(journal, tmp_path, monkeypatch):
+    journal.fail(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    found = record.read(journal.run_dir)
+    assert (found.status, found.failure.step) == ("out_of_memory", None)
+    assert found.command[-3:] == ["study/train.py", "--output-dir", "./run"]
+    assert not any(str(folder) in word for word in found.command for folder in (tmp_path, ending.ROOT))
 
 
 def test_no_number_that_json_has_not(tmp_path):

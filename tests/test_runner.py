@@ -147,7 +147,8 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     }
     skipped = found["bert-imdb-tiny-ddp-2x-seed1-batch32"]
     assert skipped.message == f"{middle.format(0)} ran out of memory, with a smaller batch"
-    assert (skipped.wall_seconds, skipped.returncode, skipped.command) == (None, None, [])
+    assert (skipped.wall_seconds, skipped.returncode) == (None, None)
+    assert skipped.command[-6:] == ["--global-batch-size", "32", "--data", "bundled", "--seed", "1"]  # had it been run
     assert [path.name for path in Path("runs/ladder", skipped.run_id).iterdir()] == ["outcome.json"]
     capsys.readouterr()
     run(Path("ladder.yaml"), monkeypatch)
@@ -190,6 +191,20 @@ def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
     assert "4 of 6 runs have no outcome yet; the same command goes on with them" in capsys.readouterr().out
 
 
+def test_fail_fast_passes_over_what_failed_before(study, monkeypatch, capsys):
+    first, second = "bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"
+    endings = {first: "crashed_after_result", second: "crashed"}
+    assert run(study, monkeypatch, endings) == runner.SOME_NOT_OK
+    capsys.readouterr()
+    assert run(study, monkeypatch, {second: "crashed"}, fail_fast=True) == runner.SOME_NOT_OK
+    out = capsys.readouterr().out
+    assert f"[2/6] {second}: crashed" in out
+    assert "[3/6]" not in out
+    assert "no outcome yet" not in out  # the four after it have theirs from before
+    assert run(study, monkeypatch, fail_fast=True) == runner.SOME_NOT_OK
+    assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok", "crashed_after_result"}
+
+
 def test_ctrl_c_leaves_the_run_without_an_outcome(study, monkeypatch, capsys):
     hanging = "bert-imdb-tiny-zero2-2x-seed0"
     launched = launch.launch
@@ -219,6 +234,8 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
         "stdout.log",
         "steps.jsonl",
     ]
+    run(study, monkeypatch, {name: "refused"})
+    assert [path.name for path in run_dir.iterdir()] == ["outcome.json"]
 
 
 # ---------------------------------------------------------------- two runners, and one that is killed
@@ -233,10 +250,17 @@ def test_a_second_runner_is_refused(study, monkeypatch):
     assert run(study, monkeypatch) == runner.ALL_OK
 
 
+def test_a_folder_that_cannot_be_one_is_refused(study, monkeypatch):
+    Path("runs").touch()
+    with pytest.raises(Refusal, match=r"runs/mine: cannot be written .*; pass another --runs-dir"):
+        run(study, monkeypatch)
+
+
 def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
     run(study, monkeypatch)
     name = "bert-imdb-tiny-single-1x-seed0"
     path = Path("runs/mine") / name / "outcome.json"
+    before = outcomes(Path("runs/mine"))[name]
     written = (path.parent / "record.json").read_bytes()
     path.unlink()
     assert run(study, monkeypatch) == runner.ALL_OK
@@ -247,7 +271,7 @@ def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
         None,
         None,
     )
-    assert found.position == 7
+    assert (found.position, found.command) == (7, before.command)
     assert (path.parent / "record.json").read_bytes() == written
 
 
@@ -321,6 +345,18 @@ def test_commands_plan_and_run(study, monkeypatch, capsys):
     assert capsys.readouterr().out.count("\nmine: Which one?\n") == 1  # of the second, after the first's last line
     with pytest.raises(Refusal, match="--timeout 0: must be a whole number of at least 1"):
         cli.run(["run", "mine.yaml", "--timeout", "0"])
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_nohup_is_respected(ignored):
+    """What the parent ignores stays ignored; else the end of the terminal is as Ctrl-C."""
+    code = (
+        "import signal; from study import __main__, cli\n"
+        f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
+        "cli.run = lambda _: signal.raise_signal(signal.SIGHUP); __main__.main()"
+    )
+    done = launching.attempt(["python", "-c", code])
+    assert done.returncode == (0 if ignored else 130), done.stderr
 
 
 def test_benchmark_counts_what_differs(study, monkeypatch):

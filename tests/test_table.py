@@ -170,6 +170,17 @@ def test_memory_on_a_cpu(tmp_path):
     assert math.isnan(row["peak_allocated_bytes"])
 
 
+def test_ddps_buckets_are_in_its_peak_on_a_cpu(tmp_path):
+    """They are C++ tensors, which the probe of live tensors does not see."""
+    written = record.read(synthetic.write_run(tmp_path, strategy="ddp"))
+    row = only(tmp_path)
+    seen = max(phases["steady_steps"].tensor_bytes for phases in written.peak_memory)
+    buckets = 4 * written.num_params
+    assert row["peak_tensor_bytes"] == seen + buckets
+    assert [rank["peak"] for rank in row["rank_parts"]] == row["rank_tensor_bytes"]
+    assert max(row["rank_tensor_bytes"]) == seen + buckets
+
+
 def test_model_states_are_those_of_the_rank_with_most(tmp_path):
     path = synthetic.write_run(tmp_path, strategy="zero2")
     content = json.loads(path.read_text())
@@ -200,11 +211,12 @@ def test_an_all_reduce_counts_twice(tmp_path):
 def test_what_was_not_measured_is_nan_and_never_0(tmp_path):
     path = synthetic.write_run(tmp_path)
     unknown = ("collectives_per_step", "model_state_bytes", "resting_state_bytes", "peak_memory", "timing")
-    change(path, **dict.fromkeys(unknown), evaluation=[], model_flops_per_sequence=None)
+    change(path, **dict.fromkeys(unknown), evaluation=[], model_flops_per_sequence=None, machine={"libraries": {}})
     row = only(tmp_path)
     missing = [
         "collective_bytes", "model_state_bytes", "paper_state_bytes", "peak_tensor_bytes", "memory_imbalance",
         "seconds_per_step", "tokens_per_second", "model_flops_per_second", "eval_loss", "num_ranks_proved",
+        "libraries",
     ]  # fmt: skip
     assert row[missing].isna().all()
     assert row["rank_tensor_bytes"] is None

@@ -9,7 +9,7 @@ import launching
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import answer, text
+from study.compare import answer, table, text
 
 README = launching.ROOT / "README.md"
 
@@ -29,8 +29,17 @@ def test_differences(tmp_path):
     losses = rows(page.split("### final_loss")[1].split("###")[0], "zero2")
     assert [(row[2], row[7]) for row in losses] == [("3", "higher")]
     assert losses[0][5].startswith("+")
-    assert "killed" in page.split("## Not compared")[1]
+    assert "zero3: killed (synthetic: killed)" in page.split("## Not compared")[1]
     assert "nan" not in page
+
+
+def test_differences_tell_the_controls_processes_and_what_else_was_trained(tmp_path):
+    for learning_rate in (1e-3, 1e-4):
+        write_run(tmp_path, strategy="ddp", learning_rate=learning_rate)
+        write_run(tmp_path, strategy="single", world_size=1, learning_rate=learning_rate)
+    page = text.differences([tmp_path], "ddp")
+    assert {row[1] for row in rows(page, "single")} == {"1 against 2"}
+    assert len(re.findall(r"\n## gpt-wikitext tiny, fp32, batch 8, settings [0-9a-f]{8}, Synthetic CPU", page)) == 2
 
 
 def test_largest_batch_and_what_came_of_the_next(tmp_path):
@@ -38,15 +47,28 @@ def test_largest_batch_and_what_came_of_the_next(tmp_path):
     write_run(tmp_path, strategy="zero2", global_batch_size=16)
     write_run(tmp_path, strategy="zero2", global_batch_size=32, status="out_of_memory")
     write_run(tmp_path, strategy="ddp", global_batch_size=8, status="out_of_memory")
+    write_run(tmp_path, strategy="zero1", global_batch_size=8)
+    write_run(tmp_path, strategy="zero1", global_batch_size=8, seed=1, status="out_of_memory")
     page = text.largest_batch([tmp_path])
     assert rows(page, "zero2")[0][2:5] == ["16", "32", "out_of_memory"]
     assert rows(page, "ddp")[0][2:6] == ["none", "8", "out_of_memory", "unknown"]
+    assert [rows(page, name)[0][-1] for name in ("zero2", "zero1")] == ["1", "ok 1, out_of_memory 1"]
+
+
+def test_a_run_that_fits_nowhere_is_not_lost(tmp_path):
+    for precision in ("fp32", "bf16"):
+        write_run(tmp_path, strategy="ddp", precision=precision)
+    write_outcome(tmp_path, "skipped", strategy="zero3")
+    page = text.largest_batch([tmp_path])
+    assert rows(page.split("unknown precision")[1], "zero3")[0][2:5] == ["none", "8", "skipped"]
 
 
 def test_scaling_names_its_base(tmp_path):
     write_run(tmp_path, strategy="single", world_size=1, seconds=1.0)
     write_run(tmp_path, strategy="ddp", world_size=2, seconds=0.5)
+    write_outcome(tmp_path, "killed", strategy="zero2", world_size=4)
     page = text.scaling([tmp_path])
+    assert "zero2-4x-seed0-batch8: killed (synthetic: killed)" in page.split("## Without a result")[1]
     efficiency, base = rows(page, "ddp")[0][3:5]
     assert 97 <= int(efficiency.rstrip("%")) <= 103  # times are noisy by one per cent
     assert base == "single on 1 process"
@@ -86,3 +108,18 @@ def test_answer_says_unknown_of_what_was_not_measured(tmp_path):
     write_run(tmp_path, strategy="zero2")
     row = rows(answer.table([tmp_path]), "`zero2`")[0]
     assert row[1:6] == ["unknown"] * 5
+
+
+def test_answer_counts_a_seed_once_however_often_it_was_repeated(tmp_path):
+    for seed, repeats in ((0, 3), (1, 1)):
+        for repeat in range(repeats):
+            write_run(tmp_path, size="mini", strategy="ddp", seed=seed, repeat=repeat)
+        write_run(tmp_path, size="mini", strategy="zero0", seed=seed)
+    write_run(tmp_path, size="mini", strategy="zero0", seed=2, status="failed")
+    page = answer.table([tmp_path])
+    perplexities = table.read([tmp_path]).query("status == 'ok'").groupby("seed")["perplexity"].mean()
+    assert perplexities.nunique() == 2
+    assert rows(page, "`ddp`")[0][3] == rows(page, "`zero0`")[0][3] == f"{perplexities.mean():.0f}"
+    assert rows(page, "`zero0`")[0][4].endswith(", no difference")
+    assert "6 runs on Synthetic CPU, 8 cores" in page
+    assert "seeds: BERT 0, GPT 2, BERT-large 0; 2 processes, `single` one; fp32." in page

@@ -270,7 +270,7 @@ def _record(
     measured = {
         "model_state_bytes": stepping,
         "resting_state_bytes": resting,
-        "peak_memory": [_peaks(config, box, micro, rank, states) for rank, states in enumerate(stepping)],
+        "peak_memory": [_peaks(config, box, engine, micro, rank, states) for rank, states in enumerate(stepping)],
         "collectives_per_step": _collectives(strategy, made.num_params, world_size, parameter_bytes(config.precision)),
     }
     return made.model_copy(update=measured)
@@ -323,16 +323,19 @@ def _state_bytes(
     return ModelStateBytes(**counts, by_device={device: sum(counts.values())})
 
 
-def _peaks(config: RunConfig, box: Box, micro: int, rank: int, states: ModelStateBytes) -> dict[str, PeakMemory]:
+def _peaks(
+    config: RunConfig, box: Box, engine: Engine, micro: int, rank: int, states: ModelStateBytes
+) -> dict[str, PeakMemory]:
     """Model states, activations by the tokens of a micro batch, and a little more on rank 0."""
     held = sum(getattr(states, part) for part in PARTS)
+    unseen = states.communication_buffers if engine.kind == "ddp" else 0  # by who looks for live tensors
     activations = 40 * 1024 * micro * config.sequence_length
     shares = {"built": 0.3, "prepared": 0.8, "first_step": 0.95, "settling_steps": 0.98, "steady_steps": 1.0}
     peaks = {}
     for phase, share in {**shares, "evaluation": 0.7}.items():
         alive = int(share * (held + activations)) + (1 << 20) * (rank == 0)
         if box == "cpu":
-            tensors = alive if phase == "steady_steps" else None
+            tensors = alive - unseen if phase == "steady_steps" else None
             peaks[phase] = PeakMemory(tensor_bytes=tensors, resident_bytes=1_000_000_000 + alive)
         else:
             reserved = -(-int(alive * 1.1) // (1 << 21)) * (1 << 21)

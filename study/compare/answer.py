@@ -10,6 +10,7 @@ import pandas as pd
 from study.compare import differences, records
 from study.compare import table as tidy
 from study.compare.figures.drawing import in_order
+from study.theory.model_states import parameter_bytes
 
 # What was trained long enough to learn, with the held-out metric and how it is written.
 LEARNED = {("bert-imdb", "micro"): ("accuracy", ".3f"), ("gpt-wikitext", "mini"): ("perplexity", ".0f")}
@@ -17,8 +18,8 @@ NAMES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
 STATES = ("bert-imdb", "large")
 WORLD_SIZE = 2
 
-# Times the parameters, sent by each rank and step (arXiv:1910.02054, sec. 7); None: no ZeRO stage.
-PAPER_VOLUME = {None: 2, 0: 2, 1: 2, 2: 2, 3: 3}
+# Times the parameters, sent by each rank and step (arXiv:1910.02054, sec. 7).
+PAPER_VOLUME = {"all whole": 2, "parameters sharded": 3}
 
 
 def table(folders: Sequence[Path], control: str = "ddp") -> str:
@@ -28,22 +29,24 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
     compared, runs = (
         rows[(rows["strategy"] == "single") | (rows["world_size"] == WORLD_SIZE)] for rows in (compared, everything)
     )
+    ok = runs[runs["status"] == "ok"]
     states = _cell(runs, STATES)
     head, columns = ["strategy"], []
     for place, (metric, form) in LEARNED.items():
         name = NAMES[place[0]]
-        learned = _cell(runs, place)
+        by_seed = _cell(ok, place).groupby(["strategy", "seed"])[metric].mean()  # however often a seed was repeated
         head += [f"{name}: {metric}", f"{name}: loss against {control}"]
-        columns.append((learned.groupby("strategy")[metric], form, _cell(compared, place).set_index("strategy")))
+        means = by_seed.groupby("strategy").mean()
+        columns.append((means, form, _cell(compared, place).set_index("strategy")))
     head += ["BERT-large: states (paper)", "and buffers", "sent (paper)"]
     rows = []
     for strategy in in_order(runs["strategy"]):
         row = [f"`{strategy}`"]
-        for values, form, against in columns:
-            row.append(_number(values.mean().get(strategy), form))
+        for means, form, against in columns:
+            row.append(_number(means.get(strategy), form))
             row.append(_difference(strategy, control, against))
         rows.append(row + _held(states[states["strategy"] == strategy]))
-    return "\n".join([*records.markdown(head, rows), "", _basis(runs)])
+    return "\n".join([*records.markdown(head, rows), "", _basis(ok)])
 
 
 def _cell(rows: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
@@ -59,10 +62,17 @@ def _difference(strategy: str, control: str, against: pd.DataFrame) -> str:
         return "the control"
     if strategy not in against.index:
         return "unknown"
-    row = against.loc[strategy]
-    if pd.isna(row["relative_low"]):
-        return f"{row['relative_difference']:+.2%}, {row['verdict']}"
-    return f"{row['relative_low']:+.2%} to {row['relative_high']:+.2%}, {row['verdict']}"
+    said = []
+    for row in against.loc[[strategy]].to_dict("records"):  # usually one
+        words = [_percent(row[name]) for name in ("relative_low", "relative_high") if pd.notna(row[name])]
+        if not words and pd.notna(row["relative_difference"]):
+            words = [_percent(row["relative_difference"])]
+        said.append(", ".join([*([" to ".join(words)] if words else []), row["verdict"]]))
+    return "; ".join(said)
+
+
+def _percent(relative: float) -> str:
+    return f"{100 * relative:+.1g} %" if 0 < abs(relative) < 1e-4 else f"{relative:+.2%}"
 
 
 def _held(runs: pd.DataFrame) -> list[str]:
@@ -71,23 +81,23 @@ def _held(runs: pd.DataFrame) -> list[str]:
     if ok.empty:
         return ["unknown" if runs.empty else runs["status"].iloc[0], "", ""]
     run = ok.iloc[0]
-    stage = None if pd.isna(run["zero_stage"]) else int(run["zero_stage"])
-    volume = PAPER_VOLUME[stage] if run["world_size"] > 1 else 0
+    sharded = run["zero_stage"] == 3 or run["strategy"] == "fsdp2"
+    volume = PAPER_VOLUME["parameters sharded" if sharded else "all whole"] if run["world_size"] > 1 else 0
+    each = run["num_params"]
+    states, paper = _number(run["model_state_bytes"] / each, ".2f"), _number(run["paper_state_bytes"] / each, ".0f")
+    sent = run["collective_bytes"] / (parameter_bytes(run["precision"]) * each)
     return [
-        f"{run['model_state_bytes'] / run['num_params']:.2f} ({run['paper_state_bytes'] / run['num_params']:.0f})",
-        f"{run['communication_buffer_bytes'] / run['num_params']:.2f}",
-        f"{run['collective_bytes'] / (4 * run['num_params']):.2f} ({volume})",
+        f"{states} ({paper})",
+        _number(run["communication_buffer_bytes"] / each, ".2f"),
+        f"{_number(sent, '.2f')} ({volume})",
     ]
 
 
-def _basis(runs: pd.DataFrame) -> str:
-    ok = runs[runs["status"] == "ok"]
-    seeds = [_cell(ok, place)["seed"].nunique() for place in LEARNED]
+def _basis(ok: pd.DataFrame) -> str:
+    seeds = {NAMES[place[0]]: _cell(ok, place)["seed"].nunique() for place in LEARNED}
+    seeds["BERT-large"] = _cell(ok, STATES)["seed"].nunique()
     days = sorted({started[:10] for started in ok["started_at"]})
-    boxes = ", ".join(sorted(ok["box"].unique()))
+    boxes, precisions = (", ".join(sorted(ok[name].unique())) for name in ("box", "precision"))
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    counted = " and ".join(map(str, sorted(set(seeds))))
-    return (
-        f"{len(ok)} runs on {boxes}, {span}; {counted} seeds of BERT and GPT, one of BERT-large; "
-        f"{WORLD_SIZE} processes, `single` one; fp32."
-    )
+    counted = ", ".join(f"{name} {number}" for name, number in seeds.items())
+    return f"{len(ok)} runs on {boxes}, {span}; seeds: {counted}; {WORLD_SIZE} processes, `single` one; {precisions}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -84,7 +83,7 @@ def put(found: Sequence[Kept], folder: Path) -> None:
         if target.exists():
             done = "kept" if target.read_bytes() == content else "replaced"
         if done != "kept":
-            write_whole(target, content)
+            record.write_whole(target, content)
         print(f"{done} {target}")
 
 
@@ -99,19 +98,6 @@ def distinct(found: Iterable[Kept]) -> dict[str, Path]:
         for name, source in run.files.items():
             _refuse_if_different(files.setdefault(name, source), source)
     return files
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    try:
-        with open(scratch, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _by_run(folder: Path) -> dict[Path, dict[str, Path]]:

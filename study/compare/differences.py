@@ -29,9 +29,10 @@ METRICS: dict[str, Kind] = {
     "model_state_bytes": "bytes",
     "collective_bytes": "bytes",
 }
-# Which of `pairs.limits` forbids a comparison; what is not here is the same however the batch is cut.
-_LIMIT = {metric: {"learned": "losses", "times": "speed"}.get(kind) for metric, kind in METRICS.items()}
+# Which of `pairs.limits` forbids a comparison.
+_LIMIT = {metric: "losses" if kind == "learned" else "speed" for metric, kind in METRICS.items()}
 _LIMIT |= {"peak_allocated_bytes": "memory", "peak_tensor_bytes": "memory"}
+_LIMIT |= {"model_state_bytes": "states", "collective_bytes": "states"}
 
 CONFIDENCE = 0.95
 # Differences. Of 8 normal ones, BCa intervals left out the truth in 11 of 100 cases, of 20 in 7; those by t in 5.
@@ -46,7 +47,7 @@ CONSTANT = 1e-14  # relative; values that differ by less are equal but for round
 
 _POOLED = ("box", "workload", "size", "precision")
 _SHOWN = ("box", "workload", "size", "world_size", "global_batch_size", "precision", "sequence_length", "num_steps",
-          "config_digest")  # fmt: skip
+          "config_digest", "data_digest", "libraries")  # fmt: skip
 COLUMNS = (
     *_SHOWN, "metric", "strategy", "control", "control_world_size", "n_pairs", "n_repeats", "control_value", "value",
     "difference", "low", "high", "margin", "relative_difference", "relative_low", "relative_high", "relative_margin",
@@ -78,8 +79,8 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
     Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
     by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
     bytes exactly, without a test. From two seeds on the interval is that of the paired differences: Student's t, from
-    `BOOTSTRAP_FROM` differences on the bootstrap (BCa). Repeats of a single seed give Welch's interval, which says
-    nothing of other seeds, and a single run gives none: `interval` says which it is.
+    `BOOTSTRAP_FROM` differences on the bootstrap (BCa). A single seed gives no interval of what is learned, however
+    often it was repeated; its repeats give Welch's interval of times. A single run gives none: `interval` says which.
 
     `low` and `high` bound `difference`, in the metric's unit; `relative_low` and `relative_high` bound
     `relative_difference`, which is value / control_value - 1. Each is a 95 % interval of its own, not corrected for the
@@ -151,7 +152,7 @@ class _Group(NamedTuple):
     runs: np.ndarray
     controls: np.ndarray  # of the same seeds, with all their repeats
     couples: np.ndarray  # (pairs, 2)
-    limits: dict[str, str]  # what `pairs.limits` says of losses, speed and memory
+    limits: dict[str, str]  # what `pairs.limits` says
 
 
 def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
@@ -159,14 +160,15 @@ def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
         [*pairs.CELL, "strategy", "world_size", "micro_batch_size"], sort=False, dropna=False
     ).ngroup()
     alike, ok, seed = alike.to_numpy(), (table["status"] == "ok").to_numpy(), table["seed"].to_numpy()
-    told = {name: compared[name].to_numpy(object) for name in ("losses", "speed", "memory")}
+    told = {name: compared[name].to_numpy(object) for name in pairs.LIMITS}
     couples = np.column_stack([table.index.get_indexer(compared[name]) for name in ("run", "control_run")])
     for (_, theirs), members in compared.groupby(
         [alike[couples[:, 0]], alike[couples[:, 1]]], sort=False
     ).indices.items():
         runs = couples[members, 0]
         controls = np.flatnonzero(ok & (alike == theirs) & np.isin(seed, seed[runs]))
-        limits = {name: said[members[0]] for name, said in told.items() if isinstance(said[members[0]], str)}
+        # What limits one pair, because it shared cores, say, limits what they all say together.
+        limits = {name: why for name, said in told.items() for why in said[members] if isinstance(why, str)}
         yield _Group(runs, controls, couples[members], limits)
 
 
@@ -257,14 +259,13 @@ def _seeds(
     ones, others = (np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (mine, theirs))
     one, other = ones.mean(), others.mean()
     if len(common) == 1:
-        return one, other, _unpaired(values[mine] / other, values[theirs] / other, margin)
+        return one, other, _Estimate(one / other - 1, None, None, None, 1, "one seed: no interval")
     return one, other, _paired((ones - others) / other, margin, f"{len(common)} seeds")
 
 
 def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estimate:
+    """Of at least two differences."""
     value, n = differences.mean(), len(differences)
-    if n < 2:
-        return _Estimate(value, None, None, None, n, f"{what}: no interval")
     if np.ptp(differences) <= CONSTANT:
         return _Estimate(value, value, value, margin and abs(value) <= margin, n, f"{what}, all equal")
     if n < BOOTSTRAP_FROM:
@@ -308,9 +309,14 @@ def _verdict(
         return "inconclusive", estimate.interval
     leaves_out_0 = estimate.low > 0 or estimate.high < 0
     if estimate.equivalent:
-        within = f"within {100 * margin.relative:.3g} %, as {margin.num_runs} repeats of {control} are"
+        ceiling = f"{100 * CEILING[kind]:g} %"
         if margin.relative > CEILING[kind]:
-            return "inconclusive", f"{within}; a margin above {100 * CEILING[kind]:g} % says nothing"
+            repeats = f"{margin.num_runs} repeats of {control} differ by {_percent(margin.relative)}"
+            # Not for times: what slows a box down comes to several runs in a row, and no interval knows of it.
+            if kind == "learned" and max(-estimate.low, estimate.high) <= CEILING[kind]:
+                return "no difference", f"the interval is within {ceiling}, though {repeats}"
+            return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
+        within = f"within {_percent(margin.relative)}, as {margin.num_runs} repeats of {control} are"
         return "no difference", f"{within}; the interval leaves out 0 all the same" if leaves_out_0 else within
     if margin is None and max(-estimate.low, estimate.high) <= FLOOR[kind]:
         return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, which no margin is below"
@@ -318,4 +324,8 @@ def _verdict(
         return "higher" if estimate.low > 0 else "lower", f"the interval leaves out 0 ({estimate.interval})"
     if margin is None:
         return "inconclusive", f"the interval has 0 in it; {without_margin}"
-    return "inconclusive", f"the interval has 0 in it and reaches beyond {100 * margin.relative:.3g} %"
+    return "inconclusive", f"the interval has 0 in it and reaches beyond {_percent(margin.relative)}"
+
+
+def _percent(relative: float) -> str:
+    return "more than 100 %" if relative > 1 else f"{100 * relative:.3g} %"

@@ -40,6 +40,7 @@ def _order(found: Found) -> tuple:
 
 def _row(found: Found) -> list[str]:
     facts = found.record
+    record.checked_steps(found.path, facts)
     losses = [line["loss"] for line in record.read_steps(found.path)]
     some = max(1, min(STEPS, len(losses) // 3))
     held_out = facts.evaluation[-1]

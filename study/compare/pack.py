@@ -67,7 +67,7 @@ def pack(folders: Sequence[Path], file: Path) -> int:
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, REGULAR_FILE
             archive.writestr(entry, member)
     file.parent.mkdir(parents=True, exist_ok=True)
-    collect.write_whole(file, packed.getvalue())
+    record.write_whole(file, packed.getvalue())
     print(f"packed {manifest.num_runs} runs on {manifest.box} into {file}")
     return manifest.num_runs
 

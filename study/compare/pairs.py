@@ -26,6 +26,7 @@ _HELD: dict[str, str] = {
 _UNKNOWN = {"data_digest": "data", "config_digest": "settings", "initial_sha256": "initial weights"}
 
 CELL = tuple(_HELD)
+LIMITS = ("losses", "speed", "memory", "states")
 SETTING = tuple(name for name in CELL if name not in ("global_batch_size", "num_steps", "gradient_clipping"))
 SUMMED_UP = (
     "final_loss", "eval_loss", "seconds_per_step", "tokens_per_second", "tokens_per_second_per_gpu", "mfu",
@@ -67,17 +68,23 @@ def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 
 def limits(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | None]:
-    """Say why two comparable rows may all the same not be compared in losses, in speed, in memory; None: they may."""
+    """Say why two comparable rows may all the same not be compared in some quantities; None: they may.
+
+    `states` are those that follow from the number of processes: model states, and what is sent.
+    """
     processes = _against(one, other, "world_size", "processes")
+    # Beside `single`, and for a strategy with itself, the number of processes is the comparison's point.
+    told_apart = one["strategy"] == other["strategy"] or "single" in (one["strategy"], other["strategy"])
+    confounded = None if told_apart else processes
     micro_batch = _against(one, other, "micro_batch_size", "micro batch")
     losses = None
     if one["dropout"] and (processes or micro_batch):
         losses = f"dropout is on and {processes or micro_batch}: other masks"
-    # Where the processes differ, so does what each does: that is the comparison's point. Elsewhere it is a setting.
-    unequal = None if processes else micro_batch
+    # Where the processes differ, so does what each does. Elsewhere it is a setting.
+    unequal = confounded or (None if processes else micro_batch)
     threads = _against(one, other, "threads_per_process", "threads per process") if one["device"] == "cpu" else None
     crowded = next((crowding(run) for run in (one, other) if crowding(run)), None)
-    return {"losses": losses, "speed": crowded or unequal or threads, "memory": unequal}
+    return {"losses": losses, "speed": crowded or unequal or threads, "memory": unequal, "states": confounded}
 
 
 def crowding(run: Mapping[str, Any]) -> str | None:
@@ -91,7 +98,7 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
     """Pair each run with the control's of equal cell and seed: of as many processes, or else of the fewest.
 
     The nth repeat is paired with the control's nth, or else with its first. So one process under `single` has a partner
-    too. Columns of `compared`: run, control_run, and what `limits` says of losses, speed and memory.
+    too. Columns of `compared`: run, control_run, and what `limits` says.
     """
     ok = table[table["status"] == "ok"]
     mine, theirs = ok[ok["strategy"] != control], ok[ok["strategy"] == control]
@@ -103,28 +110,19 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
             made.append({"run": label, "control_run": partner, **limits(runs[label], runs[partner])})
         else:
             reasons[label] = reason
-    compared = pd.DataFrame(made, columns=["run", "control_run", "losses", "speed", "memory"])
+    compared = pd.DataFrame(made, columns=["run", "control_run", *LIMITS])
     paired = {*compared["run"], *compared["control_run"]}
+    repeated = {_repeated(runs[label]) for label in compared["control_run"]}
     cells = [runs[label] for label in theirs.drop_duplicates(list(CELL)).index]
     for label, run in runs.items():
         if label not in paired and label not in reasons:
-            reasons[label] = _reason(run, cells, control)
+            further = run["status"] == "ok" and _repeated(run) in repeated
+            reasons[label] = (
+                f"a further repeat of {control}: for the margin" if further else _reason(run, cells, control)
+            )
     shown = ["run_id", "path", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
     refused = table.loc[[label for label in table.index if label in reasons], shown]
     return Pairs(compared, refused.assign(reason=[reasons[label] for label in refused.index]))
-
-
-def equal_work(table: pd.DataFrame) -> pd.DataFrame:
-    """Sum up runs of equal global batch: one row per cell, strategy and number of processes.
-
-    Medians over the runs that are ok, with their number in `num_runs` and that of their seeds in `num_seeds`. What came
-    of all is in `outcomes`: a strategy that never fitted has a row, with NaN for what was not measured.
-    """
-    placed = _place(table)
-    rows = []
-    for key, runs in placed.groupby([*CELL, "strategy", "world_size"], dropna=False, sort=False):
-        rows.append({**_identity(key, [*CELL, "strategy", "world_size"]), **_sum_up(runs)})
-    return pd.DataFrame(rows, columns=[*SHOWN, "strategy", "world_size", *_SUMMARY])
 
 
 def largest_batch(table: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +130,7 @@ def largest_batch(table: pd.DataFrame) -> pd.DataFrame:
 
     `next_batch_size` is the next larger that was planned, and `next_outcome` what came of it: out_of_memory, killed,
     skipped, ...; "not tried" where no larger one was. Without a batch that fits the row is that of the smallest tried.
-    Nothing here is comparable with `equal_work`, nor are losses with one another: the work differs.
+    Nothing here is comparable with runs of equal work, nor are losses with one another: the work differs.
     """
     placed = _place(table)
     keys = [*SETTING, "strategy", "world_size"]
@@ -226,6 +224,11 @@ def _partners(mine: pd.DataFrame, theirs: pd.DataFrame) -> dict[Any, Any]:
     order = ["other_world_size", "world_size_control", "other_micro_batch_size", "other_repeat", "repeat_control"]
     nearest = near.sort_values(order, kind="stable").drop_duplicates("label")
     return dict(zip(nearest["label"], nearest["label_control"], strict=True))
+
+
+def _repeated(run: Mapping[str, Any]) -> tuple:
+    """Equal for repeats of one run."""
+    return tuple(run[name] for name in (*CELL, "strategy", "world_size", "micro_batch_size", "seed"))
 
 
 def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], control: str) -> str:

@@ -49,11 +49,13 @@ def table(folders: Sequence[Path]) -> str:
     lines = ["# Parity: does the strategy change what is trained?", "", EXPLANATION, ""]
     groups = [list(members) for _, members in groupby(sorted(finished, key=_group), key=_group)]
     alone = [group[0].record.run_id for group in groups if len(group) == 1]
+    several = len({records.box_of(f.record) for f in finished}) > 1
     for group in groups:
         if len(group) > 1:
             ordered = sorted(group, key=_order)
             rows = [_row(found, ordered) for found in ordered]
-            lines += [f"## {_heading(ordered[0].record)}", "", *records.markdown(HEAD, rows), ""]
+            box = f", {records.box_of(ordered[0].record)}" if several else ""
+            lines += [f"## {_heading(ordered[0].record)}{box}", "", *records.markdown(HEAD, rows), ""]
     if alone:
         lines += [f"Nothing to compare with: {', '.join(alone)}.", ""]
     lines += [*records.not_ok(found), f"Made by `{records.command('compare --view parity', folders)}`."]
@@ -64,7 +66,8 @@ def _group(found: Found) -> str:
     r = found.record
     config = {name: value for name, value in r.config.items() if name not in NOT_COMPARED}
     digest = (r.data or {}).get("digest")
-    return json.dumps([r.workload, r.size, r.config.get("precision"), r.seed, digest, config], sort_keys=True)
+    place = [records.box_of(r), r.workload, r.size, r.config.get("precision"), r.seed]
+    return json.dumps([*place, digest, config], sort_keys=True)
 
 
 def _heading(r: Record) -> str:
@@ -87,7 +90,6 @@ def _incomparable(one: Record, other: Record) -> str | None:
     facts = {
         "processes": (one.world_size, other.world_size),
         "micro batch": (one.proof.micro_batch_size, other.proof.micro_batch_size),
-        "device": (one.proof.device, other.proof.device),
     }
     differing = [f"{name} {mine}, there {theirs}" for name, (mine, theirs) in facts.items() if mine != theirs]
     return f"dropout is on and {differing[0]}" if differing else None

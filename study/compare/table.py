@@ -156,7 +156,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
 def steps(table: pd.DataFrame) -> pd.DataFrame:
     """Spread the runs' curves: one row per run and optimizer step."""
     names = ["run_id", "box", "strategy", "world_size", "seed", "repeat", "workload", "size", "global_batch_size"]
-    names += ["precision", "num_steps", "config_digest"]
+    names += ["precision", "num_steps", "config_digest", "data_digest", "libraries"]
     known = table[table["curve"].notna()]
     if known.empty:
         return pd.DataFrame(columns=[*names, *CURVE])
@@ -248,9 +248,9 @@ def _is_oversubscribed(r: Record, device: str) -> bool:
     return bool(places) and wanted > places
 
 
-def _libraries(machine: dict[str, Any]) -> str:
+def _libraries(machine: dict[str, Any]) -> str | None:
     known = machine.get("libraries", {})
-    return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name))
+    return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
 
 
 def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
         return facts
     alive = None
     for kind in ("allocated_bytes", "reserved_bytes", "tensor_bytes", "resident_bytes"):
-        ranks = [_peak(phases, kind) for phases in r.peak_memory]
+        ranks = _peaks(r, kind)
         if None in ranks:
             continue
         facts[f"peak_{kind}"] = max(ranks)
@@ -345,6 +345,18 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
     if alive:
         facts["memory_imbalance"] = max(alive) / min(alive)
     return facts
+
+
+def _peaks(r: Record, kind: str) -> list[int | None]:
+    """Of each rank while it trained; None: not measured."""
+    peaks = [_peak(phases, kind) for phases in r.peak_memory]
+    if kind == "tensor_bytes" and r.proof and r.proof.engine_class == "DistributedDataParallel":
+        # Live tensors are those that Python reaches. The reducer's flat buckets, which live as long as the model, are
+        # C++ tensors; `model_state_bytes` knows their size.
+        states = r.model_state_bytes or [None] * len(peaks)
+        seen = zip(peaks, states, strict=True)
+        return [None if None in (p, rank) else p + rank.communication_buffers for p, rank in seen]
+    return peaks
 
 
 def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
@@ -374,12 +386,12 @@ def _rank_parts(r: Record, device: str) -> list[dict[str, int | None]] | None:
     if not r.model_state_bytes or not r.peak_memory:
         return None
     on_gpu = device != "cpu"
+    peaks, reserved = _peaks(r, "allocated_bytes" if on_gpu else "tensor_bytes"), _peaks(r, "reserved_bytes")
     ranks = []
-    for states, phases in zip(r.model_state_bytes, r.peak_memory, strict=True):
+    for states, peak, kept in zip(r.model_state_bytes, peaks, reserved, strict=True):
         ranks.append({part: getattr(states, part) for part in PARTS})
         ranks[-1]["host"] = states.by_device.get("cpu", 0) if on_gpu else None
-        ranks[-1]["peak"] = _peak(phases, "allocated_bytes" if on_gpu else "tensor_bytes")
-        ranks[-1]["reserved"] = _peak(phases, "reserved_bytes")
+        ranks[-1] |= {"peak": peak, "reserved": kept}
     return None if any(rank["peak"] is None for rank in ranks) else ranks
 
 

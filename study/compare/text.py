@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from study.compare import pairs, records
 from study.compare import table as tidy
 from study.compare.figures.drawing import bytes_text
 
-PLACE = ("box", "workload", "size", "precision", "global_batch_size")
+PLACE = ("box", "workload", "size", "precision")
+WORK = (*PLACE, "global_batch_size")
+APART = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
 SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
 
 DIFFERENCES = """\
 Each strategy beside the control's runs of equal work and seed. n: the differences that an interval rests on.
 Difference: relative to the control, with its 95 % interval. Margin: how far two equal runs of the control are from one
 another, which was fixed before; *no difference* is within it by two one-sided tests, *higher* and *lower* have an
-interval that leaves out 0."""
+interval that leaves out 0. Each interval is of one comparison: of twenty without any effect, one is expected to leave
+out 0. Bytes are counted, and compared exactly."""
 LARGEST = """\
 For each strategy the largest global batch that fits. The work differs from row to row, so losses do not compare, and
 nothing here compares with a table of equal work."""
@@ -34,15 +38,16 @@ def differences(folders: Sequence[Path], control: str) -> str:
     compared = statistics.compare(runs, control)
     lines = [f"# Differences from {control}", "", DIFFERENCES, ""]
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
-    for place, metrics in compared.groupby(list(PLACE), sort=False):
-        lines += [f"## {_place(place)}", ""]
+    for heading, metrics in _sections(compared, WORK):
+        lines += [f"## {heading}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
             lines += [f"### {metric}", "", *records.markdown(head, map(_difference, rows.to_dict("records"))), ""]
-    left_out = pairs.pair(runs, control).refused
-    if len(left_out):
-        counted = left_out.groupby("reason", sort=False).size().sort_values(ascending=False)
-        lines += ["## Not compared", "", *(f"- {n} run(s): {why}" for why, n in counted[:SHOWN_REASONS].items())]
-        lines += [f"- and {counted[SHOWN_REASONS:].sum()} for other reasons"] * (len(counted) > SHOWN_REASONS) + [""]
+    left_out = pairs.pair(runs, control).refused.to_dict("records")
+    if left_out:
+        counted = Counter(run["reason"] + _message(run) for run in left_out).most_common()
+        lines += ["## Not compared", "", *(f"- {n} run(s): {why}" for why, n in counted[:SHOWN_REASONS])]
+        others = sum(n for _, n in counted[SHOWN_REASONS:])
+        lines += [f"- and {others} for other reasons", ""] if others else [""]
     return "\n".join([*lines, f"Made by `{records.command('compare', folders)}`."])
 
 
@@ -51,7 +56,7 @@ def largest_batch(folders: Sequence[Path]) -> str:
     rows = pairs.largest_batch(tidy.read(folders))
     head = ["strategy", "processes", "largest batch", "next", "came out", "s/step", "tokens/s per process", "runs"]
     lines = ["# The largest batch that fits", "", LARGEST, ""]
-    for place, members in rows.groupby([name for name in PLACE if name != "global_batch_size"], sort=False):
+    for heading, members in _sections(rows, PLACE):
         cells = [
             [
                 row["strategy"],
@@ -61,20 +66,20 @@ def largest_batch(folders: Sequence[Path]) -> str:
                 row["next_outcome"],
                 _number(row["seconds_per_step"]),
                 _number(row["tokens_per_second_per_gpu"]),
-                row["num_runs"],
+                row["num_runs"] if row["outcomes"] == "ok" else row["outcomes"],
             ]
             for row in members.to_dict("records")
         ]
-        lines += [f"## {_place(place)}", "", *records.markdown(head, cells), ""]
+        lines += [f"## {heading}", "", *records.markdown(head, cells), ""]
     return "\n".join([*lines, f"Made by `{records.command('compare --view largest-batch', folders)}`."])
 
 
 def scaling(folders: Sequence[Path]) -> str:
     """Make the table of one process against several."""
-    rows = pairs.scaling(tidy.read(folders))
+    runs = tidy.read(folders)
     head = ["strategy", "processes", "tokens/s per process", "scaling efficiency", "base", "runs", "why none"]
     lines = ["# One process against several", "", SCALING, ""]
-    for place, members in rows.groupby(list(PLACE), sort=False):
+    for heading, members in _sections(pairs.scaling(runs), WORK):
         cells = [
             [
                 row["strategy"],
@@ -87,13 +92,29 @@ def scaling(folders: Sequence[Path]) -> str:
             ]
             for row in members.to_dict("records")
         ]
-        lines += [f"## {_place(place)}", "", *records.markdown(head, cells), ""]
+        lines += [f"## {heading}", "", *records.markdown(head, cells), ""]
+    without = runs[runs["status"] != "ok"]
+    if len(without):
+        ended = [f"- {run['run_id']}: {run['status']}{_message(run)}" for run in without.to_dict("records")]
+        lines += ["## Without a result", "", *ended, ""]
     return "\n".join([*lines, f"Made by `{records.command('compare --view scaling', folders)}`."])
 
 
-def _place(place: Sequence[Any]) -> str:
-    box, workload, size, precision, *batch = place
-    return ", ".join([f"{workload} {size}", precision, *(f"batch {size}" for size in batch), box])
+def _sections(rows: pd.DataFrame, place: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of one thing trained after the other, under a heading that says all that tells it apart."""
+    several = rows.groupby(list(place), dropna=False)[[name for name in APART if name in rows]].nunique()
+    apart = [name for name, most in several.max().items() if most > 1]
+    for values, members in rows.groupby([*place, *apart], sort=False, dropna=False):
+        known = {name: value for name, value in zip([*place, *apart], values, strict=True) if not pd.isna(value)}
+        words = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
+        words += [f"batch {known['global_batch_size']:.0f}"] if "global_batch_size" in place else []
+        words += [APART[name].format(known[name]) for name in apart if name in known]
+        yield ", ".join([*words, known["box"]]), members
+
+
+def _message(run: dict[str, Any]) -> str:
+    """What is known of why a run has no result, in parentheses."""
+    return "" if run["status"] == "ok" or pd.isna(run["message"]) else f" ({run['message']})"
 
 
 def _difference(row: dict[str, Any]) -> list[Any]:
@@ -102,9 +123,10 @@ def _difference(row: dict[str, Any]) -> list[Any]:
     if not pd.isna(row["relative_low"]):
         relative += f" ({row['relative_low']:+.3%} to {row['relative_high']:+.3%})"
     margin = row["relative_margin"]
+    mine, theirs = row["world_size"], row["control_world_size"]
     return [
         row["strategy"],
-        row["world_size"],
+        mine if mine == theirs else f"{mine} against {theirs}",
         row["n_pairs"],
         *("unknown" if pd.isna(row[name]) else show(row[name]) for name in ("control_value", "value")),
         relative,

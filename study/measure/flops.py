@@ -15,6 +15,8 @@ from study.workloads.sources import Splits
 def model_flops_per_sequence(workload: ModuleType, config: RunConfig, splits: Splits) -> int:
     """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing that is recomputed.
 
+    A sequence has `config.sequence_length` tokens, padding included, because the model multiplies it all the same.
+
     Counted by `torch.utils.flop_counter` on a copy of the model without storage, so it costs no memory and is the same
     for every strategy. Attention is the eager one: the counter has no formula for the CPU's fused kernel, and a
     causal mask counts in full. The word "model FLOPs" is that of arXiv:2204.02311, appendix B.

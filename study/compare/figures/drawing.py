@@ -58,6 +58,7 @@ OTHER_KINDS: tuple[tuple[str, Any], ...] = (
 
 # What all runs of a figure have in common.
 IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
+ALIKE = ("data_digest", "libraries")  # these too, but they are in no figure's name
 
 HOUSE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's font
@@ -152,7 +153,7 @@ def setting(table: pd.DataFrame, varying: str | None = None) -> Setting:
     if table.empty:
         raise ValueError("no run to draw; a filter before the figure has left none")
     one: dict[str, Any] = {}
-    for column in IDENTITY:
+    for column in (*IDENTITY, *ALIKE):
         if column not in table or column == varying:  # comparisons have not all of them
             continue
         rows = table[table["strategy"] != "single"] if column == "world_size" else table
@@ -160,7 +161,8 @@ def setting(table: pd.DataFrame, varying: str | None = None) -> Setting:
         if len(values) > 1:
             seen = listed([str(value)[:60] for value in values])
             raise ValueError(f"{column} is {seen}; a figure is of one: filter the runs first")
-        one[column] = values[0] if values else None
+        if column in IDENTITY:
+            one[column] = values[0] if values else None
     if one.get("world_size") is None and varying != "world_size":
         one["world_size"] = table["world_size"].max()
     parts = [f"{one['workload']} {one['size']}"]

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from study.compare.differences import CEILING, METRICS
 from study.compare.figures.drawing import (
     INK,
     Figure,
@@ -111,10 +112,11 @@ def differences(comparisons: pd.DataFrame) -> Figure:
 
 
 def _labels(shown: pd.DataFrame, control: str, several: bool) -> list[str]:
-    """The strategies, with what tells rows of one strategy apart."""
+    """The strategies, with what tells rows of one strategy apart, and the control's processes where they differ."""
     labels = shown["strategy"] + (" on " + shown["world_size"].astype(str) if several else "")
     against = labels + f" ({control} on " + shown["control_world_size"].astype(str) + ")"
-    return list(labels.where(~labels.duplicated(keep=False), against))
+    others = (shown["strategy"] != "single") & (shown["world_size"] != shown["control_world_size"])
+    return list(labels.where(~labels.duplicated(keep=False) & ~others, against))
 
 
 def _text(relative: float, percent: bool) -> str:
@@ -165,7 +167,10 @@ def _caption(shown: pd.DataFrame, labels: list[str], words: str, control: str, s
         pairs = counted(with_interval["n_pairs"].astype(int), "pair")
         caption += f". Line: 95 % interval of one comparison ({pairs}); hollow: no interval."
     if shown["relative_margin"].max() > 0:
-        caption += f" Grey: the margin, how far repeats of {control} are from one another; within it is no difference."
+        caption += f" Grey: the margin, how far repeats of {control} are from one another"
+        ceiling = CEILING[METRICS[shown["metric"].iloc[0]]]
+        wide = shown["relative_margin"].max() > ceiling
+        caption += f"; above {100 * ceiling:g} % it says nothing." if wide else ", within which there is no difference."
     if several:
         where = ", ".join(processes(size) for size in sorted(shown["world_size"].unique()))
         caption += f" Rows are on {where}."

@@ -63,9 +63,19 @@ def outcomes(row: Row) -> Html:
     return Html(f"{len(row.runs)}{f'<small>{markup.escape(said)}</small>' if said else ''}")
 
 
+def learned(row: Row, name: str) -> float:
+    """The mean over seeds of what the runs that are ok learned, however often a seed was repeated."""
+    ok = row.runs[row.runs["status"] == "ok"]
+    return ok.groupby("seed")[name].mean().mean()
+
+
 def held_out(row: Row) -> str | None:
-    accuracy = row.runs["accuracy"].mean()
-    return fixed(row.runs["perplexity"].mean(), 1) if pd.isna(accuracy) else f"{accuracy:.3f}"
+    accuracy = learned(row, "accuracy")
+    return fixed(learned(row, "perplexity"), 1) if pd.isna(accuracy) else f"{accuracy:.3f}"
+
+
+def final_loss(row: Row) -> str | None:
+    return fixed(learned(row, "final_loss"), 4)
 
 
 def time(row: Row) -> Html | str | None:
@@ -125,18 +135,28 @@ class Verdicts:
 
 
 def counted_verdicts(compared: pd.DataFrame, metric: str, control: str, what: str) -> str:
-    """A sentence: how the comparisons of a metric with the control came out."""
+    """How the comparisons of a metric with the control came out: a sentence for each model."""
     mine = compared[compared["metric"] == metric]
     if mine.empty:
         return f"No run could be compared with {control} in {what}."
+    models = mine.groupby(["workload", "size", "precision"], sort=False)
+    return " ".join(
+        f"{markup.count(len(rows), 'comparison')} of {what} with {control}'s, {' '.join(model)}: "
+        f"{_counted(rows, metric)}."
+        for model, rows in models
+    )
+
+
+def _counted(rows: pd.DataFrame, metric: str) -> str:
     higher, lower = HIGHER_LOWER[metric]
     words = {"no difference": "no difference", "higher": higher, "lower": lower, "inconclusive": "inconclusive"}
     parts = []
     for verdict, word in words.items():
-        found = mine[mine["verdict"] == verdict]
+        found = rows[rows["verdict"] == verdict]
         if found.empty:
             continue
-        parts.append(f"{word} in {len(found)} ({named(found['strategy'])})")
+        number = "all" if len(found) == len(rows) else str(len(found))
+        parts.append(f"{word} in {number} ({named(found['strategy'])})")
         if verdict == "inconclusive":
-            parts[-1] += f", mostly because: {found['why'].mode()[0]}"
-    return f"{markup.count(len(mine), 'comparison')} of {what} with {control}'s: {'; '.join(parts)}."
+            parts[-1] += f", mostly because {found['why'].mode()[0]}"
+    return "; ".join(parts)

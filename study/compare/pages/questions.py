@@ -14,6 +14,7 @@ from study.compare.markup import Html, count
 from study.compare.pages.cells import (
     Verdicts,
     counted_verdicts,
+    final_loss,
     fixed,
     held_out,
     named,
@@ -82,7 +83,7 @@ def losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
     columns: dict[str, Callable[[Row], Any]] = {
         "seeds": lambda row: row.runs["seed"].nunique(),
         "held out": held_out,
-        "final loss": lambda row: fixed(row.runs["final_loss"].mean(), 4),
+        "final loss": final_loss,
         f"against {control}": verdicts.cell,
         "margin": verdicts.margin,
         "same weights": same_weights,
@@ -189,7 +190,7 @@ def largest_batch(runs: pd.DataFrame) -> Html:
         peak = peak_column(here)
         unit = unit_of(here, peak)
         groups = []
-        for (workload, size, precision), members in found.groupby(["workload", "size", "precision"]):
+        for (workload, size, precision), members in found.groupby(["workload", "size", "precision"], dropna=False):
             lines = [
                 [
                     one["strategy"],
@@ -202,7 +203,8 @@ def largest_batch(runs: pd.DataFrame) -> Html:
                 ]
                 for one in members.to_dict("records")
             ]
-            groups.append((f"{workload} {size}, {precision}", lines))
+            known = "unknown precision" if pd.isna(precision) else precision
+            groups.append((f"{workload} {size}, {known}", lines))
         head = ["strategy", "processes", "global batch", "tokens per second and process", f"peak memory, {unit.name}",
                 "next batch", "what came of it"]  # fmt: skip
         return markup.table("The largest global batch that fits", head, groups, words=["what came of it"])
@@ -232,7 +234,7 @@ def scaling_in_words(runs: pd.DataFrame) -> Html:
             said.append(
                 f"{block.words}, on {processes(best['world_size'])}: each does from "
                 f"{100 * worst['scaling_efficiency']:.0f} % ({worst['strategy']}) to "
-                f"{100 * best['scaling_efficiency']:.0f} % ({best['strategy']}) of what one process alone does."
+                f"{100 * best['scaling_efficiency']:.0f} % ({best['strategy']}) of what {best['base']} does."
             )
         crowded = sorted(here.loc[here["oversubscribed"], "world_size"].unique())
         if crowded:

@@ -13,7 +13,7 @@ from study.compare.markup import Html, count
 from study.compare.pages.cells import (
     Verdicts,
     counted_verdicts,
-    fixed,
+    final_loss,
     held_out,
     named,
     number,
@@ -83,7 +83,7 @@ def answer(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
         columns: dict[str, Callable[[Row], Any]] = {
             "runs": outcomes,
             "held out": held_out,
-            "final loss": lambda row: fixed(row.runs["final_loss"].mean(), 4),
+            "final loss": final_loss,
             f"loss against {control}": loss.cell,
             "seconds per step": time,
             f"time against {control}": speed.cell,

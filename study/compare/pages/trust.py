@@ -60,7 +60,7 @@ def not_comparable(runs: pd.DataFrame, control: str) -> Html:
     used = pd.MultiIndex.from_frame(runs.loc[made.compared["control_run"], place])
     refused = refused[~pd.MultiIndex.from_frame(runs.loc[refused.index, place]).isin(used)]
     lines = [["everything", reason, _which(members), len(members)] for reason, members in refused.groupby("reason")]
-    for kind in ("losses", "speed", "memory"):
+    for kind in pairs.LIMITS:
         for reason, members in made.compared.dropna(subset=[kind]).groupby(kind):
             lines.append([kind, reason, _which(runs.loc[members["run"]]), len(members)])
     if not lines:
