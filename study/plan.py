@@ -65,8 +65,17 @@ class Plan:
     checked: bool  # False: torch is not installed, so not everything was looked at
 
     def estimate(self, planned: Planned) -> Estimate:
-        found = self.history.estimate(planned.config, planned.strategy, planned.run.num_processes)
+        """Estimate a run's time, which its time limit ends."""
+        found = self.unlimited(planned)
         return found._replace(seconds=min(found.seconds, self.timeout_seconds))
+
+    def unlimited(self, planned: Planned) -> Estimate:
+        return self.history.estimate(planned.config, planned.strategy, planned.run.num_processes)
+
+    def in_words(self, planned: Planned) -> str:
+        whole = self.unlimited(planned)
+        limit = f"; --timeout would end it after {duration(self.timeout_seconds)}"
+        return f"{whole}{limit if whole.seconds > self.timeout_seconds else ''}"
 
 
 # ---------------------------------------------------------------- making a plan
@@ -235,8 +244,9 @@ def show(plan: Plan) -> str:
     width = max(len(one.run.run_id) for one in plan.runs)
     lines = []
     for number, one in enumerate(plan.runs, 1):
-        what, why = "run", str(plan.estimate(one)) if one.to_run else ""
-        if not one.to_run:
+        if one.to_run:
+            what, why = "run", plan.in_words(one)
+        else:
             what, why = ("keep", one.kept) if one.kept else ("skip", one.skipped)
         lines.append(f"{number:{digits}}  {what:4}  {one.run.run_id:{width}}  {why}")
     return "\n".join([heading(plan), "", *lines, "", summary(plan)])

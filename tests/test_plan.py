@@ -375,6 +375,12 @@ def test_a_plan_in_words(study, tmp_path):
     assert sorted(path.name for path in folder.rglob("*")) == ["bert-imdb-tiny-single-1x-seed0", "record.json"]
 
 
+def test_a_plan_says_what_its_time_limit_would_end(study, tmp_path):
+    runs = plan.select(study, None, "ddp")
+    assert plan.show(plan.make(study, runs, tmp_path, 2)).splitlines()[3].endswith("; --timeout would end it after 2 s")
+    assert "--timeout" not in plan.show(plan.make(study, runs, tmp_path, 1800))
+
+
 def test_only_and_a_time_limit(study, tmp_path):
     runs = plan.select(study, None, "ddp")
     assert [run.strategy for run in runs] == ["ddp"]
