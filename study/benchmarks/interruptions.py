@@ -3,7 +3,7 @@
     python -m study.benchmarks.interruptions [--kills 20] [--seed 0] [--output FILE]
 
 Twelve real runs of both workloads on one and two processes: once undisturbed; then with SIGKILL to the runner after a
-random part of the time of three runs, again and again, and one call more. Exit status 1 where a finished record has
+random part of the time of two runs, again and again, and one call more. Exit status 1 where a finished record has
 changed, a process was left, the last call did not end well, or a loss differs in its last bit.
 """
 
@@ -40,7 +40,7 @@ parts:
   - flags: {<<: *short, workload: gpt-wikitext}
     strategies: *few
 """
-RUNS_BETWEEN_KILLS = 3  # at most, by the time that runs take undisturbed
+RUNS_BETWEEN_KILLS = 2  # at most, by the time that runs take undisturbed
 LEFT_SECONDS = 10  # for the kernel to end what a killed runner started
 
 
