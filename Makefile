@@ -28,11 +28,12 @@ test: setup $(if $(CI),chromium)
 
 # The tests open the report's pages in Chromium where it is installed; a CI machine is to have it.
 chromium:
-	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || { \
-		echo "installing chromium with apt-get (about 1 min, once) ..."; \
-		$(HEARTBEAT) apt-get update -qq >.venv/chromium.log 2>&1; \
-		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >>.venv/chromium.log 2>&1 || \
-			{ tail -n 5 .venv/chromium.log >&2; exit 1; }; }
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
+	echo "installing chromium with apt-get (about 1 min, once) ..."; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/chromium.log 2>&1; \
+	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium \
+		>>.venv/chromium.log 2>&1 || { tail -n 5 .venv/chromium.log >&2; exit 1; }
 
 lint: setup
 	@.venv/bin/ruff check .
