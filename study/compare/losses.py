@@ -22,20 +22,26 @@ HEAD = ["strategy", "processes", "seed", "steps", "first losses", "last losses",
 
 
 def table(folders: Sequence[Path]) -> str:
-    """Make the page: one table per workload and size."""
+    """Make the page: one table per model, precision, global batch and box."""
     found = records.find(folders)
     finished = sorted((f for f in found if f.record.status == "ok"), key=_order)
     lines = ["# Losses: does each run learn?", "", EXPLANATION, ""]
-    for (workload, size), members in groupby(finished, key=lambda f: (f.record.workload, f.record.size)):
+    for heading, members in groupby(finished, key=_heading):
         rows = [_row(member) for member in members]
-        lines += [f"## {workload} {size}", "", *records.markdown(HEAD, rows), ""]
+        lines += [f"## {heading}", "", *records.markdown(HEAD, rows), ""]
     lines += [*records.not_ok(found), f"Made by `{records.command('compare --view losses', folders)}`."]
     return "\n".join(lines)
 
 
+def _heading(found: Found) -> str:
+    r = found.record
+    batch = f"{r.config['global_batch_size']} sequences per step"
+    return f"{r.workload} {r.size}, {r.proof.precision}, {batch}, {records.box_of(r)}"
+
+
 def _order(found: Found) -> tuple:
     facts = found.record
-    return facts.workload, facts.size, facts.strategy != "single", facts.strategy, facts.world_size, facts.seed
+    return _heading(found), facts.strategy != "single", facts.strategy, facts.world_size, facts.seed
 
 
 def _row(found: Found) -> list[str]:
