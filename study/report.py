@@ -40,6 +40,8 @@ PAGES = {
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
 }
 
+OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
+
 # Cells that are for a notebook and not for a page: the badge, the set-up, and what papermill was given.
 NOT_SHOWN = {"colab", "parameters", "injected-parameters"}
 
@@ -87,12 +89,12 @@ def question(study: str) -> str:
         return study
 
 
-def control(runs: pd.DataFrame) -> str:
-    """The strategy that the others are compared with: what the runs' study says, else the plainest that is there."""
+def control(runs: pd.DataFrame, study: str = "") -> str:
+    """The strategy that the others are compared with: as the study says, or the runs' own, else the plainest."""
     there = list(runs["strategy"].unique())
-    for study in runs["study"].dropna().unique():
+    for name in (study, *runs["study"].dropna().unique()):
         try:
-            said = matrix.find(study).control
+            said = matrix.find(name).control
         except Refusal:
             continue
         if said in there:
@@ -114,7 +116,7 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
         for name, page in PAGES.items():
             started = time.monotonic()
             parameters: dict[str, Any] = {"records": [str(folder) for folder in folders]}
-            if name == "summary":
+            if name in OF_A_STUDY:
                 parameters["study"] = study
             executed = made / f"{name}.ipynb"
             try:

@@ -38,7 +38,7 @@ def test_is_valid_and_has_no_outputs(path):
 
 @each
 def test_parameters_are_literals(path):
-    expected = {"records", "box", "workload"} | ({"study"} if path.stem == "summary" else set())
+    expected = {"records", "box", "workload"} | ({"study"} if path.stem in report.OF_A_STUDY else set())
     found = reported.parameters(path)
     assert set(found) == expected
     assert all((report.ROOT / folder).is_dir() for folder in found["records"])

@@ -268,5 +268,8 @@ def test_control_is_the_studys(tmp_path):
     runs = table.read([tmp_path])
     assert report.control(runs) == "zero3"  # of the study offload
     assert report.control(runs.assign(study=None)) == "ddp"
+    mine = tmp_path / "mine.yaml"  # of which the runs say the name only
+    mine.write_text("question: Which one?\ncontrol: single\nparts: [{strategies: [single, ddp]}]\n")
+    assert report.control(runs.assign(study="mine"), str(mine)) == "single"
     assert report.control(runs[runs["strategy"] == "single"]) == "single"
     assert report.control(runs.assign(study="elsewhere", strategy="fsdp2")) == "fsdp2"
