@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from study import strategy
@@ -157,12 +156,7 @@ def find(name: str) -> Study:
     path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
     if not path.is_file():
         raise Refusal(f"study {name!r} is unknown; name a YAML file or one of {', '.join(names())}")
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; copy one of {STUDIES.name}/")
+    content = strategy.read_yaml(path, STUDIES)
     if "name" in content:
         raise Refusal(f"{path}: name is not a key; the file's own name is the study's")
     try:

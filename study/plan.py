@@ -146,7 +146,7 @@ def finished(run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float)
 def read_outcome(run_dir: Path) -> Outcome | None:
     """Read what an earlier call saw of a run; None: it was never started, or did not get to its end."""
     path = run_dir / "outcome.json"
-    return records.read_outcome(path) if path.exists() else None
+    return record.read_outcome(path) if path.exists() else None
 
 
 def planned_command(run: Run) -> list[str]:

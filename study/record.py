@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,9 @@ SCHEMA_VERSION = 1
 
 class _Facts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Facts = TypeVar("Facts", bound=_Facts)
 
 
 class Proof(_Facts):
@@ -70,6 +73,11 @@ class ModelStateBytes(_Facts):
     swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
     by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
 
+    @property
+    def model_states(self) -> int:
+        """What the paper counts: everything but the communication buffers."""
+        return self.parameters + self.gradients + self.optimizer_states
+
 
 class Collective(_Facts):
     """One kind of collective in one steady optimizer step of rank 0."""
@@ -77,6 +85,11 @@ class Collective(_Facts):
     kind: str
     count: int
     bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        return self.bytes * (2 if self.kind == "all_reduce" else 1)
 
 
 class PeakMemory(_Facts):
@@ -221,15 +234,29 @@ def write(run_dir: Path, record: Record) -> Path:
 def read(path: Path) -> Record:
     """Read a record.json, or the one in a run directory. Raises Refusal naming the file and the key."""
     path = path / "record.json" if path.is_dir() else path
+    return parse(path, load(path, "a record"), Record)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read an outcome.json. Raises Refusal naming the file and the key."""
+    return parse(path, load(path, "an outcome"), Outcome)
+
+
+def load(path: Path, what: str) -> Any:
+    """Read a JSON file. Raises Refusal where it is none; `what` says what it should have been."""
     try:
-        content = json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Refusal(f"{path}: cannot be read as a record ({error})") from None
+        raise Refusal(f"{path}: cannot be read as {what} ({error})") from None
+
+
+def parse(path: Path, content: Any, schema: type[Facts]) -> Facts:
+    """Check what a file holds against a schema. Raises Refusal naming the file and the key."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         found = content.get("schema_version") if isinstance(content, dict) else None
         raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
     try:
-        return Record.model_validate(content)
+        return schema.model_validate(content)
     except ValidationError as error:
         raise Refusal(describe(error, str(path))) from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study import colab, matrix
+from study.compare import records
 from study.config import Refusal
 
 if TYPE_CHECKING:
@@ -204,7 +205,12 @@ def convert(executed: Path, name: str, study: str, folders: Sequence[Path], outp
         links = "\n".join(f'<li><a href="{o.file}">{o.label}</a>: {html.escape(o.description)}</li>' for o in others)
         body.append(f"<h2>The other pages</h2>\n<ul>\n{links}\n</ul>")
     code = "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    words = ["zero-study", "report", _shown(Path(study)), *(w for f in folders for w in ("--records", _shown(f)))]
+    words = [
+        "zero-study",
+        "report",
+        records.shown(Path(study)),
+        *(w for f in folders for w in ("--records", records.shown(f))),
+    ]
     shown = html.escape(Path(study).stem)
     return SHELL.substitute(
         study=shown,
@@ -212,7 +218,7 @@ def convert(executed: Path, name: str, study: str, folders: Sequence[Path], outp
         description=html.escape(f"{question(study)} {page.description}"),
         links="\n".join(_link(other, other == page) for other in PAGES.values()),
         body="\n".join(body),
-        command=html.escape(" ".join([*words, "--output", _shown(output)])),
+        command=html.escape(" ".join([*words, "--output", records.shown(output)])),
         name=name,
         notebook=f"{colab.REPOSITORY}/blob/main/notebooks/{name}.ipynb",
         colab=colab.address(name),
@@ -223,12 +229,6 @@ def convert(executed: Path, name: str, study: str, folders: Sequence[Path], outp
 def _link(page: Page, current: bool) -> str:
     mark = ' aria-current="page"' if current else ""
     return f'<li><a href="{page.file}"{mark}>{page.label}</a></li>'
-
-
-def _shown(folder: Path) -> str:
-    """A folder as seen from the current one; of one elsewhere its name, for a page names no place of a machine."""
-    absolute = folder.absolute()
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else absolute.name
 
 
 def _shown_cell(cell: Any) -> list[str]:

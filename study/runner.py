@@ -222,8 +222,8 @@ def _row(one: Planned, outcome: Outcome) -> list[str]:
     if outcome.status not in ("ok", "crashed_after_result"):
         return [*start, outcome.status, "", "", "", outcome.message]
     facts = record.read(one.run_dir)
-    states = [s.parameters + s.gradients + s.optimizer_states for s in facts.model_state_bytes or []]
-    collectives = [c.bytes * (2 if c.kind == "all_reduce" else 1) for c in facts.collectives_per_step or []]
+    states = [rank.model_states for rank in facts.model_state_bytes or []]
+    collectives = [collective.moved_bytes for collective in facts.collectives_per_step or []]
     seconds = facts.timing.median_seconds if facts.timing else None
     return [
         *start,

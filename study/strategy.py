@@ -283,14 +283,20 @@ def find_strategy(name: str) -> Path:
     return path
 
 
-def read_strategy(path: Path) -> Strategy:
-    """Read an accelerate file strictly. Raises Refusal naming the file, the key and the remedy."""
+def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
+    """Read a YAML file of keys. Raises Refusal where it is none; `examples` is a folder of some that are."""
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+        raise Refusal(f"{path}: holds no keys; copy one of {examples.name}/")
+    return content
+
+
+def read_strategy(path: Path) -> Strategy:
+    """Read an accelerate file strictly. Raises Refusal naming the file, the key and the remedy."""
+    content = read_yaml(path, CONFIGS)
     section = content.get("deepspeed_config")
     for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
         if isinstance(section, dict) and key in section:

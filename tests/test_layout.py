@@ -49,7 +49,7 @@ MAY_IMPORT = {
         "strategy", "weights", "workloads",
     },
     "compare": {"config", "record", "theory"},
-    "report": {"colab", "config", "matrix"},
+    "report": {"colab", "compare", "config", "matrix"},
     "benchmarks": {
         "compare", "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "report",
         "strategy", "theory", "workloads",

@@ -17,7 +17,6 @@ import pytest
 
 from study import cli, ending, launch, matrix, record, runner, strategy
 from study.benchmarks import interruptions
-from study.compare import records
 from study.config import Refusal
 from study.record import Outcome
 
@@ -61,7 +60,7 @@ def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **option
 
 
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    found = [records.read_outcome(path) for path in folder.glob("*/outcome.json")]
+    found = [record.read_outcome(path) for path in folder.glob("*/outcome.json")]
     return {outcome.run_id: outcome for outcome in found}
 
 

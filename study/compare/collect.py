@@ -119,7 +119,7 @@ def _read(record_path: Path | None, outcome_path: Path | None) -> Kept:
     if facts is not None and facts.status == "interrupted":
         print(f"left out {record_path}: interrupted, so no result")
         facts = None
-    outcome = None if outcome_path is None else records.read_outcome(outcome_path)
+    outcome = None if outcome_path is None else record.read_outcome(outcome_path)
     run_id = next((read.run_id for read in (facts, outcome) if read is not None), "")
     files = {}
     if facts is not None and facts.steps_sha256 is not None:

@@ -21,6 +21,11 @@ rank's, without warm-up and the probed step; on a shared machine a figure of tha
 HEAD = ["strategy", "processes", "seed", "steps", "first losses", "last losses", "held out", "s/step", "peak RSS, GiB"]
 
 
+def steps_at_an_end(num_steps: int) -> int:
+    """How many steps a first or a last loss is the mean of."""
+    return max(1, min(STEPS, num_steps // 3))
+
+
 def table(folders: Sequence[Path]) -> str:
     """Make the page: one table per model, precision, global batch and box."""
     found = records.find(folders)
@@ -48,7 +53,7 @@ def _row(found: Found) -> list[str]:
     facts = found.record
     record.checked_steps(found.path, facts)
     losses = [line["loss"] for line in record.read_steps(found.path)]
-    some = max(1, min(STEPS, len(losses) // 3))
+    some = steps_at_an_end(len(losses))
     held_out = facts.evaluation[-1]
     name = "accuracy" if "accuracy" in held_out else "perplexity"
     seconds = facts.timing.median_seconds

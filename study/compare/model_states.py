@@ -108,7 +108,7 @@ def _row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
     engine, sizes = engine_of(r), sizes_of(r)
     paper = paper_bytes(engine, r.num_params, moment)
     cells = [_cell(r, engine, sizes, ranks, part, getattr(paper, part), moment, notes) for part in PARTS]
-    states = [sum(getattr(rank, part) for part in STATES) for rank in ranks]
+    states = [rank.model_states for rank in ranks]
     everything = [sum(getattr(rank, part) for part in PARTS) for rank in ranks]
     ratio, ratio_with_buffers = (f"{max(sums) / paper.total:.3f}" for sums in (states, everything))
     of_paper = _per_parameter([paper.total], r)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from study import record
-from study.config import Refusal, describe
-from study.record import SCHEMA_VERSION, Outcome, Record
+from study.config import Refusal
+from study.record import Outcome, Record
 
 UNKNOWN_BOX = "unknown box"
 
@@ -44,8 +41,7 @@ def find(folders: Iterable[Path]) -> list[Found]:
     folders = list(folders)
     found: dict[tuple[str, str, float], Found] = {}
     for path in _json_files(folders):
-        if not _is_outcome(path) and is_record(path):
-            read = record.read(path)
+        if not _is_outcome(path) and (read := _record_at(path)):
             found.setdefault(identity(read), Found(path, read))
     if not found:
         raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
@@ -64,28 +60,12 @@ def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
         if _is_outcome(path):
             if not _record_beside(path).exists():
                 empty = False
-                yield Run(None, read_outcome(path), folder)
-        elif is_record(path):
+                yield Run(None, record.read_outcome(path), folder)
+        elif read := _record_at(path):
             empty = False
-            read = record.read(path)
             yield Run(Found(path, read), _outcome_beside(path, read), folder)
     if empty:
         raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
-
-
-def read_outcome(path: Path) -> Outcome:
-    """Read an outcome.json. Raises Refusal naming the file and the key."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Refusal(f"{path}: cannot be read as an outcome ({error})") from None
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
-    try:
-        return Outcome.model_validate(content)
-    except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
 
 
 def _json_files(folders: Iterable[Path]) -> Iterator[Path]:
@@ -114,7 +94,7 @@ def _outcome_beside(path: Path, read: Record) -> Outcome | None:
     beside = path.with_name("outcome.json" if path.name == "record.json" else f"{path.stem}.outcome.json")
     if not beside.exists():
         return None
-    outcome = read_outcome(beside)
+    outcome = record.read_outcome(beside)
     if outcome.run_id != read.run_id:
         raise Refusal(f"{beside}: run_id {outcome.run_id!r}, the record beside it is {read.run_id!r}; take one away")
     return outcome
@@ -137,15 +117,24 @@ def box_of(read: Record) -> str:
 
 def is_record(path: Path) -> bool:
     """Say whether a JSON file is a record: a record.json, or one that says so by a schema_version or a run_id."""
+    return _content(path) is not None
+
+
+def _record_at(path: Path) -> Record | None:
+    """The record in a JSON file, None where that is another file."""
+    content = _content(path)
+    return None if content is None else record.parse(path, content, Record)
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """What a record's file holds, before it is checked; None for another file."""
     if path.name == "record.json":
-        return True
+        return record.load(path, "a record")
     if (path.parent / "record.json").exists() or (path.parent / "outcome.json").exists():  # another file of a run
-        return False
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
-    return isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)
+        return None
+    content = record.load(path, "JSON")
+    says_so = isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)
+    return content if says_so else None
 
 
 def not_ok(found: Iterable[Found]) -> list[str]:
@@ -156,12 +145,13 @@ def not_ok(found: Iterable[Found]) -> list[str]:
 
 def command(name: str, folders: Sequence[Path]) -> str:
     """The command that makes a page, with folders as seen from the current one."""
-    shown = []
-    for folder in folders:
-        if folder.is_absolute():
-            folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else Path(folder.name)
-        shown.append(str(folder))
-    return f"zero-study {name} {' '.join(shown)}"
+    return " ".join(["zero-study", name, *map(shown, folders)])
+
+
+def shown(path: Path) -> str:
+    """A path as seen from the current folder; of one elsewhere its name, for a page names no place of a machine."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else absolute.name
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

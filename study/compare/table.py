@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from study import record
 from study.compare import model_states, records
+from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
 from study.config import Refusal, RunConfig, build_config, describe, flag_parser
 from study.record import Outcome, PeakMemory, Record
 from study.theory import hardware
 from study.theory.model_states import PARTS, paper_bytes
 
-LAST_STEPS = 10  # whose losses `final_loss` averages; of a run shorter than three times as many, a third of its steps
 TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
 
 # In the order of the table. Floats may be NaN: unknown.
@@ -282,7 +282,7 @@ def _learning(found: records.Found, config: RunConfig) -> dict[str, Any]:
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
     if len(curve) == config.num_steps:
         known = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
-        facts["final_loss"] = losses[-max(1, min(LAST_STEPS, len(losses) // 3)) :].mean()
+        facts["final_loss"] = losses[-steps_at_an_end(len(losses)) :].mean()
         facts["loss_area"] = losses.mean()
         facts["mean_grad_norm"] = known.mean() if known.size else None
     if r.evaluation:
@@ -367,9 +367,9 @@ def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
 def _model_states(r: Record) -> dict[str, Any]:
     if not r.model_state_bytes:
         return {}
-    largest = max(r.model_state_bytes, key=lambda rank: rank.parameters + rank.gradients + rank.optimizer_states)
+    largest = max(r.model_state_bytes, key=lambda rank: rank.model_states)
     facts = {
-        "model_state_bytes": largest.parameters + largest.gradients + largest.optimizer_states,
+        "model_state_bytes": largest.model_states,
         "parameter_bytes": largest.parameters,
         "gradient_bytes": largest.gradients,
         "optimizer_state_bytes": largest.optimizer_states,
@@ -396,11 +396,11 @@ def _rank_parts(r: Record, device: str) -> list[dict[str, int | None]] | None:
 
 
 def _communication(r: Record) -> dict[str, Any]:
-    """Of rank 0 in one step; an all-reduce sends and receives its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+    """Of rank 0 in one step."""
     if r.collectives_per_step is None:
         return {}
     return {
-        "collective_bytes": sum(c.bytes * (2 if c.kind == "all_reduce" else 1) for c in r.collectives_per_step),
+        "collective_bytes": sum(c.moved_bytes for c in r.collectives_per_step),
         "collective_count": sum(c.count for c in r.collectives_per_step),
     }
 

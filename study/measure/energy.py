@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from study.measure.memory import nvml_handle
+
 
 def energy_joules(device: torch.device) -> float | None:
     """Joules that the whole GPU has used since its driver was loaded (NVML); None where there is no such counter.
@@ -15,9 +17,6 @@ def energy_joules(device: torch.device) -> float | None:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(device).uuid
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(device)) / 1000
     except pynvml.NVMLError:  # not on this GPU, or not permitted: unknown
         return None

@@ -239,6 +239,15 @@ def _resident_peak() -> int | None:
     return int(kilobytes) * 1024
 
 
+def nvml_handle(device: torch.device) -> Any:
+    """NVML's handle of a GPU, whatever CUDA_VISIBLE_DEVICES calls it. Raises pynvml.NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+
+
 class _ProcessMemorySampler(threading.Thread):
     """Samples NVML's memory of this process, CUDA context and all, every 100 ms."""
 
@@ -252,9 +261,7 @@ class _ProcessMemorySampler(threading.Thread):
         import pynvml
 
         try:
-            pynvml.nvmlInit()
-            uuid = torch.cuda.get_device_properties(self._device).uuid
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            handle = nvml_handle(self._device)
             while True:
                 for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
                     if process.pid == os.getpid() and process.usedGpuMemory is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from study.compare import markup, table
+from study.compare import markup, pairs, table
 from study.compare.figures.drawing import in_order
 from study.compare.markup import Html
 from study.config import Refusal
@@ -16,7 +16,7 @@ from study.config import Refusal
 ROOT = Path(__file__).resolve().parents[3]
 
 # Runs that are equal in these do the same work; each such setting has its own rows and figures.
-SETTING = ("workload", "size", "precision", "sequence_length", "config_digest", "global_batch_size", "num_steps")
+SETTING = tuple(name for name in pairs.SHOWN if name != "box")
 
 
 class Block(NamedTuple):
