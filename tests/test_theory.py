@@ -8,10 +8,10 @@ import pytest
 
 from study import record
 from study.compare import model_states
+from study.theory.case import Engine
 from study.theory.model_states import (
     PARTS,
     REASONS,
-    Engine,
     engine_differences,
     paper_bytes,
     paper_bytes_per_parameter,

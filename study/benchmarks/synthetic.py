@@ -15,7 +15,8 @@ from study import matrix, record
 from study.compare import model_states
 from study.config import RunConfig, build_config
 from study.record import Checksum, Collective, Failure, ModelStateBytes, Outcome, PeakMemory, Proof, Record, Timing
-from study.theory.model_states import PARTS, Engine, engine_differences, paper_bytes, parameter_bytes
+from study.theory.case import Engine, parameter_bytes
+from study.theory.model_states import PARTS, engine_differences, paper_bytes
 from study.theory.shapes import ParameterSizes
 
 Box = Literal["cpu", "gpu"]

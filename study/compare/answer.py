@@ -10,7 +10,7 @@ import pandas as pd
 from study.compare import differences, records
 from study.compare import table as tidy
 from study.compare.figures.drawing import in_order
-from study.theory.model_states import parameter_bytes
+from study.theory.case import parameter_bytes
 
 # What was trained long enough to learn, with the held-out metric and how it is written.
 LEARNED = {("bert-imdb", "micro"): ("accuracy", ".3f"), ("gpt-wikitext", "mini"): ("perplexity", ".0f")}

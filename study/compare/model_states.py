@@ -10,15 +10,14 @@ from study.compare import records
 from study.compare.records import Found
 from study.config import SIZES
 from study.record import ModelStateBytes, Record
+from study.theory.case import Engine, parameter_bytes
 from study.theory.model_states import (
     PARTS,
     REASONS,
-    Engine,
     Moment,
     Part,
     engine_differences,
     paper_bytes,
-    parameter_bytes,
 )
 from study.theory.shapes import Architecture, ParameterSizes, parameter_sizes
 
@@ -178,6 +177,11 @@ def engine_of(r: Record) -> Engine:
         offload_param=proof.offload_param_device,
         reduce_bucket_size=proof.reduce_bucket_size or 0,
         persistence_threshold=proof.param_persistence_threshold or 0,
+        prefetch_bucket_size=proof.prefetch_bucket_size or 0,
+        max_live_parameters=proof.max_live_parameters or 0,
+        max_reuse_distance=proof.max_reuse_distance or 0,
+        overlap_comm=bool(proof.overlap_comm),
+        multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from study.theory.case import Engine, parameter_bytes
 from study.theory.shapes import ParameterSizes
 
 Moment = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
-Device = Literal["none", "cpu", "nvme"]
 Part = Literal["parameters", "gradients", "optimizer_states", "communication_buffers"]
 PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 
@@ -71,25 +71,6 @@ class Difference:
     part: Part
     reason: str  # a key of REASONS
     num_bytes: float
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What decides how many bytes an engine holds; every value as the engine itself reports it."""
-
-    kind: Literal["torch", "ddp", "deepspeed"]
-    zero_stage: int  # 0: nothing is sharded
-    world_size: int
-    precision: str
-    accumulation_bytes: int  # per gradient element
-    offload_optimizer: Device = "none"
-    offload_param: Device = "none"
-    reduce_bucket_size: int = 0  # elements
-    persistence_threshold: int = 0  # elements
-
-
-def parameter_bytes(precision: str) -> int:
-    return 2 if precision in ("bf16", "fp16") else 4
 
 
 def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Parts:

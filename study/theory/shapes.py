@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-Architecture = Literal["bert", "gpt2", "gpt-neo", "gpt-j"]
+Architecture = Literal["bert", "gpt2", "gpt-neo", "gpt-j", "llama", "mistral", "qwen2", "gemma2"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,49 @@ class ParameterSizes:
     @property
     def num_params(self) -> int:
         return sum(self.matrices) + sum(self.vectors)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the models need to know of a transformer."""
+
+    name: str
+    architecture: Architecture
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    positions: int  # the longest sequence; rows of the position embedding where the architecture learns one
+    feed_forward: int
+    kv_heads: int  # fewer than heads: grouped-query attention
+    head_size: int  # hidden / heads in most, not in Gemma
+    tied: bool  # the output layer's weights are the embedding's
+    activation: str  # as its config.json calls it: gelu, gelu_new, silu ...
+
+    @cached_property
+    def parameters(self) -> ParameterSizes:
+        """Every parameter, in the order in which an engine sees them."""
+        return with_vocabulary(self.architecture, self.layers, self.hidden, self.positions, self.vocabulary)
+
+    @property
+    def num_params(self) -> int:
+        return self.parameters.num_params
+
+    @cached_property
+    def block_params(self) -> int:
+        """Parameters of one transformer block: what is gathered together when blocks are sharded."""
+        without = with_vocabulary(self.architecture, 0, self.hidden, self.positions, self.vocabulary)
+        return (self.num_params - without.num_params) // self.layers
+
+    @property
+    def outside_params(self) -> int:
+        """Parameters outside the blocks: embeddings, last norm, head."""
+        return self.num_params - self.layers * self.block_params
+
+    @property
+    def is_classifier(self) -> bool:
+        """BERT here has the two-class head of bert-imdb; all others predict tokens."""
+        return self.architecture == "bert"
 
 
 def architecture_of(workload: str, size: str) -> Architecture:

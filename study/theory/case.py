@@ -1,0 +1,70 @@
+"""What is asked of the models? An engine as it is configured, and a job that it does: how much, of what, how computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+# Of one configuration a number, of a grid an array of numbers; arrays of one expression must broadcast.
+Numbers = int | float | np.ndarray
+
+Device = Literal["none", "cpu", "nvme"]
+Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What decides how an engine holds and moves model states; every value as the engine itself reports it."""
+
+    kind: Literal["torch", "ddp", "deepspeed", "fsdp"]  # fsdp: FSDP2, always stage 3
+    zero_stage: int  # 0: nothing is sharded
+    world_size: int
+    precision: Precision  # config.py's classes; and pure-bf16: no fp32 copy of anything
+    accumulation_bytes: int  # per gradient element
+    offload_optimizer: Device = "none"
+    offload_param: Device = "none"
+    reduce_bucket_size: int = 0  # elements, as the sizes below
+    persistence_threshold: int = 0
+    prefetch_bucket_size: int = 0
+    max_live_parameters: int = 0
+    max_reuse_distance: int = 0
+    overlap_comm: bool = False
+    multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner
+    reshard_after_forward: bool = True  # fsdp
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Per element of the parameters that the model is made of."""
+        return parameter_bytes(self.precision)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Per element of what matrix products read: autocast casts."""
+        return 4 if self.precision == "fp32" else 2
+
+
+def parameter_bytes(precision: str) -> int:
+    return 2 if precision in ("bf16", "fp16", "pure-bf16") else 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one rank computes in an optimizer step. The four numbers may be arrays that broadcast: a grid."""
+
+    micro_batch_size: Numbers  # sequences per rank and forward pass
+    sequence_length: Numbers  # tokens
+    gradient_accumulation_steps: Numbers = 1
+    activation_checkpointing: bool = False  # of every transformer block
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    dropout: bool = False
+    # transformers: its own modules, composed of PyTorch's operators, logits in fp32. fused: activation functions, norms
+    # and the loss in one kernel each, as LLM Foundry and Megatron have them.
+    kernels: Literal["transformers", "fused"] = "transformers"
+    device: Literal["cpu", "gpu"] = "gpu"
+
+    @property
+    def tokens(self) -> Numbers:
+        """Of one rank and micro step."""
+        return self.micro_batch_size * self.sequence_length
