@@ -418,7 +418,7 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch)
 def test_nothing_here_imports_torch():
     program = (
         "import sys; from study.compare import collect, model_states, parity; "
-        "print(sorted({'torch', 'accelerate', 'deepspeed', 'transformers', 'numpy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'accelerate', 'deepspeed', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
