@@ -51,7 +51,7 @@ def parameter_bytes(precision: str) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank computes in an optimizer step. The four numbers may be arrays that broadcast: a grid."""
+    """What one rank computes in an optimizer step. The three numbers may be arrays that broadcast: a grid."""
 
     micro_batch_size: Numbers  # sequences per rank and forward pass
     sequence_length: Numbers  # tokens

@@ -1,64 +1,300 @@
-"""What can a GPU do at most? Memory and dense peaks of the cards that the study may meet, by the name torch reports."""
+"""What can a GPU and the machine around it do at most? Memory, dense peaks, links, disks and prices, with sources.
+
+Rates are bytes per second in one direction of a link: half of what data sheets count in both. What software reaches of
+them is for the models to say. Unknown is None.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# ---------------------------------------------------------------- GPUs
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Gpu:
     """One GPU; peaks are those of dense matrix products, without the sparsity that data sheets like to count."""
 
-    memory_bytes: int  # as built; the driver keeps some, so that torch reports a little less
-    peak_flops_per_second: dict[str, float]  # fp32, tf32, fp16, bf16; a type that is not there has no unit of its own
-    source: str
+    name: str  # on the command line
+    torch_name: str  # as torch reports it, without the vendor
+    memory_bytes: int  # as built
+    torch_memory_bytes: int  # what the driver leaves of it: the smallest total that torch was seen to report
+    context_bytes: int  # of these, what one process takes outside torch's allocator
+    peak_flops_per_second: Mapping[str, float] = field(hash=False)  # fp32, tf32, fp16, bf16, fp8; no unit: no key
+    memory_bandwidth: float
+    link: str  # between the GPUs of a node
+    link_bandwidth: float
+    pcie_bandwidth: float  # between GPU and host
+    source: str  # of memory, peaks and links
+    price_per_hour: float | None  # USD: one GPU's share of a machine rented on demand
+    price_date: str  # year and month, as far as known
+    price_source: str
 
 
-def _gpu(gib: int, source: str, **tera: float) -> Hardware:
-    return Hardware(gib * 2**30, {kind: value * 1e12 for kind, value in tera.items()}, source)
+_PCIE_3, _PCIE_4, _PCIE_5 = 16e9, 32e9, 64e9  # 16 lanes; the data sheets' 32, 64 and 128 GB/s are both directions
+_LINKS = {  # of 300, 600, 900 and 1,800 GB/s in both directions
+    "NVLink 2": 150e9,
+    "NVLink 3": 300e9,
+    "NVLink 4": 450e9,
+    "NVLink 5": 900e9,
+    "PCIe 3": _PCIE_3,
+    "PCIe 4": _PCIE_4,
+    "PCIe 5": _PCIE_5,
+}
 
-
+_V100_SXM = {"fp32": 15.7, "fp16": 125}
+_V100_PCIE = {"fp32": 14, "fp16": 112}
 _A100 = {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
-_A100_SHEET = "NVIDIA A100 Tensor Core GPU data sheet"
-_HOPPER_SXM = {"fp32": 67, "tf32": 494.5, "fp16": 989, "bf16": 989}
-_H100_SHEET = "NVIDIA H100 Tensor Core GPU data sheet, tensor cores at half the figures, which are with sparsity"
+_HOPPER_SXM = {"fp32": 67, "tf32": 494.5, "fp16": 989, "bf16": 989, "fp8": 1979}
+
+_HALF = "tensor cores at half the figures, which are with sparsity"
 _V100_SHEET = "NVIDIA V100 Tensor Core GPU data sheet"
+_A100_SHEET = "NVIDIA A100 Tensor Core GPU data sheet"
+_H100_SHEET = f"NVIDIA H100 Tensor Core GPU data sheet, {_HALF}"
 
-# By the name without its vendor. Whole names, because a slice of a card (MIG) or a sister model is another card.
-_KNOWN = {
-    "T4": _gpu(16, "NVIDIA T4 Tensor Core GPU data sheet", fp32=8.1, fp16=65),
-    "V100-PCIE-16GB": _gpu(16, _V100_SHEET, fp32=14, fp16=112),
-    "V100-PCIE-32GB": _gpu(32, _V100_SHEET, fp32=14, fp16=112),
-    "V100-SXM2-16GB": _gpu(16, _V100_SHEET, fp32=15.7, fp16=125),
-    "V100-SXM2-32GB": _gpu(32, _V100_SHEET, fp32=15.7, fp16=125),
-    "A10G": _gpu(24, "NVIDIA A10G data sheet, for Amazon EC2 G5", fp32=35, tf32=35, fp16=70, bf16=70),
-    "A100-PCIE-40GB": _gpu(40, _A100_SHEET, **_A100),
-    "A100-SXM4-40GB": _gpu(40, _A100_SHEET, **_A100),
-    "A100 80GB PCIe": _gpu(80, _A100_SHEET, **_A100),
-    "A100-SXM4-80GB": _gpu(80, _A100_SHEET, **_A100),
-    "L4": _gpu(
-        24, "NVIDIA L4 data sheet, tensor cores at half the figures, which are with sparsity",
-        fp32=30.3, tf32=60, fp16=121, bf16=121,
-    ),
-    "H100 PCIe": _gpu(80, _H100_SHEET, fp32=51, tf32=378, fp16=756.5, bf16=756.5),
-    "H100 80GB HBM3": _gpu(80, _H100_SHEET, **_HOPPER_SXM),
-    "H200": _gpu(141, _H100_SHEET.replace("H100", "H200"), **_HOPPER_SXM),
-    "B200": _gpu(
-        180, "NVIDIA Blackwell Architecture Technical Brief, HGX B200, per GPU and dense",
-        fp32=80, tf32=1100, fp16=2250, bf16=2250,
-    ),
-}  # fmt: skip
+# Amazon's are those of Linux in Northern Virginia.
+_AWS_READ = "Amazon EC2, price list as read by data-receipts/109-gpu-pricing"
+_AWS_CATALOG = "Amazon EC2, price list as in SkyPilot's catalog v8"
+_AWS_REMEMBERED = "Amazon EC2, as remembered, not looked up"
 
 
-def find(name: str) -> Hardware | None:
-    """Find a GPU by the name that torch reports; None where it is not known."""
-    return _KNOWN.get(name.removeprefix("NVIDIA ").removeprefix("Tesla "))
+def _known(rows: list[tuple]) -> dict[str, Gpu]:
+    found = {}
+    for name, torch_name, gib, torch_gib, context_gib, tera, bandwidth, link, pcie, source, price in rows:
+        found[name] = Gpu(
+            name=name,
+            torch_name=torch_name,
+            memory_bytes=gib * 2**30,
+            torch_memory_bytes=round(torch_gib * 2**30),
+            context_bytes=round(context_gib * 2**30),
+            peak_flops_per_second={kind: value * 1e12 for kind, value in tera.items()},
+            memory_bandwidth=bandwidth * 1e9,
+            link=link,
+            link_bandwidth=_LINKS[link],
+            pcie_bandwidth=pcie,
+            source=source,
+            price_per_hour=price[0],
+            price_date=price[1],
+            price_source=price[2],
+        )
+    return found
 
 
-def peak_flops_per_second(gpu: Hardware, precision: str, tf32: bool | None) -> float | None:
+# Memory in GiB: as built, torch's total, a process's context. The second is from messages "CUDA out of memory ... GPU 0
+# has a total capacity of 39.38 GiB" in public issues and logs, about ten for each card; drivers differ by up to 0.2
+# GiB, so the smallest seen. (Those of A10G and L4 do not name the card.) The third is, in such messages of processes
+# that had a card to themselves, the memory in use less what torch had reserved: T4 0.11 to 0.17, V100 0.37 to 0.39,
+# A10G or L4 0.28 to 0.38, A100 0.49, H200 0.51, B200 0.69 GiB; H100 is taken to be as H200.
+GPUS: dict[str, Gpu] = _known([
+    ("t4", "T4", 16, 14.56, 0.2, {"fp32": 8.1, "fp16": 65}, 320, "PCIe 3", _PCIE_3,
+     "NVIDIA T4 Tensor Core GPU data sheet and product brief", (0.978, "2025", f"g4dn.metal, {_AWS_REMEMBERED}")),
+    ("v100-pcie-16gb", "V100-PCIE-16GB", 16, 15.77, 0.4, _V100_PCIE, 900, "PCIe 3", _PCIE_3, _V100_SHEET,
+     (3.06, "before 2026", "NC6s v3, Azure, table of the Hugging Face space sasha/energy-cost-compute")),
+    ("v100-pcie-32gb", "V100-PCIE-32GB", 32, 31.73, 0.4, _V100_PCIE, 900, "PCIe 3", _PCIE_3, _V100_SHEET,
+     (2.30, "2025", "V100-32G, Paperspace, as in SkyPilot's catalog v7, which does not say which V100")),
+    ("v100-16gb", "V100-SXM2-16GB", 16, 15.77, 0.4, _V100_SXM, 900, "NVLink 2", _PCIE_3, _V100_SHEET,
+     (3.06, "2026", f"p3.16xlarge, {_AWS_CATALOG}")),
+    ("v100-32gb", "V100-SXM2-32GB", 32, 31.73, 0.4, _V100_SXM, 900, "NVLink 2", _PCIE_3, _V100_SHEET,
+     (3.902, "2025", f"p3dn.24xlarge, {_AWS_REMEMBERED}")),
+    ("a10g", "A10G", 24, 21.96, 0.4, {"fp32": 35, "tf32": 35, "fp16": 70, "bf16": 70}, 600, "PCIe 4", _PCIE_4,
+     "NVIDIA A10G data sheet, for Amazon EC2 G5", (2.036, "2025", f"g5.48xlarge, {_AWS_REMEMBERED}")),
+    ("l4", "L4", 24, 21.96, 0.4, {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121, "fp8": 242.5}, 300, "PCIe 4",
+     _PCIE_4, f"NVIDIA L4 data sheet, {_HALF}", (1.669, "2025", f"g6.48xlarge, {_AWS_REMEMBERED}")),
+    ("a100-pcie-40gb", "A100-PCIE-40GB", 40, 39.38, 0.5, _A100, 1555, "PCIe 4", _PCIE_4, _A100_SHEET,
+     (None, "", "not found")),
+    ("a100-40gb", "A100-SXM4-40GB", 40, 39.38, 0.5, _A100, 1555, "NVLink 3", _PCIE_4, _A100_SHEET,
+     (2.745, "2026-11", f"p4d.24xlarge, {_AWS_READ}")),
+    ("a100-pcie-80gb", "A100 80GB PCIe", 80, 79.14, 0.5, _A100, 1935, "PCIe 4", _PCIE_4, _A100_SHEET,
+     (3.673, "2026-11", "NC24ads A100 v4, Azure, price list as read by data-receipts/109-gpu-pricing")),
+    ("a100-80gb", "A100-SXM4-80GB", 80, 79.14, 0.5, _A100, 2039, "NVLink 3", _PCIE_4, _A100_SHEET,
+     (3.431, "2026-11", f"p4de.24xlarge, {_AWS_READ}")),
+    ("h100-pcie", "H100 PCIe", 80, 79.11, 0.5,
+     {"fp32": 51, "tf32": 378, "fp16": 756.5, "bf16": 756.5, "fp8": 1513}, 2000, "PCIe 5", _PCIE_5, _H100_SHEET,
+     (3.29, "2026-09", "1x H100 PCIe, Lambda, its page as read by api-evangelist/lambda-labs")),
+    ("h100-sxm", "H100 80GB HBM3", 80, 79.11, 0.5, _HOPPER_SXM, 3350, "NVLink 4", _PCIE_5, _H100_SHEET,
+     (6.88, "2026-11", f"p5.48xlarge, {_AWS_READ}")),
+    ("h200", "H200", 141, 139.80, 0.55, _HOPPER_SXM, 4800, "NVLink 4", _PCIE_5, _H100_SHEET.replace("H100", "H200"),
+     (7.912, "2026-08", "p5en.48xlarge, Amazon EC2, as listed in dstack's pull request 4110")),
+    ("b200", "B200", 180, 178.35, 0.7, {"fp32": 80, "tf32": 1100, "fp16": 2250, "bf16": 2250, "fp8": 4500}, 8000,
+     "NVLink 5", _PCIE_5, "NVIDIA Blackwell Architecture Technical Brief, HGX B200, per GPU and dense",
+     (14.242, "2026", f"p6-b200.48xlarge, {_AWS_CATALOG}")),
+])  # fmt: skip
+
+_ALIASES = {
+    "h100": "h100-sxm",
+    "h100-80gb": "h100-sxm",
+    "h100-sxm-80gb": "h100-sxm",
+    "h100-pcie-80gb": "h100-pcie",
+    "a100-sxm-40gb": "a100-40gb",
+    "a100-sxm-80gb": "a100-80gb",
+    "v100-sxm-16gb": "v100-16gb",
+    "v100-sxm-32gb": "v100-32gb",
+}
+_BY_TORCH_NAME = {gpu.torch_name: gpu for gpu in GPUS.values()}
+
+
+def _spelled(text: str) -> str:
+    return "-".join(text.strip().lower().replace("_", " ").replace("-", " ").split())
+
+
+def find_gpu(text: str) -> Gpu:
+    """Find a GPU by the name a person writes: a100-80gb, H100_80GB, "NVIDIA A100-SXM4-80GB".
+
+    Raises ValueError with the nearest names.
+    """
+    names = dict(GPUS)
+    names |= {_spelled(gpu.torch_name): gpu for gpu in GPUS.values()}
+    names |= {alias: GPUS[name] for alias, name in _ALIASES.items()}
+    wanted = _spelled(text).removeprefix("nvidia-").removeprefix("tesla-")
+    if wanted in names:
+        return names[wanted]
+    near = [name for name in GPUS if wanted and name.startswith(wanted)]  # a100: which of them?
+    near = near or list(dict.fromkeys(names[name].name for name in difflib.get_close_matches(wanted, names, n=3)))
+    hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(GPUS)}"
+    raise ValueError(f"unknown GPU {text!r}: {hint}; give one of these")
+
+
+def find(torch_name: str) -> Gpu | None:
+    """Find a GPU by exactly the name that torch reports; None where it is not known.
+
+    Whole names, because a slice of a card (MIG) or a sister model is another card.
+    """
+    return _BY_TORCH_NAME.get(torch_name.removeprefix("NVIDIA ").removeprefix("Tesla "))
+
+
+def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:
     """The peak of the type in which a run of this precision class multiplies; None where the card has no unit for it.
 
     `tf32`: whether fp32 products may take tensor cores, as the run's machine says.
     """
-    kind = precision.removesuffix("-autocast")
+    kind = precision.removeprefix("pure-").removesuffix("-autocast")
     return gpu.peak_flops_per_second.get("tf32" if kind == "fp32" and tf32 else kind)
+
+
+# What NCCL takes outside torch's allocator once a process has joined others: such a message of an H200 under Megatron
+# has 1.14 GiB outside the allocator, the context above included. One case; it grows with channels and communicators.
+NCCL_BYTES = round(0.6 * 2**30)
+
+
+def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
+    """What torch's allocator can have of a GPU: as built, less the driver's reserve, a CUDA context and NCCL."""
+    return gpu.torch_memory_bytes - gpu.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
+
+
+# ---------------------------------------------------------------- boxes
+
+
+@dataclass(frozen=True)
+class Box:
+    """GPUs of one kind in nodes of equal size, and what a node brings along."""
+
+    gpu: Gpu
+    num_gpus: int
+    gpus_per_node: int = 8
+    node_bandwidth: float = 200e9  # of a node, to all others: 8 x 200 Gbit/s
+    host_memory_bytes: int | None = None  # of a node, as all below
+    host_memory_bandwidth: float | None = None
+    host_cores: int | None = None  # physical
+    disk_bytes: int | None = None  # local NVMe
+    disk_read_bandwidth: float | None = None
+    disk_write_bandwidth: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_gpus < 1:
+            raise ValueError(f"{self.num_gpus} GPUs: there must be at least one; change the number of GPUs")
+        if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
+            raise ValueError(
+                f"{self.num_gpus} GPUs do not fill nodes of {self.gpus_per_node}; "
+                f"take a multiple of {self.gpus_per_node} or change the GPUs per node"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, self.num_gpus // self.gpus_per_node)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """USD, of all GPUs."""
+        return None if self.gpu.price_per_hour is None else self.num_gpus * self.gpu.price_per_hour
+
+
+# A drive's sequential read and write: data sheets of Samsung's data center drives PM983 and PM9A3, as remembered.
+# Clouds do not say whose drives they have, and may throttle them.
+_PCIE_3_DRIVE = (3.2e9, 2.0e9)
+_PCIE_4_DRIVE = (6.8e9, 4.0e9)
+
+
+def _node(
+    gpu: str,
+    gpus: int,
+    gigabits: float,
+    host: tuple[int, int, float],  # GiB, physical cores, GB/s by the processors' memory channels
+    drives: tuple[int, float, tuple[float, float]] | None,  # how many, TB each, read and write of one
+    source: str,
+) -> Box:
+    gib, cores, gigabytes_per_second = host
+    num_drives, terabytes, (read, write) = drives or (0, 0, (0, 0))
+    return Box(
+        gpu=GPUS[gpu],
+        num_gpus=gpus,
+        gpus_per_node=gpus,
+        node_bandwidth=gigabits * 1e9 / 8,
+        host_memory_bytes=gib * 2**30,
+        host_memory_bandwidth=gigabytes_per_second * 1e9,
+        host_cores=cores,
+        disk_bytes=round(num_drives * terabytes * 1e12),
+        disk_read_bandwidth=num_drives * read,
+        disk_write_bandwidth=num_drives * write,
+        source=source,
+    )
+
+
+# One node as clouds rent it out. Memory and processors of p3.16xlarge, p5, p5en and p6-b200 are from SkyPilot's catalog
+# v8, processors and network of ND A100 v4 from Azure's page; the rest is as remembered of the providers' pages. (p4d
+# and p4de, whose prices are above, have 1,152 GiB and 400 Gbit/s; 1,600 Gbit/s is what most A100 clusters have.) Memory
+# channels, two sockets: Broadwell 4 x DDR4-2400, Skylake 6 x DDR4-2666, Cascade Lake 6 x DDR4-2933, Rome and Milan 8 x
+# DDR4-3200, Sapphire Rapids 8 x DDR5-4800, Emerald Rapids 8 x DDR5-5600.
+_NODES = {
+    box.gpu.name: box
+    for box in (
+        _node("t4", 8, 100, (384, 48, 281.6), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 g4dn.metal"),
+        _node("v100-16gb", 8, 25, (488, 32, 153.6), None, "Amazon EC2 p3.16xlarge, which has no local disk"),
+        _node("v100-32gb", 8, 100, (768, 48, 256), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 p3dn.24xlarge"),
+        _node("a10g", 8, 100, (768, 96, 409.6), (2, 3.8, _PCIE_3_DRIVE), "Amazon EC2 g5.48xlarge"),
+        _node("l4", 8, 100, (768, 96, 409.6), (8, 0.94, _PCIE_3_DRIVE), "Amazon EC2 g6.48xlarge"),
+        _node("a100-40gb", 8, 1600, (900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96asr A100 v4"),
+        _node("a100-80gb", 8, 1600, (1900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96amsr A100 v4"),
+        _node("a100-pcie-80gb", 4, 80, (880, 96, 409.6), (4, 0.96, _PCIE_4_DRIVE), "Azure NC96ads A100 v4"),
+        _node("h100-sxm", 8, 3200, (2048, 96, 409.6), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5.48xlarge"),
+        _node("h200", 8, 3200, (2048, 96, 614.4), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5en.48xlarge"),
+        _node("b200", 8, 3200, (2048, 96, 716.8), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p6-b200.48xlarge"),
+    )
+}
+
+
+def typical_box(gpu: Gpu, num_gpus: int) -> Box:
+    """The box that one rents with these GPUs; fewer than a node's have their share of its host, as clouds cut them.
+
+    Where no node with this GPU is known, its host is unknown. Raises ValueError where the GPUs do not fill nodes.
+    """
+    node = _NODES.get(gpu.name)
+    if node is None:
+        return Box(gpu, num_gpus)
+    box = dataclasses.replace(node, num_gpus=num_gpus)
+    if num_gpus >= node.gpus_per_node:
+        return box
+    share = num_gpus / node.gpus_per_node
+    return dataclasses.replace(
+        box,
+        host_memory_bytes=int(share * node.host_memory_bytes),
+        host_memory_bandwidth=share * node.host_memory_bandwidth,
+        host_cores=max(1, int(share * node.host_cores)),
+        disk_bytes=int(share * node.disk_bytes),
+        disk_read_bandwidth=share * node.disk_read_bandwidth,
+        disk_write_bandwidth=share * node.disk_write_bandwidth,
+        source=f"{num_gpus} of {node.gpus_per_node} parts of {node.source}",
+    )

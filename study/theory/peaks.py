@@ -1,0 +1,236 @@
+"""How many bytes does a rank hold at the highest moment of a step: model states, buffers and residual states together?
+
+A step has five moments at which it can be highest: as backward begins, in the last and in the first block's backward,
+as backward ends, and as the optimizer steps. Each is a sum; the peak is the largest. What DeepSpeed 0.19.8 allocates
+beside model states is in its sources below deepspeed/runtime/zero/, named in the comments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from study.theory import residual
+from study.theory.case import Engine, Job, Numbers
+from study.theory.model_states import PARTS as STATES
+from study.theory.model_states import Moment, engine_differences, paper_bytes
+from study.theory.shapes import ModelShape
+
+Part = Literal[
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "communication_buffers",
+    "gathered_parameters",
+    "activations",
+    "logits",
+    "temporary_buffers",
+]
+PARTS: tuple[Part, ...] = get_args(Part)
+MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
+
+ALLREDUCE_BUCKET_ELEMENTS = 500_000_000  # engine.py, allreduce_bucket_size: what stage 0 flattens at once
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of one rank at its highest moment."""
+
+    parts: dict[Part, Numbers]  # on the device that computes
+    moment: Numbers  # index into MOMENTS
+    host_bytes: float  # offloaded to the host
+    disk_bytes: float  # offloaded to a disk
+
+    @property
+    def total(self) -> Numbers:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class States:
+    """Model states of one rank by where they are, in bytes."""
+
+    device: dict[str, float]
+    host: float
+    disk: float
+
+
+def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> States:
+    """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas)."""
+    paper = paper_bytes(engine, shape.num_params, moment)
+    held = {part: getattr(paper, part) for part in STATES}
+    disk = 0.0
+    for difference in engine_differences(engine, shape.parameters, rank, moment):
+        held[difference.part] += difference.num_bytes
+        if difference.reason == "on-disk":
+            disk -= difference.num_bytes
+    host = 0.0
+    persistent = 0.0
+    if engine.offload_optimizer != "none":  # gradients move with the states that they update
+        host += held["optimizer_states"] + held["gradients"]
+        held["optimizer_states"] = held["gradients"] = 0.0
+    if engine.offload_param != "none":
+        if engine.world_size > 1 and moment == "resting":
+            persistent = _persistent_bytes(engine, shape)
+        host += held["parameters"] - persistent
+        held["parameters"] = persistent
+    return States(held, host, disk)
+
+
+def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
+    """Predict the highest moment of a steady optimizer step."""
+    resting = states(engine, shape, "resting", rank)
+    stepping = states(engine, shape, "stepping", rank)
+    checkpointed = job.activation_checkpointing
+    block = residual.block_bytes(shape, engine, job)
+    outside = residual.outside_bytes(shape, engine, job)
+    casts = residual.cast_bytes(shape, engine, job)
+    temporary = residual.temporary_bytes(shape, engine, job)
+    logits = residual.logit_bytes(shape, job)
+    kept = residual.checkpoint_bytes(shape, engine, job) if checkpointed else block
+    at_loss = shape.layers * kept + outside + casts
+    # A checkpointed block is computed again, beside its input, which all others still keep.
+    in_last = at_loss + (block if checkpointed else 0)
+    in_first = outside + (0 if checkpointed else casts) + block
+    gradients = _gradients(shape, engine)
+    gathered = _gathered_bytes(shape, engine)
+    bucket = gradients.bucket
+    head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
+    # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
+    head_first = shape.tied and not shape.is_classifier
+    embeddings = 0 if head_first or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
+    # An accumulated gradient is there from the first micro step on.
+    before = gradients.accumulated * (np.asarray(job.gradient_accumulation_steps) > 1)
+    rows = [
+        _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
+        _row(resting, activations=in_last, temporary=temporary, gathered=gathered, gradients=before + head, buffers=bucket),
+        _row(
+            resting, activations=in_first, temporary=temporary, gathered=gathered,
+            gradients=np.maximum(before, gradients.held - embeddings), buffers=bucket,
+        ),
+        _row(
+            resting, gathered=gathered, gradients=gradients.held, buffers=bucket, temporary=gradients.flushed,
+        ),
+        _row(stepping, temporary=gradients.stepping),
+    ]  # fmt: skip
+    moments = [np.broadcast_arrays(*row.values(), np.asarray(job.tokens))[:-1] for row in rows]
+    stacked = np.array(np.broadcast_arrays(*[np.stack(moment) for moment in moments]), dtype=float)
+    highest = stacked.sum(axis=1).argmax(axis=0)
+    chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
+    scalar = chosen.ndim == 1
+    parts = {part: float(value) if scalar else value for part, value in zip(PARTS, chosen, strict=True)}
+    return Peak(parts, int(highest) if scalar else highest, resting.host, resting.disk)
+
+
+def _row(
+    held: States,
+    *,
+    activations: Numbers = 0.0,
+    logits: Numbers = 0.0,
+    temporary: Numbers = 0.0,
+    gathered: Numbers = 0.0,
+    gradients: Numbers = 0.0,
+    buffers: Numbers = 0.0,
+) -> dict[Part, Numbers]:
+    """One moment: the states held then and what comes on top, in the order of PARTS."""
+    return {
+        "parameters": held.device["parameters"],
+        "gradients": held.device["gradients"] + gradients,
+        "optimizer_states": held.device["optimizer_states"],
+        "communication_buffers": held.device["communication_buffers"] + buffers,
+        "gathered_parameters": gathered,
+        "activations": activations,
+        "logits": logits,
+        "temporary_buffers": temporary,
+    }
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Bytes that backward adds to what rests between steps."""
+
+    size: int  # per element, as autograd makes them
+    accumulated: float  # there between micro steps
+    held: float  # all of them, before they are reduced
+    bucket: float  # allocated as backward begins
+    flushed: float  # at the end of backward, beside bucket and gradients
+    stepping: float = 0.0  # as the optimizer steps, beside what model_states.py says
+
+
+def _gradients(shape: ModelShape, engine: Engine) -> _Gradients:
+    psi, size = shape.num_params, engine.parameter_bytes
+    largest = max(shape.parameters.matrices)
+    # A tied embedding's two gradients are there at once with their sum.
+    tied = 2 * size * shape.vocabulary * shape.hidden if shape.tied and not shape.is_classifier else 0
+    if engine.kind in ("torch", "ddp"):
+        return _Gradients(size, size * psi, size * psi, 0, tied)
+    if engine.kind == "fsdp":
+        return _fsdp_gradients(shape, engine)
+    if engine.zero_stage == 0:
+        flat = size * min(psi, ALLREDUCE_BUCKET_ELEMENTS)
+        return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0)
+    reduced = 4 if engine.accumulation_bytes == 4 else size  # the type in which gradients are communicated
+    if engine.zero_stage == 3:
+        return _stage_3_gradients(shape, engine, largest)
+    return _stage_1_and_2_gradients(shape, engine, largest, reduced, tied)
+
+
+def _stage_1_and_2_gradients(
+    shape: ModelShape, engine: Engine, largest: int, reduced: int, tied: float
+) -> _Gradients:
+    """stage_1_and_2.py; with fp32 accumulation of bf16 gradients stage 1 is bf16_optimizer.py."""
+    psi, size, world_size = shape.num_params, engine.parameter_bytes, engine.world_size
+    flattened = min(psi, engine.reduce_bucket_size or ALLREDUCE_BUCKET_ELEMENTS)
+    # average_tensor flattens the bucket, and casts that to the type that is communicated.
+    copies = size + (reduced if reduced != size else 0)
+    if engine.reduce_bucket_size == 0:  # BF16_Optimizer has no bucket, and its fp32 gradients rest
+        return _Gradients(size, 0, size * psi, 0, max(tied, copies * flattened))
+    buffers = 2 if engine.overlap_comm else 1
+    bucket = buffers * size * engine.reduce_bucket_size
+    if engine.offload_optimizer != "none":
+        # Staged for the host: one parameter's gradient here and there (temp_grad_buffer_for_*_offload).
+        return _Gradients(size, 0, 0, bucket, max(tied, copies * flattened) + size * largest)
+    owned = reduced * psi / world_size
+    if engine.multi_rank_allreduce:
+        return _Gradients(size, owned, 0, bucket, max(tied, copies * flattened))
+    # Reduced to owners bucket by bucket, so at the end a rank has its own share, and the last and largest gradient.
+    in_place = min(largest, engine.reduce_bucket_size)
+    return _Gradients(size, owned, owned, bucket, max(tied, copies * max(largest, in_place)))
+
+
+def _stage_3_gradients(shape: ModelShape, engine: Engine, largest: int) -> _Gradients:
+    """stage3.py: the bucket rests, and reduce_scatter_coalesced puts what is in it together anew."""
+    size = engine.parameter_bytes
+    tied = 3 if shape.tied and not shape.is_classifier else 1
+    flattened = min(shape.num_params, engine.reduce_bucket_size)
+    return _Gradients(size, 0, 0, 0, size * (flattened + tied * largest))
+
+
+def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:
+    """torch.distributed.fsdp: a block's gradients, their copy that is reduced, and the root's until the end."""
+    size = engine.compute_bytes
+    sharded = 4 * shape.num_params / engine.world_size
+    root = size * shape.outside_params
+    return _Gradients(size, sharded, sharded + root, 2 * size * shape.block_params, root)
+
+
+def _gathered_bytes(shape: ModelShape, engine: Engine) -> float:
+    """Parameters that are whole from forward to backward, beside their shards."""
+    if engine.kind == "fsdp":
+        each = engine.compute_bytes
+        if not engine.reshard_after_forward:
+            return each * shape.num_params
+        return each * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
+    if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
+        return 0.0  # one process uses its shards themselves
+    largest = max(shape.parameters.matrices)
+    live = max(engine.max_live_parameters, largest + engine.prefetch_bucket_size)
+    return engine.parameter_bytes * min(shape.num_params, live) - _persistent_bytes(engine, shape)
+
+
+def _persistent_bytes(engine: Engine, shape: ModelShape) -> float:
+    """Stage 3's parameters that stay whole between steps; model_states.py counts them among those that rest."""
+    small = sum(n for group in shape.parameters.groups for n in group if n <= engine.persistence_threshold)
+    return engine.parameter_bytes * small if engine.world_size > 1 else 0.0

@@ -1,0 +1,212 @@
+"""How many bytes do activations, logits and temporaries take: the residual states of arXiv:1910.02054, sec. 3.2?
+
+Counted on the modules of transformers 5.23 as autograd saves their tensors; tests count them again. For BERT in 16 bits
+with dropout and eager attention the sum is that of arXiv:2205.05198: s b h (34 + 5 a s / h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from study.theory.case import Engine, Job, Numbers
+from study.theory.shapes import Architecture, ModelShape
+
+# How a precision class computes: all in fp32; 16-bit products between fp32 parameters; all in 16 bits.
+Arithmetic = Literal["fp32", "autocast", "half"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tensors that one transformer block keeps for its backward without dropout, by their size per token."""
+
+    hidden: dict[Arithmetic, tuple[int, int]]  # of the hidden size: in fp32, and in the type of the products
+    outside: dict[Arithmetic, tuple[int, int]]  # the same outside the blocks, once per model
+    projections: tuple[int, int]  # of the queries' size and of the keys', where `hidden` does not count them
+    wide: int  # of the feed-forward size, in the products' type; with an activation function of one kernel
+    softmax: dict[Arithmetic, tuple[int, int]]  # eager attention's matrices: in fp32, and in the products' type
+    norms: int  # numbers that the norms keep
+    dropouts: int  # masks of the hidden size
+    temporaries: dict[Arithmetic, float]  # bytes per token and hidden element that its backward holds beside all that
+
+
+_TEMPORARIES = {"fp32": 13.0, "autocast": 15.0, "half": 13.0}
+_NO_PROJECTIONS = {"projections": (0, 0), "wide": 2, "temporaries": _TEMPORARIES}
+_GPT_OUTSIDE = {"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)}
+_LLAMA = Block(
+    hidden={"fp32": (0, 6), "autocast": (4, 5), "half": (2, 4)},
+    outside={"fp32": (0, 3), "autocast": (2, 1), "half": (1, 2)},
+    projections=(2, 2),
+    wide=4,
+    softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
+    norms=2,
+    dropouts=0,
+    temporaries={"fp32": 25.0, "autocast": 14.0, "half": 16.0},
+)
+BLOCKS: dict[Architecture, Block] = {
+    "bert": Block(
+        hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
+        outside={"fp32": (0, 2), "autocast": (1, 0), "half": (0, 2)},
+        softmax={"fp32": (0, 1), "autocast": (0, 1), "half": (0, 1)},
+        norms=4,
+        dropouts=2,
+        **_NO_PROJECTIONS,
+    ),
+    "gpt2": Block(
+        hidden={"fp32": (0, 8), "autocast": (2, 6), "half": (0, 8)},
+        outside=_GPT_OUTSIDE,
+        softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (0, 1)},
+        norms=4,
+        dropouts=2,
+        **_NO_PROJECTIONS,
+    ),
+    "gpt-neo": Block(
+        hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (2, 6)},
+        outside=_GPT_OUTSIDE,
+        softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
+        norms=4,
+        dropouts=2,
+        **_NO_PROJECTIONS,
+    ),
+    "gpt-j": Block(
+        hidden={"fp32": (0, 6), "autocast": (1, 8), "half": (2, 4)},
+        outside=_GPT_OUTSIDE,
+        softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
+        norms=2,
+        dropouts=2,
+        **_NO_PROJECTIONS,
+    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "gemma2": Block(
+        hidden={"fp32": (0, 10), "autocast": (8, 5), "half": (8, 2)},
+        outside={"fp32": (0, 3), "autocast": (2, 1), "half": (2, 1)},
+        projections=(2, 2),
+        wide=4,
+        softmax={"fp32": (0, 2), "autocast": (1, 2), "half": (1, 2)},  # one more: the cap on attention's logits
+        norms=4,
+        dropouts=0,
+        temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
+    ),
+}
+# These have no other attention in transformers than the eager one.
+EAGER_ONLY = ("gpt-neo", "gpt-j", "gemma2")
+# transformers composes this of PyTorch's operators, each of which keeps its input; others are one kernel.
+COMPOSED_ACTIVATION = "gelu_new"
+COMPOSED_WIDE = 3  # more tensors of the feed-forward size
+COMPOSED_TEMPORARIES = {"fp32": 16.0, "autocast": 0.0, "half": 1.7}
+
+LOGIT_BYTES = 12  # all fp32: log-softmax, which is kept, its gradient, and that of the logits
+FUSED_LOGIT_BYTES = 4  # 16 bits: the logits and their gradient, and nothing between
+
+
+def arithmetic(engine: Engine, job: Job) -> Arithmetic:
+    """Say how the blocks compute. Fused kernels, and FSDP2's mixed precision, leave no fp32 between two products."""
+    if engine.precision == "fp32":
+        return "fp32"
+    return "autocast" if engine.precision.endswith("-autocast") and job.kernels == "transformers" else "half"
+
+
+def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Predict what one block keeps for its backward, in bytes of one rank and micro step."""
+    block, how = BLOCKS[shape.architecture], arithmetic(engine, job)
+    size = engine.compute_bytes
+    full, short = block.hidden[how] if job.kernels == "transformers" else (0, sum(block.hidden["fp32"]))
+    queries, keys = block.projections
+    eager = _is_eager(shape, job)
+    if eager:  # keys and values are repeated for every query head
+        queries, keys = queries + keys, 0
+    each = shape.hidden * (4 * full + size * short) + 4 * block.norms
+    each += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
+    each += size * shape.feed_forward * (block.wide + (COMPOSED_WIDE if _is_composed(shape, job) else 0))
+    if job.dropout:
+        each += block.dropouts * shape.hidden * _mask_bytes(job, size)
+    if eager:
+        matrices = _softmax_bytes(shape, engine, job)
+    elif job.dropout and job.device == "cpu":
+        # PyTorch's CPU kernel has no dropout: its composed one keeps softmax, mask and product, and all in fp32.
+        matrices = 12
+        each += 3 * (4 - size) * shape.head_size * shape.heads
+    else:
+        matrices = 0
+        each += 4 * shape.heads  # the logarithm of softmax's sum
+        if shape.is_classifier and job.kernels == "transformers":  # reviews are padded: every block keeps its mask
+            each = each + size * job.sequence_length
+    return job.tokens * (each + matrices * shape.heads * job.sequence_length)
+
+
+def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Predict what embeddings and the last norm keep, in bytes."""
+    size = engine.compute_bytes
+    full, short = BLOCKS[shape.architecture].outside[arithmetic(engine, job)]
+    masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
+    return job.tokens * shape.hidden * (4 * full + size * short + masks)
+
+
+def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Predict what the backward of a block holds at its highest beside all that the block keeps, in bytes.
+
+    The feed-forward part is highest, or, where attention's matrices are held, attention: there what the feed-forward
+    part kept is gone already.
+    """
+    block, how, size = BLOCKS[shape.architecture], arithmetic(engine, job), engine.compute_bytes
+    composed = _is_composed(shape, job)
+    wide = job.tokens * shape.hidden * (block.temporaries[how] + (COMPOSED_TEMPORARIES[how] if composed else 0))
+    if _is_eager(shape, job):
+        full, _ = block.softmax[how]
+        matrices = (4 if full else size) + (0 if job.dropout else size)
+    else:
+        matrices = 4 if job.dropout and job.device == "cpu" else 0
+    kept = size * (shape.feed_forward * (block.wide + (COMPOSED_WIDE if composed else 0)) + 3.5 * shape.hidden)
+    attention = job.tokens * (matrices * shape.heads * job.sequence_length - kept)
+    return np.maximum(wide, attention)
+
+
+def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
+    """Predict logits and what the loss makes of them at the start of backward, in bytes; a classifier has none."""
+    if shape.is_classifier:
+        return 0 * job.tokens
+    return job.tokens * shape.vocabulary * (LOGIT_BYTES if job.kernels == "transformers" else FUSED_LOGIT_BYTES)
+
+
+def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
+    """Predict what a checkpointed block keeps: its input. Under autocast that is the fp32 sum of all before it."""
+    size = 4 if arithmetic(engine, job) == "autocast" else engine.compute_bytes
+    return job.tokens * shape.hidden * size
+
+
+def cast_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
+    """Count autocast's 16-bit copies of the weights, which live as long as what is kept for backward."""
+    if arithmetic(engine, job) != "autocast":
+        return 0
+    matrices = sum(shape.parameters.matrices)
+    if shape.architecture == "bert" or not shape.tied:  # an embedding is not multiplied, unless it is the head too
+        matrices -= shape.vocabulary * shape.hidden
+    return 2 * matrices
+
+
+def _is_eager(shape: ModelShape, job: Job) -> bool:
+    return job.kernels == "transformers" and (job.attention == "eager" or shape.architecture in EAGER_ONLY)
+
+
+def _is_composed(shape: ModelShape, job: Job) -> bool:
+    return job.kernels == "transformers" and shape.activation == COMPOSED_ACTIVATION
+
+
+def _mask_bytes(job: Job, size: int) -> int:
+    """A GPU's dropout keeps a byte per element, a CPU's the mask in the type of what it drops."""
+    return 1 if job.device == "gpu" else size
+
+
+def _softmax_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
+    """Per element of attention's matrices."""
+    full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine, job)]
+    size = engine.compute_bytes
+    kept = 4 * full + size * short
+    if not job.dropout:
+        return kept
+    # The product with the values reads what dropout left; where softmax is cast, the cast is gone for it.
+    return kept + _mask_bytes(job, size) + (0 if full else size)

@@ -1,0 +1,263 @@
+"""Are parameters counted as transformers builds them, in its order, and are models found by all their names?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BertForSequenceClassification
+
+from study.theory import shapes
+from study.weights import parameter_groups
+
+_GPT = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 101}
+_LLAMA = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+    "vocab_size": 101,
+}
+# Widths that differ from each other, so that no two parameters could be exchanged unseen.
+SMALL = {
+    "bert": ("bert", _LLAMA | {"num_key_value_heads": None}),
+    "gpt2": ("gpt2", _GPT | {"n_inner": 40}),
+    "gpt2, feed-forward by default": ("gpt2", _GPT),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            "hidden_size": 24, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": 32, "vocab_size": 101,
+        },
+    ),
+    "gptj": ("gptj", _GPT | {"rotary_dim": 4}),
+    "llama": ("llama", _LLAMA),
+    "llama, every head its own keys": ("llama", _LLAMA | {"num_key_value_heads": None}),
+    "llama, tied": ("llama", _LLAMA | {"tie_word_embeddings": True}),
+    "mistral": ("mistral", _LLAMA | {"head_dim": 8}),  # wider than hidden
+    "qwen2": ("qwen2", _LLAMA),
+    "qwen2, tied": ("qwen2", _LLAMA | {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", _LLAMA | {"head_dim": 8}),
+}  # fmt: skip
+
+
+def built(config) -> torch.nn.Module:
+    with torch.device("meta"):
+        if config.model_type == "bert":
+            return BertForSequenceClassification(config)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def sizes_of(model: torch.nn.Module) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(p.numel() for p in group["params"]) for group in parameter_groups(model, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_parameters_are_those_of_transformers_in_its_order(case):
+    model_type, settings = SMALL[case]
+    # Its default tokens lie outside so small a vocabulary, which it warns of.
+    config = AutoConfig.for_model(model_type, **settings, bos_token_id=0, eos_token_id=1)
+    model = built(config)
+    shape = shapes.from_config(config.to_dict(), case)
+    assert shape.parameters.groups == sizes_of(model)
+    blocks = model.bert.encoder.layer if model_type == "bert" else getattr(model, "model", None)
+    blocks = model.transformer.h if hasattr(model, "transformer") else getattr(blocks, "layers", blocks)
+    assert shape.block_params == sum(p.numel() for p in blocks[0].parameters())
+    assert shape.outside_params == shape.num_params - 2 * shape.block_params
+
+
+# Of the published checkpoints; bert with the two-class head instead of its own. Each known model, layer by layer, was
+# also compared once with transformers' model on the meta device.
+PUBLISHED = {
+    "bert-tiny": 4_386_178,
+    "bert-base": 109_483_778,
+    "bert-large": 335_143_938,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt-neo-125m": 125_198_592,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt-neo-2.7b": 2_651_307_520,
+    "gpt-j-6b": 6_050_882_784,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "mistral-7b": 7_241_732_096,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    # LLM Foundry's benchmark tables, rows of 2,048 tokens
+    "mpt-125m": 125_311_488,
+    "mpt-350m": 355_985_408,
+    "mpt-760m": 760_470_528,
+    "mpt-1b": 1_315_950_592,
+    "mpt-3b": 2_651_837_440,
+    "mpt-7b": 6_658_859_008,
+    "mpt-13b": 12_853_954_560,
+    "mpt-30b": 29_975_214_080,
+    "mpt-70b": 64_862_437_376,
+}
+
+
+@pytest.mark.parametrize(("name", "num_params"), PUBLISHED.items())
+def test_known_models_have_their_published_number_of_parameters(name, num_params):
+    shape = shapes.KNOWN[name]
+    assert shape.num_params == num_params
+    assert shape.layers * shape.block_params + shape.outside_params == num_params
+
+
+@pytest.mark.parametrize("shape", shapes.KNOWN.values(), ids=lambda shape: shape.name)
+def test_known_models_fit_together(shape):
+    """Heads and groups divide, and the head is as wide as hidden where its size is not a setting of its own."""
+    assert shape.heads % shape.kv_heads == 0
+    if shape.architecture != "gemma2":
+        assert shape.heads * shape.head_size == shape.hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("gpt2-xl", "gpt2-xl"),
+        (" GPT2-XL", "gpt2-xl"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+        ("meta-llama/llama-2-7b-hf", "llama-2-7b"),
+        ("google/gemma-2-9b", "gemma2-9b"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+        ("bert-base-uncased", "bert-base"),
+        ("google/bert_uncased_L-4_H-256_A-4", "bert-mini"),
+    ],
+)
+def test_known_names_need_no_hub(text, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # importing it fails
+    assert shapes.find(text) is shapes.KNOWN[name]
+
+
+def test_a_config_json_is_found_by_its_path_and_by_its_folder(tmp_path, monkeypatch):
+    content = {"model_type": "gpt2", **_GPT, "activation_function": "gelu_new"}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (tmp_path / "mine.json").write_text(json.dumps(content | {"n_layer": 3}))
+    by_folder, by_path = shapes.find(str(tmp_path)), shapes.find(str(tmp_path / "mine.json"))
+    assert (by_folder.layers, by_path.layers) == (2, 3)
+    assert by_path.name == str(tmp_path / "mine.json")
+    monkeypatch.chdir(tmp_path.parent)
+    assert shapes.find(tmp_path.name).layers == 2
+
+
+def fake_transformers(monkeypatch, from_pretrained):
+    monkeypatch.setitem(
+        sys.modules, "transformers", SimpleNamespace(AutoConfig=SimpleNamespace(from_pretrained=from_pretrained))
+    )
+
+
+def test_another_hub_id_is_asked_of_the_hub(monkeypatch):
+    asked = []
+
+    def from_pretrained(hub_id):
+        asked.append(hub_id)
+        return AutoConfig.for_model("gpt2", **_GPT, bos_token_id=0, eos_token_id=1)
+
+    fake_transformers(monkeypatch, from_pretrained)
+    assert shapes.find("somebody/Some-GPT").hidden == 24
+    assert asked == ["somebody/Some-GPT"]
+
+
+def test_a_hub_out_of_reach_names_the_remedy(monkeypatch):
+    def from_pretrained(hub_id):
+        raise OSError("We couldn't connect\nto the hub")
+
+    fake_transformers(monkeypatch, from_pretrained)
+    with pytest.raises(ValueError, match=r"^somebody/x: .*couldn't connect\); give a config.json$"):
+        shapes.find("somebody/x")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"^somebody/x: .*install it or give a config.json$"):
+        shapes.find("somebody/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gtp2-xl", "near are gpt2-xl"),
+        ("lama-2-13b", "near are llama-2-13b"),
+        ("#", "known are bert-tiny"),
+        ("a/b/c", "unknown model"),
+        ("nowhere/config.json", "No such file"),
+    ],
+)
+def test_an_unknown_model_is_refused_in_one_line(text, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=says) as refused:
+        shapes.find(text)
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1]", "no JSON object"),
+        (None, "a folder without a config.json"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path, written, says):
+    path = tmp_path
+    if written is not None:
+        path = tmp_path / "x.json"
+        path.write_bytes(written)
+    with pytest.raises(ValueError, match=says):
+        shapes.find(str(path))
+
+
+LLAMA_FILE = {"model_type": "llama", **_LLAMA, "hidden_act": "silu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "t5"}, "model_type 't5'; give a config.json of bert, gpt2"),
+        ({"model_type": None}, "no model_type"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"vocab_size": ...}, "vocab_size is missing"),
+        ({"hidden_act": ...}, "hidden_act is missing"),
+        ({"hidden_size": "24"}, "hidden_size is '24'; give a whole number"),
+        ({"hidden_size": 24.0}, "hidden_size is 24.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
+        ({"intermediate_size": None}, "intermediate_size is None"),
+        ({"hidden_size": 26}, "hidden_size 26 is not a multiple of num_attention_heads 4"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; give true or false"),
+        ({"hidden_act": 3}, "hidden_act is 3"),
+        ({"attention_bias": True}, "attention_bias is True, whose parameters are not counted"),
+        ({"model_type": "mistral", "num_key_value_heads": ...}, "num_key_value_heads is missing"),
+        ({"model_type": "gemma2"}, "head_dim is missing"),
+    ],
+)
+def test_a_bad_config_is_refused_in_one_line_that_names_the_key(change, says):
+    content = {key: value for key, value in (LLAMA_FILE | change).items() if value is not ...}
+    with pytest.raises(ValueError, match=says) as refused:
+        shapes.from_config(content, "some/config.json")
+    assert str(refused.value).startswith("some/config.json: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_real_files_leave_out_is_as_in_transformers():
+    for left_out in ("num_key_value_heads", "tie_word_embeddings", "head_dim"):
+        content = {key: value for key, value in LLAMA_FILE.items() if key != left_out}
+        shape = shapes.from_config(content, "x")
+        config = AutoConfig.for_model(**content, bos_token_id=0, eos_token_id=1)
+        assert shape.parameters.groups == sizes_of(built(config))
