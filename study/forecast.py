@@ -6,10 +6,11 @@ import statistics
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from study.config import SIZES, RunConfig
+from study import engines
+from study.config import RunConfig
 from study.record import Outcome, Record
 from study.strategy import Strategy
-from study.theory import model_states, shapes
+from study.theory import model_states
 
 # What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
 LAUNCH_SECONDS = 20.0
@@ -17,21 +18,13 @@ CPU_FLOPS_PER_SECOND = 5e10  # of the whole machine
 GPU_FLOPS_PER_SECOND = 2e13  # of each
 UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds begin
 
-# Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
-BUNDLED_VOCABULARY = 8192
-VOCABULARY = {"bert": 30522, "gpt2": 50257, "gpt-neo": 50257, "gpt-j": 50400}
-
 
 # ---------------------------------------------------------------- memory
 
 
 def num_params(config: RunConfig) -> int:
     """Count the parameters of a run's model without building it."""
-    architecture = shapes.architecture_of(config.workload, config.size)
-    vocabulary = BUNDLED_VOCABULARY if config.data == "bundled" else VOCABULARY[architecture]
-    size = SIZES[config.workload][config.size]
-    sizes = shapes.with_vocabulary(architecture, size["layers"], size["hidden"], size["positions"], vocabulary)
-    return sizes.num_params
+    return engines.shape_of(config).num_params
 
 
 def model_state_bytes(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[float, float]:

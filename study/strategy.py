@@ -593,13 +593,7 @@ def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, ru
     elif config.precision != "fp32":
         dtype = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[config.precision]
         engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
-    # The rules that accelerate applies to "auto" in `prepare`, applied now because zero.Init reads the config before.
-    suited = {
-        "reduce_bucket_size": hidden**2,
-        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
-        "stage3_param_persistence_threshold": 10 * hidden,
-    }
-    for key, value in suited.items():
+    for key, value in suited_buckets(hidden).items():  # now, because zero.Init reads the config before `prepare`
         if zero.get(key) == "auto":
             zero[key] = value
     if zero.get("offload_param", {}).get("buffer_size") == "auto":
@@ -608,6 +602,15 @@ def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, ru
         if zero.get(key, {}).get("device") == "nvme":
             zero[key]["nvme_path"] = str(swap_folder(config, run_dir))
     return plugin
+
+
+def suited_buckets(hidden: int) -> dict[str, int]:
+    """Sizes, in elements, that accelerate's `prepare` writes for "auto" to a model of this hidden size."""
+    return {
+        "reduce_bucket_size": hidden**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
 
 
 def remove_swap_folder(config: RunConfig, strategy: Strategy, run_dir: Path) -> None:

@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "launch": {"bound", "config", "ending", "record"},
     "strategy": {"config", "extensions", "workloads"},
     "matrix": {"config", "strategy"},
-    "forecast": {"config", "record", "strategy", "theory"},
+    "engines": {"config", "strategy", "theory"},
+    "forecast": {"config", "engines", "record", "strategy", "theory"},
     "plan": {
         "box", "compare", "config", "ending", "forecast", "launch", "matrix", "record", "strategy",
     },
@@ -61,7 +62,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 
 LIGHT = [
-    "bound", "box", "cli", "colab", "compare", "config", "ending", "extensions", "forecast", "launch", "matrix", "plan",
+    "bound", "box", "cli", "colab", "compare", "config", "ending", "engines", "extensions", "forecast", "launch", "matrix", "plan",
     "record", "report", "runner", "strategy", "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import launching
 import pytest
 
-from study import box, ending, forecast, launch, matrix, plan, record, strategy
+from study import box, ending, engines, forecast, launch, matrix, plan, record, strategy
 from study.box import Box
 from study.config import SIZES, Refusal, build_config
 from study.forecast import Estimate, History
@@ -101,7 +101,7 @@ def test_parameters_are_counted_without_a_model(flags, num_params):
 
 
 def test_vocabulary_of_the_sample_is_that_of_its_tokenizers():
-    assert forecast.BUNDLED_VOCABULARY == sources.VOCABULARY
+    assert engines.BUNDLED_VOCABULARY == sources.VOCABULARY
     for workload, sizes in SIZES.items():
         for size in sizes:
             assert forecast.num_params(build_config(workload=workload, size=size)) > 1e6

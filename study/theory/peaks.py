@@ -177,9 +177,7 @@ def _gradients(shape: ModelShape, engine: Engine) -> _Gradients:
     return _stage_1_and_2_gradients(shape, engine, largest, reduced, tied)
 
 
-def _stage_1_and_2_gradients(
-    shape: ModelShape, engine: Engine, largest: int, reduced: int, tied: float
-) -> _Gradients:
+def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, largest: int, reduced: int, tied: float) -> _Gradients:
     """stage_1_and_2.py; with fp32 accumulation of bf16 gradients stage 1 is bf16_optimizer.py."""
     psi, size, world_size = shape.num_params, engine.parameter_bytes, engine.world_size
     flattened = min(psi, engine.reduce_bucket_size or ALLREDUCE_BUCKET_ELEMENTS)

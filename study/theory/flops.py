@@ -1,0 +1,90 @@
+"""How many floating-point operations does training on one sequence take, by the shape of the model?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from study.theory.case import Numbers
+from study.theory.shapes import ModelShape
+
+# Three matrices in a feed-forward block where a gate multiplies its inside, else two.
+GATED = ("llama", "mistral", "qwen2", "gemma2")
+
+
+@dataclass(frozen=True)
+class Product:
+    """One kind of matrix product of a forward pass: `count` products of (rows, inner) with (inner, columns)."""
+
+    count: int
+    inner: int
+    columns: int
+
+
+def block_products(shape: ModelShape) -> list[Product]:
+    """List the products of one transformer block with its weights; each has a row per token."""
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    inwards = 2 if shape.architecture in GATED else 1
+    if shape.architecture == "gpt2":  # one matrix for query, key and value
+        attention = [Product(1, shape.hidden, queries + 2 * keys)]
+    else:
+        attention = [Product(1, shape.hidden, queries), Product(2, shape.hidden, keys)]
+    return [
+        *attention,
+        Product(1, queries, shape.hidden),
+        Product(inwards, shape.hidden, shape.feed_forward),
+        Product(1, shape.feed_forward, shape.hidden),
+    ]
+
+
+def block_matrix_elements(shape: ModelShape) -> int:
+    """Elements of the weights that one block multiplies a token with."""
+    return sum(product.count * product.inner * product.columns for product in block_products(shape))
+
+
+def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
+    """Count queries times keys and weights times values of one block, forward.
+
+    `causal`: only what a causal mask leaves, as FlashAttention computes it. The mask leaves half, plus the diagonal.
+    """
+    pairs = sequence_length * (sequence_length + 1) / 2 if causal else sequence_length * sequence_length
+    return 4 * shape.heads * shape.head_size * pairs
+
+
+def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
+    """Count what follows the last block, forward: the output layer on every token; BERT's pooler and classes on one."""
+    if shape.is_classifier:
+        return 2 * shape.hidden * (shape.hidden + 2)
+    return 2 * sequence_length * shape.hidden * shape.vocabulary
+
+
+def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
+    """Count all blocks, forward: what activation checkpointing does twice."""
+    weights = 2 * sequence_length * block_matrix_elements(shape)
+    return shape.layers * (weights + attention_flops_per_sequence(shape, sequence_length, causal))
+
+
+def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
+    """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing recomputed.
+
+    The same count as study/measure/flops.py makes with PyTorch's counter. Backward takes twice forward: every product
+    has a gradient to each of its two factors, the first block's too, since embeddings are trained. Rotary positions
+    are no product to that counter.
+    """
+    blocks = blocks_flops_per_sequence(shape, sequence_length, causal)
+    return 3 * (blocks + head_flops_per_sequence(shape, sequence_length))
+
+
+def hardware_flops_per_sequence(
+    shape: ModelShape, sequence_length: Numbers, activation_checkpointing: bool, causal: bool = False
+) -> Numbers:
+    """Count what a GPU multiplies: model FLOPs and, with checkpointing, the blocks' second forward pass."""
+    again = blocks_flops_per_sequence(shape, sequence_length, causal) if activation_checkpointing else 0
+    return model_flops_per_sequence(shape, sequence_length, causal) + again
+
+
+def foundry_flops_per_token(num_params: int, shape: ModelShape, sequence_length: Numbers) -> Numbers:
+    """Count as the published MPT tables do for their MFU: 6 per parameter, and attention as if nothing were masked.
+
+    LLM Foundry, scripts/train/benchmarking/README.md (Apache-2.0). Every parameter counts, embeddings and norms too.
+    """
+    return 6 * num_params + 12 * shape.layers * shape.heads * shape.head_size * sequence_length

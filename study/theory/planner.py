@@ -1,0 +1,160 @@
+"""What would a strategy need and reach on a box: does it fit, with which batch, and how long is a step?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from study.theory import communication, flops, peaks, step_time
+from study.theory.case import Engine, Job, Numbers
+from study.theory.communication import Collective
+from study.theory.hardware import Box, peak_flops_per_second, usable_memory_bytes
+from study.theory.peaks import Peak
+from study.theory.shapes import ModelShape
+from study.theory.step_time import StepTime
+
+# torch reserves more than tensors take, because freed blocks do not fit what comes next: assumed. A public report of 13
+# billion parameters on 8 x A100 has 9 % over the peak at stage 2 and 23 % at stage 3 (DeepSpeed issue 3734, default
+# allocator); the rows of published/mpt_throughput.csv leave room for no more than 9 % by these models.
+ALLOCATOR_SLACK = 0.05
+
+LARGEST_MICRO_BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One strategy on one box; arrays where the job is a grid."""
+
+    engine: Engine
+    job: Job
+    box: Box
+    peak: Peak
+    step: StepTime
+    collectives: list[Collective]  # of one step
+    model_flops_per_step: Numbers  # of one GPU, nothing that is recomputed
+
+    @property
+    def needed_bytes(self) -> Numbers:
+        """Of one GPU: the peak and what the allocator reserves beyond it."""
+        return self.peak.total * (1 + ALLOCATOR_SLACK)
+
+    @property
+    def usable_bytes(self) -> int:
+        return usable_memory_bytes(self.box.gpu, self.box.num_gpus)
+
+    @property
+    def free_bytes(self) -> Numbers:
+        """What is left of a GPU's memory; negative: what is missing."""
+        return self.usable_bytes - self.needed_bytes
+
+    @property
+    def host_bytes_per_node(self) -> float:
+        return self.peak.host_bytes * min(self.box.num_gpus, self.box.gpus_per_node)
+
+    @property
+    def disk_bytes_per_node(self) -> float:
+        return self.peak.disk_bytes * min(self.box.num_gpus, self.box.gpus_per_node)
+
+    @property
+    def lacking(self) -> str | None:
+        """What a node lacks for offload: the host's memory, or a disk. None: nothing, or its size is not known."""
+        for what, needed, there in (
+            ("host memory", self.host_bytes_per_node, self.box.host_memory_bytes),
+            ("disk", self.disk_bytes_per_node, self.box.disk_bytes),
+        ):
+            if there is not None and needed > there:
+                return what
+        return None
+
+    @property
+    def fits(self) -> Numbers:
+        return (self.free_bytes >= 0) & (self.lacking is None)
+
+    @property
+    def tokens_per_second_per_gpu(self) -> Numbers:
+        return self.job.tokens * self.job.gradient_accumulation_steps / self.step.total
+
+    @property
+    def mfu(self) -> Numbers:
+        """Model FLOPs over the dense peak of the type that is multiplied (arXiv:2204.02311, appendix B)."""
+        return self.model_flops_per_step / self.step.total / peak_flops_per_second(
+            self.box.gpu, self.engine.precision, tf32=False
+        )  # fmt: skip
+
+    @property
+    def communicated_bytes(self) -> Numbers:
+        """What a rank sends in a step, without a ring's factor (N - 1) / N."""
+        return sum(one.moved_bytes for one in self.collectives)
+
+    @property
+    def dollars_per_billion_tokens(self) -> Numbers | None:
+        price = self.box.gpu.price_per_hour
+        return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9
+
+
+def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction:
+    """Predict memory, communication and time of one configuration, or of a grid of batches and lengths."""
+    return Prediction(
+        engine=engine,
+        job=job,
+        box=box,
+        peak=peaks.peak(shape, engine, job),
+        step=step_time.seconds(shape, engine, job, box),
+        collectives=communication.collectives(engine, shape, job),
+        model_flops_per_step=flops.model_flops_per_sequence(shape, job.sequence_length)
+        * job.micro_batch_size
+        * job.gradient_accumulation_steps,
+    )
+
+
+def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
+    """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
+    usable = usable_memory_bytes(box.gpu, box.num_gpus) / (1 + ALLOCATOR_SLACK)
+
+    def fits(batches: np.ndarray) -> np.ndarray:
+        return peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches)).total <= usable
+
+    powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
+    fitting = int(fits(powers).sum())  # memory grows with the batch
+    if fitting in (0, len(powers)):
+        return 0 if fitting == 0 else LARGEST_MICRO_BATCH
+    between = np.unique(np.linspace(powers[fitting - 1], powers[fitting], 1025).astype(int))
+    return int(between[fits(between)].max())
+
+
+def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
+    """List how a GPU's share of the global batch divides: (micro batch, accumulation), the largest micro batch first."""
+    return [
+        (micro, sequences_per_gpu // micro)
+        for micro in range(sequences_per_gpu, 0, -1)
+        if not sequences_per_gpu % micro
+    ]
+
+
+def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:
+    """Predict the fastest split of a GPU's share of the global batch that fits; where none does, the smallest."""
+    micro, accumulation = (np.array(column) for column in zip(*splits(sequences_per_gpu), strict=True))
+    job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
+    grid = predict(shape, engine, job, box)
+    seconds = np.where(grid.fits, grid.step.total, np.inf)
+    chosen = int(seconds.argmin()) if grid.fits.any() else len(micro) - 1
+    return predict(
+        shape,
+        engine,
+        dataclasses.replace(
+            job, micro_batch_size=int(micro[chosen]), gradient_accumulation_steps=int(accumulation[chosen])
+        ),
+        box,
+    )
+
+
+def pareto(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Keep those that no other beats in both memory and speed."""
+    kept: list[Prediction] = []
+    for one in sorted(predictions, key=lambda p: (p.peak.total, -p.tokens_per_second_per_gpu)):
+        if not kept or one.tokens_per_second_per_gpu > kept[-1].tokens_per_second_per_gpu:
+            kept.append(one)
+    return kept

@@ -1,0 +1,432 @@
+"""How long does an optimizer step take, and how much of it is computing, communicating and offloading?
+
+A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and the two add up; what is
+left of communication once it has run beside them adds to that. Five constants per generation of GPUs are fitted to
+published throughput (study/benchmarks/published_throughput.py); all others below say where they are from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from study.theory import flops
+from study.theory.case import Engine, Job, Numbers, parameter_bytes
+from study.theory.hardware import Box, Gpu, peak_flops_per_second
+from study.theory.shapes import ModelShape
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a generation of GPUs reaches of its data sheet."""
+
+    product_efficiency: float  # share of the peak: a matrix product, once its bytes are paid for
+    attention_efficiency: float  # share of the peak: a fused attention kernel
+    memory_efficiency: float  # share of the memory bandwidth: bytes of products and of all other kernels
+    unhidden: float  # of the shorter of computing and communicating, the share that does not vanish behind the longer
+    hop_seconds: float  # per collective that leaves a node and node of its ring
+
+
+# Fitted by `python -m study.benchmarks.published_throughput` to published/mpt_throughput.csv: to the rows of A100, both
+# 40 and 80 GB, and to those of H100 SXM, without those in fp8.
+AMPERE = Constants(0.93, 0.32, 0.45, 0.92, 22e-6)
+HOPPER = Constants(0.78, 0.18, 0.45, 0.81, 27e-6)
+FITTED = {"a100-40gb": AMPERE, "a100-80gb": AMPERE, "h100-sxm": HOPPER}
+# No such rows are known of the others. They have the constants of the nearest generation that has.
+_NEAREST = {"h100-pcie": HOPPER, "h200": HOPPER, "b200": HOPPER}
+
+# NCCL's bandwidth over that of the link: all-reduces of nccl-tests on 8 x A100 reach 200 to 235 of 300 GB/s (issues 149
+# and 178 of NVIDIA/nccl-tests), on 3 nodes of 4 x 200 Gbit/s 85 to 96 of 100 GB/s (issue 119). The fit cannot tell it
+# from `unhidden`, so it is not fitted.
+LINK_EFFICIENCY = 0.75
+# Assumed: the order of magnitude of a NCCL call, of a copy that reaches PCIe's effective rate, and of PyTorch launching
+# a kernel from Python. The published rows are too large to show the first and the third.
+COLLECTIVE_SECONDS = 20e-6
+PCIE_EFFICIENCY = 0.8
+KERNEL_SECONDS = 6e-6
+KERNELS_PER_BLOCK = {"fused": 14, "transformers": 24}  # forward; twice as many backward
+
+# Bytes per parameter that an optimizer step on the GPU reads and writes: fused AdamW reads parameter, gradient and two
+# moments and writes three of them; clipping reads the gradient, then reads and writes it. All in fp32.
+OPTIMIZER_BYTES = 28 + 12
+# With 16-bit parameters beside it: the gradient is cast up, the new parameter cast down.
+MASTER_CAST_BYTES = 12
+# The same in host memory, and the gradient's copy.
+HOST_STEP_BYTES = 28 + 12 + 6
+# The published CPU-Adam updates 1e10 parameters in 2.57 s (arXiv:2101.06840, its table of Adam latencies; as
+# remembered, not looked up) on a host of 256 GB/s: 30 bytes per parameter at 0.46 of the bandwidth.
+HOST_MEMORY_EFFICIENCY = 0.46
+# Per thread: fitted to one published pair of runs, LLaMA-7B on 8 x A800 with and without optimizer offload, whose
+# launcher left each rank one thread (published/numbers.yaml).
+HOST_THREAD_BANDWIDTH = 2.3e9
+
+# Factors above and below the prediction between which nine of ten times lie. The first for what the constants were
+# fitted to: errors on model sizes that a fit has not seen. The second for all else: errors of one generation's
+# constants on the other's rows, and of published/numbers.yaml.
+FITTED_SPREAD = 1.15
+OTHER_SPREAD = 1.5
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step; arrays for a grid."""
+
+    forward: Numbers
+    backward: Numbers
+    recompute: Numbers  # activation checkpointing's second forward pass
+    optimizer: Numbers  # on the GPU
+    communication: Numbers  # all of it, hidden or not
+    exposed_communication: Numbers  # what it adds to the step
+    offload: Numbers  # what transfers, the host's optimizer step and the disk add
+    spread: float  # of the total, see `low` and `high`
+
+    @property
+    def total(self) -> Numbers:
+        computed = self.forward + self.backward + self.recompute + self.optimizer
+        return computed + self.exposed_communication + self.offload
+
+    @property
+    def low(self) -> Numbers:
+        return self.total / self.spread
+
+    @property
+    def high(self) -> Numbers:
+        return self.total * self.spread
+
+
+def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
+    return job.tokens * job.gradient_accumulation_steps / step_seconds
+
+
+def constants_of(gpu: Gpu) -> Constants:
+    """Find the constants of a GPU's generation, or of the nearest one that was fitted."""
+    return FITTED.get(gpu.name) or _NEAREST.get(gpu.name, AMPERE)
+
+
+def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Constants | None = None) -> StepTime:
+    """Predict one optimizer step of a box whose GPUs all take part.
+
+    `constants`: others than the GPU's own, to fit them. Raises ValueError where the GPU cannot multiply in the engine's
+    precision, where engine and box differ in GPUs, or where an offload's host or disk is not known.
+    """
+    if engine.world_size != box.num_gpus:
+        raise ValueError(f"world_size {engine.world_size} on a box of {box.num_gpus} GPUs: give both the same")
+    speed = _Speed.of(engine, box, constants or constants_of(box.gpu))
+    compute = _compute(shape, engine, job, speed)
+    micro_steps = job.gradient_accumulation_steps
+    moved = _communication(shape, engine, job, box, speed)
+    pcie = _pcie(shape, engine, job, box)
+
+    # Transfers of parameters share the prefetcher's place with gathers; those of gradients that of reductions.
+    forward_hidden = moved.forward + pcie.forward
+    backward_hidden = moved.backward + pcie.backward
+    recomputed_and_backward = compute.recompute + compute.backward
+    unhidden = speed.constants.unhidden
+    exposed_forward = _exposed(compute.forward, forward_hidden, unhidden)
+    exposed_backward = _exposed(recomputed_and_backward, backward_hidden, unhidden)
+    exposed_last = _exposed(recomputed_and_backward, backward_hidden + moved.last_backward, unhidden)
+    exposed = micro_steps * exposed_forward + (micro_steps - 1) * exposed_backward + exposed_last
+    # Of what is exposed, transfers over PCIe count as offload, by their share of the bytes' time.
+    everything = micro_steps * (forward_hidden + backward_hidden) + moved.last_backward
+    by_pcie = exposed * micro_steps * (pcie.forward + pcie.backward) / np.maximum(everything, 1e-30)
+
+    num_owned = shape.num_params / (engine.world_size if engine.zero_stage else 1)
+    if engine.offload_optimizer == "none":
+        bytes_per_parameter = OPTIMIZER_BYTES + (MASTER_CAST_BYTES if engine.precision in ("bf16", "fp16") else 0)
+        optimizer, host = num_owned * bytes_per_parameter / speed.memory, 0.0
+    else:
+        optimizer, host = 0.0, _host_step(num_owned, engine, box)
+    serial = micro_steps * moved.serial + moved.step
+    zero = 0.0 * exposed  # of the grid's form
+    return StepTime(
+        forward=micro_steps * compute.forward + zero,
+        backward=micro_steps * compute.backward + zero,
+        recompute=micro_steps * compute.recompute + zero,
+        optimizer=optimizer + zero,
+        communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
+        exposed_communication=exposed - by_pcie + serial,
+        offload=by_pcie + host + _disk(shape, engine, box, micro_steps * moved.num_gathers),
+        spread=_spread(engine, job, box),
+    )
+
+
+def _spread(engine: Engine, job: Job, box: Box) -> float:
+    fitted = box.gpu.name in FITTED and engine.kind == "fsdp" and job.kernels == "fused"
+    return FITTED_SPREAD if fitted else OTHER_SPREAD
+
+
+def _exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
+    return np.maximum(hidden - compute, 0.0) + unhidden * np.minimum(compute, hidden)
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Rates that a case reaches."""
+
+    products: float  # FLOP/s
+    attention: float  # FLOP/s
+    memory: float  # bytes/s
+    constants: Constants
+
+    @classmethod
+    def of(cls, engine: Engine, box: Box, constants: Constants) -> _Speed:
+        peak = peak_flops_per_second(box.gpu, engine.precision, tf32=False)
+        if peak is None:
+            raise ValueError(
+                f"{engine.precision}: {box.gpu.name} has no unit for it; it has "
+                f"{', '.join(box.gpu.peak_flops_per_second)}"
+            )
+        return cls(
+            peak * constants.product_efficiency,
+            peak * constants.attention_efficiency,
+            box.gpu.memory_bandwidth * constants.memory_efficiency,
+            constants,
+        )
+
+
+# ---------------------------------------------------------------- computing
+
+
+@dataclass(frozen=True)
+class _Compute:
+    """Seconds of one micro step."""
+
+    forward: Numbers
+    backward: Numbers
+    recompute: Numbers
+
+
+def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
+    size, tokens = engine.compute_bytes, job.tokens
+
+    def product(one: flops.Product) -> Numbers:
+        moved = tokens * (one.inner + one.columns) + one.inner * one.columns
+        multiplied = 2 * tokens * one.inner * one.columns
+        return one.count * (multiplied / speed.products + size * moved / speed.memory)
+
+    products = sum(product(one) for one in flops.block_products(shape))
+    attention, attention_backward = _attention(shape, engine, job, speed)
+    read, read_backward = block_bytes_per_token(shape, engine, job)
+    launched = KERNELS_PER_BLOCK[job.kernels] * KERNEL_SECONDS
+    # The host launches kernels while the GPU computes: of the two, the slower counts.
+    block = np.maximum(products + attention + tokens * read / speed.memory, launched)
+    block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.memory, 2 * launched)
+
+    if shape.is_classifier:
+        head = flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
+        loss = loss_backward = 0.0
+    else:
+        head = product(flops.Product(1, shape.hidden, shape.vocabulary))
+        read, read_backward = LOGIT_BYTES[job.kernels](size)
+        loss = tokens * shape.vocabulary * read / speed.memory
+        loss_backward = tokens * shape.vocabulary * read_backward / speed.memory
+    casts = 0.0
+    if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
+        # Of fp32 weights forward; of their gradients, and their addition to what is there, backward.
+        casts = shape.num_params / speed.memory
+    forward = shape.layers * block + head + loss
+    return _Compute(
+        forward=forward + 6 * casts,
+        backward=shape.layers * block_backward + 2 * head + loss_backward + 18 * casts,
+        recompute=shape.layers * block if job.activation_checkpointing else 0.0 * forward,
+    )
+
+
+# Per logit, forward and backward, beside the product; the argument is the size of a number. fused: the loss reads them,
+# its gradient takes their place. transformers: cast to fp32, log-softmax, its gradient, cast back.
+LOGIT_BYTES = {
+    "fused": lambda size: (size, 2 * size),
+    "transformers": lambda size: (size + 12, size + 16) if size == 2 else (8, 12),
+}
+
+
+def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[Numbers, Numbers]:
+    """Seconds of one block's attention, forward and backward.
+
+    A fused kernel computes what the mask leaves; backward it multiplies five times where forward does twice, since it
+    keeps no scores. Eager attention multiplies everything as any product and writes every score several times.
+    """
+    causal = job.attention == "sdpa" and not shape.is_classifier
+    multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
+    if job.attention == "sdpa":
+        return multiplied / speed.attention, 2.5 * multiplied / speed.attention
+    size = engine.compute_bytes
+    scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
+    dropped = 2 * size + 1 if job.dropout else 0
+    # Autocast's softmax is in fp32: cast, computed and cast back where it would be read and written once.
+    widened = 16 if engine.precision.endswith("-autocast") else 0
+    # Written, scaled, masked, softmax, read by the product; and backwards.
+    forward = multiplied / speed.products + scores * (9 * size + dropped + widened) / speed.memory
+    return forward, 2 * multiplied / speed.products + scores * (8 * size + dropped + widened) / speed.memory
+
+
+def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[float, float]:
+    """Count what a block's kernels read and write per token, beside products and attention: forward and backward.
+
+    Counted from the operators of the modules. A kernel reads its inputs and writes its output once.
+    """
+    hidden, inside = shape.hidden, shape.feed_forward
+    size = engine.compute_bytes
+    fused = job.kernels == "fused"
+    # Under autocast PyTorch's norms, and so the sums of the residual stream, are in fp32.
+    stream = 4 if engine.precision.endswith("-autocast") and not fused else size
+    gated = shape.architecture in flops.GATED
+    num_norms = 4 if shape.architecture == "gemma2" else 2
+    if gated and not fused:  # RMSNorm in operators: cast to fp32, square, mean, scale, cast back, weigh
+        norm, norm_backward = 32, 64
+    else:
+        norm, norm_backward = stream + stream, 5 * stream
+    if stream != size:
+        norm, norm_backward = norm + stream + size, norm_backward + stream + size  # cast for the next product
+    add, add_backward = size + 2 * stream, 3 * stream
+    if gated:
+        activation, activation_backward = 5 * size, 9 * size  # activation; times the other half
+    elif shape.activation == "gelu_new" and not fused:
+        activation, activation_backward = 18 * size, 27 * size  # eight operators
+    else:
+        activation, activation_backward = 2 * size, 3 * size
+    biases = 0 if gated else size * (5 * hidden + inside)  # their gradients are sums of what is there
+    rotated = (
+        0 if shape.architecture in ("bert", "gpt2", "gpt-neo") else shape.head_size * (shape.heads + shape.kv_heads)
+    )
+    rotation = 3 * size if fused else 11 * size
+    dropped = 2 * (2 * size + 1) if job.dropout else 0
+    forward = hidden * (num_norms * norm + 2 * add + dropped) + inside * activation + rotated * rotation
+    backward = (
+        hidden * (num_norms * norm_backward + 2 * add_backward + dropped)
+        + inside * activation_backward
+        + rotated * rotation
+        + biases
+    )
+    return forward, backward
+
+
+# ---------------------------------------------------------------- communicating
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Seconds: of a micro step beside forward and backward, beside the last backward; with nothing beside, of a micro
+    step and of the optimizer step."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    last_backward: float = 0.0
+    serial: float = 0.0
+    step: float = 0.0
+    num_gathers: int = 0  # of all parameters, per micro step
+
+
+DDP_BUCKET_BYTES = 25 * 2**20  # PyTorch's default
+
+
+def num_gathers(shape: ModelShape, engine: Engine, job: Job) -> int:
+    """How often a micro step gathers all parameters, once they are sharded.
+
+    FSDP gathers a checkpointed block once for both its second forward and its backward pass, DeepSpeed for each.
+    DeepSpeed keeps gathered what is used again soon and does not exceed what may live.
+    """
+    if engine.zero_stage != 3:
+        return 0
+    if engine.kind == "fsdp":
+        return 2 if engine.reshard_after_forward else 1
+    # From a parameter's forward to its backward pass, at most all others pass twice.
+    kept = shape.num_params <= min(engine.max_live_parameters, engine.max_reuse_distance / 2)
+    return 1 if kept else 3 if job.activation_checkpointing else 2
+
+
+def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
+    world_size = engine.world_size
+    if world_size == 1:
+        return _Moved(num_gathers=num_gathers(shape, engine, job))
+    nodes = box.num_nodes
+    link, latency = box.gpu.link_bandwidth, COLLECTIVE_SECONDS
+    if nodes > 1:  # a ring leaves and enters each node once, over all its adapters
+        link, latency = min(link, box.node_bandwidth), latency + nodes * speed.constants.hop_seconds
+    # A ring passes all but one part of the tensor over each link.
+    rate = LINK_EFFICIENCY * link * world_size / (world_size - 1)
+
+    def once(num_bytes: float, count: float) -> float:
+        return num_bytes / rate + count * latency
+
+    whole = shape.num_params * parameter_bytes(engine.precision)
+    if engine.kind == "ddp":
+        return _Moved(last_backward=2 * once(whole, -(-whole // DDP_BUCKET_BYTES)))
+    if engine.kind == "fsdp":
+        everything = once(shape.num_params * engine.compute_bytes, shape.layers + 1)
+        gathers = num_gathers(shape, engine, job)
+        return _Moved(forward=everything, backward=gathers * everything, num_gathers=gathers)
+
+    # DeepSpeed. Under its autocast linear layers are communicated in 16 bits, the rest in fp32.
+    blocks = shape.layers * shape.block_params
+    compressed = blocks * engine.compute_bytes + shape.outside_params * parameter_bytes(engine.precision)
+    if engine.zero_stage == 0:  # the engine's own all-reduce, after backward
+        return _Moved(step=2 * once(whole, 1))
+    reduced = once(compressed, -(-shape.num_params // max(engine.reduce_bucket_size, 1)))
+    if engine.zero_stage < 3:
+        reduced *= 2 if engine.multi_rank_allreduce else 1
+        gathered = once(whole, 2)  # one per parameter group
+        if engine.zero_stage == 1:
+            if engine.overlap_comm:
+                return _Moved(last_backward=reduced, step=gathered)
+            return _Moved(step=reduced + gathered)
+        if engine.overlap_comm:
+            return _Moved(backward=reduced, step=gathered)
+        return _Moved(serial=reduced, step=gathered)
+    gathers = num_gathers(shape, engine, job)
+    everything = once(compressed, len(shape.parameters.matrices))  # a module at a time
+    if engine.overlap_comm:
+        return _Moved(forward=everything, backward=(gathers - 1) * everything + reduced, num_gathers=gathers)
+    return _Moved(forward=everything, backward=(gathers - 1) * everything, serial=reduced, num_gathers=gathers)
+
+
+# ---------------------------------------------------------------- offloading
+
+
+@dataclass(frozen=True)
+class _Pcie:
+    """Seconds of one micro step that a GPU's transfers take beside forward and backward."""
+
+    forward: float
+    backward: float
+
+
+def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
+    own = shape.num_params * parameter_bytes(engine.precision) / engine.world_size
+    once = own / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
+    forward = backward = 0.0
+    if engine.offload_param != "none":  # a shard is sent up before each gather
+        forward, backward = once, (num_gathers(shape, engine, job) - 1) * once
+    if engine.offload_optimizer != "none":
+        backward += once
+    return _Pcie(forward, backward)
+
+
+def _host_step(num_owned: float, engine: Engine, box: Box) -> float:
+    """Seconds of the optimizer step in host memory, and of sending the new parameters up."""
+    if box.host_memory_bandwidth is None or box.host_cores is None:
+        raise ValueError(f"{box.gpu.name}: nothing is known of its host; give host_memory_bandwidth and host_cores")
+    ranks = min(engine.world_size, box.gpus_per_node)
+    by_memory = ranks * num_owned * HOST_STEP_BYTES / (HOST_MEMORY_EFFICIENCY * box.host_memory_bandwidth)
+    threads = max(1, box.host_cores // ranks)
+    by_threads = num_owned * HOST_STEP_BYTES / (threads * HOST_THREAD_BANDWIDTH)
+    size = parameter_bytes(engine.precision) if engine.offload_param == "none" else 0
+    up = num_owned * size / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
+    return max(by_memory, by_threads) + up
+
+
+def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> Numbers:
+    """Seconds of a node's disks, nothing beside them: DeepSpeed's pipelined swapping is off by default."""
+    if "nvme" not in (engine.offload_optimizer, engine.offload_param):
+        return 0.0
+    if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
+        raise ValueError(f"{box.gpu.name}: no local disk is known; give disk_read_bandwidth and disk_write_bandwidth")
+    share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.world_size
+    read = written = 0.0
+    if engine.offload_optimizer == "nvme":  # gradient, master and moments, in fp32; the gradient is written before
+        read, written = 16 * share, 16 * share
+    if engine.offload_param == "nvme":
+        size = parameter_bytes(engine.precision)
+        read, written = read + num_gathers * size * share, written + size * share
+    return read / box.disk_read_bandwidth + written / box.disk_write_bandwidth
