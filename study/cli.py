@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
-from study.config import Parser, Refusal, build_config, flag_parser
+from study.config import Parser, Precision, Refusal, build_config, flag_parser
 
 # The tables of `zero-study compare`.
-VIEWS = ("differences", "largest-batch", "scaling", "model-states", "parity", "losses", "answer")
+VIEWS = (
+    "differences",
+    "largest-batch",
+    "scaling",
+    "model-states",
+    "communication",
+    "peaks",
+    "parity",
+    "losses",
+    "answer",
+)
 
 
 def run(arguments: list[str]) -> int:
@@ -76,6 +87,58 @@ def run(arguments: list[str]) -> int:
     merge.add_argument("file", type=Path, help="a file that `zero-study pack` wrote")
     merge.add_argument("records", type=Path, help="folder to take them into, for instance reports/STUDY/records/my-box")
     merge.set_defaults(call=_merge)
+
+    advice = commands.add_parser(
+        "advise",
+        help="predict every strategy for a model and GPUs: memory, time, price, and which to take",
+        epilog="Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.",
+        allow_abbrev=False,
+    )
+    advice.add_argument("--model", help="a known name (gpt2-xl, llama-2-7b ...), a hub id or a config.json")
+    advice.add_argument(
+        "--gpu", required=True, help="t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ..."
+    )
+    advice.add_argument("--gpus", help="how many")
+    advice.add_argument("--sequence-length", default=1024, help="tokens (default: 1024)")
+    advice.add_argument("--global-batch-size", help="sequences per optimizer step (default: 8 per GPU)")
+    advice.add_argument("--strategy", help="only this one: a name or a file")
+    advice.add_argument(
+        "--micro-batch-size", help="sequences per GPU and forward pass (default: the fastest that fits)"
+    )
+    advice.add_argument("--gradient-accumulation-steps", help="micro steps (default: what the batch sizes leave)")
+    advice.add_argument(
+        "--precision",
+        choices=[*get_args(Precision), "pure-bf16"],
+        help="(default: bf16 where the GPU has it, else fp16)",
+    )
+    advice.add_argument(
+        "--activation-checkpointing",
+        action=argparse.BooleanOptionalAction,
+        help="recompute each block (default: where it makes a strategy fit, or faster)",
+    )
+    advice.add_argument(
+        "--kernels",
+        choices=("fused", "transformers"),
+        default="fused",
+        help="as LLM Foundry has them, or those of transformers (default: fused)",
+    )
+    form = advice.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
+    form.add_argument("--write", type=Path, metavar="FILE", help="also write the recommended accelerate file")
+    advice.set_defaults(call=_advise)
+
+    predict = commands.add_parser(
+        "predict",
+        help="predict a study's runs on a box that nobody here has; without a study, all of the reports'",
+        allow_abbrev=False,
+    )
+    predict.add_argument("study", nargs="?", help="a study that the project ships, or a YAML file of your own")
+    predict.add_argument("--gpu", help="as `zero-study advise` names it")
+    predict.add_argument("--gpus", help="how many (default: 1)")
+    predict.add_argument(
+        "--output", type=Path, default=Path("reports/predicted"), help="folder to write to (default: reports/predicted)"
+    )
+    predict.set_defaults(call=_predict)
 
     extensions = commands.add_parser(
         "extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False
@@ -182,13 +245,15 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from study.compare import answer, losses, model_states, parity, text
+    from study.compare import answer, communication, losses, model_states, parity, peaks, text
 
     views = {
         "differences": lambda folders: text.differences(folders, options.control),
         "largest-batch": text.largest_batch,
         "scaling": text.scaling,
         "model-states": model_states.table,
+        "communication": communication.table,
+        "peaks": peaks.table,
         "parity": parity.table,
         "losses": losses.table,
         "answer": lambda folders: answer.table(folders, options.control),
@@ -203,6 +268,64 @@ def _report(options: argparse.Namespace) -> int:
     name = matrix.find(options.study).name
     folders = options.records or [Path("runs") / name]
     print(report.build(options.study, folders, options.output or Path("reports") / name))
+    return 0
+
+
+def _advise(options: argparse.Namespace) -> int:
+    import json
+
+    from study import advise
+    from study.advise import say
+
+    if options.model is None and options.gpus is None:
+        raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
+    numbers = ("sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+    given = {name: getattr(options, name) for name in numbers}
+    asked = advise.Asked(
+        gpu=options.gpu,
+        num_gpus=1 if options.gpus is None else _positive("--gpus", options.gpus),
+        strategy=options.strategy,
+        precision=options.precision,
+        activation_checkpointing=options.activation_checkpointing,
+        kernels=options.kernels,
+        **{
+            name: None if value is None else _positive("--" + name.replace("_", "-"), value)
+            for name, value in given.items()
+        },
+    )
+    if options.write is not None and None in (options.model, options.gpus):
+        raise Refusal(f"--write {options.write}: needs both --model and --gpus")
+    if options.model is None:
+        found = advise.largest_models(asked)
+        text, content = say.text_of_largest, say.content_of_largest
+    elif options.gpus is None:
+        found = advise.fewest_gpus(options.model, asked)
+        text, content = say.text_of_fewest, say.content_of_fewest
+    else:
+        found = advise.advise(options.model, asked)
+        text, content = say.text, say.content
+    print(json.dumps(content(found), indent=1) if options.json else text(found))
+    if options.write is not None:
+        say.write(found, options.write)
+        print(f"\nWritten: {options.write}")
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from study import matrix, predictions
+
+    if options.study is None:
+        if options.gpu or options.gpus:
+            raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")
+        for path in predictions.write_all(options.output):
+            print(path)
+        return 0
+    if options.gpu is None:
+        raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
+    num_gpus = _positive("--gpus", options.gpus or 1)
+    print(
+        predictions.write(options.output, predictions.predict_study(matrix.find(options.study), options.gpu, num_gpus))
+    )
     return 0
 
 

@@ -42,6 +42,15 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     },
 }
 
+# Rows of the largest embedding among the workloads, rounded up: it bounds the largest single parameter.
+LARGEST_VOCABULARY = 50_432
+
+
+def swap_buffer_size(hidden: int, world_size: int) -> int:
+    """Elements that a rank's shard of the largest parameter has at most: NVMe offload swaps through such buffers."""
+    return -(-LARGEST_VOCABULARY * hidden // world_size)
+
+
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
 
 

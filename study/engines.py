@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from study.config import SIZES, RunConfig
+import dataclasses
+
+from study.config import SIZES, RunConfig, swap_buffer_size
 from study.strategy import Strategy, suited_buckets
 from study.theory import shapes
 from study.theory.case import Engine, Job, Precision, parameter_bytes
+from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
 # What DeepSpeed 0.19.8 takes where a file is silent (runtime/zero/config.py); elements.
@@ -15,6 +18,7 @@ DEEPSPEED_DEFAULTS = {
     "stage3_param_persistence_threshold": 100_000,
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
+    "sub_group_size": 1_000_000_000,
 }
 
 # Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
@@ -46,15 +50,8 @@ def engine_of(
     written = {key: value for key, value in zero.items() if value != "auto"}
     suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}
     known = {**DEEPSPEED_DEFAULTS, **written, **suited}
-    # bf16_optimizer.py, which stage 1 is with bf16 parameters and fp32 accumulation, has no bucket.
-    no_bucket = chosen.zero_stage == 0 or (
-        chosen.zero_stage == 1
-        and precision == "bf16"
-        and accumulation_bytes == 4
-        and chosen.offload_optimizer_device == "none"
-    )
     stage_3 = chosen.zero_stage == 3
-    return Engine(
+    engine = Engine(
         kind="deepspeed",
         zero_stage=chosen.zero_stage or 0,
         world_size=world_size,
@@ -62,14 +59,18 @@ def engine_of(
         accumulation_bytes=accumulation_bytes,
         offload_optimizer=chosen.offload_optimizer_device,
         offload_param=chosen.offload_param_device,
-        reduce_bucket_size=0 if no_bucket else known["reduce_bucket_size"],
+        reduce_bucket_size=known["reduce_bucket_size"],
         persistence_threshold=known["stage3_param_persistence_threshold"] if stage_3 else 0,
         prefetch_bucket_size=known["stage3_prefetch_bucket_size"] if stage_3 else 0,
         max_live_parameters=known["stage3_max_live_parameters"] if stage_3 else 0,
         max_reuse_distance=known["stage3_max_reuse_distance"] if stage_3 else 0,
+        sub_group_size=known["sub_group_size"],
+        param_swap_buffer_size=swap_buffer_size(hidden, world_size) if chosen.offload_param_device == "nvme" else 0,
         overlap_comm=known.get("overlap_comm", stage_3),
         multi_rank_allreduce=known.get("use_multi_rank_bucket_allreduce", True),
     )
+    has_bucket = engine.zero_stage > 0 and not is_bf16_optimizer(engine)
+    return engine if has_bucket else dataclasses.replace(engine, reduce_bucket_size=0)
 
 
 def shape_of(config: RunConfig) -> ModelShape:

@@ -92,6 +92,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, config: RunC
             "param_persistence_threshold": offload.param_numel_persistence_threshold,
             "max_live_parameters": offload._max_available_parameters_in_numel,
             "max_reuse_distance": offload._max_reuse_distance_in_numel,
+            "sub_group_size": int(innermost(optimizer).sub_group_size),
             "partitioned_parameters": sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in parameters),
         }
     if launch.strategy.offloads_to_nvme:
@@ -182,6 +183,7 @@ _ZERO_FACTS = {
     "stage3_param_persistence_threshold": "param_persistence_threshold",
     "stage3_max_live_parameters": "max_live_parameters",
     "stage3_max_reuse_distance": "max_reuse_distance",
+    "sub_group_size": "sub_group_size",
 }
 
 

@@ -58,6 +58,7 @@ class Proof(_Facts):
     max_live_parameters: int | None = None  # elements
     max_reuse_distance: int | None = None  # elements
     use_multi_rank_bucket_allreduce: bool | None = None
+    sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
     partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
     swap_bytes_written: list[int] | None = None  # per rank, whole training
     swap_bytes_read: list[int] | None = None
@@ -206,6 +207,69 @@ class Outcome(_Facts):
     stderr_tail: list[str]  # the last lines, oldest first
 
 
+class _Asked(_Facts):
+    """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
+
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    precision: str
+    accumulation_dtype: str = "fp32"
+    global_batch_size: int
+    sequence_length: int
+    dropout: float
+    attention: str
+    activation_checkpointing: bool = False
+
+
+class Prediction(_Asked):
+    """What theory expects of one configuration: no run stands behind it."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    num_params: int
+    fits: bool
+    lacking: str | None = None  # what a node lacks for offload, though its GPUs may have room
+    peak_bytes_per_gpu: int  # of tensors
+    parts: dict[str, int]  # of the peak; a part that is not there is 0
+    moment: str  # of the step, at which the peak is
+    usable_bytes: int  # of a GPU, for torch's allocator
+    free_bytes: int  # of them, beside the peak and what the allocator reserves beyond it; negative: what is missing
+    host_bytes: int = 0  # of a rank, offloaded
+    disk_bytes: int = 0  # of a rank, offloaded
+    seconds_per_step: float  # as if it fitted, where it does not
+    seconds_low: float  # nine times of ten it is between these two
+    seconds_high: float
+    tokens_per_second_per_gpu: float
+    mfu: float
+    collective_bytes: int  # of rank 0 in a step, as Collective.moved_bytes
+
+
+class Unpredicted(_Asked):
+    """A configuration of which theory expects nothing."""
+
+    why: str
+
+
+class PredictedBox(_Facts):
+    gpu: str  # as theory/hardware.py names it
+    num_gpus: int
+
+
+class Predictions(_Facts):
+    """What theory expects of a study on a box: the predicted records of one file."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    status: Literal["predicted"] = "predicted"
+    study: str
+    box: PredictedBox
+    made_with: dict[str, str]  # this project's version, and those of the libraries that its models describe
+    command: list[str]
+    predictions: list[Prediction]
+    left_out: list[Unpredicted]
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     scratch = path.with_name(path.name + ".part")
@@ -240,6 +304,11 @@ def read(path: Path) -> Record:
 def read_outcome(path: Path) -> Outcome:
     """Read an outcome.json. Raises Refusal naming the file and the key."""
     return parse(path, load(path, "an outcome"), Outcome)
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Read a file of predicted records. Raises Refusal naming the file and the key."""
+    return parse(path, load(path, "predicted records"), Predictions)
 
 
 def load(path: Path, what: str) -> Any:

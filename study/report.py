@@ -39,9 +39,11 @@ PAGES = {
     "runtime": Page("runtime.html", "Time", "How long does a step take, and how sure is that?"),
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
+    "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
 }
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
+OF_NO_RUNS = ("planner",)  # those that read no records
 
 # Cells that are for a notebook and not for a page: the badge, the set-up, and what papermill was given.
 NOT_SHOWN = {"colab", "parameters", "injected-parameters"}
@@ -116,7 +118,9 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
         made = Path(scratch)
         for name, page in PAGES.items():
             started = time.monotonic()
-            parameters: dict[str, Any] = {"records": [str(folder) for folder in folders]}
+            parameters: dict[str, Any] = {}
+            if name not in OF_NO_RUNS:
+                parameters["records"] = [str(folder) for folder in folders]
             if name in OF_A_STUDY:
                 parameters["study"] = study
             executed = made / f"{name}.ipynb"

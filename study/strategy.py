@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from study import extensions
-from study.config import SIZES, Refusal, RunConfig, describe
+from study.config import SIZES, Refusal, RunConfig, describe, swap_buffer_size
 from study.workloads import sources
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 CONFIGS = Path(__file__).resolve().parent.parent / "accelerate_configs"
-
-# Rows of the largest embedding among the workloads, rounded up: it bounds the largest single parameter.
-LARGEST_VOCABULARY = 50_432
 
 Device = Literal["none", "cpu", "nvme"]
 
@@ -597,7 +594,7 @@ def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, ru
         if zero.get(key) == "auto":
             zero[key] = value
     if zero.get("offload_param", {}).get("buffer_size") == "auto":
-        zero["offload_param"]["buffer_size"] = -(-LARGEST_VOCABULARY * hidden // world_size)
+        zero["offload_param"]["buffer_size"] = swap_buffer_size(hidden, world_size)
     for key in ("offload_optimizer", "offload_param"):
         if zero.get(key, {}).get("device") == "nvme":
             zero[key]["nvme_path"] = str(swap_folder(config, run_dir))

@@ -49,21 +49,26 @@ MAY_IMPORT = {
         "bound", "config", "ending", "extensions", "launch", "measure", "observer", "order", "proof", "record",
         "strategy", "weights", "workloads",
     },
+    "predictions": {"config", "engines", "matrix", "record", "strategy", "theory"},
     "compare": {"config", "record", "theory"},
     "report": {"colab", "compare", "config", "matrix"},
+    "planning": {"advise", "compare", "config", "engines", "strategy", "theory"},
     "benchmarks": {
-        "compare", "config", "extensions", "launch", "matrix", "measure", "order", "proof", "record", "report",
-        "strategy", "theory", "workloads",
+        "compare", "config", "engines", "extensions", "launch", "matrix", "measure", "order", "proof", "record",
+        "report", "strategy", "theory", "workloads",
     },
+    "advise": {"config", "engines", "record", "strategy", "theory"},
     "cli": {
-        "compare", "config", "extensions", "launch", "matrix", "plan", "report", "runner", "strategy",
+        "advise", "compare", "config", "extensions", "launch", "matrix", "plan", "predictions", "report", "runner",
+        "strategy",
     },
     "__main__": {"cli", "config"},
 }  # fmt: skip
 
 LIGHT = [
-    "bound", "box", "cli", "colab", "compare", "config", "ending", "engines", "extensions", "forecast", "launch", "matrix", "plan",
-    "record", "report", "runner", "strategy", "theory", "train", "workloads.sources", "__main__",
+    "advise", "bound", "box", "cli", "colab", "compare", "config", "ending", "engines", "extensions", "forecast",
+    "launch", "matrix", "plan", "planning", "predictions", "record", "report", "runner", "strategy", "theory", "train",
+    "workloads.sources", "__main__",
 ]  # fmt: skip
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 

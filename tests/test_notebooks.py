@@ -36,13 +36,28 @@ def test_is_valid_and_has_no_outputs(path):
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
-@each
+OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in report.OF_NO_RUNS]
+
+
+@pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
 def test_parameters_are_literals(path):
     expected = {"records", "box", "workload"} | ({"study"} if path.stem in report.OF_A_STUDY else set())
+    expected |= {"predicted"} if path.stem in ("peak_memory", "runtime") else set()
     found = reported.parameters(path)
     assert set(found) == expected
-    assert all((report.ROOT / folder).is_dir() for folder in found["records"])
+    assert all((report.ROOT / folder).is_dir() for folder in (*found["records"], *found.get("predicted", [])))
     assert (found["box"], found["workload"]) == ("", "")
+
+
+def test_parameters_of_the_planner_are_literals():
+    found = reported.parameters(report.NOTEBOOKS / "planner.ipynb")
+    assert found == {
+        "model": "gpt2-xl",
+        "gpu": "a100-80gb",
+        "gpus": 8,
+        "sequence_length": 1024,
+        "global_batch_size": 64,
+    }
 
 
 @each
@@ -79,6 +94,10 @@ def test_set_up_is_the_same_everywhere():
     found = {path.stem: reported.tagged(path, "colab")[1].source for path in reported.NOTEBOOKS}
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
+    # The planner reads no runs, so it trains none and needs nothing to train with.
+    _, *planner = found.pop("planner").splitlines()
+    assert planner == [line.replace("[train,report]", "[report]") for line in common[1 : len(planner) + 1]]
+    assert "colab.train" in "".join(common[len(planner) + 1 :])
     assert set(found.values()) == {"\n".join(common)}
 
 

@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
 
 def write(folder: Path, num_records: int) -> None:
     """Write so many runs, each with an outcome, in one folder per box."""
-    names = [name for name in strategy.names() if name != "fsdp2"]  # not of a CPU
+    names = [name for name in strategy.names() if not name.startswith("fsdp2")]  # not of a CPU
     kinds = [(name, size) for name in names for size in ((1,) if name == "single" else WORLDS)]
     every = product(range(num_records), ("bert-imdb", "gpt-wikitext"), kinds, ("cpu", "gpu"))
     for seed, workload, (name, world_size), box in islice(every, num_records):

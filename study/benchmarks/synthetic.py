@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from study import matrix, record
-from study.compare import model_states
+from study.compare import cases
 from study.config import RunConfig, build_config
 from study.record import Checksum, Collective, Failure, ModelStateBytes, Outcome, PeakMemory, Proof, Record, Timing
 from study.theory.case import Engine, parameter_bytes
@@ -265,7 +265,7 @@ def _record(
         machine=_machine(box),
         steps_sha256=steps_sha256,
     )
-    engine, sizes = model_states.engine_of(made), model_states.sizes_of(made)
+    engine, sizes = cases.engine_of(made), cases.shape_of(made).parameters
     stepping = [_state_bytes(engine, sizes, made.num_params, rank, "stepping", device) for rank in range(world_size)]
     resting = [_state_bytes(engine, sizes, made.num_params, rank, "resting", device) for rank in range(world_size)]
     measured = {

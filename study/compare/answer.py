@@ -81,7 +81,7 @@ def _held(runs: pd.DataFrame) -> list[str]:
     if ok.empty:
         return ["unknown" if runs.empty else runs["status"].iloc[0], "", ""]
     run = ok.iloc[0]
-    sharded = run["zero_stage"] == 3 or run["strategy"] == "fsdp2"
+    sharded = run["zero_stage"] == 3 or run["strategy"].startswith("fsdp2")
     volume = PAPER_VOLUME["parameters sharded" if sharded else "all whole"] if run["world_size"] > 1 else 0
     each = run["num_params"]
     states, paper = _number(run["model_state_bytes"] / each, ".2f"), _number(run["paper_state_bytes"] / each, ".0f")

@@ -7,10 +7,10 @@ from itertools import groupby
 from pathlib import Path
 
 from study.compare import records
+from study.compare.cases import engine_of, shape_of
 from study.compare.records import Found
-from study.config import SIZES
 from study.record import ModelStateBytes, Record
-from study.theory.case import Engine, parameter_bytes
+from study.theory.case import Engine
 from study.theory.model_states import (
     PARTS,
     REASONS,
@@ -19,7 +19,7 @@ from study.theory.model_states import (
     engine_differences,
     paper_bytes,
 )
-from study.theory.shapes import Architecture, ParameterSizes, parameter_sizes
+from study.theory.shapes import ParameterSizes
 
 TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
 PRINTED = 0.0005  # bytes per parameter below which a difference is not visible
@@ -104,7 +104,8 @@ def _bytes(r: Record) -> tuple:
 
 def _row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
     ranks = r.model_state_bytes if moment == "stepping" else r.resting_state_bytes
-    engine, sizes = engine_of(r), sizes_of(r)
+    engine, shape = engine_of(r), shape_of(r)
+    sizes = shape and shape.parameters
     paper = paper_bytes(engine, r.num_params, moment)
     cells = [_cell(r, engine, sizes, ranks, part, getattr(paper, part), moment, notes) for part in PARTS]
     states = [rank.model_states for rank in ranks]
@@ -161,38 +162,3 @@ def _reasons(
         for d in found:
             named[d.reason] = max(named.get(d.reason, 0.0), abs(d.num_bytes) / max(value, paper))
     return [reason for reason, share in named.items() if share > TOLERANCE]
-
-
-def engine_of(r: Record) -> Engine:
-    proof = r.proof
-    kind = "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
-    accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
-    return Engine(
-        kind=kind if proof.zero_stage is None else "deepspeed",
-        zero_stage=3 if proof.distributed_type == "FSDP" else proof.zero_stage or 0,
-        world_size=r.world_size,
-        precision=proof.precision,
-        accumulation_bytes=4 if accumulation == "fp32" else 2,
-        offload_optimizer=proof.offload_optimizer_device,
-        offload_param=proof.offload_param_device,
-        reduce_bucket_size=proof.reduce_bucket_size or 0,
-        persistence_threshold=proof.param_persistence_threshold or 0,
-        prefetch_bucket_size=proof.prefetch_bucket_size or 0,
-        max_live_parameters=proof.max_live_parameters or 0,
-        max_reuse_distance=proof.max_reuse_distance or 0,
-        overlap_comm=bool(proof.overlap_comm),
-        multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
-    )
-
-
-def sizes_of(r: Record) -> ParameterSizes | None:
-    """The model's parameters; None where the record's number of them is not the workload's model."""
-    shape = SIZES.get(r.workload, {}).get(r.size)
-    if shape is None:
-        return None
-    other: dict[str, Architecture] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
-    architecture: Architecture = "bert" if r.workload == "bert-imdb" else other.get(r.size, "gpt2")
-    try:
-        return parameter_sizes(architecture, shape["layers"], shape["hidden"], shape["positions"], r.num_params)
-    except ValueError:
-        return None

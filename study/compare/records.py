@@ -134,7 +134,7 @@ def _content(path: Path) -> dict[str, Any] | None:
         return None
     content = record.load(path, "JSON")
     says_so = isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)
-    return content if says_so else None
+    return content if says_so and content.get("status") != "predicted" else None  # no run stands behind a prediction
 
 
 def not_ok(found: Iterable[Found]) -> list[str]:

@@ -13,7 +13,8 @@ import pandas as pd
 from pydantic import ValidationError
 
 from study import record
-from study.compare import model_states, records
+from study.compare import records
+from study.compare.cases import engine_of
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
 from study.config import Refusal, RunConfig, build_config, describe, flag_parser
@@ -377,7 +378,7 @@ def _model_states(r: Record) -> dict[str, Any]:
         "num_ranks_proved": len(r.model_state_bytes),
     }
     if r.proof and r.num_params:
-        facts["paper_state_bytes"] = paper_bytes(model_states.engine_of(r), r.num_params, "stepping").total
+        facts["paper_state_bytes"] = paper_bytes(engine_of(r), r.num_params, "stepping").total
     return facts
 
 

@@ -30,6 +30,8 @@ class Engine:
     prefetch_bucket_size: int = 0
     max_live_parameters: int = 0
     max_reuse_distance: int = 0
+    sub_group_size: int = 1_000_000_000  # stage 3 updates so much at once
+    param_swap_buffer_size: int = 0  # of the host, where parameters are on a disk
     overlap_comm: bool = False
     multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from study.theory.case import Engine, Job, Numbers
-from study.theory.model_states import SUB_GROUP_ELEMENTS, _is_bf16_optimizer
+from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import Architecture, ModelShape
 
 DDP_FIRST_BUCKET_BYTES = 1 << 20  # torch/csrc/distributed/c10d/reducer.hpp, kDefaultFirstBucketBytes
@@ -58,10 +59,12 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
 
 
 def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[Collective]:
-    """List what rank 0 runs in a steady optimizer step, by kind; only the job's accumulation may be an array here.
+    """List what rank 0 runs in a steady optimizer step, by kind; counts and bytes are arrays where accumulation is.
 
     Steady: stage 3 has seen the order of the modules and follows it, which is from the third step on. The norm of the
-    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes.
+    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. FSDP2's norm
+    is one too, which happens inside a DTensor, where `study.measure` does not see it. Sub-groups of stage 3, each with
+    a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
     once, each = _parts(engine, shape, job.activation_checkpointing, job.dropout)
     steps = job.gradient_accumulation_steps
@@ -78,7 +81,8 @@ _Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 @lru_cache(maxsize=4096)
 def _parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[_Sums, _Sums]:
     """Sum up what is done once in a step, and what in each of its micro steps."""
-    model = _Model(shape, engine.precision.endswith("-autocast"))
+    autocast = engine.precision.endswith("-autocast")
+    model = _model(shape, autocast)
     once: list[_Event] = []
     each: list[_Event] = []
     if engine.kind == "ddp":
@@ -89,10 +93,11 @@ def _parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
         once += _engine_reductions(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:
-        each += _stage_3_gathers(engine, model, _visits(model, checkpointing, dropout))
+        if engine.world_size > 1:
+            each += _stage_3_gathers(engine, _gathered(shape, autocast, _limits(engine), checkpointing, dropout))
         each += _stage_3_reductions(engine, model)
         once += _stage_3_step(engine, model)
-    elif _is_bf16_optimizer(engine):
+    elif is_bf16_optimizer(engine):
         once += _bf16_reductions(engine, model)
         once += _stages_1_and_2_step(engine, model)
     elif engine.kind == "deepspeed":
@@ -190,28 +195,32 @@ class _Model:
         self._left = [list(sizes) for sizes in shape.parameters.groups]
         self._output: _Module = ()  # where it is the embedding
         tied = shape.tied and not shape.is_classifier
-        self.before = self._take(order.before, autocast and tied)
+        self.before = self._take(order.before, "m0" if autocast and tied else "")  # linear as the output layer
         self.lookups = _modules(self.before)[: order.lookups]
-        self.blocks = [self._take(order.block, autocast and order.linear) for _ in range(shape.layers)]
+        self.blocks = [
+            self._take(order.block, order.block if autocast and order.linear else "") for _ in range(shape.layers)
+        ]
         if tied:
             self._output = self.lookups[0]
-        self.after = self._take(order.after, autocast)
+        self.after = self._take(order.after, order.after if autocast else "")
         assert not any(self._left), shape
 
-    def _take(self, text: str, lowered: bool) -> _Layout:
-        """Take the next part's parameters off the groups' sizes, and lay them out as its modules."""
-        words = [re.findall(r"([mv])(\d+)", word) for word in text.split()]
-        taken: dict[tuple[str, str], _Parameter] = {}
-        for place in sorted((place for word in words for place in word), key=lambda place: int(place[1])):
-            # A module with a matrix is a linear layer or a lookup, one without is a norm.
-            with_matrix = any(place in word and word[0][0] == "m" for word in words)
-            taken[place] = self._next("mv".index(place[0]), lowered and with_matrix)
+    def _take(self, text: str, lowered: str) -> _Layout:
+        """Take the next part's parameters off the groups' sizes, and lay them out as its modules.
+
+        Of the modules that are `lowered` those with a matrix are linear layers; one without is a norm.
+        """
+        words = text.split()
+        places = {word: re.findall(r"[mv]\d+", word) for word in words}
+        linear = {place for word in lowered.split() if "m" in word for place in places[word]}
+        every = sorted((place for found in places.values() for place in found), key=lambda place: int(place[1:]))
+        taken = {place: self._next("mv".index(place[0]), place in linear) for place in every}
         layout: _Layout = []
-        for text_word, word in zip(text.split(), words, strict=True):
-            if text_word == "output":
-                layout.append(self._output or self._take_output(lowered))
+        for word in words:
+            if word == "output":
+                layout.append(self._output or self._take_output(bool(lowered)))
             else:
-                layout.append(text_word if text_word in "()" else tuple(taken[place] for place in word))
+                layout.append(word if word in "()" else tuple(taken[place] for place in places[word]))
         return layout
 
     def _take_output(self, lowered: bool) -> _Module:
@@ -239,6 +248,11 @@ class _Model:
         for module in reversed(modules[:-1] if self._output else modules):
             ready.update(dict.fromkeys(module if module[0].group else module[::-1]))
         return list(ready)
+
+
+@lru_cache(maxsize=64)
+def _model(shape: ModelShape, autocast: bool) -> _Model:
+    return _Model(shape, autocast)
 
 
 def _modules(layout: _Layout) -> list[_Module]:
@@ -354,7 +368,7 @@ def _bf16_reductions(engine: Engine, model: _Model) -> Iterator[_Event]:
 
 
 def _stages_1_and_2_step(engine: Engine, model: _Model) -> Iterator[_Event]:
-    if not _is_bf16_optimizer(engine):
+    if not is_bf16_optimizer(engine):
         yield from [("all_reduce", 4)] * len(model.groups)  # the norm of each group
         if engine.parameter_bytes == 2:  # check_grad_overflow
             yield "all_reduce", 1
@@ -380,7 +394,7 @@ def _stage_3_step(engine: Engine, model: _Model) -> Iterator[_Event]:
     norm_bytes = 4 if engine.offload_optimizer != "none" else 8
     for group in model.groups:  # _create_fp16_sub_groups
         shards = [_padded(engine, p) // engine.world_size for p in group]
-        for _ in _chunks(shards, SUB_GROUP_ELEMENTS - 1):
+        for _ in _chunks(shards, engine.sub_group_size - 1):
             yield "all_reduce", norm_bytes
     if engine.precision == "fp16":
         yield "all_reduce", 1
@@ -433,10 +447,35 @@ def _backward(layout: _Layout) -> Iterator[_Visit]:
             yield from (("enter", module), ("leave", module))
 
 
-def _stage_3_gathers(engine: Engine, model: _Model, visits: Iterable[_Visit]) -> list[_Event]:
-    if engine.world_size == 1:
-        return []
-    return _Coordinator(engine, model, list(visits)).gathers()
+class _Limits(NamedTuple):
+    """What decides how long stage 3 holds on to parameters, in elements; as in `Engine`."""
+
+    persistence_threshold: int
+    prefetch_bucket_size: int
+    max_live_parameters: int
+    max_reuse_distance: int
+
+
+def _limits(engine: Engine) -> _Limits:
+    return _Limits(*(getattr(engine, name) for name in _Limits._fields))
+
+
+def _stage_3_gathers(engine: Engine, gathered: Iterable[Iterable[_Parameter]]) -> Iterator[_Event]:
+    for together in gathered:
+        sizes: dict[int, int] = defaultdict(int)  # one collective for each type
+        for parameter in together:
+            size = _communicated_bytes(engine, parameter)
+            sizes[size] += size * _padded(engine, parameter)
+        yield from (("all_gather", num_bytes) for num_bytes in sizes.values())
+
+
+@lru_cache(maxsize=256)
+def _gathered(
+    shape: ModelShape, autocast: bool, limits: _Limits, checkpointing: bool, dropout: bool
+) -> list[list[_Parameter]]:
+    """List what is gathered together in one micro step: alike on any number of ranks."""
+    model = _model(shape, autocast)
+    return _Coordinator(limits, model, list(_visits(model, checkpointing, dropout))).gathered()
 
 
 class _Coordinator:
@@ -445,13 +484,13 @@ class _Coordinator:
     Every micro step begins with what stays whole between steps and ends with it, so that one is as the other.
     """
 
-    def __init__(self, engine: Engine, model: _Model, visits: list[_Visit]) -> None:
-        self._engine = engine
+    def __init__(self, limits: _Limits, model: _Model, visits: list[_Visit]) -> None:
+        self._limits = limits
         self._visits = visits
-        self._persistent = {p for p in model.parameters if p.numel <= engine.persistence_threshold}
+        self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
         self._available = set(self._persistent)
         self._live = 0  # elements gathered in this micro step
-        self._events: list[_Event] = []
+        self._gathered: list[list[_Parameter]] = []
         entered = [module for action, module in visits if action == "enter"]
         self._queue = deque((p, step) for step, module in enumerate(entered) for p in module)
         self._fetched_for: dict[_Parameter, int] = {}  # the last step that a parameter is known to be gathered for
@@ -460,7 +499,7 @@ class _Coordinator:
         for parameter, step in self._queue:
             self._uses[parameter].append(step)
 
-    def gathers(self) -> list[_Event]:
+    def gathered(self) -> list[list[_Parameter]]:
         active: dict[_Parameter, set[int]] = defaultdict(set)  # modules that a parameter is in use by
         step = 0
         for action, module in self._visits:
@@ -478,11 +517,10 @@ class _Coordinator:
                 self._fetched_for[parameter] = last_used
             self._prefetch()
             step += 1
-        return self._events
+        return self._gathered
 
     def _prefetch(self) -> None:
-        engine = self._engine
-        room = min(engine.max_live_parameters - self._live, engine.prefetch_bucket_size)
+        room = min(self._limits.max_live_parameters - self._live, self._limits.prefetch_bucket_size)
         wanted: dict[_Parameter, None] = {}
         elements = 0
         while self._queue and elements < room:
@@ -494,14 +532,11 @@ class _Coordinator:
         self._gather(wanted)
 
     def _gather(self, parameters: Iterable[_Parameter]) -> None:
-        """Gather what is not there: one collective for each type."""
-        elements: dict[int, int] = defaultdict(int)
-        for parameter in parameters:
-            if parameter not in self._available:
-                self._available.add(parameter)
-                self._live += parameter.numel
-                elements[_communicated_bytes(self._engine, parameter)] += _padded(self._engine, parameter)
-        self._events += [("all_gather", size * count) for size, count in elements.items()]
+        missing = [p for p in parameters if p not in self._available]
+        if missing:
+            self._available.update(missing)
+            self._live += sum(p.numel for p in missing)
+            self._gathered.append(missing)
 
     def _release(self, parameter: _Parameter) -> None:
         if parameter in self._available:
@@ -517,7 +552,7 @@ class _Coordinator:
         if following == len(uses):
             return False
         distance = self._elements_before[uses[following]] - self._elements_before[step]
-        return distance < self._engine.max_reuse_distance
+        return distance < self._limits.max_reuse_distance
 
 
 # FSDP2, as accelerate wraps a model of `transformers`.

@@ -19,14 +19,14 @@ PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "commu
 
 MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
 MOMENTS_BYTES = 8
-SUB_GROUP_ELEMENTS = 1_000_000_000  # zero_optimization.sub_group_size, which no strategy of the study sets
 SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the strategy's aio.block_size is not larger
 
 REASONS: dict[str, str] = {
     "ddp-buckets": "DistributedDataParallel keeps flat buckets as large as the gradients beside them, because "
     "`gradient_as_bucket_view` is off by default.",
-    "master-copy": "DeepSpeed keeps an fp32 master of every partition also where the parameters are fp32 already: "
-    "optimizer states take 12 bytes instead of 8. (Stage 3 means to alias them, but compares a device with its name.)",
+    "master-copy": "DeepSpeed keeps a master of every partition also where the parameters have its type already: in "
+    "fp32 optimizer states take 12 bytes instead of 8. (Stage 3 means to alias them, but compares a device with its "
+    "name.)",
     "stage1-partition": "At stage 1, as at stage 2, DeepSpeed has let go of the gradients outside its own partition "
     "when the optimizer steps; in the paper stage 1 keeps all.",
     "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), where the paper counts 2 bytes.",
@@ -78,8 +78,8 @@ def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) 
     """Predict one rank's model states with Adam (arXiv:1910.02054, sec. 3.1 and 5), in bytes per parameter.
 
     16-bit parameters: 2 + 2 + K with K = 12. fp32 parameters, autocast included: 4 + 4 + 8, the same arithmetic without
-    a master copy; all in bf16: 2 + 2 + 4. The paper spells out neither. Stage 0 is data parallelism, 1 P_os, 2 P_os+g, 3 P_os+g+p; raises
-    ValueError for another.
+    a master copy; all in bf16: 2 + 2 + 4. The paper spells out neither. Stage 0 is data parallelism, 1 P_os, 2 P_os+g,
+    3 P_os+g+p; raises ValueError for another.
     """
     if zero_stage not in (0, 1, 2, 3):
         raise ValueError(f"zero_stage {zero_stage}: must be 0, 1, 2 or 3")
@@ -113,8 +113,7 @@ def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment:
     if engine.zero_stage == 0:
         buckets = parameter_bytes(engine.precision) * sizes.num_params
         return [Difference("communication_buffers", "ddp-buckets", buckets)] if engine.kind == "ddp" else []
-    # FSDP2's shards are as the paper has them. No run of the study has been all in bf16, so no difference is known.
-    if engine.kind == "fsdp" or engine.precision == "pure-bf16":
+    if engine.kind == "fsdp":  # shards as the paper has them
         return []
     find = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
     return [difference for difference in find(engine, sizes, rank, moment) if difference.num_bytes]
@@ -146,7 +145,7 @@ def _share(group: tuple[int, ...], world_size: int, rank: int) -> _Share:
     return _Share(elements, views, whole, pieces + (views < elements))
 
 
-def _is_bf16_optimizer(engine: Engine) -> bool:
+def is_bf16_optimizer(engine: Engine) -> bool:
     """Whether stage 1 is done by the engine of bf16_optimizer.py (engine.py, _do_optimizer_sanity_check)."""
     in_fp32 = engine.precision == "bf16" and engine.accumulation_bytes == 4
     return engine.zero_stage == 1 and in_fp32 and engine.offload_optimizer == "none"
@@ -162,9 +161,9 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
         Difference("parameters", "padding", size * (owned * engine.world_size - sizes.num_params)),
         Difference("optimizer_states", "padding", paper_optimizer_states * (owned - fair)),
     ]
-    if size == 4:
-        found.append(Difference("optimizer_states", "master-copy", MASTER_BYTES * owned))
-    if _is_bf16_optimizer(engine):
+    if size == 4 or engine.precision == "pure-bf16":
+        found.append(Difference("optimizer_states", "master-copy", size * owned))
+    if is_bf16_optimizer(engine):
         return [*found, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
     if moment == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
@@ -183,7 +182,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     elif own_fp32_buffer:
         found.append(Difference("gradients", "fp32-gradients", (accumulated - size) * owned))
     else:
-        found.append(Difference("gradients", "fp32-gradient-copy", (MASTER_BYTES - size) * first.elements))
+        found.append(Difference("gradients", "fp32-gradient-copy", (_master_bytes(engine) - size) * first.elements))
         # Flattening a single fp32 tensor gives a view of it, not a copy.
         in_buffer = second.views + (first.views if size == 4 and first.pieces == 1 else 0)
         if in_buffer:  # the buffer of copy_grads_in_partition lives as long as a view of it
@@ -196,8 +195,8 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
 def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
     del rank  # every rank's shard is padded to the same size
     shards = [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
-    groups = [sum(group) for group in shards]
-    owned = sum(groups)
+    sub_groups = [elements for group in shards for elements in _sub_groups(group, engine.sub_group_size)]
+    owned = sum(sub_groups)
     padding = owned - sizes.num_params / engine.world_size
     size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
     paper_optimizer_states = _optimizer_bytes(engine.precision)
@@ -206,15 +205,15 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         Difference("optimizer_states", "padding", paper_optimizer_states * padding),
         Difference("communication_buffers", "reduce-bucket", _bucket_bytes(engine) * engine.reduce_bucket_size),
     ]
-    if size == 4:  # zero/stage3.py, _create_fp32_partitions
-        found.append(Difference("optimizer_states", "master-copy", MASTER_BYTES * owned))
+    if size == 4 or engine.precision == "pure-bf16":  # zero/stage3.py, _create_fp32_partitions
+        found.append(Difference("optimizer_states", "master-copy", size * owned))
     if engine.offload_param == "nvme":
         swapped = sum(shard for group in shards for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
         found.append(Difference("parameters", "on-disk", -size * swapped))
-    # Groups whose fp32 states and gradients are on the disk now; the first is swapped in before it is updated.
+    # Sub-groups whose fp32 states and gradients are on the disk now; the first is swapped in before it is updated.
     on_disk = sum(
         elements
-        for index, elements in enumerate(groups)
+        for index, elements in enumerate(sub_groups)
         if engine.offload_optimizer == "nvme"
         and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
         and not (moment == "stepping" and index == 0)
@@ -241,13 +240,30 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     if engine.offload_optimizer != "none":
         found.append(Difference("gradients", "offload-second-gradients", MASTER_BYTES * (owned - on_disk)))
     elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
-        copied = 0
-        for shard in shards[0]:
-            copied += shard
-            if copied >= SUB_GROUP_ELEMENTS:
-                break
-        found.append(Difference("gradients", "flat-gradient-copy", MASTER_BYTES * copied))
+        found.append(Difference("gradients", "flat-gradient-copy", _master_bytes(engine) * sub_groups[0]))
     return found
+
+
+def _master_bytes(engine: Engine) -> int:
+    """Per element of what the optimizer updates, and of the gradients that it reads."""
+    return 2 if engine.precision == "pure-bf16" else MASTER_BYTES
+
+
+def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
+    """Elements of a group's sub-groups; a parameter's shard is in one whole (stage3.py, _create_fp16_sub_groups)."""
+    found, filled = [], 0
+    for shard in shards:
+        filled += shard
+        if filled >= sub_group_size:
+            found.append(filled)
+            filled = 0
+    return [*found, filled] if filled else found
+
+
+def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
+    """Elements of one rank's largest sub-group at stage 3, which is what its swap buffers hold."""
+    shards = [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
+    return max(elements for group in shards for elements in _sub_groups(group, engine.sub_group_size))
 
 
 def _bucket_bytes(engine: Engine) -> int:

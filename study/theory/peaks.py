@@ -15,7 +15,7 @@ import numpy as np
 from study.theory import residual
 from study.theory.case import Engine, Job, Numbers
 from study.theory.model_states import PARTS as STATES
-from study.theory.model_states import Moment, engine_differences, paper_bytes
+from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, paper_bytes
 from study.theory.shapes import ModelShape
 
 Part = Literal[
@@ -32,6 +32,13 @@ PARTS: tuple[Part, ...] = get_args(Part)
 MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
 
 ALLREDUCE_BUCKET_ELEMENTS = 500_000_000  # engine.py, allreduce_bucket_size: what stage 0 flattens at once
+# Pinned on the host: zero/offload_config.py, buffer_count of parameters; of the optimizer 4, and as measured 2 more.
+PARAM_SWAP_BUFFERS = 5
+OPTIMIZER_SWAP_BUFFERS = 6
+# gloo's reduce-scatter works on a copy of its input, which NCCL's does not. And gloo lets go of finished gathers late:
+# where stage 3 gathers again and again, 0.5 to 0.8 of the parameters were still held as the optimizer stepped (bert
+# base and large on two processes; two ranks of one run differ by a fifth of all).
+GLOO_LATE_GATHERS = 0.7
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,12 @@ def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> 
     if engine.offload_optimizer != "none":  # gradients move with the states that they update
         host += held["optimizer_states"] + held["gradients"]
         held["optimizer_states"] = held["gradients"] = 0.0
+        if engine.zero_stage < 3:  # stage_1_and_2.py: what arrives is staged, and accumulated beside the fp32 gradients
+            host += engine.parameter_bytes * (max(shape.parameters.matrices) + shape.num_params / engine.world_size)
+        if engine.offload_optimizer == "nvme":
+            host += OPTIMIZER_SWAP_BUFFERS * 4 * largest_sub_group(engine, shape.parameters)
+    if engine.offload_param == "nvme":
+        host += PARAM_SWAP_BUFFERS * engine.parameter_bytes * engine.param_swap_buffer_size
     if engine.offload_param != "none":
         if engine.world_size > 1 and moment == "resting":
             persistent = _persistent_bytes(engine, shape)
@@ -94,8 +107,9 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     # A checkpointed block is computed again, beside its input, which all others still keep.
     in_last = at_loss + (block if checkpointed else 0)
     in_first = outside + (0 if checkpointed else casts) + block
-    gradients = _gradients(shape, engine)
+    gradients = _gradients(shape, engine, job, resting, stepping)
     gathered = _gathered_bytes(shape, engine)
+    released = gathered if engine.kind == "fsdp" and engine.reshard_after_forward else 0.0  # block by block in backward
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
@@ -105,16 +119,25 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     before = gradients.accumulated * (np.asarray(job.gradient_accumulation_steps) > 1)
     rows = [
         _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
-        _row(resting, activations=in_last, temporary=temporary, gathered=gathered, gradients=before + head, buffers=bucket),
         _row(
-            resting, activations=in_first, temporary=temporary, gathered=gathered,
-            gradients=np.maximum(before, gradients.held - embeddings), buffers=bucket,
+            resting,
+            activations=in_last,
+            temporary=temporary,
+            gathered=gathered,
+            gradients=before + head,
+            buffers=bucket,
         ),
         _row(
-            resting, gathered=gathered, gradients=gradients.held, buffers=bucket, temporary=gradients.flushed,
+            resting,
+            activations=in_first,
+            temporary=temporary,
+            gathered=released,
+            gradients=np.maximum(before, gradients.held - embeddings),
+            buffers=bucket,
         ),
+        _row(resting, gathered=released, gradients=gradients.held, buffers=bucket, temporary=gradients.flushed),
         _row(stepping, temporary=gradients.stepping),
-    ]  # fmt: skip
+    ]
     moments = [np.broadcast_arrays(*row.values(), np.asarray(job.tokens))[:-1] for row in rows]
     stacked = np.array(np.broadcast_arrays(*[np.stack(moment) for moment in moments]), dtype=float)
     highest = stacked.sum(axis=1).argmax(axis=0)
@@ -159,9 +182,8 @@ class _Gradients:
     stepping: float = 0.0  # as the optimizer steps, beside what model_states.py says
 
 
-def _gradients(shape: ModelShape, engine: Engine) -> _Gradients:
+def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, stepping: States) -> _Gradients:
     psi, size = shape.num_params, engine.parameter_bytes
-    largest = max(shape.parameters.matrices)
     # A tied embedding's two gradients are there at once with their sum.
     tied = 2 * size * shape.vocabulary * shape.hidden if shape.tied and not shape.is_classifier else 0
     if engine.kind in ("torch", "ddp"):
@@ -171,39 +193,54 @@ def _gradients(shape: ModelShape, engine: Engine) -> _Gradients:
     if engine.zero_stage == 0:
         flat = size * min(psi, ALLREDUCE_BUCKET_ELEMENTS)
         return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0)
-    reduced = 4 if engine.accumulation_bytes == 4 else size  # the type in which gradients are communicated
     if engine.zero_stage == 3:
-        return _stage_3_gradients(shape, engine, largest)
-    return _stage_1_and_2_gradients(shape, engine, largest, reduced, tied)
+        return _stage_3_gradients(shape, engine, job)
+    held = _sum(stepping, GRADIENTS) - _sum(resting, GRADIENTS)
+    return _stage_1_and_2_gradients(shape, engine, tied, held)
 
 
-def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, largest: int, reduced: int, tied: float) -> _Gradients:
-    """stage_1_and_2.py; with fp32 accumulation of bf16 gradients stage 1 is bf16_optimizer.py."""
-    psi, size, world_size = shape.num_params, engine.parameter_bytes, engine.world_size
-    flattened = min(psi, engine.reduce_bucket_size or ALLREDUCE_BUCKET_ELEMENTS)
+GRADIENTS = ("gradients", "communication_buffers")
+
+
+def _sum(held: States, parts: tuple[str, ...]) -> float:
+    return sum(held.device[part] for part in parts)
+
+
+def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, reduced: float) -> _Gradients:
+    """stage_1_and_2.py; `reduced`: what a rank holds of gradients that are reduced."""
+    psi, size = shape.num_params, engine.parameter_bytes
+    largest = max(shape.parameters.matrices)
+    if engine.zero_stage == 1 and engine.accumulation_bytes == 4:  # offloaded, it reduces what was accumulated
+        size = 4
     # average_tensor flattens the bucket, and casts that to the type that is communicated.
-    copies = size + (reduced if reduced != size else 0)
-    if engine.reduce_bucket_size == 0:  # BF16_Optimizer has no bucket, and its fp32 gradients rest
-        return _Gradients(size, 0, size * psi, 0, max(tied, copies * flattened))
-    buffers = 2 if engine.overlap_comm else 1
-    bucket = buffers * size * engine.reduce_bucket_size
-    if engine.offload_optimizer != "none":
-        # Staged for the host: one parameter's gradient here and there (temp_grad_buffer_for_*_offload).
-        return _Gradients(size, 0, 0, bucket, max(tied, copies * flattened) + size * largest)
-    owned = reduced * psi / world_size
-    if engine.multi_rank_allreduce:
-        return _Gradients(size, owned, 0, bucket, max(tied, copies * flattened))
-    # Reduced to owners bucket by bucket, so at the end a rank has its own share, and the last and largest gradient.
-    in_place = min(largest, engine.reduce_bucket_size)
-    return _Gradients(size, owned, owned, bucket, max(tied, copies * max(largest, in_place)))
+    copies = size + (4 if size == 2 and engine.accumulation_bytes == 4 else 0)
+    if is_bf16_optimizer(engine):  # has no bucket, and its fp32 gradients rest
+        return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ALLREDUCE_BUCKET_ELEMENTS)))
+    bucket = (2 if engine.overlap_comm else 1) * size * engine.reduce_bucket_size
+    if engine.offload_optimizer != "none":  # one parameter's gradient is staged here (temp_grad_buffer_for_gpu_offload)
+        bucket += size * largest
+        reduced = 0.0
+    if not engine.multi_rank_allreduce:
+        # Bucket by bucket to the owners, so that at the end the largest is left: it, and its copy.
+        return _Gradients(size, reduced, 0, bucket, reduced + max(2 * size, copies) * largest)
+    flattened = copies * min(psi, engine.reduce_bucket_size)
+    if engine.zero_stage == 1 and not engine.overlap_comm:  # after backward, all at once; what is tied is still there
+        return _Gradients(size, reduced, size * psi, bucket, tied + max(0, flattened - size * psi))
+    return _Gradients(size, reduced, 0, bucket, max(tied + size * largest, flattened))
 
 
-def _stage_3_gradients(shape: ModelShape, engine: Engine, largest: int) -> _Gradients:
+def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     """stage3.py: the bucket rests, and reduce_scatter_coalesced puts what is in it together anew."""
-    size = engine.parameter_bytes
-    tied = 3 if shape.tied and not shape.is_classifier else 1
-    flattened = min(shape.num_params, engine.reduce_bucket_size)
-    return _Gradients(size, 0, 0, 0, size * (flattened + tied * largest))
+    size, psi, largest = engine.parameter_bytes, shape.num_params, max(shape.parameters.matrices)
+    on_gloo = job.device == "cpu" and engine.world_size > 1
+    tied = 2 * shape.vocabulary * shape.hidden if shape.tied and not shape.is_classifier else 0
+    if largest > engine.reduce_bucket_size:  # reduced by itself and in place, beside its parameter
+        flushed = 2 * largest + tied + (2 * largest if on_gloo else 0)
+    else:
+        in_bucket = min(psi, engine.reduce_bucket_size)
+        flushed = max(largest + tied, in_bucket + largest + (in_bucket if on_gloo else 0))
+    late = GLOO_LATE_GATHERS * size * psi if on_gloo and engine.max_live_parameters < psi else 0.0
+    return _Gradients(size, 0, 0, 0, size * flushed, late)
 
 
 def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:

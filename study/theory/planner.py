@@ -13,6 +13,7 @@ from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import Collective
 from study.theory.hardware import Box, peak_flops_per_second, usable_memory_bytes
 from study.theory.peaks import Peak
+from study.theory.published import Case
 from study.theory.shapes import ModelShape
 from study.theory.step_time import StepTime
 
@@ -52,22 +53,15 @@ class Prediction:
 
     @property
     def host_bytes_per_node(self) -> float:
-        return self.peak.host_bytes * min(self.box.num_gpus, self.box.gpus_per_node)
+        return self.peak.host_bytes * _ranks_per_node(self.box)
 
     @property
     def disk_bytes_per_node(self) -> float:
-        return self.peak.disk_bytes * min(self.box.num_gpus, self.box.gpus_per_node)
+        return self.peak.disk_bytes * _ranks_per_node(self.box)
 
     @property
     def lacking(self) -> str | None:
-        """What a node lacks for offload: the host's memory, or a disk. None: nothing, or its size is not known."""
-        for what, needed, there in (
-            ("host memory", self.host_bytes_per_node, self.box.host_memory_bytes),
-            ("disk", self.disk_bytes_per_node, self.box.disk_bytes),
-        ):
-            if there is not None and needed > there:
-                return what
-        return None
+        return lacking(self.peak, self.box)
 
     @property
     def fits(self) -> Numbers:
@@ -110,12 +104,43 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
     )
 
 
+def lacking(peak: Peak, box: Box) -> str | None:
+    """Say what a node lacks for offload: host memory, or a disk. None: nothing, or its size is not known."""
+    for what, needed, there in (
+        ("host memory", peak.host_bytes, box.host_memory_bytes),
+        ("disk", peak.disk_bytes, box.disk_bytes),
+    ):
+        if there is not None and needed * _ranks_per_node(box) > there:
+            return what
+    return None
+
+
+def predicted_memory(case: Case) -> float | bool:
+    """Predict a published amount of memory, in its quantity."""
+    if case.quantity == "fits":
+        peak = peaks.peak(case.shape, case.engine, case.job)
+        free = free_bytes(case.shape, case.engine, case.job, case.box)
+        return bool(free >= 0) and lacking(peak, case.box) is None
+    if case.quantity == "peak_gibibytes":
+        return peaks.peak(case.shape, case.engine, case.job).total / 2**30
+    return sum(peaks.states(case.engine, case.shape, "resting").device.values()) / 2**30
+
+
+def _ranks_per_node(box: Box) -> int:
+    return min(box.num_gpus, box.gpus_per_node)
+
+
+def free_bytes(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Numbers:
+    """Predict what a job leaves of a GPU's memory; negative: what is missing."""
+    needed = peaks.peak(shape, engine, job).total * (1 + ALLOCATOR_SLACK)
+    return usable_memory_bytes(box.gpu, box.num_gpus) - needed
+
+
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
     """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
-    usable = usable_memory_bytes(box.gpu, box.num_gpus) / (1 + ALLOCATOR_SLACK)
 
     def fits(batches: np.ndarray) -> np.ndarray:
-        return peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches)).total <= usable
+        return free_bytes(shape, engine, dataclasses.replace(job, micro_batch_size=batches), box) >= 0
 
     powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
     fitting = int(fits(powers).sum())  # memory grows with the batch
@@ -126,7 +151,7 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -
 
 
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
-    """List how a GPU's share of the global batch divides: (micro batch, accumulation), the largest micro batch first."""
+    """List how a GPU's share of the global batch divides into (micro batch, accumulation), the largest first."""
     return [
         (micro, sequences_per_gpu // micro)
         for micro in range(sequences_per_gpu, 0, -1)

@@ -182,10 +182,11 @@ def cast_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
     """Count autocast's 16-bit copies of the weights, which live as long as what is kept for backward."""
     if arithmetic(engine, job) != "autocast":
         return 0
-    matrices = sum(shape.parameters.matrices)
-    if shape.architecture == "bert" or not shape.tied:  # an embedding is not multiplied, unless it is the head too
-        matrices -= shape.vocabulary * shape.hidden
-    return 2 * matrices
+    # An embedding is looked up, not multiplied, unless it is the head too.
+    rows = shape.vocabulary if shape.is_classifier or not shape.tied else 0
+    rows += shape.positions if shape.architecture in ("bert", "gpt2", "gpt-neo") else 0
+    rows += 2 if shape.architecture == "bert" else 0  # token types
+    return 2 * (sum(shape.parameters.matrices) - rows * shape.hidden)
 
 
 def _is_eager(shape: ModelShape, job: Job) -> bool:

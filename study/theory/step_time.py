@@ -363,7 +363,7 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
     compressed = blocks * engine.compute_bytes + shape.outside_params * parameter_bytes(engine.precision)
     if engine.zero_stage == 0:  # the engine's own all-reduce, after backward
         return _Moved(step=2 * once(whole, 1))
-    reduced = once(compressed, -(-shape.num_params // max(engine.reduce_bucket_size, 1)))
+    reduced = once(compressed, -(-shape.num_params // (engine.reduce_bucket_size or shape.num_params)))
     if engine.zero_stage < 3:
         reduced *= 2 if engine.multi_rank_allreduce else 1
         gathered = once(whole, 2)  # one per parameter group

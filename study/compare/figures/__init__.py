@@ -4,6 +4,17 @@ from study.compare.figures.drawing import Figure
 from study.compare.figures.forest import differences
 from study.compare.figures.losses import loss_curves
 from study.compare.figures.memory import peak_memory
+from study.compare.figures.predicted import predicted_memory, predicted_times
 from study.compare.figures.speed import pareto, runtime, world_sizes
 
-__all__ = ["Figure", "differences", "loss_curves", "pareto", "peak_memory", "runtime", "world_sizes"]
+__all__ = [
+    "Figure",
+    "differences",
+    "loss_curves",
+    "pareto",
+    "peak_memory",
+    "predicted_memory",
+    "predicted_times",
+    "runtime",
+    "world_sizes",
+]

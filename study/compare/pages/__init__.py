@@ -1,6 +1,13 @@
 """What does a page say? Tables, figures and sentences from the tidy table; no number in them is typed."""
 
 from study.compare.pages.drawn import compared_drawn, drawn, loss_curves
+from study.compare.pages.predicted import (
+    predicted_memory,
+    predicted_memory_drawn,
+    predicted_times,
+    predicted_times_drawn,
+    predictions,
+)
 from study.compare.pages.questions import (
     largest_batch,
     losses,
@@ -31,6 +38,11 @@ __all__ = [
     "memory",
     "memory_in_words",
     "not_comparable",
+    "predicted_memory",
+    "predicted_memory_drawn",
+    "predicted_times",
+    "predicted_times_drawn",
+    "predictions",
     "proof",
     "proof_in_words",
     "reproduce",

@@ -94,8 +94,15 @@ class Case:
     """One published number of a whole run, with what is known of how it came about."""
 
     name: str
-    quantity: Literal["samples_per_second", "seconds_per_step", "tflops_per_gpu"]
-    published: float
+    quantity: Literal[
+        "samples_per_second",
+        "seconds_per_step",
+        "tflops_per_gpu",
+        "peak_gibibytes",
+        "allocated_gibibytes",
+        "fits",
+    ]
+    published: float  # of fits a bool
     source: str
     conditions: str  # as published, and what had to be assumed
     calibrates: bool  # a constant was set by this number, which therefore confirms nothing
@@ -105,10 +112,10 @@ class Case:
     box: Box
 
 
-def cases() -> list[Case]:
-    """List the published times of numbers.yaml."""
+def cases(kind: Literal["times", "memory"] = "times") -> list[Case]:
+    """List the published times, or the published memory, of numbers.yaml."""
     content = yaml.safe_load((FOLDER / "numbers.yaml").read_text())
-    return [_case(entry) for entry in content["times"]]
+    return [_case(entry) for entry in content[kind]]
 
 
 def _case(entry: dict[str, Any]) -> Case:

@@ -1,0 +1,243 @@
+"""How does advice read: to people, to programs, and to accelerate?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study import record
+from study.config import Refusal
+from study.theory import model_states, peaks
+from study.theory.planner import ALLOCATOR_SLACK
+
+if TYPE_CHECKING:
+    from study.advise.asked import Asked
+    from study.advise.choose import Advice, FewestGpus, LargestModels, Option
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"
+
+
+def text(advice: Advice) -> str:
+    """Say it in tables of plain text."""
+    asked, box, shape = advice.asked, advice.box, advice.shape
+    nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
+    usable = gib(advice.options[0].prediction.usable_bytes)
+    lines = [
+        f"{shape.name}: {shape.num_params:,} parameters; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB "
+        f"usable of each; {asked.sequence_length:,} tokens a sequence",
+        _KERNELS[asked.kernels],
+        "Predicted, not measured; times with the interval that nine of ten published ones lay in.",
+        *(f"Note: {note}." for note in advice.notes),
+        "",
+    ]
+    head = ["strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
+            "sent GB/step", "$/1e9 tokens", "host GiB", "disk GiB"]  # fmt: skip
+    rows = [_row(option) for option in advice.options]
+    lines += _aligned([head, *rows])
+    lines += [
+        "",
+        f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
+        "micro batch x accumulation, c: activation checkpointing.",
+        "largest: micro batch that fits. sent: by a rank. host, disk: of a node. Where a GPU's bytes are, in GiB:",
+        "",
+    ]
+    parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
+    lines += _aligned(
+        [
+            ["strategy", *(part.replace("_", " ") for part in parts), "highest"],
+            *(
+                [
+                    option.strategy.name,
+                    *(gib(option.prediction.peak.parts[part]) for part in parts),
+                    peaks.MOMENTS[option.prediction.peak.moment],
+                ]
+                for option in advice.options
+            ),
+        ]
+    )
+    return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
+
+
+_KERNELS = {
+    "fused": "Kernels: fused (attention, norms, activation functions and loss in one kernel each, as LLM Foundry has "
+    "them); --kernels transformers for what this study's trainer runs.",
+    "transformers": "Kernels: those of transformers, as this study's trainer runs them: logits in fp32, composed "
+    "activation functions.",
+}
+
+
+def _row(option: Option) -> list[str]:
+    one = option.prediction
+    job = one.job
+    dollars = one.dollars_per_billion_tokens
+    batch = f"{job.micro_batch_size} x {job.gradient_accumulation_steps}" + (
+        " c" if job.activation_checkpointing else ""
+    )
+    return [
+        option.strategy.name,
+        one.engine.precision,
+        "yes" if one.fits else f"no: {one.lacking}" if one.lacking else "no",
+        gib(one.needed_bytes),
+        gib(one.free_bytes),
+        batch,
+        str(option.largest_micro_batch),
+        f"{one.step.total:.3g} ({one.step.low:.3g} to {one.step.high:.3g})",
+        f"{one.tokens_per_second_per_gpu:,.0f}",
+        f"{100 * one.mfu:.0f} %",
+        f"{one.communicated_bytes / 1e9:.2f}",
+        "?" if dollars is None else f"{dollars:,.0f}",
+        gib(one.host_bytes_per_node) if one.peak.host_bytes else "",
+        gib(one.disk_bytes_per_node) if one.peak.disk_bytes else "",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Pad columns, the first to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def content(advice: Advice) -> dict[str, Any]:
+    """Say it as plain data, in bytes and seconds."""
+    gpu = advice.box.gpu
+    return {
+        "model": advice.shape.name,
+        "num_params": advice.shape.num_params,
+        "gpu": gpu.name,
+        "num_gpus": advice.box.num_gpus,
+        "num_nodes": advice.box.num_nodes,
+        "sequence_length": advice.asked.sequence_length,
+        "kernels": advice.asked.kernels,
+        "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
+        "price_per_gpu_hour": gpu.price_per_hour,
+        "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
+        "notes": advice.notes,
+        "strategies": [_option_content(option, advice.shape.num_params) for option in advice.options],
+        "recommended": advice.recommended.strategy.name if advice.recommended else None,
+        "reason": advice.reason,
+    }
+
+
+def _option_content(option: Option, num_params: int) -> dict[str, Any]:
+    one = option.prediction
+    paper = model_states.paper_bytes_per_parameter(one.engine.zero_stage, one.engine.world_size, one.engine.precision)
+    return {
+        "strategy": option.strategy.name,
+        "fits": bool(one.fits),
+        "lacking": one.lacking,
+        "peak_bytes_per_gpu": round(one.peak.total),
+        "needed_bytes_per_gpu": round(one.needed_bytes),
+        "free_bytes_per_gpu": round(one.free_bytes),
+        "memory": {part: round(value) for part, value in one.peak.parts.items()},
+        "highest_moment": peaks.MOMENTS[one.peak.moment],
+        "paper_model_state_bytes": round(paper.total * num_params),
+        "precision": one.engine.precision,
+        "micro_batch_size": one.job.micro_batch_size,
+        "gradient_accumulation_steps": one.job.gradient_accumulation_steps,
+        "global_batch_size": one.job.micro_batch_size * one.job.gradient_accumulation_steps * one.box.num_gpus,
+        "activation_checkpointing": one.job.activation_checkpointing,
+        "largest_micro_batch_size": option.largest_micro_batch,
+        "seconds_per_step": float(one.step.total),
+        "seconds_per_step_low": float(one.step.low),
+        "seconds_per_step_high": float(one.step.high),
+        "tokens_per_second_per_gpu": float(one.tokens_per_second_per_gpu),
+        "mfu": float(one.mfu),
+        "communicated_bytes_per_step": round(one.communicated_bytes),
+        "collectives_per_step": [
+            {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in one.collectives
+        ],
+        "dollars_per_billion_tokens": one.dollars_per_billion_tokens,
+        "host_bytes_per_node": round(one.host_bytes_per_node),
+        "disk_bytes_per_node": round(one.disk_bytes_per_node),
+    }
+
+
+def write(advice: Advice, path: Path) -> None:
+    """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
+    if advice.recommended is None:
+        raise Refusal(f"--write {path}: nothing to write, since {advice.reason}")
+    if path.exists():
+        raise Refusal(f"--write {path}: is there already; name another file")
+    if not path.parent.is_dir():
+        raise Refusal(f"--write {path}: no folder {path.parent}; make it first")
+    option, box = advice.recommended, advice.box
+    job = option.prediction.job
+    lines = option.strategy.path.read_text().splitlines()
+    told = [
+        f"# {option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`:",
+        f"# micro batch {job.micro_batch_size}, {job.gradient_accumulation_steps} micro steps, "
+        f"{option.prediction.engine.precision}, "
+        f"{'' if job.activation_checkpointing else 'no '}activation checkpointing.",
+    ]
+    if box.num_nodes > 1:
+        told.append(
+            "# On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
+        )
+    made = "\n".join([*told, *(line for line in lines if not line.startswith("#"))]) + "\n"
+    for key, value in (("num_processes", box.num_gpus), ("num_machines", box.num_nodes)):
+        made = re.sub(rf"^{key}: .*$", f"{key}: {value}", made, flags=re.MULTILINE)
+    record.write_whole(path, made.encode())
+
+
+def text_of_largest(largest: LargestModels) -> str:
+    """Say which is the largest model for a box."""
+    rows = [["strategy", "largest GPT", "billions of parameters"]]
+    for name, shape in largest.shapes.items():
+        rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
+    asked = largest.asked
+    head = f"The largest GPT (width x layers, as GPT-3's are) on {asked.num_gpus} x {asked.box().gpu.name}"
+    return "\n".join([_with_conditions(head, asked), "", *_aligned(rows)])
+
+
+def content_of_largest(largest: LargestModels) -> dict[str, Any]:
+    """Say the same as plain data."""
+    found = [
+        {"strategy": name, **({"hidden": shape.hidden, "layers": shape.layers} if shape else {}),
+         "num_params": shape.num_params if shape else None}
+        for name, shape in largest.shapes.items()
+    ]  # fmt: skip
+    return {"gpu": largest.asked.box().gpu.name, "num_gpus": largest.asked.num_gpus, "largest_models": found}
+
+
+def text_of_fewest(fewest: FewestGpus) -> str:
+    """Say how many GPUs a model takes."""
+    rows = [["strategy", "GPUs", "GiB of each to spare"]]
+    for name, there in sorted(fewest.found.items(), key=lambda item: item[1] or (1 << 30, 0)):
+        rows.append([name, str(there[0]), gib(there[1])] if there else [name, "more than 1024", ""])
+    shape, asked = fewest.shape, fewest.asked
+    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({shape.num_params:,} parameters)"
+    return "\n".join([_with_conditions(head, asked), "", *_aligned(rows)])
+
+
+def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
+    """Say the same as plain data."""
+    found = [
+        {
+            "strategy": name,
+            "num_gpus": there[0] if there else None,
+            "free_bytes_per_gpu": round(there[1]) if there else None,
+        }
+        for name, there in fewest.found.items()
+    ]
+    shape = fewest.shape
+    return {
+        "model": shape.name,
+        "num_params": shape.num_params,
+        "gpu": fewest.asked.box(1).gpu.name,
+        "fewest_gpus": found,
+    }
+
+
+def _with_conditions(head: str, asked: Asked) -> str:
+    checkpointed = "" if asked.activation_checkpointing is False else ", checkpointed"
+    return f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured."

@@ -1,0 +1,65 @@
+"""What does theory need to know of a recorded run: its engine, its model's shape and its job?"""
+
+from __future__ import annotations
+
+from study.config import SIZES, swap_buffer_size
+from study.record import Record
+from study.theory import shapes
+from study.theory.case import Engine, Job, parameter_bytes
+from study.theory.shapes import ModelShape
+
+DEFAULT_SUB_GROUP_SIZE = 1_000_000_000  # DeepSpeed's, for records from before the proof had it
+
+
+def engine_of(r: Record) -> Engine:
+    """The engine as the run proved it."""
+    proof = r.proof
+    kind = "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
+    hidden = SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
+    accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
+    return Engine(
+        kind="deepspeed" if proof.zero_stage is not None else "fsdp" if proof.distributed_type == "FSDP" else kind,
+        zero_stage=3 if proof.distributed_type == "FSDP" else proof.zero_stage or 0,
+        world_size=r.world_size,
+        precision=proof.precision,
+        accumulation_bytes=4 if accumulation == "fp32" else 2,
+        offload_optimizer=proof.offload_optimizer_device,
+        offload_param=proof.offload_param_device,
+        reduce_bucket_size=proof.reduce_bucket_size or 0,
+        persistence_threshold=proof.param_persistence_threshold or 0,
+        prefetch_bucket_size=proof.prefetch_bucket_size or 0,
+        max_live_parameters=proof.max_live_parameters or 0,
+        max_reuse_distance=proof.max_reuse_distance or 0,
+        sub_group_size=proof.sub_group_size or DEFAULT_SUB_GROUP_SIZE,
+        param_swap_buffer_size=swap_buffer_size(hidden, r.world_size) if proof.offload_param_device == "nvme" else 0,
+        overlap_comm=bool(proof.overlap_comm),
+        multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
+    )
+
+
+def shape_of(r: Record) -> ModelShape | None:
+    """The shape of a run's model; None where the record's number of parameters is not the workload's model."""
+    known = SIZES.get(r.workload, {}).get(r.size)
+    if known is None:
+        return None
+    architecture = shapes.architecture_of(r.workload, r.size)
+    shape = (architecture, known["layers"], known["hidden"])
+    try:
+        sizes = shapes.parameter_sizes(*shape, known["positions"], r.num_params)
+    except ValueError:
+        return None
+    vocabulary = sizes.matrices[0] // known["hidden"]  # rows of the embedding, which comes first
+    return shapes.plain(f"{r.workload} {r.size}", *shape, known["heads"], known["positions"], vocabulary)
+
+
+def job_of(r: Record) -> Job:
+    """What a run computed in a step."""
+    return Job(
+        micro_batch_size=r.proof.micro_batch_size,
+        sequence_length=r.config["sequence_length"],
+        gradient_accumulation_steps=r.proof.gradient_accumulation_steps,
+        activation_checkpointing=r.config["activation_checkpointing"],
+        attention=r.config["attention"],
+        dropout=r.config["dropout"] > 0,
+        device="cpu" if r.proof.device == "cpu" else "gpu",
+    )

@@ -1,0 +1,102 @@
+"""How many bytes did a step hold at its highest, beside what theory says?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from study.compare import records
+from study.compare.cases import engine_of, job_of, shape_of
+from study.record import Record
+from study.theory import peaks as theory
+
+WANTED = 0.05  # relative error
+AT_MOST = 0.10
+
+EXPLANATION = """\
+Bytes of tensors that a rank held at the highest moment of a steady step, the largest rank's, GPU and host together; a
+CPU's as its allocator counts them, and DDP's buckets, C++ tensors that Python cannot see there before. Theory:
+study/theory/peaks.py for rank 0, and the moment at which it says the step is highest."""
+
+
+class Cell(NamedTuple):
+    """One run beside its prediction, in bytes."""
+
+    record: Record
+    measured: int
+    predicted: float
+    moment: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: one block per model, precision and number of processes."""
+    found = records.find(folders)
+    cells = [c for _, r in found if r.status == "ok" and (c := cell(r)) is not None]
+    lines = ["# Peaks: measured, and by theory", "", EXPLANATION, ""]
+    lines += [_summary(cells), ""] if cells else []
+    for heading, members in groupby(sorted(cells, key=_order), key=_heading):
+        head = ["strategy", "batch x tokens", "differs in", "measured, MB", "theory, MB", "error", "highest at"]
+        lines += [f"## {heading}", "", *records.markdown(head, [_row(c) for c in members]), ""]
+    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view peaks', folders)}`."]
+    return "\n".join(lines)
+
+
+def cell(r: Record) -> Cell | None:
+    """Hold a run's peak against theory; None where it was not measured, or the model is none that theory knows."""
+    shape = shape_of(r)
+    if shape is None or not r.peak_memory or r.proof is None:
+        return None
+    steady = [phases["steady_steps"] for phases in r.peak_memory if "steady_steps" in phases]
+    on_cpu = r.proof.device == "cpu"
+    measured = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
+    if not measured or None in measured:
+        return None
+    engine = engine_of(r)
+    predicted = theory.peak(shape, engine, job_of(r))
+    buckets = 4 * r.num_params if on_cpu and engine.kind == "ddp" else 0
+    host = predicted.host_bytes if on_cpu else 0.0  # a GPU's allocator does not count the host's
+    return Cell(r, max(measured) + buckets, predicted.total + host, theory.MOMENTS[predicted.moment])
+
+
+def _summary(cells: list[Cell]) -> str:
+    """How far theory is off, in words."""
+    worst = max(cells, key=lambda c: abs(c.error))
+    within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (WANTED, AT_MOST))
+    return (
+        f"{len(cells)} runs: {within} within {WANTED:.0%}, {len(cells) - nearly} beyond {AT_MOST:.0%}; the worst is "
+        f"{worst.record.run_id}, {worst.error:+.1%}."
+    )
+
+
+def _heading(c: Cell) -> str:
+    r = c.record
+    processes = "1 process" if r.world_size == 1 else f"{r.world_size} processes"
+    return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters, {processes}"
+
+
+def _order(c: Cell) -> tuple:
+    r = c.record
+    stage = r.proof.zero_stage if r.proof.zero_stage is not None else -1
+    return _heading(c), _ways(r), r.config["sequence_length"], r.config["global_batch_size"], stage, r.strategy
+
+
+def _ways(r: Record) -> str:
+    """How a run computed, where it is not the usual way: SDPA, with dropout, no checkpointing."""
+    words = ["eager attention"] if r.config["attention"] == "eager" else []
+    words += ["no dropout"] if not r.config["dropout"] else []
+    words += ["checkpointed"] if r.config["activation_checkpointing"] else []
+    steps = r.proof.gradient_accumulation_steps
+    return ", ".join([*words, *([f"{steps} micro steps"] if steps > 1 else [])])
+
+
+def _row(c: Cell) -> list[str]:
+    r = c.record
+    batch = f"{r.config['global_batch_size']} x {r.config['sequence_length']}"
+    measured, predicted = (f"{value / 1e6:,.1f}" for value in (c.measured, c.predicted))
+    return [r.strategy, batch, _ways(r), measured, predicted, f"{c.error:+.1%}", c.moment]

@@ -1,0 +1,201 @@
+"""Is the advice what the models say, and is what makes no sense refused in one line?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from study import advise, cli, strategy
+from study.advise import Asked, choose, say
+from study.config import Refusal
+from study.theory import published
+
+CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
+
+
+def printed(capsys, *arguments: str) -> str:
+    assert cli.run(["advise", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def told(capsys, *arguments: str) -> dict:
+    return json.loads(printed(capsys, *arguments, "--json"))
+
+
+def test_every_strategy_of_the_project_is_there(capsys):
+    found = told(capsys, *CASE, "--global-batch-size", "64")
+    names = [option["strategy"] for option in found["strategies"]]
+    assert names == [name for name in strategy.names() if name != "single"]
+    assert {"fsdp2", "fsdp2_no_reshard"} <= set(names)
+    assert found["recommended"] in names
+    for option in found["strategies"]:
+        assert sum(option["memory"].values()) == pytest.approx(option["peak_bytes_per_gpu"], abs=10)
+        assert option["fits"] == (option["free_bytes_per_gpu"] >= 0)
+        assert option["micro_batch_size"] * option["gradient_accumulation_steps"] * 8 == 64
+        assert option["micro_batch_size"] <= option["largest_micro_batch_size"]
+        low, high = option["seconds_per_step_low"], option["seconds_per_step_high"]
+        assert low < option["seconds_per_step"] < high
+        tokens = 64 * 1024 / 8 / option["seconds_per_step"]
+        assert option["tokens_per_second_per_gpu"] == pytest.approx(tokens)
+        assert option["dollars_per_billion_tokens"] == pytest.approx(found["price_per_gpu_hour"] / 3600 / tokens * 1e9)
+    offloaded = {option["strategy"]: option["host_bytes_per_node"] for option in found["strategies"]}
+    assert offloaded["zero2"] == 0 < offloaded["zero2_cpu_offload"]
+
+
+def test_the_text_says_what_the_json_says(capsys):
+    text = printed(capsys, *CASE, "--global-batch-size", "64")
+    found = told(capsys, *CASE, "--global-batch-size", "64")
+    assert text.splitlines()[0].startswith("gpt2-xl: 1,557,611,200 parameters; 8 x a100-80gb, ")
+    assert "Predicted, not measured" in text
+    assert text.splitlines()[-1] == f"Recommended: {found['reason']}."
+    for option in found["strategies"]:
+        lines = [line for line in text.splitlines() if line.split()[:1] == [option["strategy"]]]
+        assert len(lines) == 2  # of speed, and of memory
+        assert f"{option['needed_bytes_per_gpu'] / 2**30:.1f}" in lines[0]
+        assert f"{option['memory']['activations'] / 2**30:.1f}" in lines[1]
+
+
+def test_a_fixed_case(capsys):
+    arguments = ["--strategy", "zero3", "--micro-batch-size", "8", "--gradient-accumulation-steps", "3"]
+    found = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing")
+    (option,) = found["strategies"]
+    asked = {"micro_batch_size": 8, "gradient_accumulation_steps": 3, "activation_checkpointing": True}
+    assert {key: option[key] for key in asked} == asked
+    assert option["precision"] == "bf16"
+    assert option["global_batch_size"] == 192
+    kept = told(capsys, *CASE, *arguments, "--no-activation-checkpointing")["strategies"][0]
+    assert kept["memory"]["activations"] > 4 * option["memory"]["activations"]
+    assert kept["seconds_per_step"] < option["seconds_per_step"]
+
+
+@pytest.mark.parametrize("row", published.throughput_rows()[::9], ids=lambda row: row.title)
+def test_published_rows_are_what_the_command_predicts(row, capsys):
+    """The command's defaults are the models that were held against the published rows."""
+    sharded = "fsdp2" if row.engine.reshard_after_forward else "fsdp2_no_reshard"
+    arguments = ["--model", f"mpt-{row.model}", "--gpu", row.box.gpu.name, "--gpus", str(row.box.num_gpus)]
+    arguments += ["--sequence-length", str(row.job.sequence_length), "--strategy", sharded, "--precision", "bf16"]
+    arguments += ["--micro-batch-size", str(row.job.micro_batch_size)]
+    arguments += ["--gradient-accumulation-steps", str(row.job.gradient_accumulation_steps)]
+    arguments += [f"--{'' if row.job.activation_checkpointing else 'no-'}activation-checkpointing"]
+    (option,) = told(capsys, *arguments)["strategies"]
+    assert option["fits"]
+    if not row.fp8:
+        assert option["tokens_per_second_per_gpu"] == pytest.approx(row.tokens_per_second_per_gpu, rel=0.36)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"], "unknown model 'gpt2-xxl': near are gpt2-xl"),
+        (["--model", "gpt2", "--gpu", "a100-90gb", "--gpus", "1"], "unknown GPU 'a100-90gb': near are a100-80gb"),
+        (["--model", "gpt2", "--gpu", "l4", "--gpus", "12"], "12 GPUs do not fill nodes of 8"),
+        (["--model", "gpt2", "--gpu", "l4", "--gpus", "0"], "--gpus 0: must be a whole number of at least 1"),
+        ([*CASE, "--global-batch-size", "60"], "--global-batch-size 60 does not divide over --gpus 8"),
+        (
+            [*CASE, "--global-batch-size", "64", "--micro-batch-size", "3"],
+            "--global-batch-size 64 on --gpus 8 is 8 sequences per GPU, which --micro-batch-size 3 does not divide",
+        ),
+        (
+            [*CASE, "--global-batch-size", "64", "--micro-batch-size", "4", "--gradient-accumulation-steps", "4"],
+            "--global-batch-size 64 is not --micro-batch-size 4 x --gradient-accumulation-steps 4 x --gpus 8 = 128",
+        ),
+        (
+            ["--model", "gpt2", "--gpu", "t4", "--gpus", "1", "--precision", "bf16"],
+            "--precision bf16: t4 has no unit for it; take fp16 or fp32",
+        ),
+        ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
+        ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),
+        (["--gpu", "l4"], "--model or --gpus is missing"),
+        (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, expected):
+    with pytest.raises(Refusal, match="^" + expected.replace("(", r"\(").replace("?", r"\?")) as refusal:
+        cli.run(["advise", *arguments])
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_config_json_without_a_key_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_embd": 768}')
+    with pytest.raises(Refusal, match=r"config\.json: n_"):
+        cli.run(["advise", "--model", str(path), "--gpu", "l4", "--gpus", "1"])
+
+
+def test_exit_status_and_time_of_the_command():
+    """In a process of its own: status 2 and one line, and nothing of torch or transformers."""
+    command = [sys.executable, "-m", "study", "advise", "--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    program = (
+        "import sys; from study import cli; cli.run(['advise', '--model', 'gpt2', '--gpu', 'l4', '--gpus', '1']); "
+        "assert not {'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+
+def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
+    for name, num_machines in (("zero2", 2), ("zero3_tuned", 2), ("fsdp2_no_reshard", 2)):
+        path = tmp_path / f"{name}.yaml"
+        arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
+        text = printed(capsys, *arguments, "--write", str(path))
+        assert text.splitlines()[-1] == f"Written: {path}"
+        written, shipped = strategy.read_strategy(path), strategy.read_strategy(strategy.find_strategy(name))
+        assert (written.num_processes, written.num_machines) == (16, num_machines)
+        assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
+        assert "machine_rank" in path.read_text().split("compute_environment")[0]
+        with pytest.raises(Refusal, match="is there already"):
+            cli.run(["advise", *arguments, "--write", str(path)])
+
+
+def test_nothing_is_written_where_nothing_fits(tmp_path):
+    path = tmp_path / "none.yaml"
+    arguments = ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--global-batch-size", "1"]
+    with pytest.raises(Refusal, match=r"nothing to write, since none fits; .* is nearest, short of"):
+        cli.run(["advise", *arguments, "--write", str(path)])
+    assert not path.exists()
+
+
+def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
+    options = advise.advise("gpt2", Asked("a100-80gb", 8)).options
+    speeds = dict.fromkeys((option.strategy.name for option in options), 100.0)
+    monkeypatch.setattr(choose, "_speed", lambda option: speeds[option.strategy.name])
+    assert choose._recommend(options)[0].strategy.name == "ddp"
+    speeds["ddp"] = 96.0  # more than EQUALLY_FAST behind
+    assert choose._recommend(options)[0].strategy.name == "zero0"
+    speeds["zero2_cpu_offload"] = 200.0
+    chosen, reason = choose._recommend(options)
+    assert chosen.strategy.name == "zero2_cpu_offload"
+    assert reason.endswith("of those that fit it is predicted to be the fastest")
+
+
+def test_a_long_sequence_grows_the_positions_and_is_told(capsys):
+    found = told(capsys, "--model", "gpt2", "--gpu", "l4", "--gpus", "1", "--sequence-length", "2048")
+    assert found["num_params"] == 124_439_808 + 1024 * 768
+    assert found["notes"] == ["gpt2 has 1,024 positions: taken as if it had 2,048"]
+
+
+def test_the_largest_model_of_a_box(capsys):
+    found = told(capsys, "--gpu", "a100-40gb", "--gpus", "8")
+    sizes = {one["strategy"]: one["num_params"] for one in found["largest_models"]}
+    assert sizes["ddp"] < sizes["zero1"] < sizes["zero2"] < sizes["zero3"] < sizes["zero3_nvme_offload"]
+    # It fits, and the next of the family does not.
+    advice = advise.largest_models(Asked("a100-40gb", 8, strategy="zero2"))
+    shape = advice.shapes["zero2"]
+    chosen, box, job = Asked("a100-40gb", 8, strategy="zero2").strategies(8)[0], advice.asked.box(), None
+    job = choose._smallest_job(advice.asked)
+    assert choose._free_bytes(shape, advice.asked, chosen, job, box) >= 0
+    assert choose._free_bytes(choose.gpt(shape.hidden + 256, 2048), advice.asked, chosen, job, box) < 0
+    assert "billions of parameters" in say.text_of_largest(advice)
+
+
+def test_the_fewest_gpus_of_a_model(capsys):
+    found = told(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b")
+    fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
+    assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
+    assert fewest["zero3"] <= fewest["zero2"]
+    assert "more than 1024" in printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b")

@@ -1,0 +1,279 @@
+"""Does theory follow an optimizer step's collectives as they were counted, and the paper's section 7?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from study.compare import communication as view
+from study.compare import records
+from study.theory.case import Engine, Job
+from study.theory.communication import Collective, collectives, paper_volume
+from study.theory.shapes import ModelShape
+
+TESTS = Path(__file__).parent
+REPORTS = TESTS.parent / "reports"
+COMMITTED = [REPORTS / "cpu" / "records", REPORTS / "cpu-time" / "records"]
+FIXTURES = TESTS / "fixtures" / "records"
+
+HIDDEN, WORDS, POSITIONS = 8, 16, 4
+LOOKUPS = [WORDS * HIDDEN, POSITIONS * HIDDEN]
+GPT_BLOCK = 12 * HIDDEN**2 + 13 * HIDDEN
+PSI = sum(LOOKUPS) + 2 * GPT_BLOCK + 2 * HIDDEN
+
+
+def shape(architecture: str = "gpt2", layers: int = 2, tied: bool | None = None) -> ModelShape:
+    return ModelShape(
+        name=architecture,
+        architecture=architecture,
+        layers=layers,
+        hidden=HIDDEN,
+        heads=2,
+        vocabulary=WORDS,
+        positions=POSITIONS,
+        feed_forward=4 * HIDDEN,
+        kv_heads=2,
+        head_size=HIDDEN // 2,
+        tied=architecture in ("gpt2", "gpt-neo") if tied is None else tied,
+        activation="gelu_new",
+    )
+
+
+def engine(zero_stage: int, **settings) -> Engine:
+    whole = {"kind": "deepspeed", "world_size": 2, "precision": "fp32", "accumulation_bytes": 4}
+    room = {"reduce_bucket_size": 10**6, "max_live_parameters": 10**9, "max_reuse_distance": 10**9}
+    return Engine(zero_stage=zero_stage, **{**whole, **room, "prefetch_bucket_size": 10**6, **settings})
+
+
+def step(engine: Engine, shape: ModelShape, **job) -> dict[str, tuple[int, int]]:
+    found = collectives(engine, shape, Job(micro_batch_size=1, sequence_length=4, **job))
+    return {c.kind: (c.count, c.bytes) for c in found}
+
+
+@pytest.mark.parametrize(("zero_stage", "psi"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_volumes_of_the_paper(zero_stage, psi):
+    """Section 7: no more than data parallelism up to stage 2, half as much again at stage 3."""
+    assert paper_volume(zero_stage, 1000) == psi * 1000
+
+
+def test_volumes_with_accumulation():
+    """Sharded gradients are not there to be added to: they move at every micro step."""
+    steps = np.array([1, 4])
+    volumes = [list(paper_volume(stage, 10, steps)) for stage in range(4)]
+    assert volumes == [[20, 20], [20, 20], [20, 50], [30, 120]]
+    with pytest.raises(ValueError, match="zero_stage 4"):
+        paper_volume(4, 10)
+
+
+def test_an_all_reduce_moves_its_bytes_twice():
+    assert [Collective(kind, 1, 8).moved_bytes for kind in ("all_reduce", "all_gather")] == [16, 8]
+
+
+def test_ddp_reduces_in_buckets():
+    """A bucket is closed by the gradient that fills it: the first at 1 MiB, the others at 25 MiB."""
+    ddp = engine(0, kind="ddp")
+    assert step(ddp, shape(), gradient_accumulation_steps=4) == {"all_reduce": (1, 4 * PSI)}
+    wide = shape(layers=5000)  # 70 kB a block
+    psi = sum(LOOKUPS) + 5000 * GPT_BLOCK + 2 * HIDDEN
+    count = 1 + -(-(4 * psi - 2**20) // (25 * 2**20))
+    assert step(ddp, wide) == {"all_reduce": (count, 4 * psi)}
+
+
+def test_ddp_broadcasts_a_models_buffers():
+    """Positions and token types are int64; a GPT-Neo block has a mask of one byte for each pair of positions."""
+    ddp = engine(0, kind="ddp")
+    assert step(ddp, shape("bert"))["broadcast"] == (1, 2 * 8 * POSITIONS)
+    assert step(ddp, shape("gpt-neo"))["broadcast"] == (1, 2 * POSITIONS**2)
+
+
+def test_one_process_outside_deepspeed_communicates_nothing():
+    assert step(engine(0, kind="torch", world_size=1), shape()) == {}
+
+
+def test_stage_0_and_1_reduce_once_and_stage_2_at_every_micro_step():
+    norms = (2, 2 * 4)
+    gathers = {"all_gather": (2, 4 * PSI)}
+    zero0, zero1, zero2 = (step(engine(n), shape(), gradient_accumulation_steps=4) for n in range(3))
+    assert zero0 == {"all_reduce": (1, 4 * PSI)}
+    assert zero1 == {**gathers, "all_reduce": (1 + norms[0], 4 * PSI + norms[1])}
+    assert zero2 == {**gathers, "all_reduce": (4 + norms[0], 4 * 4 * PSI + norms[1])}
+
+
+def test_gathers_of_partitions_are_padded():
+    """Three ranks align a group to 6 elements."""
+    matrices, vectors = (sum(group) for group in shape().parameters.groups)
+    padded = sum(-(-elements // 6) * 6 for elements in (matrices, vectors))
+    assert padded > PSI
+    assert step(engine(2, world_size=3), shape())["all_gather"] == (2, 4 * padded)
+
+
+def test_owners_get_their_slices_only():
+    """Of one bucket with all gradients each of the ranks gets its part; they are no more than the gradients."""
+    found = step(engine(1, world_size=4, multi_rank_allreduce=False), shape())
+    assert found["reduce"] == (4, 4 * PSI)
+    assert found["all_reduce"] == (2, 8)  # norms
+
+
+def test_buckets_of_stage_2_follow_the_backward_pass():
+    """A bucket takes what fits; each of the block's two wide matrices, of 256, is more than that and alone."""
+    buckets = engine(2, reduce_bucket_size=200)
+    # Last norm and output bias (24), the matrix; inner bias (32), the matrix; norm and bias (24) and 64; then 24 beside
+    # 192, which do not fit; norm and positions (48); the words (128), which do.
+    assert step(buckets, shape(layers=1))["all_reduce"] == (2 + 7, 8 + 4 * (PSI - GPT_BLOCK))
+
+
+def test_16_bit_parameters_are_communicated_as_they_are():
+    """And stages 1 and 2 look for an overflow, one byte, after which the norms are taken in fp32."""
+    found = step(engine(2, precision="bf16"), shape())
+    assert found == {"all_gather": (2, 2 * PSI), "all_reduce": (1 + 2 + 1, 2 * PSI + 2 * 4 + 1)}
+    # Another engine, whose gradients are flat and whose norm is local.
+    assert step(engine(1, precision="bf16"), shape()) == {"all_gather": (2, 2 * PSI), "all_reduce": (1, 2 * PSI)}
+
+
+def test_autocast_lowers_linear_layers_only():
+    """GPT-2's layers are none; but its output layer is one, and with it the embedding. DDP lowers nothing."""
+    autocast = {"precision": "bf16-autocast"}
+    lowered = 2 * LOOKUPS[0] + 4 * (PSI - LOOKUPS[0])
+    assert step(engine(2, **autocast), shape())["all_reduce"] == (2 + 2, lowered + 8)
+    assert step(engine(0, kind="ddp", **autocast), shape())["all_reduce"] == (1, 4 * PSI)
+    bert = shape("bert")
+    linear = 2 * 12 * HIDDEN**2 + 2 * 9 * HIDDEN + HIDDEN**2 + HIDDEN + 2 * HIDDEN + 2
+    found = step(engine(3, **autocast), bert)
+    assert found["reduce_scatter"] == (2, 2 * linear + 4 * (bert.num_params - linear))
+
+
+def test_stage_3_that_holds_on_gathers_once():
+    """The next modules are fetched with the first, and kept for the backward pass."""
+    assert step(engine(3), shape()) == {
+        "all_gather": (1, 4 * PSI),
+        "all_reduce": (2, 2 * 8),
+        "reduce_scatter": (1, 4 * PSI),
+    }
+
+
+def test_stage_3_that_lets_go_gathers_twice_and_a_tied_embedding_four_times():
+    """Each module by itself; nine have parameters besides the two lookups and the last norm and the output layer."""
+    lean = engine(3, max_live_parameters=0, max_reuse_distance=0)
+    modules = 2 + 2 * 6 + 1 + 1
+    expected = {"all_gather": (2 * modules, 4 * 2 * (PSI + LOOKUPS[0]))}
+    found = step(lean, shape())
+    assert found["all_gather"] == expected["all_gather"]
+    four = step(lean, shape(), gradient_accumulation_steps=4)
+    assert four["all_gather"] == tuple(4 * value for value in found["all_gather"])
+    assert four["reduce_scatter"] == tuple(4 * value for value in found["reduce_scatter"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "gemma2"])
+def test_every_parameter_has_a_module(architecture, tied):
+    """Each is gathered for the forward pass and for the backward pass, whichever module holds it."""
+    model = shape(architecture, tied=tied)
+    lean = engine(3, max_live_parameters=0, max_reuse_distance=0)
+    again = LOOKUPS[0] if tied else 0
+    assert step(lean, model)["all_gather"][1] == 4 * 2 * (model.num_params + again)
+
+
+def test_checkpointing_gathers_a_block_again_but_for_its_last_layer():
+    """It ends inside the last layer, or after it in a dropout."""
+    lean = engine(3, max_live_parameters=0, max_reuse_distance=0)
+    plain, again, dropout = (
+        step(lean, shape(), activation_checkpointing=checkpointing, dropout=dropout)["all_gather"]
+        for checkpointing, dropout in ((False, False), (True, False), (True, True))
+    )
+    last = 4 * HIDDEN**2 + HIDDEN
+    assert again == (plain[0] + 2 * 5, plain[1] + 4 * 2 * (GPT_BLOCK - last))
+    assert dropout == (plain[0] + 2 * 6, plain[1] + 4 * 2 * GPT_BLOCK)
+    # What holds on has nothing to gather.
+    assert step(engine(3), shape(), activation_checkpointing=True) == step(engine(3), shape())
+
+
+def test_persistent_parameters_are_gathered_once_in_a_step_one_by_one():
+    threshold = 3 * HIDDEN**2  # below are all vectors, positions, words and each block's projection
+    lean = engine(3, max_live_parameters=0, max_reuse_distance=0, persistence_threshold=threshold)
+    found = step(lean, shape(), gradient_accumulation_steps=2)
+    small = 2 + 2 * 2 + len(shape().parameters.vectors)
+    partitioned = 2 * 2 * 4 * HIDDEN**2
+    assert found["all_gather"] == (small + 2 * 2 * 2 * 2, 4 * (PSI - partitioned + 2 * 2 * partitioned))
+
+
+def test_a_reuse_distance_keeps_what_is_used_again_soon():
+    """The output layer's weights are used again at once, then by its lookup after the whole backward pass."""
+    lean, near = (engine(3, max_live_parameters=0, max_reuse_distance=d) for d in (0, 1))
+    saved = step(lean, shape())["all_gather"][1] - step(near, shape())["all_gather"][1]
+    assert saved == 4 * LOOKUPS[0]
+
+
+def test_offload_changes_the_norms_only_and_fp16_looks_for_an_overflow():
+    held = step(engine(3), shape())
+    assert step(engine(3, offload_optimizer="cpu"), shape()) == {**held, "all_reduce": (2, 2 * 4)}
+    assert step(engine(3, precision="fp16"), shape())["all_reduce"] == (3, 2 * 8 + 1)
+
+
+def test_one_process_under_deepspeed_gathers_nothing():
+    for stage in (1, 2, 3):
+        assert "all_gather" not in step(engine(stage, world_size=1), shape())
+
+
+def test_fsdp_gathers_at_every_micro_step_and_reduces_once():
+    """Blocks, words with the last norm, and positions are groups; only blocks are let go of and gathered again."""
+    whole, kept = (engine(3, kind="fsdp", reshard_after_forward=reshard) for reshard in (True, False))
+    found = step(whole, shape(), gradient_accumulation_steps=4, activation_checkpointing=True)
+    assert found == {
+        "all_gather": (4 * (4 + 2), 4 * 4 * (PSI + 2 * GPT_BLOCK)),
+        "all_reduce": (1, 4),
+        "reduce_scatter": (4, 4 * PSI),
+    }
+    assert step(kept, shape())["all_gather"] == (4, 4 * PSI)
+    half = engine(3, kind="fsdp", precision="bf16-autocast")
+    assert step(half, shape("bert"))["reduce_scatter"] == (4, 2 * shape("bert").num_params)
+    # An output layer of its own is a group with the last norm, which stays; the lookup is gathered again.
+    untied = shape("gpt-j")
+    head = WORDS * HIDDEN + WORDS + 2 * HIDDEN
+    assert step(whole, untied)["all_gather"] == (4 + 3, 4 * (2 * untied.num_params - head))
+
+
+def test_a_grid_of_accumulations_is_one_call():
+    steps = np.array([[1], [4]])
+    grid = collectives(engine(3), shape(), Job(np.array([1, 2, 3]), 4, gradient_accumulation_steps=steps))
+    for row, accumulation in enumerate((1, 4)):
+        one = step(engine(3), shape(), gradient_accumulation_steps=accumulation)
+        assert {c.kind: (int(c.count[row, 0]), int(c.bytes[row, 0])) for c in grid if c.kind != "all_reduce"} == {
+            kind: sums for kind, sums in one.items() if kind != "all_reduce"
+        }
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[view.Cell]:
+    found = [r for _, r in records.find([*COMMITTED, FIXTURES]) if r.status == "ok" and r.collectives_per_step]
+    return [view.cell(r) for r in found]
+
+
+def test_every_committed_record_within_a_hundred_thousandth(cells):
+    """Bytes were promised within 1 %; what remains are single all-reduces of 4 bytes."""
+    assert len(cells) > 200
+    strategies = {cell.record.strategy for cell in cells}
+    assert strategies >= {"ddp", "zero0", "zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "zero3_nvme_offload"}
+    off = {cell.record.run_id: cell.error for cell in cells if cell.error > 1e-5}
+    assert off == {}
+
+
+def test_counts_are_equal_but_for_what_no_record_tells(cells):
+    """Stage 0 before the study took its norm, and the smaller sub-groups of NVMe offload."""
+    other = {cell.record.strategy for cell in cells if not cell.is_equal_in_counts}
+    assert other <= {"zero0", "zero3_nvme_offload"}
+    for cell in cells:
+        if not cell.is_equal_in_counts:
+            assert cell.measured["all_reduce"][0] > cell.predicted["all_reduce"][0]
+            assert {k: v for k, v in cell.measured.items() if k != "all_reduce"} == {
+                k: v for k, v in cell.predicted.items() if k != "all_reduce"
+            }
+
+
+def test_the_page_says_how_far_theory_is_off():
+    page = view.table([FIXTURES])
+    num_records = len(list(FIXTURES.glob("*.json")))
+    assert f"\n{num_records} runs: bytes within 1% in {num_records}, counts equal in {num_records - 1}.\n" in page
+    assert "The worst in bytes is auto-zero0, 0.0001% off.\n- other counts: auto-zero0, 2 all-reduce (1)\n" in page
+    assert "\n### 2 processes, 2 micro steps\n" in page

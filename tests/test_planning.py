@@ -1,0 +1,373 @@
+"""The planner page: every number is a prediction's, what does not fit says so, and trees are judged case by case."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from study import advise, planning
+from study.benchmarks import planning as benchmark
+from study.compare import markup
+from study.config import Refusal
+from study.planning import sweeps, tables, trees, trust
+from study.theory import model_states, planner, published, shapes, step_time
+from study.theory.decision_trees import TREES, Outcome
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def asked(gpu: str = "a100-80gb", num_gpus: int = 8, batch: int = 16, length: int = 1024, **more) -> advise.Asked:
+    return advise.Asked(gpu=gpu, num_gpus=num_gpus, sequence_length=length, global_batch_size=batch, **more)
+
+
+@pytest.fixture(scope="module")
+def advice():
+    """A model of which some strategies fit and others do not."""
+    return advise.advise("gpt-j-6b", asked("a100-40gb"))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return planning.load()
+
+
+@pytest.fixture(scope="module")
+def grid():
+    """Two models instead of nine: what fits in any way, and what is too large for most."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trees, "MODELS", ("mpt-125m", "mpt-30b"))
+        patch.setattr(trees, "GPU_COUNTS", (1, 16))
+        patch.setattr(trees, "BATCHES", (64,))
+        yield trees.evaluate()
+
+
+def text_of(piece: markup.Html) -> str:
+    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
+
+
+def rows_of(piece: markup.Html) -> dict[str, list[str]]:
+    """The cells of each row, by its heading."""
+    found = [
+        [
+            " ".join(html.unescape(re.sub("<[^>]*>", " ", cell)).split())
+            for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+        ]
+        for row in re.findall("<tr>.*?</tr>", piece.text)
+    ]
+    return {cells[0]: cells[1:] for cells in found}
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "said"),
+    [
+        ("gpt2-xxl", {}, "unknown model 'gpt2-xxl': near are gpt2-xl"),
+        ("gpt2", {"gpu": "a100"}, "unknown GPU 'a100': near are a100"),
+        ("gpt2", {"batch": 12}, "12 does not divide over"),
+        ("gpt2", {"num_gpus": 12, "batch": 24}, "12 GPUs do not fill nodes of 8"),
+    ],
+)
+def test_bad_parameters_are_refused_in_a_line(model, settings, said):
+    with pytest.raises(Refusal, match=re.escape(said)) as refused:
+        advise.advise(model, asked(**settings))
+    assert "\n" not in str(refused.value)
+
+
+def test_first_words_say_that_nothing_is_measured(advice):
+    text = text_of(planning.in_words(advice))
+    assert "gpt-j-6b, 6,050,882,784 parameters, on 8 x a100-40gb: 16 sequences of 1,024 tokens per step." in text
+    assert f"Recommended: {advice.recommended.strategy.name}: " in text
+    assert "Nothing on this page is measured" in text
+    assert "fused, as LLM Foundry has them" in text
+
+
+def test_what_a_longer_sequence_takes_is_noted():
+    longer = advise.advise("gpt2", asked(length=2048))
+    assert "Note: gpt2 has 1,024 positions" in text_of(planning.in_words(longer))
+
+
+def test_where_nothing_fits_it_is_said():
+    nothing = advise.advise("llama-2-70b", asked("t4", 1, batch=1))
+    assert "Recommended" not in text_of(planning.in_words(nothing))
+    assert "None fits; " in text_of(planning.in_words(nothing))
+    assert text_of(planning.front(nothing)) == "No strategy fits at any split of the batch."
+    rows = rows_of(planning.memory(nothing))
+    assert rows.pop("strategy")[1] == "free"
+    assert {" ".join(cells[1].split()[:2]) for cells in rows.values()} == {"short of", "too little"}
+    assert planning.speed_against_memory(nothing).alt.endswith("of which 0 fit.")
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_memory_table_has_what_is_predicted(advice):
+    rows = rows_of(planning.memory(advice))
+    head = rows.pop("strategy")
+    assert list(rows) == [option.strategy.name for option in advice.options]
+    for option in advice.options:
+        cells = dict(zip(head, rows[option.strategy.name], strict=True))
+        one = option.prediction
+        assert cells["needed"] == f"{one.needed_bytes / 2**30:.1f}"
+        assert float(cells["parameters"] or 0) == pytest.approx(one.peak.parts["parameters"] / 2**30, abs=0.051)
+        assert cells["free"] == (
+            f"{one.free_bytes / 2**30:.1f}" if one.fits else f"short of {-one.free_bytes / 2**30:.1f}"
+        )
+    assert {bool(option.prediction.fits) for option in advice.options} == {True, False}
+
+
+def test_speed_table_gives_none_to_what_does_not_fit(advice):
+    rows = rows_of(planning.speed(advice))
+    head = rows.pop("strategy")
+    for option in advice.options:
+        cells = dict(zip(head, rows[option.strategy.name], strict=True))
+        if option.prediction.fits:
+            total = float(cells["seconds per step"].split()[0])
+            assert total == pytest.approx(option.prediction.step.total, rel=0.01)
+            assert cells["tokens/s per GPU"].replace(",", "") == f"{option.prediction.tokens_per_second_per_gpu:.0f}"
+        else:
+            assert cells["seconds per step"] == "does not fit"
+            assert cells["tokens/s per GPU"] == cells["$ per billion tokens"] == ""
+
+
+def test_front_is_beaten_by_nothing_that_fits(advice):
+    every = sweeps.choices(advice)
+    front = sweeps.pareto(every)
+    assert 1 < len(front) < len(every)
+    for kept in front:
+        one = kept.prediction
+        assert one.fits
+        assert not [
+            other
+            for other in every
+            if other.prediction.fits
+            and other.prediction.peak.total < one.peak.total
+            and other.prediction.tokens_per_second_per_gpu > one.tokens_per_second_per_gpu
+        ]
+    assert max(choice.prediction.tokens_per_second_per_gpu for choice in every if choice.prediction.fits) == (
+        front[-1].prediction.tokens_per_second_per_gpu
+    )
+    assert len(re.findall('<th scope="row">', planning.front(advice).text)) == len(front)
+
+
+def test_paper_and_engine_differ_by_what_is_named(advice):
+    rows = rows_of(planning.differences(advice))
+    option = next(option for option in advice.options if option.strategy.name == "ddp")
+    paper = model_states.paper_bytes(option.prediction.engine, advice.shape.num_params, "stepping").total
+    by_paper, held, difference, why = rows["ddp"]
+    assert float(by_paper) == pytest.approx(paper / 2**30, abs=0.05)
+    assert float(held) - float(by_paper) == pytest.approx(float(difference), abs=0.11)
+    assert why == f"ddp-buckets {difference}"
+    assert "reduce-bucket" in rows["zero3"][-1]
+    explained = text_of(planning.reasons(advice))
+    assert "ddp-buckets. DistributedDataParallel keeps flat buckets" in explained
+    assert all(
+        name.split()[0] in explained for cells in rows.values() for name in re.findall(r"[a-z0-9]+-[a-z-]+", cells[-1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(0.031, "+3 %"), (-0.5, "\N{MINUS SIGN}50 %"), (-0.0004, "+0 %"), (0.0, "+0 %")]
+)
+def test_signed_percent(share, shown):
+    assert tables.signed_percent(share).replace("\N{NO-BREAK SPACE}", " ") == shown
+
+
+# ---------------------------------------------------------------- figures
+
+
+@pytest.fixture(scope="module")
+def drawn(advice, found, grid):
+    return {
+        "memory_by_part": planning.memory_by_part(advice),
+        "memory_by_gpus": planning.memory_by_gpus(advice),
+        "speed_against_memory": planning.speed_against_memory(advice),
+        "published_speed": planning.published_speed(found),
+        "tree_outcomes": planning.tree_outcomes(grid),
+    }
+
+
+AXES = {
+    "memory_by_part": ["predicted memory of a GPU, GiB", "usable: ", "optimizer states", "allocator's slack"],
+    "memory_by_gpus": ["number of GPUs (axis logarithmic)", "predicted memory of a GPU, GiB", "fsdp2_no_reshard"],
+    "speed_against_memory": ["predicted memory of a GPU, GiB", "predicted tokens/s per GPU", "does not fit"],
+    "published_speed": ["published tokens/s per GPU (axis logarithmic)", "predicted over published", "fp8"],
+    "tree_outcomes": ["number of GPUs", "parameters", "out of memory", "hf-tree", "blog-nvme", "stages-need"],
+}
+
+
+@pytest.mark.parametrize("kind", AXES)
+def test_figure_is_whole_and_names_its_axes(drawn, kind):
+    figure = drawn[kind]
+    root = ElementTree.fromstring(figure.svg)
+    text = "\n".join("".join(node.itertext()) for node in root.iter(f"{SVG}text"))
+    assert all(word in text for word in AXES[kind]), text
+    assert root.find(f"{SVG}title").text == figure.alt
+    assert len(re.findall(r"\d", figure.alt)) >= 3
+    assert re.search("[Pp]redict", figure.caption)
+    assert "#010203" not in figure.svg  # drawn in the page's own ink
+    ids = [node.get("id") for node in root.iter() if node.get("id")]
+    assert len(set(ids)) == len(ids)
+    assert all(name.startswith(figure.name) for name in ids)
+
+
+def test_figures_of_other_questions_have_other_names(drawn):
+    other = advise.advise("gpt-j-6b", asked("a100-40gb", batch=32))
+    assert planning.memory_by_part(other).name != drawn["memory_by_part"].name
+
+
+def test_memory_falls_with_more_gpus_only_where_something_is_sharded(advice):
+    needed = sweeps.needed_by_gpus(advice)
+    assert set(needed["single"]) == {1}
+    assert needed["zero3"][64] < needed["zero3"][2] / 4
+    assert needed["ddp"][64] == needed["ddp"][2]
+
+
+# ---------------------------------------------------------------- trust
+
+
+def test_validation_is_of_the_models_as_they_are(found):
+    """What the benchmark wrote is what theory says now; where this fails, run it again and commit what it writes."""
+    for row, entry in zip(found.rows, found.content["rows"], strict=True):
+        time = step_time.seconds(row.shape, row.engine, row.job, row.box)
+        now = step_time.tokens_per_second_per_gpu(row.job, time.total)
+        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {trust.COMMAND}"
+    assert [case["name"] for case in found.content["cases"]] == [case.name for case in published.cases()]
+
+
+def test_trust_is_said_with_seen_and_unseen_errors(found):
+    text = text_of(planning.trust_in_words(found)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "108 published rows of MPT training" in text
+    assert "108 are predicted to fit" in text
+    assert f"{found.content['as_they_stand']['median']:.1%}".replace("%", " %") in text
+    assert "aimed at were 12 % and 25 %" in text
+    rows = rows_of(planning.errors(found))
+    assert rows["all"][0] == "103"
+    assert {"Ampere, a model size", "Hopper, a fifth of the rows", "h100-sxm by a100-80gb"} <= set(rows)
+
+
+def test_published_numbers_stand_beside_predicted(found):
+    shown = planning.cases(found)
+    assert shown.text.count("<em>") == len(found.content["cases"])
+    assert "LLaMA-7B, 8 x A800" in shown.text
+    assert "A800 is A100-80GB with NVLink at 400 GB/s" in text_of(shown)
+    rows = rows_of(shown)
+    assert rows["optimizer offload, cores bound to ranks"][1] == "2.38"
+
+
+def test_validation_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "there.json"
+    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run python -m study.benchmarks"):
+        planning.load(path)
+    for content in ("{", "{}", "[1]"):
+        path.write_text(content)
+        with pytest.raises(Refusal, match=r"^there.json: not what the benchmark writes; run "):
+            planning.load(path)
+    path.write_text(json.dumps({"rows": [{"row": "another"}]}))
+    with pytest.raises(Refusal, match=r"^there.json: of other rows than mpt_throughput.csv; run "):
+        planning.load(path)
+
+
+# ---------------------------------------------------------------- decision trees
+
+
+def test_grid_has_every_box_and_judges_where_something_fits(grid):
+    assert len(grid.cases) == 2 * 2 * len(trees.GPUS) * 2
+    fitting = [case for case in grid.cases if any(fits for fits, _ in case.results.values())]
+    assert len(fitting) > 0
+    assert all(len(judged) == 4 * len(fitting) for judged in grid.judged.values())
+    assert set(grid.judged) == set(TREES)
+    for case in grid.cases:
+        assert set(case.results) == set(trees.STRATEGIES) - {"ddp" if case.box.num_gpus == 1 else "single"}
+
+
+def test_grid_is_what_the_planner_says(grid):
+    """The grid goes round the planner for speed; here is one cell of it through the planner."""
+    case = next(
+        case
+        for case in grid.cases
+        if (case.shape.name, case.box.num_gpus, case.box.gpu.name, case.has_fast_link)
+        == ("mpt-30b", 16, "h100-sxm", True)
+    )
+    through = advise.advise("mpt-30b", asked("h100-sxm", 16, batch=64, strategy="zero3"))
+    (option,) = through.options
+    fits, speed = case.results["zero3"]
+    assert fits
+    assert speed == pytest.approx(option.prediction.tokens_per_second_per_gpu)
+    assert case.results["ddp"] == (False, 0.0)
+
+
+def test_slow_links_are_slower(grid):
+    fast, slow = (
+        next(
+            case.results["zero3"][1]
+            for case in grid.cases
+            if case.shape.name == "mpt-125m" and case.box.num_gpus == 16 and case.has_fast_link is link
+        )
+        for link in (True, False)
+    )
+    assert slow < fast
+
+
+def test_tables_of_trees_add_up(grid):
+    rows = rows_of(trees.published_trees(grid))
+    head = rows.pop("decision tree")
+    shown = {name: cells for name, cells in rows.items() if len(cells) > 1}
+    assert head
+    assert len(shown) == len(TREES)
+    for cells in shown.values():
+        assert sum(int(cell.split()[0]) for cell in cells[:4]) == pytest.approx(100, abs=2)  # rounded
+    fastest = rows_of(trees.fastest(grid))
+    assert len(fastest["mpt-30b"]) == 2
+    assert "fastest" in text_of(trees.fastest(grid))
+
+
+def test_usual_outcome_is_the_commonest(grid):
+    case = grid.cases[0]
+    judged = [trees.Judged(case, Outcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
+    assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
+
+
+# ---------------------------------------------------------------- ten thousand configurations
+
+
+def test_ten_thousand_configurations_are_predicted():
+    """In one piece through the Python API; how long it takes is the benchmark's to say."""
+    count, one = 0, None
+    for one in benchmark.grid(shapes.find("gpt2")):
+        shape = np.broadcast_shapes(
+            *(
+                np.shape(n)
+                for n in (one.job.micro_batch_size, one.job.sequence_length, one.job.gradient_accumulation_steps)
+            )
+        )
+        for values in (one.needed_bytes, one.step.total, one.tokens_per_second_per_gpu, one.mfu):
+            assert np.isfinite(values).all()
+            assert (np.asarray(values) > 0).all()
+            assert np.broadcast_shapes(np.shape(values), shape) == shape
+        count += int(np.prod(shape))
+    assert count >= 10_000
+
+
+def test_grid_and_single_predictions_agree():
+    one = next(benchmark.grid(shapes.find("gpt2")))
+    job = one.job.__class__(4, 512, 16, one.job.activation_checkpointing, kernels="fused")
+    alone = planner.predict(shapes.find("gpt2"), one.engine, job, one.box)
+    at = (list(benchmark.MICRO_BATCHES.flat).index(4), list(benchmark.SEQUENCE_LENGTHS.flat).index(512))
+    accumulation = list(benchmark.ACCUMULATIONS.flat).index(16)
+    shape = np.broadcast_shapes(one.needed_bytes.shape, one.step.total.shape)
+    for values, alike in ((one.needed_bytes, alone.needed_bytes), (one.step.total, alone.step.total)):
+        assert np.broadcast_to(values, shape)[*at, accumulation] == pytest.approx(alike)
+
+
+def test_benchmark_refuses_what_it_cannot_do():
+    with pytest.raises(Refusal, match="--repeats 0: must be at least 1"):
+        benchmark.main(["--repeats", "0"])
+    with pytest.raises(Refusal, match="--model unknown model 'gpt9'"):
+        benchmark.main(["--model", "gpt9"])

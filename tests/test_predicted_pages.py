@@ -1,0 +1,267 @@
+"""What pages say of predictions: all of it looks predicted, and nothing that does not fit has a number."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import launching
+import pandas as pd
+import pytest
+import reported
+from synthetic import write_run
+
+from study import report
+from study.compare import figures, pages, predicted, table
+from study.config import Refusal
+from study.record import PredictedBox, Prediction, Predictions, Unpredicted, write_json
+
+GIB = 2**30
+
+
+def prediction(
+    strategy: str = "zero2", world_size: int = 2, peak: float = 10, usable: float = 38, **other
+) -> Prediction:
+    """A prediction of round numbers; peak and usable are in GiB."""
+    values = {
+        "workload": "bert-imdb", "size": "large", "strategy": strategy, "world_size": world_size, "precision": "fp32",
+        "global_batch_size": 16, "sequence_length": 128, "dropout": 0.0, "attention": "sdpa",
+        "micro_batch_size": 8, "gradient_accumulation_steps": 1, "num_params": 1000, "fits": peak <= usable,
+        "peak_bytes_per_gpu": int(peak * GIB), "usable_bytes": int(usable * GIB),
+        "free_bytes": int((usable - peak) * GIB), "moment": "last block",
+        "parts": {"parameters": GIB, "activations": int((peak - 1) * GIB)},
+        "seconds_per_step": peak / 10, "seconds_low": peak / 15, "seconds_high": peak * 0.15,
+        "tokens_per_second_per_gpu": 1000.0, "mfu": 0.4, "collective_bytes": 10,
+    }  # fmt: skip
+    return Prediction(**{**values, **other})
+
+
+def left_out(**other) -> Unpredicted:
+    shared = prediction(**other).model_dump(include=set(Unpredicted.model_fields))
+    return Unpredicted(**shared, why="bf16: t4 has no unit for it")
+
+
+def write(folder: Path, *ones, gpu: str = "a100-40gb", num_gpus: int = 2, study: str = "multi-gpu") -> Path:
+    made = Predictions(
+        study=study, box=PredictedBox(gpu=gpu, num_gpus=num_gpus), made_with={"zero-study": "0"}, command=["x"],
+        predictions=[one for one in ones if isinstance(one, Prediction)],
+        left_out=[one for one in ones if isinstance(one, Unpredicted)],
+    )  # fmt: skip
+    path = folder / f"{gpu}-{num_gpus}x" / f"{study}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, made.model_dump(mode="json"))
+    return path
+
+
+@pytest.fixture
+def several(tmp_path) -> pd.DataFrame:
+    """Two boxes of two GPUs: on the smaller one zero3 does not fit, and of ddp nothing is known."""
+    ones = [prediction("single", 1, 12), prediction("zero2"), prediction("zero3", peak=40, host_bytes=3 * GIB)]
+    write(tmp_path, *ones, left_out(strategy="ddp"))
+    write(tmp_path, *(prediction(one.strategy, one.world_size, one.peak_bytes_per_gpu / GIB, 78) for one in ones),
+          gpu="a100-80gb")  # fmt: skip
+    return predicted.read([tmp_path])
+
+
+def text_of(piece) -> str:
+    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
+
+
+def row_of(piece, strategy: str) -> str:
+    row = re.search(rf'<tr><th scope="row">{strategy}</th>(.*?)</tr>', piece.text)[1]
+    return " | ".join(" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row.split("</td>")[:-1])
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_reads_one_row_each(several):
+    assert len(several) == 7
+    assert set(several["box"]) == {"2 x A100-SXM4-40GB", "2 x A100-SXM4-80GB"}
+    assert list(several["why"].dropna()) == ["bf16: t4 has no unit for it"]
+    # Of what is measured and what is predicted, only what was asked has the same name, and what is compared later.
+    results = {"peak_allocated_bytes", "peak_tensor_bytes", "final_loss", "status", "wall_seconds"}
+    assert not results & set(several.columns)
+    assert results <= set(table.COLUMNS)
+
+
+def test_a_folder_within_another_counts_once(tmp_path):
+    write(tmp_path, prediction())
+    (tmp_path / "validation.json").write_text('{"rows": []}')  # another file
+    assert len(predicted.read([tmp_path, tmp_path / "a100-40gb-2x", tmp_path])) == 1
+
+
+def test_refuses_what_is_no_prediction(tmp_path):
+    path = write(tmp_path / "one", prediction())
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(Refusal, match=r"multi-gpu on 2 x A100-SXM4-40GB is predicted in .*one.* too; give one of them"):
+        predicted.read([tmp_path / "one", tmp_path / "two"])
+    content = json.loads(path.read_text())
+    for change, message in (
+        ({"status": "ok"}, r"status='ok': input should be 'predicted'"),
+        ({"schema_version": 9}, "schema_version 9"),
+        ({"extra": 1}, "unknown key 'extra'"),
+        ({"box": {"gpu": "a200", "num_gpus": 2}}, r"box\.gpu='a200' is unknown; known are t4"),
+    ):
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(Refusal, match=rf"multi-gpu\.json: {message}"):
+            predicted.read([tmp_path / "one"])
+    path.write_text("{")
+    with pytest.raises(Refusal, match=r"multi-gpu\.json: cannot be read as JSON"):
+        predicted.read([tmp_path / "one"])
+
+
+def test_measured_and_predicted_do_not_mix(tmp_path):
+    write(tmp_path / "predicted", prediction())
+    write_run(tmp_path / "measured", strategy="ddp")
+    assert table.read([tmp_path])["strategy"].tolist() == ["ddp"]
+    with pytest.raises(Refusal, match="no record below"):
+        table.read([tmp_path / "predicted"])
+    with pytest.raises(Refusal, match=r"\.json: "):
+        predicted.read([tmp_path / "measured"])
+
+
+def test_finds_the_projects_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = pages.predictions(["reports/predicted"])
+    assert len(rows) > 1000
+    assert set(pages.predictions(["reports/predicted"], "bert-imdb")["workload"]) == {"bert-imdb"}
+
+
+@pytest.mark.parametrize("folders", [[], ["nowhere"]])
+def test_without_predictions_a_sentence(folders):
+    rows = pages.predictions(folders)
+    for make in (pages.predicted_memory, pages.predicted_times):
+        assert text_of(make(rows)) == "There are no predicted records here; `zero-study predict` makes some."
+    for draw in (pages.predicted_memory_drawn, pages.predicted_times_drawn):
+        assert draw(rows, ["multi-gpu"]).text == ""
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_memory_says_what_does_not_fit(several):
+    shown = pages.predicted_memory(several[several["box"] == "2 x A100-SXM4-40GB"])
+    assert row_of(shown, "zero2") == " | ≈ 10.0"
+    assert row_of(shown, "single") == "≈ 12.0 | "
+    assert row_of(shown, "zero3") == " | does not fit (short of 2 GiB)"
+    assert row_of(shown, "ddp") == " | not predicted"
+    text = text_of(shown)
+    assert "2 of 3 configurations would fit (multi-gpu). Not predicted: 1 configuration (bf16: t4 has no unit" in text
+    assert "Predicted peak memory of a rank, GiB: bert-imdb large, fp32, length 128, 16 sequences per step" in text
+    assert row_of(pages.predicted_memory(several[several["num_gpus"] == 2][4:]), "zero3") == " | ≈ 40.0"
+
+
+def test_times_have_intervals(several):
+    shown = pages.predicted_times(several)
+    assert row_of(shown, "zero2") == " | ≈ 1.00 0.667 to 1.50"
+    assert row_of(shown, "zero3") == " | does not fit (short of 2 GiB)"
+
+
+def test_a_node_may_lack_host_memory(tmp_path):
+    write(tmp_path, prediction(fits=False, lacking="host memory"))
+    assert (
+        row_of(pages.predicted_memory(predicted.read([tmp_path])), "zero2") == "does not fit (too little host memory)"
+    )
+
+
+def test_all_of_a_table_looks_predicted(several):
+    for piece in (pages.predicted_memory(several), pages.predicted_times(several)):
+        parts = re.findall(r'<section class="predicted">.*?</section>', piece.text, re.DOTALL)
+        assert sum(part.count("<table>") for part in parts) == piece.text.count("<table>") == 2
+        captions = re.findall(r"<caption>(.*?)</caption>", piece.text, re.DOTALL)
+        assert all("Predicted by study/theory, no run." in caption for caption in captions)
+        numbers = [cell for cell in re.findall(r'<td class="number">(.*?)</td>', piece.text) if re.match(r"\d", cell)]
+        assert numbers == []
+
+
+def test_several_batches_are_columns(tmp_path):
+    ones = [prediction(world_size=world, global_batch_size=batch) for world in (1, 2) for batch in (16, 32)]
+    write(tmp_path, *ones, prediction("zero3", 2, global_batch_size=32))
+    shown = pages.predicted_memory(predicted.read([tmp_path])).text
+    assert re.findall(r'scope="col"[^>]*>(.*?)<', shown) == ["strategy", "batch 16", "batch 32"]
+    assert re.findall(r"<span>(\d process\w*)", shown) == ["1 process", "2 processes"]
+    assert shown.count('scope="row">zero3<') == 1  # not where it has no configuration
+
+
+def test_settings_are_told_apart(tmp_path):
+    other = {"dropout": 0.1, "attention": "eager", "activation_checkpointing": True, "accumulation_dtype": "bf16"}
+    write(tmp_path, prediction(), prediction(**other))
+    text = text_of(pages.predicted_memory(predicted.read([tmp_path])))
+    assert ": bert-imdb large, fp32, length 128, 16 sequences" in text
+    assert (
+        "fp32, gradients added in bf16, length 128, dropout 0.1, eager attention, activation checkpointing, 16" in text
+    )
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_memory_is_drawn_once_for_boxes_of_as_many_gpus(several):
+    shown = pages.predicted_memory_drawn(several, ["multi-gpu"]).text
+    assert shown.startswith('<div class="predicted beside">')
+    (svg,) = re.findall(r"<svg.*?</svg>", shown, re.DOTALL)
+    ElementTree.fromstring(svg)
+    assert len(set(re.findall(r"fill: url\(#([^)]*)", svg))) == 2  # the hatches of two parts
+    said = re.sub("<[^>]*>", " ", svg)
+    assert "≈ 40 GiB + 3 GiB host" in said
+    assert "single (1 process)" in said
+    assert "predicted peak memory of a rank, GiB" in said
+    assert re.search(r"\b38 GiB\b", said)  # the near limit is a line
+    assert "Predicted by study/theory, no run." in shown
+    assert "38 GiB (2 x A100-SXM4-40GB), 78 GiB (2 x A100-SXM4-80GB)" in shown
+
+
+def test_times_are_drawn_for_each_box(several):
+    shown = pages.predicted_times_drawn(several, ["multi-gpu"]).text
+    smaller, larger = re.findall(r"<svg.*?</svg>", shown, re.DOTALL)
+    assert "does not fit (short of 2 GiB)" in smaller
+    assert "does not fit" not in larger
+    assert "≈ 4 s" in larger
+    assert "≈ 4 s" not in smaller
+    assert "Without a value: zero3: does not fit (short of 2 GiB)." in shown
+    ids = re.findall(r'id="([^"]*)"', shown)
+    assert len(set(ids)) == len(ids)
+
+
+def test_drawn_are_the_studies_asked_for_on_all_gpus(several, tmp_path):
+    assert pages.predicted_times_drawn(several, ["offload"]).text == ""
+    write(tmp_path / "eight", prediction("single", 1), prediction("zero2", 2), gpu="h200", num_gpus=8)
+    assert pages.predicted_memory_drawn(predicted.read([tmp_path / "eight"]), ["multi-gpu"]).text == ""
+
+
+def test_nothing_fits(tmp_path):
+    write(tmp_path, prediction("zero2", peak=50), prediction("zero3", peak=60))
+    shown = pages.predicted_times_drawn(predicted.read([tmp_path]), ["multi-gpu"])
+    assert "No figure: nothing fits 2 x A100-SXM4-40GB." in text_of(shown)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda rows: figures.predicted_times(rows), "a configuration without a prediction"),
+        (lambda rows: figures.predicted_times(rows[rows["why"].isna()]), "box is 2 x A100-SXM4-40GB and 2 x A100-SXM4"),
+        (lambda rows: figures.predicted_memory(rows[:0]), "or none at all"),
+        (lambda rows: figures.predicted_memory(rows[1:3].assign(world_size=[2, 4])), "world_size is 2 and 4"),
+        (lambda rows: figures.predicted_memory(rows[1:3].assign(size=["base", "large"])), "size is base and large"),
+    ],
+)
+def test_a_figure_is_of_one_setting(several, draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw(several)
+
+
+# ---------------------------------------------------------------- the pages of the project
+
+
+@pytest.mark.parametrize("name", ["peak_memory", "runtime"])
+def test_on_the_page_predictions_come_last(name, tmp_path_factory):
+    text = (reported.site(tmp_path_factory) / report.PAGES[name].file).read_text()
+    measured, _, after = text.partition("<h2>Predicted, not measured</h2>")
+    assert "≈" not in measured
+    assert 'class="predicted' not in measured
+    assert after.count('<section class="predicted">') == len(list((launching.ROOT / "reports/predicted").glob("*x")))

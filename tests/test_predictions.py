@@ -1,0 +1,157 @@
+"""Predicted records: what theory says of a study, once per configuration, and as committed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import launching
+import pytest
+
+from study import engines, matrix, predictions, record, strategy
+from study.config import Refusal, build_config
+from study.theory import hardware, planner
+
+COMMITTED = launching.ROOT / "reports" / "predicted"
+FLAGS = "workload: gpt-wikitext, size: 124m, sequence_length: 512, init: scratch, global_batch_size: 16"
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(launching.ROOT)  # from where accelerate files name their JSON
+
+
+def study_of(tmp_path, parts: str) -> matrix.Study:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"question: Which?\ncontrol: zero2\ntext: real\nparts:\n{parts}\n")
+    return matrix.find(str(path))
+
+
+def test_one_prediction_per_configuration(tmp_path):
+    """Seeds, repeats, steps and a part's label change no memory and no time; batches and processes do."""
+    study = study_of(
+        tmp_path,
+        f"""
+  - {{flags: {{{FLAGS}}}, strategies: [single, ddp, zero2], world_sizes: [2, 4], seeds: [0, 1], repeats: 2}}
+  - {{flags: {{{FLAGS}, max_steps: 3}}, strategies: [zero2, zero3], world_sizes: [2], label: short}}""",
+    )
+    found = predictions.predict_study(study, "a100-80gb", 4)
+    assert [(one.strategy, one.world_size) for one in found.predictions] == [
+        ("single", 1), ("ddp", 2), ("zero2", 2), ("ddp", 4), ("zero2", 4), ("zero3", 2),
+    ]  # fmt: skip
+    assert found.left_out == []
+    assert [one.micro_batch_size for one in found.predictions] == [16, 8, 8, 4, 4, 8]
+
+
+def test_is_what_the_planner_says(tmp_path):
+    flags = f"{FLAGS}, precision: bf16, dropout: 0, activation_checkpointing: true, micro_batch_size: 4"
+    study = study_of(tmp_path, f"  - {{flags: {{{flags}}}, strategies: [zero2]}}")
+    (one,) = predictions.predict_study(study, "h100", 8).predictions
+    config = build_config(
+        workload="gpt-wikitext", size="124m", data="hub", sequence_length=512, global_batch_size=16, precision="bf16",
+        dropout=0, activation_checkpointing=True, micro_batch_size=4,
+    )  # fmt: skip
+    shape = engines.shape_of(config)
+    engine = engines.engine_of(strategy.read_strategy(strategy.find_strategy("zero2")), 768, 2, "bf16")
+    box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 2)  # of two, though the box has eight
+    expected = planner.predict(shape, engine, engines.job_of(config, 2, "gpu"), box)
+    assert shape.vocabulary == 50257  # the published tokenizer's, as the study trains with
+    assert one.num_params == shape.num_params
+    assert (one.micro_batch_size, one.gradient_accumulation_steps) == (4, 2)
+    assert one.peak_bytes_per_gpu == pytest.approx(expected.peak.total, rel=1e-3)
+    assert sum(one.parts.values()) == pytest.approx(expected.peak.total, rel=1e-3)
+    assert one.free_bytes == pytest.approx(expected.free_bytes, rel=1e-3)
+    assert one.seconds_low < one.seconds_per_step < one.seconds_high
+    assert one.seconds_per_step == pytest.approx(expected.step.total, rel=1e-3)
+    assert one.mfu == pytest.approx(expected.mfu, rel=1e-3)
+    assert one.collective_bytes == pytest.approx(expected.communicated_bytes, rel=1e-3)
+
+
+def test_says_what_does_not_fit():
+    found = predictions.predict_study(matrix.find("offload"), "t4", 1).left_out
+    assert {one.why for one in found} == {"bf16: t4 has no unit for it; it has fp32, fp16"}
+    large = predictions.predict_study(matrix.find("offload"), "a10g", 1).predictions
+    assert {one.strategy: one.fits for one in large}["zero2"] is False
+    assert all((one.free_bytes >= 0 and one.lacking is None) == one.fits for one in large)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "why"),
+    [
+        ("precision: bf16", "ddp", "bf16 under ddp is refused: fp32 masters are of ZeRO's stages 1 to 3"),
+        ("precision: bf16", "zero0", "bf16 under zero0 is refused: fp32 masters are of ZeRO's stages 1 to 3"),
+        ("precision: bf16-autocast", "fsdp2", "bf16-autocast under fsdp2 is refused: it would reduce gradients in 16"),
+        ("micro_batch_size: 3", "zero2", "global_batch_size=16 is not a multiple of micro_batch_size=3 x world_size=2"),
+    ],
+)
+def test_leaves_out_what_the_study_would_refuse(tmp_path, flags, name, why):
+    study = study_of(tmp_path, f"  - {{flags: {{{FLAGS}, {flags}}}, strategies: [{name}]}}")
+    found = predictions.predict_study(study, "a100-80gb", 8)
+    assert found.predictions == []
+    (one,) = found.left_out
+    assert one.why.startswith(why)
+    assert one.strategy == name
+
+
+def test_bundled_text_has_its_own_vocabulary():
+    found = predictions.predict_study(matrix.find("smoke"), "a100-80gb", 2).predictions
+    (run,) = {(one.workload, one.size) for one in found if one.workload == "bert-imdb"}
+    config = build_config(workload=run[0], size=run[1])
+    assert {one.num_params for one in found if one.workload == run[0]} == {engines.shape_of(config).num_params}
+
+
+def test_refuses():
+    study = matrix.find("multi-gpu")
+    with pytest.raises(Refusal, match=r"^unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb"):
+        predictions.predict_study(study, "a100", 8)
+    only_two = study.model_copy(update={"parts": (study.parts[0].model_copy(update={"strategies": ("zero2",)}),)})
+    with pytest.raises(Refusal, match=r"^study 'multi-gpu': no run takes as few GPUs as 1; give it more$"):
+        predictions.predict_study(only_two, "a100-80gb", 1)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    study = study_of(tmp_path, f"  - {{flags: {{{FLAGS}, precision: bf16}}, strategies: [ddp, zero3]}}")
+    made = predictions.predict_study(study, "a100-80gb", 2)
+    path = predictions.write(tmp_path, made)
+    assert path == tmp_path / "a100-80gb-2x" / "mine.json"
+    assert record.read_predictions(path) == made
+    assert len([line for line in path.read_text().splitlines() if '"workload"' in line]) == 2  # one line for each
+    content = json.loads(path.read_text())
+    assert content["status"] == "predicted"
+    del content["predictions"][0]["fits"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(Refusal, match=r"mine\.json: predictions\.0\.fits is missing"):
+        record.read_predictions(path)
+    with pytest.raises(Refusal, match=r"mine\.json"):  # and it is no measured record
+        record.read(path)
+
+
+# ---------------------------------------------------------------- what is committed
+
+
+def test_committed_are_all():
+    expected = {f"{gpu}-{n}x/{name}.json" for gpu, n in predictions.BOXES for name in predictions.STUDIES}
+    assert {str(path.relative_to(COMMITTED)) for path in COMMITTED.glob("*x/*.json")} == expected
+    assert max(path.stat().st_size for path in COMMITTED.glob("*x/*.json")) < 200_000
+
+
+@pytest.mark.parametrize(("gpu", "num_gpus", "name"), [("h100-sxm", 8, "multi-gpu"), ("a100-40gb", 1, "single-gpu")])
+def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
+    """`zero-study predict` makes them anew; numbers may differ by rounding."""
+    committed = record.read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
+    made = predictions.predict_study(matrix.find(name), gpu, num_gpus)
+    assert _differing(committed.model_dump(), made.model_dump()) == []
+
+
+def _differing(one, other, where: str = "") -> list[str]:
+    """Name what differs by more than a float's noise."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = sorted({*one, *other})
+        return [place for key in keys for place in _differing(one.get(key), other.get(key), f"{where}.{key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [
+            place for i, pair in enumerate(zip(one, other, strict=True)) for place in _differing(*pair, f"{where}.{i}")
+        ]
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (one, other))
+    same = math.isclose(one, other, rel_tol=1e-3) if numbers else one == other
+    return [] if same else [f"{where}: {one} is now {other}"]
