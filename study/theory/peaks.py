@@ -116,7 +116,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     head_first = shape.tied and not shape.is_classifier
     embeddings = 0 if head_first or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
     # An accumulated gradient is there from the first micro step on.
-    before = gradients.accumulated * (np.asarray(job.gradient_accumulation_steps) > 1)
+    is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
+    before = gradients.accumulated * is_accumulating
     rows = [
         _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
         _row(
@@ -135,7 +136,13 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
             gradients=np.maximum(before, gradients.held - embeddings),
             buffers=bucket,
         ),
-        _row(resting, gathered=released, gradients=gradients.held, buffers=bucket, temporary=gradients.flushed),
+        _row(
+            resting,
+            gathered=released,
+            gradients=np.maximum(before, gradients.held),
+            buffers=bucket,
+            temporary=gradients.flushed + gradients.added * is_accumulating,
+        ),
         _row(stepping, temporary=gradients.stepping),
     ]
     moments = [np.broadcast_arrays(*row.values(), np.asarray(job.tokens))[:-1] for row in rows]
@@ -180,19 +187,21 @@ class _Gradients:
     bucket: float  # allocated as backward begins
     flushed: float  # at the end of backward, beside bucket and gradients
     stepping: float = 0.0  # as the optimizer steps, beside what model_states.py says
+    added: float = 0.0  # at the end of backward, of the micro step that is added to those before
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, stepping: States) -> _Gradients:
     psi, size = shape.num_params, engine.parameter_bytes
+    largest = size * max(shape.parameters.matrices)
     # A tied embedding's two gradients are there at once with their sum.
     tied = 2 * size * shape.vocabulary * shape.hidden if shape.tied and not shape.is_classifier else 0
     if engine.kind in ("torch", "ddp"):
-        return _Gradients(size, size * psi, size * psi, 0, tied)
+        return _Gradients(size, size * psi, size * psi, 0, tied, added=largest)
     if engine.kind == "fsdp":
         return _fsdp_gradients(shape, engine)
     if engine.zero_stage == 0:
         flat = size * min(psi, ALLREDUCE_BUCKET_ELEMENTS)
-        return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0)
+        return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0, largest)
     if engine.zero_stage == 3:
         return _stage_3_gradients(shape, engine, job)
     held = _sum(stepping, GRADIENTS) - _sum(resting, GRADIENTS)
@@ -210,23 +219,27 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, red
     """stage_1_and_2.py; `reduced`: what a rank holds of gradients that are reduced."""
     psi, size = shape.num_params, engine.parameter_bytes
     largest = max(shape.parameters.matrices)
-    if engine.zero_stage == 1 and engine.accumulation_bytes == 4:  # offloaded, it reduces what was accumulated
-        size = 4
+    in_fp32 = size == 2 and engine.accumulation_bytes == 4
     # average_tensor flattens the bucket, and casts that to the type that is communicated.
-    copies = size + (4 if size == 2 and engine.accumulation_bytes == 4 else 0)
+    copies = size + (4 if in_fp32 else 0)
     if is_bf16_optimizer(engine):  # has no bucket, and its fp32 gradients rest
         return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ALLREDUCE_BUCKET_ELEMENTS)))
-    bucket = (2 if engine.overlap_comm else 1) * size * engine.reduce_bucket_size
-    if engine.offload_optimizer != "none":  # one parameter's gradient is staged here (temp_grad_buffer_for_gpu_offload)
-        bucket += size * largest
-        reduced = 0.0
+    staged = 0
+    if engine.offload_optimizer != "none":  # one parameter's gradient (temp_grad_buffer_for_gpu_offload)
+        staged, reduced = size * largest, 0.0
+    in_bucket = min(psi, engine.reduce_bucket_size)
+    bucket = (2 if engine.overlap_comm else 1) * size * engine.reduce_bucket_size + staged
+    if engine.zero_stage == 1 and not engine.overlap_comm:
+        # After backward, all at once; what is tied is still there. What bf16 gradients were added to in fp32 is not let
+        # go of as the bucket fills, and the bucket is of its type.
+        if in_fp32:
+            bucket = 4 * engine.reduce_bucket_size + staged
+            return _Gradients(size, 4 * psi, 4 * psi, bucket, tied + 4 * in_bucket)
+        return _Gradients(size, reduced, size * psi, bucket, tied + max(0, copies * in_bucket - size * psi))
     if not engine.multi_rank_allreduce:
         # Bucket by bucket to the owners, so that at the end the largest is left: it, and its copy.
         return _Gradients(size, reduced, 0, bucket, reduced + max(2 * size, copies) * largest)
-    flattened = copies * min(psi, engine.reduce_bucket_size)
-    if engine.zero_stage == 1 and not engine.overlap_comm:  # after backward, all at once; what is tied is still there
-        return _Gradients(size, reduced, size * psi, bucket, tied + max(0, flattened - size * psi))
-    return _Gradients(size, reduced, 0, bucket, max(tied + size * largest, flattened))
+    return _Gradients(size, reduced, 0, bucket, max(tied + size * largest, copies * in_bucket))
 
 
 def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
