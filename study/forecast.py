@@ -28,23 +28,14 @@ def num_params(config: RunConfig) -> int:
 
 
 def model_state_bytes(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[float, float]:
-    """Predict one rank's model states on its device, and those offloaded to the host (arXiv:1910.02054, sec. 5).
+    """Predict one rank's model states by the paper on its device, and those offloaded to the host.
 
-    Offload moves Adam's states and the gradients, kept in fp32, or the parameters; to a disk it leaves nothing in
-    memory. No buffer is counted, so what does not fit by this does not fit.
+    No buffer is counted, so what does not fit by this does not fit.
     """
-    stage = 3 if chosen.distributed_type == "FSDP" else chosen.zero_stage or 0
-    each = model_states.paper_bytes_per_parameter(stage, world_size, config.precision)
-    on_device, on_host = each.total, 0.0
-    if chosen.offload_optimizer_device != "none":
-        on_device -= each.optimizer_states + each.gradients
-    if chosen.offload_optimizer_device == "cpu":
-        on_host += each.optimizer_states + model_states.MASTER_BYTES / world_size
-    if chosen.offload_param_device != "none":
-        on_device -= each.parameters
-    if chosen.offload_param_device == "cpu":
-        on_host += each.parameters
-    return on_device * num_params(config), on_host * num_params(config)
+    shape = engines.shape_of(config)
+    engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+    placed = model_states.paper_bytes_by_place(engine, shape.num_params)
+    return placed.device, placed.host
 
 
 # ---------------------------------------------------------------- time

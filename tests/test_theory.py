@@ -14,6 +14,7 @@ from study.theory.model_states import (
     REASONS,
     engine_differences,
     paper_bytes,
+    paper_bytes_by_place,
     paper_bytes_per_parameter,
 )
 from study.theory.shapes import ParameterSizes, parameter_sizes
@@ -172,3 +173,49 @@ def test_the_engines_bytes_are_those_measured(path):
 
 def test_every_reason_is_given_in_a_sentence():
     assert all(text.endswith((".", ".)")) for text in REASONS.values())
+
+
+@pytest.mark.parametrize(
+    ("stage", "optimizer", "param", "expected"),
+    [
+        (2, "none", "none", (5.5, 0, 0)),  # 2 + 14 / 4
+        (2, "cpu", "none", (2, 4, 0)),  # masters and moments, 12 / 4, and fp32 gradients
+        (3, "cpu", "cpu", (0, 4.5, 0)),
+        (3, "nvme", "nvme", (0, 0, 4.5)),
+        (3, "nvme", "cpu", (0, 0.5, 4)),
+    ],
+)
+def test_offload_by_the_papers(stage, optimizer, param, expected):
+    engine = Engine("deepspeed", stage, 4, "bf16", 4, offload_optimizer=optimizer, offload_param=param)
+    places = paper_bytes_by_place(engine, 1000)
+    assert (places.device, places.host, places.disk) == tuple(1000 * value for value in expected)
+
+
+MODEL_STATES = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records" / "model-states"
+
+
+def test_the_engines_bytes_on_1_2_and_4_processes():
+    """Every strategy, both workloads, fp32 and bf16: the sum of a rank's parts is the measured one within 0.1 %."""
+    seen = set()
+    for path in MODEL_STATES.glob("*.json"):
+        if path.name.count(".") > 1:
+            continue
+        found = record.read(path)
+        if found.status != "ok":
+            continue
+        seen.add((found.workload, found.proof.precision, found.world_size, found.strategy))
+        engine, sizes = cases.engine_of(found), cases.shape_of(found).parameters
+        for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
+            paper = paper_bytes(engine, found.num_params, moment).total
+            for rank, measured in enumerate(ranks):
+                predicted = paper + sum(d.num_bytes for d in engine_differences(engine, sizes, rank, moment))
+                assert predicted == pytest.approx(sum(getattr(measured, part) for part in PARTS), rel=0.001), (
+                    found.run_id
+                )
+    for workload in ("bert-imdb", "gpt-wikitext"):
+        for precision, world_sizes in (("fp32", (1, 2, 4)), ("bf16", (1, 2, 4))):
+            for world_size in world_sizes:
+                strategies = {s for w, p, n, s in seen if (w, p, n) == (workload, precision, world_size)}
+                wanted = {"zero1", "zero1_cpu_offload", "zero2", "zero2_cpu_offload", "zero2_tuned", "zero3"}
+                wanted |= {"zero3_cpu_offload", "zero3_nvme_offload", "zero3_tuned"}
+                assert wanted <= strategies, (workload, precision, world_size)

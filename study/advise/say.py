@@ -130,7 +130,7 @@ def content(advice: Advice) -> dict[str, Any]:
 
 def _option_content(option: Option, num_params: int) -> dict[str, Any]:
     one = option.prediction
-    paper = model_states.paper_bytes_per_parameter(one.engine.zero_stage, one.engine.world_size, one.engine.precision)
+    paper = model_states.paper_bytes_by_place(one.engine, num_params)
     return {
         "strategy": option.strategy.name,
         "fits": bool(one.fits),
@@ -140,7 +140,11 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "free_bytes_per_gpu": round(one.free_bytes),
         "memory": {part: round(value) for part, value in one.peak.parts.items()},
         "highest_moment": peaks.MOMENTS[one.peak.moment],
-        "paper_model_state_bytes": round(paper.total * num_params),
+        "paper_model_state_bytes": {
+            "device": round(paper.device),
+            "host": round(paper.host),
+            "disk": round(paper.disk),
+        },
         "precision": one.engine.precision,
         "micro_batch_size": one.job.micro_batch_size,
         "gradient_accumulation_steps": one.job.gradient_accumulation_steps,

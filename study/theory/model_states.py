@@ -108,6 +108,30 @@ def paper_bytes(engine: Engine, num_params: int, moment: Moment) -> Parts:
     return Parts(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Bytes of one rank by where they are."""
+
+    device: float
+    host: float
+    disk: float
+
+
+def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
+    """Predict one rank's bytes by the papers, as the optimizer is about to step, by where they are.
+
+    Offload of the optimizer moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4), that of
+    parameters the parameters (arXiv:2104.07857, sec. 5); to the host, or to a disk, which leaves nothing in memory.
+    """
+    each = paper_bytes_per_parameter(engine.zero_stage, engine.world_size, engine.precision)
+    places = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
+    places[engine.offload_param] += each.parameters
+    places[engine.offload_optimizer] += each.optimizer_states
+    offloaded = engine.offload_optimizer != "none"
+    places[engine.offload_optimizer] += MASTER_BYTES / engine.world_size if offloaded else each.gradients
+    return Places(*(value * num_params for value in places.values()))
+
+
 def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
     """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction."""
     if engine.zero_stage == 0:
