@@ -21,6 +21,8 @@ VIEWS = (
     "answer",
 )
 
+LARGEST_NUMBER = 1_000_000_000
+
 
 def run(arguments: list[str]) -> int:
     """Run one subcommand; return the exit status."""
@@ -99,7 +101,7 @@ def run(arguments: list[str]) -> int:
         "--gpu", required=True, help="t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ..."
     )
     advice.add_argument("--gpus", help="how many")
-    advice.add_argument("--sequence-length", default=1024, help="tokens (default: 1024)")
+    advice.add_argument("--sequence-length", help="tokens (default: 1024, or as many as the model has positions)")
     advice.add_argument("--global-batch-size", help="sequences per optimizer step (default: 8 per GPU)")
     advice.add_argument("--strategy", help="only this one: a name or a file")
     advice.add_argument(
@@ -122,9 +124,8 @@ def run(arguments: list[str]) -> int:
         default="fused",
         help="as LLM Foundry has them, or those of transformers (default: fused)",
     )
-    form = advice.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
-    form.add_argument("--write", type=Path, metavar="FILE", help="also write the recommended accelerate file")
+    advice.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
+    advice.add_argument("--write", type=Path, metavar="FILE", help="also write the recommended accelerate file")
     advice.set_defaults(call=_advise)
 
     predict = commands.add_parser(
@@ -201,6 +202,8 @@ def _positive(flag: str, value: str | int) -> int:
         number = 0
     if number < 1:
         raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
+    if number > LARGEST_NUMBER:
+        raise Refusal(f"{flag} {value}: is more than anybody has; {LARGEST_NUMBER:,} is the most")
     return number
 
 
@@ -295,6 +298,8 @@ def _advise(options: argparse.Namespace) -> int:
     )
     if options.write is not None and None in (options.model, options.gpus):
         raise Refusal(f"--write {options.write}: needs both --model and --gpus")
+    if options.write is not None:
+        say.check_free(options.write)
     if options.model is None:
         found = advise.largest_models(asked)
         text, content = say.text_of_largest, say.content_of_largest
@@ -307,7 +312,8 @@ def _advise(options: argparse.Namespace) -> int:
     print(json.dumps(content(found), indent=1) if options.json else text(found))
     if options.write is not None:
         say.write(found, options.write)
-        print(f"\nWritten: {options.write}")
+        if not options.json:
+            print(f"\nWritten: {options.write}")
     return 0
 
 

@@ -39,7 +39,8 @@ def engine_of(
 ) -> Engine:
     """Describe the engine that a file configures for a model of this hidden size."""
     size = parameter_bytes(precision)
-    accumulation_bytes = 4 if size == 4 or accumulation_dtype == "fp32" else 2
+    in_fp32 = size == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
+    accumulation_bytes = 4 if in_fp32 else 2
     if chosen.distributed_type == "FSDP":
         reshard = chosen.content["fsdp_config"]["fsdp_reshard_after_forward"]
         return Engine("fsdp", 3, world_size, precision, accumulation_bytes, reshard_after_forward=reshard)

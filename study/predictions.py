@@ -31,6 +31,7 @@ def predict_study(study: matrix.Study, gpu: str, num_gpus: int) -> Predictions:
     """
     try:
         card = hardware.find_gpu(gpu)
+        hardware.typical_box(card, num_gpus)
     except ValueError as error:
         raise Refusal(str(error)) from None
     data = "hub" if study.text == "real" else "bundled"  # whose vocabulary the embedding has
@@ -42,7 +43,7 @@ def predict_study(study: matrix.Study, gpu: str, num_gpus: int) -> Predictions:
             if world_size > num_gpus:
                 continue
             config = build_config(**part.flags, **cell, data=data)
-            chosen = strategy.read_strategy(strategy.find_strategy(name))
+            chosen = strategy.read_by_name(name)
             asked = _asked(config, chosen, world_size)
             if (key := tuple(asked.values())) in predicted:  # parts that differ in what is trained on, or for how long
                 continue
@@ -123,8 +124,11 @@ def write(folder: Path, predictions: Predictions) -> Path:
     """
     box = predictions.box
     path = folder / f"{box.gpu}-{box.num_gpus}x" / f"{predictions.study}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record.write_whole(path, _text(predictions).encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record.write_whole(path, _text(predictions).encode())
+    except OSError as error:
+        raise Refusal(f"--output {folder}: {error.strerror}; name another folder") from None
     return path
 
 

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -274,7 +275,10 @@ def names() -> list[str]:
 
 def find_strategy(name: str) -> Path:
     """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
-    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else CONFIGS / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml", ".json")):
+        path = Path(name)
+    else:  # also of a folder there, as buckets/
+        path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
         raise Refusal(f"strategy {name!r} is unknown; name a file or one of {', '.join(names())}")
     return path
@@ -291,8 +295,18 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
     return content
 
 
-def read_strategy(path: Path) -> Strategy:
-    """Read an accelerate file strictly. Raises Refusal naming the file, the key and the remedy."""
+@lru_cache(maxsize=64)
+def read_by_name(name: str) -> Strategy:
+    """Read a strategy that is not launched: a shipped one, with its JSON, wherever one stands. Raises Refusal."""
+    path = find_strategy(name)
+    return read_strategy(path, CONFIGS.parent if path.is_relative_to(CONFIGS) else Path())
+
+
+def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
+    """Read an accelerate file strictly; `folder`: from where the path of its JSON is seen, as launched the current one.
+
+    Raises Refusal naming the file, the key and the remedy.
+    """
     content = read_yaml(path, CONFIGS)
     section = content.get("deepspeed_config")
     for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
@@ -315,7 +329,7 @@ def read_strategy(path: Path) -> Strategy:
         if extra or "mixed_precision" in content:
             key = min(extra, default="mixed_precision")
             raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
-        written, beside = _read_json(path, deepspeed.deepspeed_config_file)
+        written, beside = _read_json(path, folder / deepspeed.deepspeed_config_file)
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
         raise Refusal(
             f"{path}: deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"
@@ -341,11 +355,10 @@ def read_strategy(path: Path) -> Strategy:
     )
 
 
-def _read_json(yaml_path: Path, name: str) -> tuple[dict[str, Any], _DeepSpeedFile]:
+def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
-    path = Path(name)
     if not path.is_file():
-        raise Refusal(f"{yaml_path}: deepspeed_config_file {name} is not a file seen from {Path.cwd()}; start there")
+        raise Refusal(f"{yaml_path}: deepspeed_config_file {path} is not a file seen from {Path.cwd()}; start there")
     try:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -534,7 +547,7 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import InitProcessGroupKwargs, TorchDynamoPlugin
+    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
 
     strategy = launch.strategy
     _, accumulation = config.batches(world_size)
@@ -559,7 +572,10 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
         mixed_precision=mixed_precision,
-        gradient_accumulation_steps=accumulation,
+        # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=accumulation, sync_each_batch=strategy.distributed_type == "FSDP"
+        ),
         deepspeed_plugin=_deepspeed_plugin(config, strategy, world_size, run_dir) if is_deepspeed else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]

@@ -216,14 +216,14 @@ def test_one_process_under_deepspeed_gathers_nothing():
         assert "all_gather" not in step(engine(stage, world_size=1), shape())
 
 
-def test_fsdp_gathers_at_every_micro_step_and_reduces_once():
+def test_fsdp_gathers_and_reduces_at_every_micro_step():
     """Blocks, words with the last norm, and positions are groups; only blocks are let go of and gathered again."""
     whole, kept = (engine(3, kind="fsdp", reshard_after_forward=reshard) for reshard in (True, False))
     found = step(whole, shape(), gradient_accumulation_steps=4, activation_checkpointing=True)
     assert found == {
         "all_gather": (4 * (4 + 2), 4 * 4 * (PSI + 2 * GPT_BLOCK)),
         "all_reduce": (1, 4),
-        "reduce_scatter": (4, 4 * PSI),
+        "reduce_scatter": (4 * 4, 4 * 4 * PSI),
     }
     assert step(kept, shape())["all_gather"] == (4, 4 * PSI)
     half = engine(3, kind="fsdp", precision="bf16-autocast")

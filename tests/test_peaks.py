@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,18 +14,23 @@ from study.compare import cases
 from study.compare import peaks as view
 from study.config import build_config
 from study.theory import hardware, peaks, planner, published, shapes
-from study.theory.case import Engine, Job
+from study.theory.case import Engine, Job, Precision
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 MEASURED = sorted(path for path in (RECORDS / "peaks").glob("*.json") if path.name.count(".") == 1)
-# Two ranks of one run differ by a tenth there: gloo's threads let go of what they gathered when they get to it.
-UNSTEADY = "zero3_tuned"
+# Many small buckets: gloo's threads let go of them when they get to it, and two ranks of one run differ by a tenth.
+UNSTEADY = ("zero2_tuned", "zero3_tuned")
+
+
+def test_there_are_records():
+    assert len(MEASURED) >= 90
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_the_peaks_are_those_measured(path):
     found = view.cell(record.read(path))
-    assert abs(found.error) <= (view.AT_MOST if UNSTEADY in path.stem else view.WANTED)
+    steady = found.record.strategy not in UNSTEADY
+    assert abs(found.error) <= (0.06 if steady else 0.15)
 
 
 def test_there_are_peaks_of_each_model_batch_and_length():
@@ -47,7 +53,7 @@ def test_there_are_peaks_of_each_model_batch_and_length():
 def test_every_published_row_fits():
     """All of them ran. And they are near the edge: their authors looked for the largest batch."""
     rows = published.throughput_rows()
-    free = [planner.free_bytes(row.shape, row.engine, row.job, row.box) for row in rows]
+    free = [planner.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
     assert min(free) > 0
     needed = [
         1 - left / hardware.usable_memory_bytes(row.box.gpu, row.box.num_gpus)
@@ -72,7 +78,13 @@ def test_a_grid_is_its_cells():
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
         chosen = strategy.read_strategy(strategy.find_strategy(name))
         engine = engines.engine_of(chosen, shape.hidden, 8, engines.precision_class(chosen, "bf16"))
-        micro, length, steps = np.array([1, 8, 64]), np.array([[128], [1024]]), np.array([1, 4, 1])
+        micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
+        # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
+        deep = np.arange(1, len(peaks.PARTS) + 1)[:, None]
+        grid = peaks.peak(shape, engine, Job(micro, 128, deep)).total
+        for row, steps in enumerate(deep[:, 0]):
+            assert grid[row, 2] == pytest.approx(peaks.peak(shape, engine, Job(64, 128, int(steps))).total)
+        steps = np.array([1, 4, 1])
         grid = peaks.peak(shape, engine, Job(micro, length, steps))
         assert grid.total.shape == (2, 3)
         for row, tokens in enumerate((128, 1024)):
@@ -81,6 +93,28 @@ def test_a_grid_is_its_cells():
                 assert grid.total[row, column] == pytest.approx(one.total)
                 assert peaks.MOMENTS[grid.moment[row, column]] == peaks.MOMENTS[one.moment]
                 assert {part: grid.parts[part][row, column] for part in peaks.PARTS} == pytest.approx(one.parts)
+
+
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_no_part_is_negative(precision):
+    shape = shapes.find("gpt2-xl")
+    for name in strategy.names():
+        chosen = strategy.read_strategy(strategy.find_strategy(name))
+        engine = engines.engine_of(chosen, shape.hidden, 1 if name == "single" else 4, precision)
+        for steps in (1, 4):
+            peak = peaks.peak(shape, engine, Job(2, 512, steps))
+            assert min(peak.parts.values()) >= 0, (name, peak.parts)
+            assert min(peak.host_bytes, peak.disk_bytes) >= 0, name
+
+
+def test_autocast_keeps_casts_and_fsdp_none():
+    """Whatever the kernels: autocast copies what it multiplies, FSDP2's mixed precision has no other weights."""
+    shape, job = shapes.find("gpt2-xl"), Job(1, 128, kernels="fused")
+    ddp, halves = Engine("ddp", 0, 4, "bf16-autocast", 4), Engine("ddp", 0, 4, "pure-bf16", 2)
+    more = peaks.peak(shape, ddp, job).parts["activations"] - peaks.peak(shape, halves, job).parts["activations"]
+    assert more > 2 * shape.layers * shape.block_params
+    fsdp = dataclasses.replace(ddp, kind="fsdp", zero_stage=3)
+    assert peaks.peak(shape, fsdp, Job(1, 128)).parts["activations"] < 2 * shape.layers * shape.block_params
 
 
 def test_offload_moves_bytes_to_the_host_and_the_disk():

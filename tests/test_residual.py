@@ -115,12 +115,12 @@ def test_a_checkpointed_block_keeps_its_input():
 
 def test_only_what_is_multiplied_is_cast():
     """Under autocast; the head of GPT-2 is its embedding, the embeddings of BERT are looked up only."""
-    engine, job = Engine("ddp", 0, 4, "bf16-autocast", 4), Job(1, 8)
+    engine = Engine("ddp", 0, 4, "bf16-autocast", 4)
     gpt2, bert = shapes.find("gpt2"), shapes.find("bert-base-uncased")
-    assert residual.cast_bytes(gpt2, engine, job) == 2 * (sum(gpt2.parameters.matrices) - 1024 * 768)
+    assert residual.cast_bytes(gpt2, engine) == 2 * (sum(gpt2.parameters.matrices) - 1024 * 768)
     looked_up = (30522 + 512 + 2) * 768
-    assert residual.cast_bytes(bert, engine, job) == 2 * (sum(bert.parameters.matrices) - looked_up)
-    assert residual.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4), job) == 0
+    assert residual.cast_bytes(bert, engine) == 2 * (sum(bert.parameters.matrices) - looked_up)
+    assert residual.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4)) == 0
 
 
 def test_a_classifier_has_no_logits_to_speak_of():

@@ -12,7 +12,7 @@ import pytest
 from study import record
 from study.benchmarks import published_throughput
 from study.config import SIZES, Refusal
-from study.theory import flops, hardware, published, shapes, step_time
+from study.theory import communication, flops, hardware, published, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.shapes import ModelShape
 
@@ -210,20 +210,27 @@ def test_more_micro_steps_communicate_as_often_as_the_engine_does():
     }
     assert [grown[name] for name in ("ddp", "zero0", "zero1")] == pytest.approx([1, 1, 1])
     assert 1 < grown["zero2"] < 4
-    assert [grown["zero3"], grown["fsdp2"]] == pytest.approx([4, 4])
+    assert [grown["zero3"], grown["fsdp2"]] == pytest.approx([4, 4], rel=0.01)
 
 
 def test_keeping_gathered_parameters_saves_a_gather():
     kept = dataclasses.replace(ENGINES["fsdp2"], reshard_after_forward=False)
-    assert seconds(kept).communication / seconds(ENGINES["fsdp2"]).communication == pytest.approx(2 / 3)
-    # GPT2-xl is too large for DeepSpeed's default thresholds; checkpointing gathers once more.
+    assert seconds(kept).communication / seconds(ENGINES["fsdp2"]).communication == pytest.approx(2 / 3, rel=0.02)
+    # What stage 3 keeps whole from forward to backward it does not gather again.
     kept = dataclasses.replace(ENGINES["zero3"], max_live_parameters=10**10, max_reuse_distance=10**10)
-    counts = [
-        step_time.num_gathers(GPT2_XL, engine, Job(4, 1024, 1, checkpointing))
-        for engine in (kept, ENGINES["zero3"])
-        for checkpointing in (False, True)
-    ]
-    assert counts == [1, 1, 2, 3]
+    released = dataclasses.replace(ENGINES["zero3"], max_live_parameters=0, max_reuse_distance=0)
+    assert seconds(kept).communication < seconds(ENGINES["zero3"]).communication < seconds(released).communication
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_sent_takes_its_time(name):
+    """The seconds are of the collectives that communication.py lists, an all-reduce passing its bytes twice."""
+    engine = ENGINES[name]
+    time = seconds(engine, Job(4, 1024, 4))
+    listed = communication.collectives(engine, GPT2_XL, Job(4, 1024, 4))
+    rate = step_time.LINK_EFFICIENCY * BOX.gpu.link_bandwidth * engine.world_size / (engine.world_size - 1)
+    expected = sum(one.moved_bytes / rate + one.count * step_time.COLLECTIVE_SECONDS for one in listed)
+    assert time.communication == pytest.approx(expected)
 
 
 def test_overlap_hides_communication():

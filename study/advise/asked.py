@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from study import strategy
 from study.config import Refusal
@@ -18,6 +17,8 @@ from study.theory.shapes import ModelShape
 
 Kernels = Literal["transformers", "fused"]
 
+MOST_GPUS = 1_000_000
+DEFAULT_LENGTH = 1024  # tokens
 SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
 
 
@@ -37,7 +38,7 @@ class Asked:
 
     gpu: str
     num_gpus: int = 1
-    sequence_length: int = 1024
+    sequence_length: int | None = None  # None: 1,024, or as many as the model has positions
     global_batch_size: int | None = None
     strategy: str | None = None  # None: all of them
     micro_batch_size: int | None = None
@@ -45,6 +46,18 @@ class Asked:
     precision: Precision | None = None  # None: bf16 where the GPU has it, else fp16
     activation_checkpointing: bool | None = None  # None: where it makes a strategy fit, or faster
     kernels: Kernels = "fused"
+
+    def __post_init__(self) -> None:
+        counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
+        if self.num_gpus > MOST_GPUS:
+            raise Refusal(f"num_gpus={self.num_gpus}: is more than anybody has; {MOST_GPUS:,} is the most")
+        for name, known in (("precision", (None, *get_args(Precision))), ("kernels", get_args(Kernels))):
+            if getattr(self, name) not in known:
+                raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, known))}")
 
     def box(self, num_gpus: int | None = None) -> Box:
         with refusing():
@@ -62,13 +75,18 @@ class Asked:
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """The one asked for, or all that train on this many GPUs."""
         if self.strategy is not None:
-            chosen = strategy.read_strategy(_find(self.strategy))
+            chosen = strategy.read_by_name(self.strategy)
             if chosen.distributed_type == "NO" and num_gpus > 1:
                 raise Refusal(f"--strategy {self.strategy}: runs one process, --gpus asks for {num_gpus}; take ddp")
             return [chosen]
         # One process has nobody to average or share with, and `single` knows no other.
         wrong = ("ddp", "fsdp2", "fsdp2_no_reshard") if num_gpus == 1 else ("single",)
-        return [strategy.read_strategy(_find(name)) for name in strategy.names() if name not in wrong]
+        return [strategy.read_by_name(name) for name in strategy.names() if name not in wrong]
+
+    @property
+    def takes_one_process(self) -> bool:
+        """Whether the one strategy that is asked for runs a single process."""
+        return self.strategy is not None and self.strategies(1)[0].distributed_type == "NO"
 
     def batch(self) -> tuple[int, int | None, int | None]:
         """Sequences per GPU and step; micro batch and accumulation where they are given. Refuses to round."""
@@ -83,8 +101,10 @@ class Asked:
                     f"{accumulation} x --gpus {self.num_gpus} = {made}; leave one of them out"
                 )
             return micro * accumulation, micro, accumulation
+        if whole is None and accumulation is not None:
+            raise Refusal("--gradient-accumulation-steps goes with --micro-batch-size or --global-batch-size; add one")
         if whole is None:
-            whole = SEQUENCES_PER_GPU * self.num_gpus * (accumulation or 1)
+            whole = SEQUENCES_PER_GPU * self.num_gpus
         each, rest = divmod(whole, self.num_gpus)
         if rest or each == 0:
             raise Refusal(
@@ -102,19 +122,16 @@ class Asked:
         return each, micro, accumulation
 
 
-def find_model(name: str, sequence_length: int) -> tuple[ModelShape, list[str]]:
-    """Find a model; a learned position embedding grows with the sequence, and that is said. Raises Refusal."""
+def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
+    """Find a model, and settle the length where none is asked for; a learned position embedding grows, and it is said.
+
+    Raises Refusal for a model that is not known.
+    """
     with refusing():
         shape = shapes.find(name)
-    if sequence_length <= shape.positions:
-        return shape, []
-    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {sequence_length:,}"
-    return dataclasses.replace(shape, positions=sequence_length), [note]
-
-
-def _find(name: str) -> Path:
-    """The file of a strategy, also of one in accelerate_configs/buckets/."""
-    if not name.endswith((".yaml", ".yml", ".json")):
-        for path in strategy.CONFIGS.glob(f"*/{name}.yaml"):
-            return path
-    return strategy.find_strategy(name)
+    length = asked.sequence_length or min(DEFAULT_LENGTH, shape.positions)
+    asked = dataclasses.replace(asked, sequence_length=length)
+    if length <= shape.positions:
+        return shape, asked, []
+    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
+    return dataclasses.replace(shape, positions=length), asked, [note]

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from study import engines
 from study.advise import say
-from study.advise.asked import Asked, find_model, refusing
+from study.advise.asked import DEFAULT_LENGTH, Asked, find_model, refusing
 from study.config import Refusal
 from study.strategy import Strategy
 from study.theory import peaks, planner, shapes
 from study.theory.case import Job
 from study.theory.hardware import Box
+from study.theory.peaks import Peak
 from study.theory.planner import Prediction
 from study.theory.shapes import ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
 EQUALLY_FAST = 0.03
+LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -46,7 +49,7 @@ class Advice:
 
 def advise(model: str, asked: Asked) -> Advice:
     """Predict every strategy for a model on a box, each at its fastest split of the batch that fits, or as asked."""
-    shape, notes = find_model(model, asked.sequence_length)
+    shape, asked, notes = find_model(model, asked)
     box = asked.box()
     asked.batch()  # what is wrong with it is wrong for every strategy
     _ = asked.chosen_precision
@@ -91,7 +94,7 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
 def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
     fitting = [option for option in options if option.prediction.fits]
     if not fitting:
-        nearest = max(options, key=lambda option: (option.prediction.lacking is None, option.prediction.free_bytes))
+        nearest = max(options, key=lambda option: option.prediction.free_bytes)
         lacking = nearest.prediction.lacking or f"{say.gib(-nearest.prediction.free_bytes)} GiB a GPU"
         return None, f"none fits; {nearest.strategy.name} is nearest, short of {lacking}: take more GPUs"
     fastest = max(fitting, key=_speed)
@@ -136,11 +139,13 @@ class LargestModels:
 
 @dataclass(frozen=True)
 class FewestGpus:
-    """The fewest GPUs on which each strategy trains a model, and what is left of one; None: not on `GPU_COUNTS[-1]`."""
+    """The fewest GPUs on which each strategy trains a model, and what is left of one; None: not on `most` of them."""
 
     asked: Asked
     shape: ModelShape
+    notes: list[str]
     found: dict[str, tuple[int, float] | None]
+    most: int
 
 
 def gpt(hidden: int, positions: int) -> ModelShape:
@@ -151,12 +156,13 @@ def gpt(hidden: int, positions: int) -> ModelShape:
 
 def largest_models(asked: Asked) -> LargestModels:
     """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
-    box, job = asked.box(), _smallest_job(asked)
-    family = [gpt(hidden, max(2048, asked.sequence_length)) for hidden in range(256, 40960, 256)]
+    asked = dataclasses.replace(asked, sequence_length=asked.sequence_length or DEFAULT_LENGTH)
+    box, job = asked.box(), _smallest_job(asked, "--model")
+    family = [gpt(hidden, max(2048, asked.sequence_length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
     found = {}
     for chosen in asked.strategies(asked.num_gpus):
         fitting = bisect.bisect_left(
-            family, True, key=lambda shape, chosen=chosen: _free_bytes(shape, asked, chosen, job, box) < 0
+            family, True, key=lambda shape, chosen=chosen: not _fits(_peak(shape, asked, chosen, job, box), box)
         )
         found[chosen.name] = family[fitting - 1] if fitting else None
     return LargestModels(asked, found)
@@ -164,26 +170,32 @@ def largest_models(asked: Asked) -> LargestModels:
 
 def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
     """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
-    shape, _ = find_model(model, asked.sequence_length)
-    job = _smallest_job(asked)
+    shape, asked, notes = find_model(model, asked)
+    job = _smallest_job(asked, "--gpus")
     found: dict[str, tuple[int, float] | None] = {}
     for num_gpus in GPU_COUNTS:
-        for chosen in asked.strategies(num_gpus):
+        for chosen in [] if num_gpus > 1 and asked.takes_one_process else asked.strategies(num_gpus):
             if found.get(chosen.name) is None:
-                free = _free_bytes(shape, asked, chosen, job, asked.box(num_gpus))
-                found[chosen.name] = (num_gpus, free) if free >= 0 else None
-    return FewestGpus(asked, shape, found)
+                box = asked.box(num_gpus)
+                peak = _peak(shape, asked, chosen, job, box)
+                found[chosen.name] = (num_gpus, float(planner.free_bytes(peak, box))) if _fits(peak, box) else None
+    return FewestGpus(asked, shape, notes, found, 1 if asked.takes_one_process else GPU_COUNTS[-1])
 
 
-def _smallest_job(asked: Asked) -> Job:
+def _smallest_job(asked: Asked, missing: str) -> Job:
+    """One sequence a GPU; a batch would be ignored, and is refused."""
+    for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"):
+        if getattr(asked, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise Refusal(f"{flag} goes with both --model and --gpus; add {missing}, or leave {flag} out")
     checkpointed = asked.activation_checkpointing is not False
     return Job(1, asked.sequence_length, activation_checkpointing=checkpointed, kernels=asked.kernels)
 
 
-def _free_bytes(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> float:
-    """What is left of a GPU; less than nothing also where the node lacks memory or a disk for what is offloaded."""
+def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> Peak:
     precision = engines.precision_class(chosen, asked.chosen_precision)
-    engine = engines.engine_of(chosen, shape.hidden, box.num_gpus, precision)
-    if planner.lacking(peaks.peak(shape, engine, job), box):
-        return -1.0
-    return float(planner.free_bytes(shape, engine, job, box))
+    return peaks.peak(shape, engines.engine_of(chosen, shape.hidden, box.num_gpus, precision), job)
+
+
+def _fits(peak: Peak, box: Box) -> bool:
+    return bool(planner.fits(peak, box))

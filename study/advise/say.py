@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from study import record
 from study.config import Refusal
@@ -29,20 +30,23 @@ def text(advice: Advice) -> str:
     lines = [
         f"{shape.name}: {shape.num_params:,} parameters; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB "
         f"usable of each; {asked.sequence_length:,} tokens a sequence",
-        _KERNELS[asked.kernels],
+        *_KERNELS[asked.kernels],
         "Predicted, not measured; times with the interval that nine of ten published ones lay in.",
         *(f"Note: {note}." for note in advice.notes),
         "",
     ]
     head = ["strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
-            "sent GB/step", "$/1e9 tokens", "host GiB", "disk GiB"]  # fmt: skip
+            "sent GB", "$/1e9 tokens", "host", "disk GiB"]  # fmt: skip
     rows = [_row(option) for option in advice.options]
     lines += _aligned([head, *rows])
     lines += [
         "",
         f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
         "micro batch x accumulation, c: activation checkpointing.",
-        "largest: micro batch that fits. sent: by a rank. host, disk: of a node. Where a GPU's bytes are, in GiB:",
+        "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
+        "arithmetics:",
+        "autocast over fp32 parameters, and 16-bit parameters with fp32 masters, DeepSpeed's.",
+        "Where a GPU's bytes are, in GiB:",
         "",
     ]
     parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
@@ -63,10 +67,13 @@ def text(advice: Advice) -> str:
 
 
 _KERNELS = {
-    "fused": "Kernels: fused (attention, norms, activation functions and loss in one kernel each, as LLM Foundry has "
-    "them); --kernels transformers for what this study's trainer runs.",
-    "transformers": "Kernels: those of transformers, as this study's trainer runs them: logits in fp32, composed "
-    "activation functions.",
+    "fused": (
+        "Kernels: fused; attention, norms, activation functions and the loss in one kernel each, as in LLM Foundry.",
+        "With --kernels transformers: what this study's own trainer runs.",
+    ),
+    "transformers": (
+        "Kernels: those of transformers, as this study's trainer runs them: logits in fp32, composed activations.",
+    ),
 }
 
 
@@ -85,7 +92,7 @@ def _row(option: Option) -> list[str]:
         gib(one.free_bytes),
         batch,
         str(option.largest_micro_batch),
-        f"{one.step.total:.3g} ({one.step.low:.3g} to {one.step.high:.3g})",
+        f"{one.step.total:.3g} ({one.step.low:.2g}-{one.step.high:.2g})",
         f"{one.tokens_per_second_per_gpu:,.0f}",
         f"{100 * one.mfu:.0f} %",
         f"{one.communicated_bytes / 1e9:.2f}",
@@ -166,31 +173,53 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
     }
 
 
-def write(advice: Advice, path: Path) -> None:
-    """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
-    if advice.recommended is None:
-        raise Refusal(f"--write {path}: nothing to write, since {advice.reason}")
+def check_free(path: Path) -> None:
+    """Raise Refusal where a file cannot be written."""
     if path.exists():
         raise Refusal(f"--write {path}: is there already; name another file")
     if not path.parent.is_dir():
         raise Refusal(f"--write {path}: no folder {path.parent}; make it first")
+
+
+def write(advice: Advice, path: Path) -> None:
+    """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
+    if advice.recommended is None:
+        raise Refusal(f"--write {path}: nothing to write, since {advice.reason}")
+    check_free(path)
     option, box = advice.recommended, advice.box
-    job = option.prediction.job
-    lines = option.strategy.path.read_text().splitlines()
+    precision = option.prediction.engine.precision
+    content = {**option.strategy.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
     told = [
-        f"# {option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`:",
-        f"# micro batch {job.micro_batch_size}, {job.gradient_accumulation_steps} micro steps, "
-        f"{option.prediction.engine.precision}, "
-        f"{'' if job.activation_checkpointing else 'no '}activation checkpointing.",
+        f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
+        "What is trained are flags of the study's trainer:",
+        f"accelerate launch --config_file {path} study/train.py {' '.join(_flags(advice, option))}",
     ]
+    if precision != "fp32" and option.prediction.engine.kind == "fsdp":
+        told.append("(which trains FSDP2 in fp32 only; in your own program write mixed_precision: bf16 here.)")
     if box.num_nodes > 1:
         told.append(
-            "# On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
+            "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
         )
-    made = "\n".join([*told, *(line for line in lines if not line.startswith("#"))]) + "\n"
-    for key, value in (("num_processes", box.num_gpus), ("num_machines", box.num_nodes)):
-        made = re.sub(rf"^{key}: .*$", f"{key}: {value}", made, flags=re.MULTILINE)
-    record.write_whole(path, made.encode())
+        if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
+            content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
+    made = "".join(f"# {line}\n" for line in told) + yaml.safe_dump(content, sort_keys=False)
+    try:
+        record.write_whole(path, made.encode())
+    except OSError as error:
+        raise Refusal(f"--write {path}: {error.strerror}; name another file") from None
+
+
+def _flags(advice: Advice, option: Option) -> list[str]:
+    """What the predicted batch and precision are called by study/train.py."""
+    job, precision = option.prediction.job, option.prediction.engine.precision
+    values = {
+        "sequence-length": job.sequence_length,
+        "global-batch-size": job.micro_batch_size * job.gradient_accumulation_steps * advice.box.num_gpus,
+        "micro-batch-size": job.micro_batch_size,
+        "precision": precision,
+    }
+    switch = ["--activation-checkpointing"] if job.activation_checkpointing else []
+    return [*(f"--{name} {value}" for name, value in values.items()), *switch]
 
 
 def text_of_largest(largest: LargestModels) -> str:
@@ -217,10 +246,11 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     """Say how many GPUs a model takes."""
     rows = [["strategy", "GPUs", "GiB of each to spare"]]
     for name, there in sorted(fewest.found.items(), key=lambda item: item[1] or (1 << 30, 0)):
-        rows.append([name, str(there[0]), gib(there[1])] if there else [name, "more than 1024", ""])
+        rows.append([name, str(there[0]), gib(there[1])] if there else [name, f"more than {fewest.most}", ""])
     shape, asked = fewest.shape, fewest.asked
-    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({shape.num_params:,} parameters)"
-    return "\n".join([_with_conditions(head, asked), "", *_aligned(rows)])
+    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({shape.num_params:,} parameters), of powers of two"
+    notes = [f"Note: {note}." for note in fewest.notes]
+    return "\n".join([_with_conditions(head, asked), *notes, "", *_aligned(rows)])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def grid(shape: ModelShape) -> Iterator[Prediction]:
     """Predict every strategy on every number of GPUs, each an array over batches, lengths and accumulation."""
     gpu = hardware.find_gpu(GPU)
     for name in strategy.names():
-        chosen = strategy.read_strategy(strategy.find_strategy(name))
+        chosen = strategy.read_by_name(name)
         precision = engines.precision_class(chosen, "bf16")
         for num_gpus in GPU_COUNTS if name != "single" else (1,):
             engine = engines.engine_of(chosen, shape.hidden, num_gpus, precision)

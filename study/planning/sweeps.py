@@ -54,6 +54,6 @@ def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
         for chosen in asked.strategies(num_gpus):
             precision = engines.precision_class(chosen, asked.chosen_precision)
             engine = engines.engine_of(chosen, shape.hidden, num_gpus, precision)
-            needed = peaks.peak(shape, engine, job).total * (1 + planner.ALLOCATOR_SLACK)
+            needed = planner.needed_bytes(peaks.peak(shape, engine, job))
             found.setdefault(chosen.name, {})[num_gpus] = needed
     return found

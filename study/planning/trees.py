@@ -101,7 +101,7 @@ def _cases(shape: ModelShape, num_gpus: int) -> list[Case]:
     for name in STRATEGIES:
         if name == ("ddp" if num_gpus == 1 else "single"):
             continue
-        chosen = strategy.read_strategy(strategy.find_strategy(name))
+        chosen = strategy.read_by_name(name)
         engine = engines.engine_of(chosen, shape.hidden, num_gpus, engines.precision_class(chosen, "bf16"))
         jobs = [
             Job(micro, SEQUENCE_LENGTH, accumulation, checkpointed, kernels="fused") for checkpointed in (False, True)
@@ -124,10 +124,9 @@ def _speeds(shape: ModelShape, engine: Engine, jobs: list[Job], boxes: list[Box]
     """Predict tokens per second and GPU on each box, a row per job; 0 where it does not fit."""
     held = [peaks.peak(shape, engine, job) for job in jobs]
     for box in boxes:
-        usable = hardware.usable_memory_bytes(box.gpu, box.num_gpus)
         rows = []
         for job, peak in zip(jobs, held, strict=True):
-            fits = (peak.total * (1 + planner.ALLOCATOR_SLACK) <= usable) & (planner.lacking(peak, box) is None)
+            fits = planner.fits(peak, box)
             seconds = step_time.seconds(shape, engine, job, box).total
             rows.append(np.where(fits, step_time.tokens_per_second_per_gpu(job, seconds), 0.0))
         yield np.array(rows)

@@ -12,7 +12,7 @@ from study.compare.markup import Html
 from study.compare.pages.cells import number
 from study.config import Refusal
 from study.planning.tables import percent, signed_percent
-from study.theory import planner, published
+from study.theory import peaks, planner, published
 from study.theory.published import Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def load(path: Path = VALIDATION) -> Found:
 def trust_in_words(found: Found) -> Html:
     """Say how large the errors are, on rows that a fit has seen and has not, and whether what ran is said to fit."""
     seen, target = found.content["as_they_stand"], found.content["target"]
-    fitting = sum(bool(planner.free_bytes(row.shape, row.engine, row.job, row.box) >= 0) for row in found.rows)
+    fitting = sum(bool(planner.fits(peaks.peak(row.shape, row.engine, row.job), row.box)) for row in found.rows)
     unseen = [summary for fit in found.content["fit"].values() for key, summary in fit.items() if key in LEFT_OUT]
     median, ninth = (percent(max(summary[key] for summary in unseen), 1) for key in ("median", "percentile_90"))
     return Html(

@@ -66,6 +66,11 @@ class Job:
     kernels: Literal["transformers", "fused"] = "transformers"
     device: Literal["cpu", "gpu"] = "gpu"
 
+    def __post_init__(self) -> None:
+        for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
+            if isinstance(value := getattr(self, name), np.ndarray):  # whose integers overflow
+                object.__setattr__(self, name, value.astype(float))
+
     @property
     def tokens(self) -> Numbers:
         """Of one rank and micro step."""

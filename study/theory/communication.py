@@ -7,6 +7,7 @@ torch/ of 2.13 and accelerate/ of 1.15.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from bisect import bisect_left
 from collections import defaultdict, deque
@@ -66,7 +67,7 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[Collective]
     is one too, which happens inside a DTensor, where `study.measure` does not see it. Sub-groups of stage 3, each with
     a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
-    once, each = _parts(engine, shape, job.activation_checkpointing, job.dropout)
+    once, each = parts(engine, shape, job.activation_checkpointing, job.dropout)
     steps = job.gradient_accumulation_steps
     found = []
     for kind in sorted({*once, *each}):
@@ -75,11 +76,11 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[Collective]
     return found
 
 
-_Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
+Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 
 
 @lru_cache(maxsize=4096)
-def _parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[_Sums, _Sums]:
+def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
     """Sum up what is done once in a step, and what in each of its micro steps."""
     autocast = engine.precision.endswith("-autocast")
     model = _model(shape, autocast)
@@ -88,13 +89,13 @@ def _parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool
     if engine.kind == "ddp":
         once += _ddp(engine, shape, model)
     elif engine.kind == "fsdp":
-        gathers, once = _fsdp(engine, shape, model)
-        each += gathers
+        each += _fsdp(engine, shape, model)
+        once += [("all_reduce", 4)]  # of the norm
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
         once += _engine_reductions(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:
         if engine.world_size > 1:
-            each += _stage_3_gathers(engine, _gathered(shape, autocast, _limits(engine), checkpointing, dropout))
+            each += _stage_3_gathers(engine, _gathered(shape, autocast, _limits(engine), checkpointing, dropout)[0])
         each += _stage_3_reductions(engine, model)
         once += _stage_3_step(engine, model)
     elif is_bf16_optimizer(engine):
@@ -112,8 +113,8 @@ def _parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool
 _Event = tuple[str, int]  # kind, bytes
 
 
-def _sums(events: Iterable[_Event]) -> _Sums:
-    sums: _Sums = {}
+def _sums(events: Iterable[_Event]) -> Sums:
+    sums: Sums = {}
     for kind, size in events:
         count, total = sums.get(kind, (0, 0))
         sums[kind] = count + 1, total + size
@@ -472,10 +473,28 @@ def _stage_3_gathers(engine: Engine, gathered: Iterable[Iterable[_Parameter]]) -
 @lru_cache(maxsize=256)
 def _gathered(
     shape: ModelShape, autocast: bool, limits: _Limits, checkpointing: bool, dropout: bool
-) -> list[list[_Parameter]]:
-    """List what is gathered together in one micro step: alike on any number of ranks."""
+) -> tuple[list[list[_Parameter]], int]:
+    """List what is gathered together in one micro step, and count the most elements there at once; on any ranks."""
     model = _model(shape, autocast)
-    return _Coordinator(limits, model, list(_visits(model, checkpointing, dropout))).gathered()
+    coordinator = _Coordinator(limits, model, list(_visits(model, checkpointing, dropout)))
+    return coordinator.gathered(), coordinator.most_live
+
+
+def most_gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
+    """Count the most elements that stage 3 has gathered at once, beside those that stay whole between steps."""
+    autocast = engine.precision.endswith("-autocast")
+    limits = _limits(engine)
+    # Blocks are alike: more of them than fill the limits three times over change nothing but the time that this takes.
+    filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
+    fewer = dataclasses.replace(shape, layers=min(shape.layers, filled))
+    return _gathered(fewer, autocast, limits, job.activation_checkpointing, job.dropout)[1]
+
+
+def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
+    """Count the elements that a micro step gathers at stage 3, on one process from where they are offloaded to."""
+    autocast = engine.precision.endswith("-autocast")
+    gathered, _ = _gathered(shape, autocast, _limits(engine), job.activation_checkpointing, job.dropout)
+    return sum(parameter.numel for together in gathered for parameter in together)
 
 
 class _Coordinator:
@@ -490,6 +509,7 @@ class _Coordinator:
         self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
         self._available = set(self._persistent)
         self._live = 0  # elements gathered in this micro step
+        self.most_live = 0
         self._gathered: list[list[_Parameter]] = []
         entered = [module for action, module in visits if action == "enter"]
         self._queue = deque((p, step) for step, module in enumerate(entered) for p in module)
@@ -536,6 +556,7 @@ class _Coordinator:
         if missing:
             self._available.update(missing)
             self._live += sum(p.numel for p in missing)
+            self.most_live = max(self.most_live, self._live)
             self._gathered.append(missing)
 
     def _release(self, parameter: _Parameter) -> None:
@@ -558,12 +579,13 @@ class _Coordinator:
 # FSDP2, as accelerate wraps a model of `transformers`.
 
 
-def _fsdp(engine: Engine, shape: ModelShape, model: _Model) -> tuple[list[_Event], list[_Event]]:
-    """List the gathers of a micro step and the reductions of a step; padding of a parameter's rows is left out.
+def _fsdp(engine: Engine, shape: ModelShape, model: _Model) -> list[_Event]:
+    """List the gathers and reductions of a micro step; padding of a parameter's rows is left out.
 
-    One group for each block, and for what surrounds them (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model). With
-    accumulation, gradients stay whole until the last micro step (Accelerator.no_sync). Checkpointing adds no gather:
-    the backward pass has gathered a block before it is computed again (fsdp/_fully_shard/_fsdp_state.py).
+    One group for each block, and for what surrounds them (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
+    Gradients are reduced in every micro step, as the study asks accelerate to (`sync_each_batch`) and as the published
+    rows' trainer does: kept whole, they would undo what sharding saves. Checkpointing adds no gather: the backward pass
+    has gathered a block before it is computed again (fsdp/_fully_shard/_fsdp_state.py).
     """
     word = model.lookups[0]
     around = _elements(model.before) - word[0].numel  # of the root itself
@@ -578,4 +600,4 @@ def _fsdp(engine: Engine, shape: ModelShape, model: _Model) -> tuple[list[_Event
     again = resharded if engine.reshard_after_forward else []
     size = engine.compute_bytes
     gathers = [("all_gather", size * elements) for elements in (*groups, *again)] if engine.world_size > 1 else []
-    return gathers, [*(("reduce_scatter", size * elements) for elements in groups), ("all_reduce", 4)]
+    return [*gathers, *(("reduce_scatter", size * elements) for elements in groups)]

@@ -128,7 +128,7 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
     places[engine.offload_param] += each.parameters
     places[engine.offload_optimizer] += each.optimizer_states
     offloaded = engine.offload_optimizer != "none"
-    places[engine.offload_optimizer] += MASTER_BYTES / engine.world_size if offloaded else each.gradients
+    places[engine.offload_optimizer] += _master_bytes(engine) / engine.world_size if offloaded else each.gradients
     return Places(*(value * num_params for value in places.values()))
 
 
@@ -191,7 +191,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
         return [*found, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
     if moment == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
-            found.append(Difference("gradients", "offload-gradients-stay", MASTER_BYTES * owned))
+            found.append(Difference("gradients", "offload-gradients-stay", _master_bytes(engine) * owned))
         return found
 
     paper_gradients = size * (sizes.num_params if engine.zero_stage == 1 else fair)
@@ -200,7 +200,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     found.append(Difference("gradients", name, kept - paper_gradients))
     own_fp32_buffer = size == 2 and accumulated == 4  # _use_compact_grad_partition_buffer
     if engine.offload_optimizer != "none":
-        found.append(Difference("gradients", "fp32-gradients", (MASTER_BYTES - size) * owned))
+        found.append(Difference("gradients", "fp32-gradients", (_master_bytes(engine) - size) * owned))
         if own_fp32_buffer:
             found.append(Difference("gradients", "offload-second-gradients", accumulated * owned))
     elif own_fp32_buffer:
@@ -242,11 +242,12 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
         and not (moment == "stepping" and index == 0)
     )
-    found.append(Difference("optimizer_states", "on-disk", -(MASTER_BYTES + MOMENTS_BYTES) * on_disk))
+    masters = _master_bytes(engine)
+    found.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
     if moment == "resting":
         found.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
         if engine.offload_optimizer != "none":
-            found.append(Difference("gradients", "offload-gradients-stay", MASTER_BYTES * (owned - on_disk)))
+            found.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
         if engine.world_size > 1:  # _post_step
             whole = sum(
                 shard * engine.world_size
@@ -262,15 +263,20 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
     ]
     if engine.offload_optimizer != "none":
-        found.append(Difference("gradients", "offload-second-gradients", MASTER_BYTES * (owned - on_disk)))
+        found.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
     elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
-        found.append(Difference("gradients", "flat-gradient-copy", _master_bytes(engine) * sub_groups[0]))
+        found.append(Difference("gradients", "flat-gradient-copy", masters * sub_groups[0]))
     return found
 
 
 def _master_bytes(engine: Engine) -> int:
     """Per element of what the optimizer updates, and of the gradients that it reads."""
     return 2 if engine.precision == "pure-bf16" else MASTER_BYTES
+
+
+def _moment_bytes(engine: Engine) -> int:
+    """Per element of Adam's two moments."""
+    return 2 * _master_bytes(engine)
 
 
 def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory import residual
+from study.theory import communication, residual
 from study.theory.case import Engine, Job, Numbers
 from study.theory.model_states import PARTS as STATES
 from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, paper_bytes
@@ -47,7 +47,7 @@ class Peak:
 
     parts: dict[Part, Numbers]  # on the device that computes
     moment: Numbers  # index into MOMENTS
-    host_bytes: float  # offloaded to the host
+    host_bytes: float  # offloaded to the host, at its own highest
     disk_bytes: float  # offloaded to a disk
 
     @property
@@ -99,7 +99,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     checkpointed = job.activation_checkpointing
     block = residual.block_bytes(shape, engine, job)
     outside = residual.outside_bytes(shape, engine, job)
-    casts = residual.cast_bytes(shape, engine, job)
+    casts = residual.cast_bytes(shape, engine)
     temporary = residual.temporary_bytes(shape, engine, job)
     logits = residual.logit_bytes(shape, job)
     kept = residual.checkpoint_bytes(shape, engine, job) if checkpointed else block
@@ -108,7 +108,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     in_last = at_loss + (block if checkpointed else 0)
     in_first = outside + (0 if checkpointed else casts) + block
     gradients = _gradients(shape, engine, job, resting, stepping)
-    gathered = _gathered_bytes(shape, engine)
+    gathered = _gathered_bytes(shape, engine, job)
     released = gathered if engine.kind == "fsdp" and engine.reshard_after_forward else 0.0  # block by block in backward
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
@@ -145,13 +145,14 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
         ),
         _row(stepping, temporary=gradients.stepping),
     ]
-    moments = [np.broadcast_arrays(*row.values(), np.asarray(job.tokens))[:-1] for row in rows]
-    stacked = np.array(np.broadcast_arrays(*[np.stack(moment) for moment in moments]), dtype=float)
-    highest = stacked.sum(axis=1).argmax(axis=0)
+    grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
+    stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
+    hosts = np.array([resting.host] * (len(rows) - 1) + [stepping.host]).reshape(-1, *[1] * len(grid))
+    # A CPU's "device" is the host.
+    highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
-    scalar = chosen.ndim == 1
-    parts = {part: float(value) if scalar else value for part, value in zip(PARTS, chosen, strict=True)}
-    return Peak(parts, int(highest) if scalar else highest, resting.host, resting.disk)
+    parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
+    return Peak(parts, highest if grid else int(highest), max(resting.host, stepping.host), resting.disk)
 
 
 def _row(
@@ -259,12 +260,12 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradient
 def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:
     """torch.distributed.fsdp: a block's gradients, their copy that is reduced, and the root's until the end."""
     size = engine.compute_bytes
-    sharded = 4 * shape.num_params / engine.world_size
+    sharded = engine.parameter_bytes * shape.num_params / engine.world_size
     root = size * shape.outside_params
     return _Gradients(size, sharded, sharded + root, 2 * size * shape.block_params, root)
 
 
-def _gathered_bytes(shape: ModelShape, engine: Engine) -> float:
+def _gathered_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Parameters that are whole from forward to backward, beside their shards."""
     if engine.kind == "fsdp":
         each = engine.compute_bytes
@@ -273,9 +274,7 @@ def _gathered_bytes(shape: ModelShape, engine: Engine) -> float:
         return each * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return 0.0  # one process uses its shards themselves
-    largest = max(shape.parameters.matrices)
-    live = max(engine.max_live_parameters, largest + engine.prefetch_bucket_size)
-    return engine.parameter_bytes * min(shape.num_params, live) - _persistent_bytes(engine, shape)
+    return engine.parameter_bytes * communication.most_gathered_elements(engine, shape, job)
 
 
 def _persistent_bytes(engine: Engine, shape: ModelShape) -> float:

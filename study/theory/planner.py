@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,8 +40,7 @@ class Prediction:
 
     @property
     def needed_bytes(self) -> Numbers:
-        """Of one GPU: the peak and what the allocator reserves beyond it."""
-        return self.peak.total * (1 + ALLOCATOR_SLACK)
+        return needed_bytes(self.peak)
 
     @property
     def usable_bytes(self) -> int:
@@ -48,8 +48,7 @@ class Prediction:
 
     @property
     def free_bytes(self) -> Numbers:
-        """What is left of a GPU's memory; negative: what is missing."""
-        return self.usable_bytes - self.needed_bytes
+        return free_bytes(self.peak, self.box)
 
     @property
     def host_bytes_per_node(self) -> float:
@@ -65,7 +64,7 @@ class Prediction:
 
     @property
     def fits(self) -> Numbers:
-        return (self.free_bytes >= 0) & (self.lacking is None)
+        return fits(self.peak, self.box)
 
     @property
     def tokens_per_second_per_gpu(self) -> Numbers:
@@ -80,8 +79,8 @@ class Prediction:
 
     @property
     def communicated_bytes(self) -> Numbers:
-        """What a rank sends in a step, without a ring's factor (N - 1) / N."""
-        return sum(one.moved_bytes for one in self.collectives)
+        """What a rank sends in a step, without a ring's factor (N - 1) / N; one process has nobody to send to."""
+        return sum(one.moved_bytes for one in self.collectives) if self.engine.world_size > 1 else 0
 
     @property
     def dollars_per_billion_tokens(self) -> Numbers | None:
@@ -115,14 +114,18 @@ def lacking(peak: Peak, box: Box) -> str | None:
     return None
 
 
+def fits(peak: Peak, box: Box) -> Numbers:
+    """Say whether a GPU has room, and the node for what is offloaded."""
+    return np.less_equal(needed_bytes(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (lacking(peak, box) is None)
+
+
 def predicted_memory(case: Case) -> float | bool:
     """Predict a published amount of memory, in its quantity."""
+    peak = peaks.peak(case.shape, case.engine, case.job)
     if case.quantity == "fits":
-        peak = peaks.peak(case.shape, case.engine, case.job)
-        free = free_bytes(case.shape, case.engine, case.job, case.box)
-        return bool(free >= 0) and lacking(peak, case.box) is None
+        return bool(fits(peak, case.box))
     if case.quantity == "peak_gibibytes":
-        return peaks.peak(case.shape, case.engine, case.job).total / 2**30
+        return peak.total / 2**30
     return sum(peaks.states(case.engine, case.shape, "resting").device.values()) / 2**30
 
 
@@ -130,33 +133,35 @@ def _ranks_per_node(box: Box) -> int:
     return min(box.num_gpus, box.gpus_per_node)
 
 
-def free_bytes(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Numbers:
-    """Predict what a job leaves of a GPU's memory; negative: what is missing."""
-    needed = peaks.peak(shape, engine, job).total * (1 + ALLOCATOR_SLACK)
-    return usable_memory_bytes(box.gpu, box.num_gpus) - needed
+def needed_bytes(peak: Peak) -> Numbers:
+    """Of one GPU: the peak, and what the allocator reserves beyond it."""
+    return peak.total * (1 + ALLOCATOR_SLACK)
+
+
+def free_bytes(peak: Peak, box: Box) -> Numbers:
+    """What is left of a GPU's memory; negative: what is missing."""
+    return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak)
 
 
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
     """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
 
-    def fits(batches: np.ndarray) -> np.ndarray:
-        return free_bytes(shape, engine, dataclasses.replace(job, micro_batch_size=batches), box) >= 0
+    def has_room(batches: np.ndarray) -> np.ndarray:
+        return free_bytes(peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches)), box) >= 0
 
     powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
-    fitting = int(fits(powers).sum())  # memory grows with the batch
+    fitting = int(has_room(powers).sum())  # memory grows with the batch
     if fitting in (0, len(powers)):
         return 0 if fitting == 0 else LARGEST_MICRO_BATCH
     between = np.unique(np.linspace(powers[fitting - 1], powers[fitting], 1025).astype(int))
-    return int(between[fits(between)].max())
+    return int(between[has_room(between)].max())
 
 
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
     """List how a GPU's share of the global batch divides into (micro batch, accumulation), the largest first."""
-    return [
-        (micro, sequences_per_gpu // micro)
-        for micro in range(sequences_per_gpu, 0, -1)
-        if not sequences_per_gpu % micro
-    ]
+    small = [n for n in range(1, math.isqrt(sequences_per_gpu) + 1) if not sequences_per_gpu % n]
+    found = {n for one in small for n in (one, sequences_per_gpu // one)}
+    return [(micro, sequences_per_gpu // micro) for micro in sorted(found, reverse=True)]
 
 
 def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:

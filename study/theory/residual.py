@@ -103,20 +103,22 @@ LOGIT_BYTES = 12  # all fp32: log-softmax, which is kept, its gradient, and that
 FUSED_LOGIT_BYTES = 4  # 16 bits: the logits and their gradient, and nothing between
 
 
-def arithmetic(engine: Engine, job: Job) -> Arithmetic:
-    """Say how the blocks compute. Fused kernels, and FSDP2's mixed precision, leave no fp32 between two products."""
+def arithmetic(engine: Engine) -> Arithmetic:
+    """Say how the blocks compute. FSDP2's mixed precision casts the module, and leaves no fp32 between two products."""
     if engine.precision == "fp32":
         return "fp32"
-    return "autocast" if engine.precision.endswith("-autocast") and job.kernels == "transformers" else "half"
+    return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
 
 def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Predict what one block keeps for its backward, in bytes of one rank and micro step."""
-    block, how = BLOCKS[shape.architecture], arithmetic(engine, job)
+    block, how = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
-    full, short = block.hidden[how] if job.kernels == "transformers" else (0, sum(block.hidden["fp32"]))
+    full, short = block.hidden[how]
+    if how == "half" and job.kernels == "fused":  # norms' inputs too
+        full, short = 0, sum(block.hidden["fp32"])
     queries, keys = block.projections
-    eager = _is_eager(shape, job)
+    eager = is_eager(shape, job)
     if eager:  # keys and values are repeated for every query head
         queries, keys = queries + keys, 0
     each = shape.hidden * (4 * full + size * short) + 4 * block.norms
@@ -141,7 +143,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
 def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Predict what embeddings and the last norm keep, in bytes."""
     size = engine.compute_bytes
-    full, short = BLOCKS[shape.architecture].outside[arithmetic(engine, job)]
+    full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
     return job.tokens * shape.hidden * (4 * full + size * short + masks)
 
@@ -152,10 +154,10 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     The feed-forward part is highest, or, where attention's matrices are held, attention: there what the feed-forward
     part kept is gone already.
     """
-    block, how, size = BLOCKS[shape.architecture], arithmetic(engine, job), engine.compute_bytes
+    block, how, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = _is_composed(shape, job)
     wide = job.tokens * shape.hidden * (block.temporaries[how] + (COMPOSED_TEMPORARIES[how] if composed else 0))
-    if _is_eager(shape, job):
+    if is_eager(shape, job):
         full, _ = block.softmax[how]
         matrices = (4 if full else size) + (0 if job.dropout else size)
     else:
@@ -174,13 +176,13 @@ def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     """Predict what a checkpointed block keeps: its input. Under autocast that is the fp32 sum of all before it."""
-    size = 4 if arithmetic(engine, job) == "autocast" else engine.compute_bytes
+    size = 4 if arithmetic(engine) == "autocast" else engine.compute_bytes
     return job.tokens * shape.hidden * size
 
 
-def cast_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
+def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     """Count autocast's 16-bit copies of the weights, which live as long as what is kept for backward."""
-    if arithmetic(engine, job) != "autocast":
+    if arithmetic(engine) != "autocast":
         return 0
     # An embedding is looked up, not multiplied, unless it is the head too.
     rows = shape.vocabulary if shape.is_classifier or not shape.tied else 0
@@ -189,7 +191,8 @@ def cast_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
     return 2 * (sum(shape.parameters.matrices) - rows * shape.hidden)
 
 
-def _is_eager(shape: ModelShape, job: Job) -> bool:
+def is_eager(shape: ModelShape, job: Job) -> bool:
+    """Say whether attention's matrices are made, and not one fused kernel's business."""
     return job.kernels == "transformers" and (job.attention == "eager" or shape.architecture in EAGER_ONLY)
 
 
@@ -204,7 +207,7 @@ def _mask_bytes(job: Job, size: int) -> int:
 
 def _softmax_bytes(shape: ModelShape, engine: Engine, job: Job) -> int:
     """Per element of attention's matrices."""
-    full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine, job)]
+    full, short = BLOCKS[shape.architecture].softmax[arithmetic(engine)]
     size = engine.compute_bytes
     kept = 4 * full + size * short
     if not job.dropout:

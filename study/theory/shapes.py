@@ -266,6 +266,10 @@ _KEYS: dict[str, _Keys] = {  # by model_type
 _ONLY = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
 
 
+LARGEST_WIDTH = 100_000_000  # of anything that a config.json counts, positions included
+MOST_LAYERS = 10_000
+
+
 def from_config(content: dict[str, Any], where: str) -> ModelShape:
     """Read a model's shape from the content of a transformers config.json; `where` becomes its name.
 
@@ -273,7 +277,7 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
     file names. Raises ValueError for what is missing, of the wrong type, does not divide, or is not counted here.
     """
     model_type = content.get("model_type")
-    if model_type not in _KEYS:
+    if not isinstance(model_type, str) or model_type not in _KEYS:
         seen = "no model_type" if model_type is None else f"model_type {model_type!r}"
         raise ValueError(f"{where}: {seen}; give a config.json of {', '.join(_KEYS)}")
     keys = _KEYS[model_type]
@@ -284,6 +288,8 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
         value = content[key]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{where}: {key} is {value!r}; give a whole number of at least 1")
+        if value > LARGEST_WIDTH or (key == keys.layers and value > MOST_LAYERS):
+            raise ValueError(f"{where}: {key} is {value}, more than any model's; correct it")
         return value
 
     for key, only in _ONLY.items():
@@ -409,6 +415,9 @@ KNOWN: dict[str, ModelShape] = {shape.name: shape for shape, _ in _known()}
 _BY_NAME = KNOWN | {alias.lower(): KNOWN[shape.name] for shape, ids in _known() for alias in ids}
 
 
+LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error
+
+
 def find(text: str) -> ModelShape:
     """Find a model by a known name or hub id, in any case, by a config.json or its folder, or on the hub.
 
@@ -416,7 +425,9 @@ def find(text: str) -> ModelShape:
     """
     if known := _BY_NAME.get(text.strip().lower()):
         return known
-    path = Path(text)
+    if not text.strip():
+        raise ValueError("the model has no name; give a known name, a config.json or a hub id, owner/name")
+    path = Path(text if len(text) < LONGEST_PATH else "\0")  # no file can have that name
     if (path / "config.json").is_file():
         return _from_file(path / "config.json")
     if text.endswith(".json") or path.is_file():

@@ -7,11 +7,12 @@ published throughput (study/benchmarks/published_throughput.py); all others belo
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import flops
+from study.theory import communication, flops, residual
 from study.theory.case import Engine, Job, Numbers, parameter_bytes
 from study.theory.hardware import Box, Gpu, peak_flops_per_second
 from study.theory.shapes import ModelShape
@@ -31,7 +32,7 @@ class Constants:
 # Fitted by `python -m study.benchmarks.published_throughput` to published/mpt_throughput.csv: to the rows of A100, both
 # 40 and 80 GB, and to those of H100 SXM, without those in fp8.
 AMPERE = Constants(0.93, 0.32, 0.45, 0.92, 22e-6)
-HOPPER = Constants(0.78, 0.18, 0.45, 0.81, 27e-6)
+HOPPER = Constants(0.78, 0.18, 0.45, 0.82, 26e-6)
 FITTED = {"a100-40gb": AMPERE, "a100-80gb": AMPERE, "h100-sxm": HOPPER}
 # No such rows are known of the others. They have the constants of the nearest generation that has.
 _NEAREST = {"h100-pcie": HOPPER, "h200": HOPPER, "b200": HOPPER}
@@ -146,7 +147,7 @@ def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Co
         optimizer=optimizer + zero,
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
         exposed_communication=exposed - by_pcie + serial,
-        offload=by_pcie + host + _disk(shape, engine, box, micro_steps * moved.num_gathers),
+        offload=by_pcie + pcie.step + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
         spread=_spread(engine, job, box),
     )
 
@@ -247,9 +248,10 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
     A fused kernel computes what the mask leaves; backward it multiplies five times where forward does twice, since it
     keeps no scores. Eager attention multiplies everything as any product and writes every score several times.
     """
-    causal = job.attention == "sdpa" and not shape.is_classifier
+    eager = residual.is_eager(shape, job)
+    causal = not eager and not shape.is_classifier
     multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
-    if job.attention == "sdpa":
+    if not eager:
         return multiplied / speed.attention, 2.5 * multiplied / speed.attention
     size = engine.compute_bytes
     scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
@@ -315,31 +317,25 @@ class _Moved:
     last_backward: float = 0.0
     serial: float = 0.0
     step: float = 0.0
-    num_gathers: int = 0  # of all parameters, per micro step
 
 
-DDP_BUCKET_BYTES = 25 * 2**20  # PyTorch's default
+GATHERS = ("all_gather", "broadcast")
 
 
-def num_gathers(shape: ModelShape, engine: Engine, job: Job) -> int:
-    """How often a micro step gathers all parameters, once they are sharded.
-
-    FSDP gathers a checkpointed block once for both its second forward and its backward pass, DeepSpeed for each.
-    DeepSpeed keeps gathered what is used again soon and does not exceed what may live.
-    """
+def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """How often a micro step gathers all parameters of stage 3; part of them is kept and counts as part of a time."""
     if engine.zero_stage != 3:
-        return 0
+        return 0.0
     if engine.kind == "fsdp":
-        return 2 if engine.reshard_after_forward else 1
-    # From a parameter's forward to its backward pass, at most all others pass twice.
-    kept = shape.num_params <= min(engine.max_live_parameters, engine.max_reuse_distance / 2)
-    return 1 if kept else 3 if job.activation_checkpointing else 2
+        return 2.0 if engine.reshard_after_forward else 1.0
+    return communication.gathered_elements(engine, shape, job) / shape.num_params
 
 
 def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
+    """Take the collectives of communication.py and place them: beside which pass, or with nothing beside them."""
     world_size = engine.world_size
     if world_size == 1:
-        return _Moved(num_gathers=num_gathers(shape, engine, job))
+        return _Moved()
     nodes = box.num_nodes
     link, latency = box.gpu.link_bandwidth, COLLECTIVE_SECONDS
     if nodes > 1:  # a ring leaves and enters each node once, over all its adapters
@@ -347,38 +343,27 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
     # A ring passes all but one part of the tensor over each link.
     rate = LINK_EFFICIENCY * link * world_size / (world_size - 1)
 
-    def once(num_bytes: float, count: float) -> float:
-        return num_bytes / rate + count * latency
+    def spent(sums: communication.Sums) -> tuple[float, float]:
+        """Seconds of gathers, and of reductions; an all-reduce passes its bytes twice."""
+        seconds = [0.0, 0.0]
+        for kind, (count, num_bytes) in sums.items():
+            passes = 2 if kind == "all_reduce" else 1
+            seconds[kind not in GATHERS] += passes * num_bytes / rate + count * latency
+        return seconds[0], seconds[1]
 
-    whole = shape.num_params * parameter_bytes(engine.precision)
+    once, each = communication.parts(engine, shape, job.activation_checkpointing, job.dropout)
+    (gathered_once, reduced_once), (gathered, reduced) = spent(once), spent(each)
     if engine.kind == "ddp":
-        return _Moved(last_backward=2 * once(whole, -(-whole // DDP_BUCKET_BYTES)))
+        return _Moved(last_backward=gathered_once + reduced_once)
+    forward = gathered / max(1.0, _num_gathers(shape, engine, job))
     if engine.kind == "fsdp":
-        everything = once(shape.num_params * engine.compute_bytes, shape.layers + 1)
-        gathers = num_gathers(shape, engine, job)
-        return _Moved(forward=everything, backward=gathers * everything, num_gathers=gathers)
-
-    # DeepSpeed. Under its autocast linear layers are communicated in 16 bits, the rest in fp32.
-    blocks = shape.layers * shape.block_params
-    compressed = blocks * engine.compute_bytes + shape.outside_params * parameter_bytes(engine.precision)
-    if engine.zero_stage == 0:  # the engine's own all-reduce, after backward
-        return _Moved(step=2 * once(whole, 1))
-    reduced = once(compressed, -(-shape.num_params // (engine.reduce_bucket_size or shape.num_params)))
-    if engine.zero_stage < 3:
-        reduced *= 2 if engine.multi_rank_allreduce else 1
-        gathered = once(whole, 2)  # one per parameter group
-        if engine.zero_stage == 1:
-            if engine.overlap_comm:
-                return _Moved(last_backward=reduced, step=gathered)
-            return _Moved(step=reduced + gathered)
-        if engine.overlap_comm:
-            return _Moved(backward=reduced, step=gathered)
-        return _Moved(serial=reduced, step=gathered)
-    gathers = num_gathers(shape, engine, job)
-    everything = once(compressed, len(shape.parameters.matrices))  # a module at a time
+        return _Moved(forward=forward, backward=gathered - forward + reduced, step=reduced_once)
+    if engine.zero_stage == 1 and engine.overlap_comm:
+        return _Moved(last_backward=reduced_once, step=gathered_once)
+    moved = _Moved(forward=forward, backward=gathered - forward, step=gathered_once + reduced_once)
     if engine.overlap_comm:
-        return _Moved(forward=everything, backward=(gathers - 1) * everything + reduced, num_gathers=gathers)
-    return _Moved(forward=everything, backward=(gathers - 1) * everything, serial=reduced, num_gathers=gathers)
+        return dataclasses.replace(moved, backward=moved.backward + reduced)
+    return dataclasses.replace(moved, serial=reduced)
 
 
 # ---------------------------------------------------------------- offloading
@@ -386,21 +371,24 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
 
 @dataclass(frozen=True)
 class _Pcie:
-    """Seconds of one micro step that a GPU's transfers take beside forward and backward."""
+    """Seconds that a GPU's transfers take: of one micro step beside forward and backward, and before the update."""
 
     forward: float
     backward: float
+    step: float
 
 
 def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     own = shape.num_params * parameter_bytes(engine.precision) / engine.world_size
     once = own / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
-    forward = backward = 0.0
+    forward = backward = step = 0.0
     if engine.offload_param != "none":  # a shard is sent up before each gather
-        forward, backward = once, (num_gathers(shape, engine, job) - 1) * once
-    if engine.offload_optimizer != "none":
+        forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
+    if engine.offload_optimizer != "none" and engine.zero_stage == 1:  # reduced once, when all is accumulated
+        step = once
+    elif engine.offload_optimizer != "none":
         backward += once
-    return _Pcie(forward, backward)
+    return _Pcie(forward, backward, step)
 
 
 def _host_step(num_owned: float, engine: Engine, box: Box) -> float:
