@@ -60,8 +60,8 @@ def cell(r: Record) -> Cell | None:
     engine = engine_of(r)
     predicted = theory.peak(shape, engine, job_of(r))
     buckets = 4 * r.num_params if on_cpu and engine.kind == "ddp" else 0
-    host = predicted.host_bytes if on_cpu else 0.0  # a GPU's allocator does not count the host's
-    return Cell(r, max(measured) + buckets, predicted.total + host, theory.MOMENTS[predicted.moment])
+    host = predicted.host_bytes_then if on_cpu else 0.0  # a GPU's allocator does not count the host's
+    return Cell(r, max(measured) + buckets, float(predicted.total + host), theory.MOMENTS[predicted.moment])
 
 
 def _summary(cells: list[Cell]) -> str:

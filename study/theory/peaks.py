@@ -47,7 +47,8 @@ class Peak:
 
     parts: dict[Part, Numbers]  # on the device that computes
     moment: Numbers  # index into MOMENTS
-    host_bytes: float  # offloaded to the host, at its own highest
+    host_bytes: float  # offloaded to the host, at the host's own highest
+    host_bytes_then: Numbers  # at this moment
     disk_bytes: float  # offloaded to a disk
 
     @property
@@ -152,7 +153,8 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
     parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
-    return Peak(parts, highest if grid else int(highest), max(resting.host, stepping.host), resting.disk)
+    then = hosts.reshape(-1)[highest]
+    return Peak(parts, highest if grid else int(highest), max(resting.host, stepping.host), then, resting.disk)
 
 
 def _row(
@@ -238,7 +240,9 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, red
             return _Gradients(size, 4 * psi, 4 * psi, bucket, tied + 4 * in_bucket)
         return _Gradients(size, reduced, size * psi, bucket, tied + max(0, copies * in_bucket - size * psi))
     if not engine.multi_rank_allreduce:
-        # Bucket by bucket to the owners, so that at the end the largest is left: it, and its copy.
+        # Bucket by bucket to the owners, so that at the end the largest is left: it, and its copy. What is reduced in
+        # bf16 is there beside the fp32 that it is added to.
+        reduced += size * psi / engine.world_size if in_fp32 else 0
         return _Gradients(size, reduced, 0, bucket, reduced + max(2 * size, copies) * largest)
     return _Gradients(size, reduced, 0, bucket, max(tied + size * largest, copies * in_bucket))
 
