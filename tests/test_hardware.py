@@ -174,11 +174,8 @@ def test_part_of_a_node_has_its_share_of_the_host():
     assert "4 of 8" in half.source
 
 
-def test_the_price_is_of_all_gpus_and_unknown_where_it_is():
-    assert typical_box(GPUS["h100-sxm"], 16).price_per_hour == 16 * GPUS["h100-sxm"].price_per_hour
-    unpriced = typical_box(GPUS["a100-pcie-40gb"], 8)
-    assert unpriced.price_per_hour is None
-    assert unpriced.host_memory_bytes is None  # no node with it is known either
+def test_a_card_of_which_no_node_is_known_has_no_host():
+    assert typical_box(GPUS["a100-pcie-40gb"], 8).host_memory_bytes is None
 
 
 def test_a_node_without_a_local_disk_has_none_to_offload_to():

@@ -80,11 +80,3 @@ def hardware_flops_per_sequence(
     """Count what a GPU multiplies: model FLOPs and, with checkpointing, the blocks' second forward pass."""
     again = blocks_flops_per_sequence(shape, sequence_length, causal) if activation_checkpointing else 0
     return model_flops_per_sequence(shape, sequence_length, causal) + again
-
-
-def foundry_flops_per_token(num_params: int, shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count as the published MPT tables do for their MFU: 6 per parameter, and attention as if nothing were masked.
-
-    LLM Foundry, scripts/train/benchmarking/README.md (Apache-2.0). Every parameter counts, embeddings and norms too.
-    """
-    return 6 * num_params + 12 * shape.layers * shape.heads * shape.head_size * sequence_length

@@ -225,11 +225,6 @@ class Box:
     def num_nodes(self) -> int:
         return max(1, self.num_gpus // self.gpus_per_node)
 
-    @property
-    def price_per_hour(self) -> float | None:
-        """USD, of all GPUs."""
-        return None if self.gpu.price_per_hour is None else self.num_gpus * self.gpu.price_per_hour
-
 
 # A drive's sequential read and write: data sheets of Samsung's data center drives PM983 and PM9A3, as remembered.
 # Clouds do not say whose drives they have, and may throttle them.

@@ -68,7 +68,7 @@ class Prediction:
 
     @property
     def tokens_per_second_per_gpu(self) -> Numbers:
-        return self.job.tokens * self.job.gradient_accumulation_steps / self.step.total
+        return step_time.tokens_per_second_per_gpu(self.job, self.step.total)
 
     @property
     def mfu(self) -> Numbers:
