@@ -77,6 +77,10 @@ _KERNELS = {
 }
 
 
+def _short(seconds: float) -> str:
+    return f"{seconds:.2g}" if seconds < 99.5 else f"{seconds:,.0f}"
+
+
 def _row(option: Option) -> list[str]:
     one = option.prediction
     job = one.job
@@ -92,7 +96,7 @@ def _row(option: Option) -> list[str]:
         gib(one.free_bytes),
         batch,
         str(option.largest_micro_batch),
-        f"{one.step.total:.3g} ({one.step.low:.2g}-{one.step.high:.2g})",
+        f"{one.step.total:.3g} ({_short(one.step.low)}-{_short(one.step.high)})",
         f"{one.tokens_per_second_per_gpu:,.0f}",
         f"{100 * one.mfu:.0f} %",
         f"{one.communicated_bytes / 1e9:.2f}",
