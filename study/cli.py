@@ -21,6 +21,8 @@ VIEWS = (
     "answer",
 )
 
+CLAIM_VERDICTS = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
+
 LARGEST_NUMBER = 1_000_000_000
 
 
@@ -140,6 +142,19 @@ def run(arguments: list[str]) -> int:
         "--output", type=Path, default=Path("reports/predicted"), help="folder to write to (default: reports/predicted)"
     )
     predict.set_defaults(call=_predict)
+
+    claims = commands.add_parser(
+        "claims",
+        help="print what others have published, claim by claim, and what became of it",
+        epilog="Exit status of --check: 1 where a committed verdict no longer follows from records and theory.",
+        allow_abbrev=False,
+    )
+    claims.add_argument("--source", help="only this source's")
+    claims.add_argument("--verdict", choices=CLAIM_VERDICTS, help="only claims with this verdict")
+    claims.add_argument("--json", action="store_true", help="print everything that is known of each claim as JSON")
+    claims.add_argument("--check", action="store_true", help="decide every claim again, and list what has changed")
+    claims.add_argument("--write", action="store_true", help="decide every claim again, and commit the verdicts")
+    claims.set_defaults(call=_claims)
 
     extensions = commands.add_parser(
         "extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False
@@ -332,6 +347,29 @@ def _predict(options: argparse.Namespace) -> int:
     print(
         predictions.write(options.output, predictions.predict_study(matrix.find(options.study), options.gpu, num_gpus))
     )
+    return 0
+
+
+def _claims(options: argparse.Namespace) -> int:
+    import json
+
+    from study.claims import say, verdicts
+
+    if options.check or options.write:
+        if options.source or options.verdict or options.json or (options.check and options.write):
+            raise Refusal("--check and --write decide every claim; give one of them alone")
+        now = verdicts.decide_all()
+        if options.write:
+            verdicts.write(now)
+            print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
+            return 0
+        changed = verdicts.stale(verdicts.read(), now)
+        for name, what in changed.items():
+            print(f"{name}: {what}")
+        print(f"{len(changed)} of {len(now)} verdicts no longer follow" if changed else f"{len(now)} verdicts follow")
+        return 1 if changed else 0
+    found = say.committed(options.source, options.verdict)
+    print(json.dumps(say.content(found), indent=1, ensure_ascii=False) if options.json else say.text(found))
     return 0
 
 

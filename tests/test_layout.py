@@ -58,17 +58,18 @@ MAY_IMPORT = {
         "report", "strategy", "theory", "workloads",
     },
     "advise": {"config", "engines", "record", "strategy", "theory"},
+    "claims": {"advise", "compare", "config", "engines", "planning", "record", "strategy", "theory"},
     "cli": {
-        "advise", "compare", "config", "extensions", "launch", "matrix", "plan", "predictions", "report", "runner",
-        "strategy",
+        "advise", "claims", "compare", "config", "extensions", "launch", "matrix", "plan", "predictions", "report",
+        "runner", "strategy",
     },
     "__main__": {"cli", "config"},
 }  # fmt: skip
 
 LIGHT = [
-    "advise", "bound", "box", "cli", "colab", "compare", "config", "ending", "engines", "extensions", "forecast",
-    "launch", "matrix", "plan", "planning", "predictions", "record", "report", "runner", "strategy", "theory", "train",
-    "workloads.sources", "__main__",
+    "advise", "bound", "box", "claims", "cli", "colab", "compare", "config", "ending", "engines", "extensions",
+    "forecast", "launch", "matrix", "plan", "planning", "predictions", "record", "report", "runner", "strategy",
+    "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 

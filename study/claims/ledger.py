@@ -1,0 +1,268 @@
+"""What was claimed, where, under which conditions, and how is it decided? The files of ledger/, read strictly."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from study.claims.rules import arithmetic, record, theory
+from study.config import Refusal
+
+FOLDER = Path(__file__).parent / "ledger"
+LONGEST_PHRASE = 12  # words of a source that are quoted
+TRUE = 1e-9  # relative; exact, but for the rounding of a float
+
+Kind = Literal[
+    "memory",
+    "capacity",
+    "throughput",
+    "communication",
+    "convergence",
+    "offload",
+    "cost",
+    "configuration",
+    "advice",
+]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Tolerance(_Strict):
+    """How far from the expected value still counts as it; fixed before the evidence was seen. Exactly one is given."""
+
+    relative: Annotated[float, Field(gt=0, lt=1)] | None = None
+    absolute: Annotated[float, Field(gt=0)] | None = None
+    exact: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Tolerance:
+        given = [name for name in ("relative", "absolute", "exact") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"tolerance: {' and '.join(given) or 'nothing'} given; give one of relative, absolute, exact"
+            )
+        return self
+
+
+class Expected(_Strict):
+    """What the source says: a number, the two ends of a range, yes or no, or a word."""
+
+    value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
+    unit: Text
+    tolerance: Tolerance
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, content: Any) -> Any:
+        value = content.get("value") if isinstance(content, dict) else None
+        if isinstance(value, list) and len(value) == 2 and all(_is_number(end) for end in value):
+            return {**content, "value": tuple(map(float, value))}
+        if value is not None and not isinstance(value, (bool, str)) and not _is_number(value):
+            raise ValueError(f"value {value!r}: give a number, [low, high], true, false or a word")
+        return content
+
+    @model_validator(mode="after")
+    def _fits(self) -> Expected:
+        if isinstance(self.value, tuple) and self.value[0] > self.value[1]:
+            raise ValueError(f"value {list(self.value)}: the lower end comes first")
+        if isinstance(self.value, (bool, str)) and not self.tolerance.exact:
+            raise ValueError(f"tolerance: {self.value!r} has none but exact")
+        return self
+
+    @cached_property
+    def band(self) -> tuple[float, float]:
+        """The values that count as the expected one; only where that is a number or a range."""
+        low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
+        relative = TRUE if self.tolerance.exact else self.tolerance.relative
+        if relative is None:
+            return low - self.tolerance.absolute, high + self.tolerance.absolute
+        return low - relative * abs(low), high + relative * abs(high)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class Arithmetic(_Strict):
+    """It must agree with the other numbers of its source, or of what that cites."""
+
+    type: Literal["arithmetic"]
+    formula: Text
+
+
+class _Call(_Strict):
+    function: Text
+    arguments: dict[str, Any]
+
+
+class Theory(_Call):
+    """It is held against the models of study/theory, the papers' or the engine's."""
+
+    type: Literal["theory"]
+
+    @model_validator(mode="after")
+    def _known(self) -> Theory:
+        _check_call(self, theory.FUNCTIONS)
+        return self
+
+
+class OfRecords(_Call):
+    """It is held against the committed records of runs."""
+
+    type: Literal["record"]
+
+    @model_validator(mode="after")
+    def _known(self) -> OfRecords:
+        _check_call(self, record.FUNCTIONS)
+        return self
+
+
+def _check_call(call: _Call, functions: dict[str, Any]) -> None:
+    if call.function not in functions:
+        raise ValueError(f"function {call.function!r} is unknown; take one of {', '.join(functions)}")
+    try:
+        inspect.signature(functions[call.function]).bind(**call.arguments)
+    except TypeError as error:
+        raise ValueError(f"arguments: {error}, of {call.function}") from None
+    theory.check_cases(call.function, call.arguments)
+
+
+class Execution(_Strict):
+    """Its lines are given to today's engine."""
+
+    type: Literal["execution"]
+    snippet: Text
+    through: Literal["accelerate-yaml", "deepspeed-json", "training-arguments", "python"]
+
+
+class Undecidable(_Strict):
+    """It cannot be decided here; which box and which run would."""
+
+    type: Literal["undecidable"]
+    box: Text
+    run: Text
+    command: Text | None  # None: the study has none for it
+
+
+class Claim(_Strict):
+    """One statement of a source."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+$")]
+    where: Text
+    phrase: Text
+    kind: Kind
+    conditions: Text
+    expected: Expected
+    rule: Annotated[Arithmetic | Theory | OfRecords | Execution | Undecidable, Field(discriminator="type")]
+    otherwise: Literal["inconsistent", "differs", "outdated"]  # the verdict where it does not hold
+    links: list[str]  # claims that say something else of the same thing
+    note: str
+
+    @model_validator(mode="after")
+    def _short(self) -> Claim:
+        words = [word for word in self.phrase.split() if re.search(r"\w", word)]
+        if len(words) > LONGEST_PHRASE:
+            raise ValueError(f"phrase: {len(words)} words, of which {LONGEST_PHRASE} may be quoted; shorten it")
+        return self
+
+
+class Source(_Strict):
+    """One published source: its figures and its claims."""
+
+    source: Text
+    title: Text
+    url: Text | None
+    numbers: dict[str, float]  # for formulas; the unit is in the name
+    claims: list[Claim]
+
+
+def read(folder: Path = FOLDER) -> list[Source]:
+    """Read every source, in the order of their names. Raises Refusal naming file, claim and key."""
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
+    sources = [_read(path) for path in paths]
+    known: dict[str, str] = {}
+    for path, source in zip(paths, sources, strict=True):
+        for claim in source.claims:
+            if claim.id in known:
+                raise Refusal(f"{path}: {claim.id}: id: is there already, in {known[claim.id]}; choose another")
+            known[claim.id] = path.name
+    back = {(claim.id, link) for source in sources for claim in source.claims for link in claim.links}
+    for path, source in zip(paths, sources, strict=True):
+        for claim in source.claims:
+            for link in claim.links:
+                if link not in known:
+                    raise Refusal(f"{path}: {claim.id}: links: {link!r} is no claim; correct it or leave it out")
+                if link == claim.id or (link, claim.id) not in back:
+                    raise Refusal(f"{path}: {claim.id}: links: {link} does not link back; add it there")
+    return sources
+
+
+def _read(path: Path) -> Source:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no keys; it needs {', '.join(Source.model_fields)}")
+    try:
+        found = Source.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(_described(error, path, content)) from None
+    if found.source != path.stem:
+        raise Refusal(f"{path}: source {found.source!r}: must be the file's name, {path.stem!r}")
+    for claim in found.claims:
+        if not claim.id.startswith(f"{found.source}."):
+            raise Refusal(f"{path}: {claim.id}: id: must begin with {found.source}.")
+        if isinstance(claim.rule, Arithmetic):
+            with refusing(path, claim):
+                arithmetic.check(claim.rule.formula, found.numbers)
+    return found
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
+
+
+def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> str:
+    """One line: the file, the claim by its id, the key and what is wrong."""
+    first = error.errors()[0]
+    place = first["loc"]
+    where = str(path)
+    if place[:1] == ("claims",) and len(place) > 1:
+        entry = content["claims"][place[1]]
+        named = entry.get("id") if isinstance(entry, dict) else None
+        where += f": {named or f'claim {place[1] + 1}'}"
+        place = place[2:]
+    key = ".".join(str(part) for part in place)
+    if first["type"] == "value_error":
+        return f"{where}: {key + ': ' if key else ''}{first['ctx']['error']}"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: {key}: unknown key; take it out"
+    if first["type"] == "missing":
+        return f"{where}: {key}: is missing; add it"
+    if first["type"] == "union_tag_invalid":
+        return f"{where}: {key}.type: {first['ctx']['tag']!r} is no rule; take one of {first['ctx']['expected_tags']}"
+    return f"{where}: {key}: {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+class refusing:
+    """Turn what a rule raises into a refusal that names the file, the claim and the rule."""
+
+    def __init__(self, path: Path, claim: Claim) -> None:
+        self._where = f"{path}: {claim.id}: rule"
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, ValueError):
+            raise Refusal(f"{self._where}: {error}") from None

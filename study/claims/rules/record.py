@@ -1,0 +1,271 @@
+"""What do the committed records of runs say of a claim? The functions that the ledger may name, with their arguments.
+
+All records are of a CPU. Losses: fp32, the models of the study `cpu`, two processes, by compare/differences.py, seed by
+seed. Bytes: where the models of a study differ, or the ranks, the interval is from least to most.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from study import record as files
+from study.claims.observed import Observed
+from study.compare import records
+from study.compare.records import Found
+from study.record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RECORDS = Path(__file__).resolve().parents[3] / "reports" / "cpu" / "records"
+WORLD_SIZE = 2  # of the runs whose losses are compared
+PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
+SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+@lru_cache(maxsize=16)
+def _found(study: str) -> list[Found]:
+    return [found for found in records.find([RECORDS / study]) if found.record.status == "ok"]
+
+
+def _some(found: Iterable[Found], what: str) -> list[Found]:
+    kept = list(found)
+    if not kept:
+        raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
+    return kept
+
+
+def _name(path: str) -> str:
+    """A strategy's name; the ledger may name its file."""
+    return Path(path).stem
+
+
+# ---------------------------------------------------------------- what is learned
+
+
+def loss_difference(
+    workload: str, strategy: str, control: str, part: str = "training", steps: int | None = None
+) -> Observed:
+    """Relative difference of loss, strategy less control, with its interval over seeds.
+
+    part: training, the mean of the last ten steps, or of the first `steps`; evaluation, the held-out loss at the end.
+    """
+    if part not in ("training", "evaluation"):
+        raise ValueError(f"part {part!r}: must be 'training' or 'evaluation'")
+    from study.compare.table import CURVE
+
+    table = _table()
+    if steps is not None:  # compared in the place of the last losses
+        at = CURVE.index("loss")
+        table = table.assign(final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
+    return _compared(table, workload, strategy, control, "final_loss" if part == "training" else "eval_loss")
+
+
+def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
+    """The mean gradient norm of a run over the control's, with its interval over seeds."""
+    found = _compared(_table(), workload, strategy, control, "mean_grad_norm")
+    low, high = found.interval
+    return Observed(1 + found.value, found.evidence, (1 + low, 1 + high), told=found.told)
+
+
+def loss_spread(workload: str, strategy: str) -> Observed:
+    """Standard deviation of the last losses over seeds, over their mean."""
+    table = _table()
+    runs = table[
+        (table["workload"] == workload) & (table["strategy"] == strategy) & (table["world_size"] == WORLD_SIZE)
+    ]
+    losses = runs.groupby("seed")["final_loss"].mean()
+    if len(losses) < 2:
+        raise ValueError(f"arguments: no committed records of {workload} under {strategy} in several seeds")
+    return Observed(float(losses.std() / losses.mean()), tuple(sorted(runs["run_id"])), told=f"{len(losses)} seeds")
+
+
+@lru_cache(maxsize=1)
+def _table() -> pd.DataFrame:
+    from study.compare import table
+
+    return table.read([RECORDS / "cpu"])
+
+
+def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, metric: str) -> Observed:
+    from study.compare import differences, pairs
+
+    kept = table[(table["workload"] == workload) & table["strategy"].isin([strategy, control])]
+    compared = differences.compare(kept, control, [metric])
+    rows = compared[
+        (compared["strategy"] == strategy)
+        & (compared["world_size"] == (1 if strategy == "single" else WORLD_SIZE))
+        & (compared["control_world_size"] == WORLD_SIZE)
+    ]
+    if len(rows) != 1 or rows["relative_low"].isna().any():
+        raise ValueError(
+            f"arguments: no committed records of {workload} under {strategy} and {control} in several seeds"
+        )
+    row = rows.iloc[0]
+    couples = pairs.pair(kept, control).compared
+    ids = {name for column in ("run", "control_run") for name in kept.loc[couples[column], "run_id"]}
+    runs = kept[kept["run_id"].isin(ids) & (kept["world_size"] <= WORLD_SIZE)]
+    interval = float(row["relative_low"]), float(row["relative_high"])
+    evidence = tuple(sorted(runs["run_id"]))
+    return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 %, {row['interval']}")
+
+
+# ---------------------------------------------------------------- what is held
+
+
+def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
+    """Bytes that the largest rank holds per parameter as the optimizer is about to step.
+
+    part: one of PARTS; model_states are the first three together, which is what the paper counts.
+    """
+    if part not in PARTS:
+        raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
+    wanted = (_name(strategy), world_size, precision)
+    found = _some(
+        (f for f in _found("model-states") if _of_states(f.record) == wanted),
+        f"model states under {strategy} on {world_size} processes in {precision}",
+    )
+    values = [max(getattr(rank, part) for rank in f.record.model_state_bytes) / f.record.num_params for f in found]
+    return _from_least_to_most(values, found)
+
+
+def _of_states(r: Record) -> tuple[str, int, str]:
+    return r.strategy, r.world_size, r.proof.precision
+
+
+def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
+    """Bytes per parameter of a part of the states on so many ranks over those on another number."""
+    one, other = (state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size))
+    (low, high), (least, most) = (found.interval or (found.value,) * 2 for found in (one, other))
+    if not least:
+        raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes")
+    interval = None if (low, least) == (high, most) else (low / most, high / least)
+    return Observed(one.value / other.value, one.evidence + other.evidence, interval, told=one.told)
+
+
+def _from_least_to_most(values: list[float], found: list[Found]) -> Observed:
+    interval = None if len(set(values)) == 1 else (min(values), max(values))
+    evidence = tuple(f.record.run_id for f in found)
+    return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
+
+
+# ---------------------------------------------------------------- what is sent
+
+
+def _sending(strategy: str, world_size: int, accumulation: int) -> list[Found]:
+    wanted = (_name(strategy), world_size, accumulation, False)
+    return _some(
+        (f for f in _found("communication") if _of_step(f.record) == wanted),
+        f"communication under {strategy} on {world_size} processes, micro steps: {accumulation}",
+    )
+
+
+def _of_step(r: Record) -> tuple[str, int, int, bool]:
+    return r.strategy, r.world_size, r.proof.gradient_accumulation_steps, r.config["activation_checkpointing"]
+
+
+def volume(strategy: str, world_size: int, accumulation: int) -> Observed:
+    """Bytes of a step's collectives over those of all parameters, an all-reduce counted twice."""
+    found = _sending(strategy, world_size, accumulation)
+    values = [_moved(f.record) / (4 * f.record.num_params) for f in found]  # all are in fp32
+    return _from_least_to_most(values, found)
+
+
+def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
+    return sum(c.moved_bytes for c in r.collectives_per_step if kinds is None or c.kind in kinds)
+
+
+def volume_ratio(of: dict, to: dict) -> Observed:
+    """`volume` of one case over that of another."""
+    one, other = volume(**of), volume(**to)
+    (low, high), (least, most) = (found.interval or (found.value,) * 2 for found in (one, other))
+    interval = None if (low, least) == (high, most) else (low / most, high / least)
+    return Observed(one.value / other.value, one.evidence + other.evidence, interval, told="least to most")
+
+
+def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
+    """Bytes that reduce gradients in a step of so many micro steps over those of a step of one."""
+    one, other = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
+    values = [_moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(one, other, strict=True)]
+    return _from_least_to_most(values, [*one, *other])
+
+
+def uses_collective(strategy: str, world_size: int, collective: str) -> Observed:
+    """Whether a step has a collective for more than losses and norms."""
+    found = _sending(strategy, world_size, 1)
+    kind = collective.replace("-", "_")
+    shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in found]
+    evidence = tuple(f.record.run_id for f in found)
+    seen = [share > SEEN for share in shares]
+    return Observed(all(seen), evidence, (all(seen), any(seen)))
+
+
+def flops_ratio(workload: str, strategy: str, control: str) -> Observed:
+    """Operations of a sequence, forward and backward, under a strategy over those under the control, as counted."""
+    runs = {
+        name: _some(
+            (
+                f
+                for f in _found("cpu")
+                if (f.record.workload, f.record.strategy) == (workload, name) and f.record.model_flops_per_sequence
+            ),
+            f"counted operations of {workload} under {name}",
+        )
+        for name in (strategy, control)
+    }
+    counted = {name: {f.record.model_flops_per_sequence for f in found} for name, found in runs.items()}
+    values = [one / other for one in counted[strategy] for other in counted[control]]
+    return _from_least_to_most(values, [*runs[strategy], *runs[control]])
+
+
+# ---------------------------------------------------------------- accumulation
+
+
+def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> Observed:
+    """The largest relative difference of loss, over all steps, that accumulation makes at one global batch."""
+    accumulated, plain = _parity_pair(workload, strategy, micro_batch)
+    losses = [[line["loss"] for line in files.read_steps(f.path)] for f in (accumulated, plain)]
+    value = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
+    return Observed(value, (accumulated.record.run_id, plain.record.run_id))
+
+
+def accumulation_norm_ratio(workload: str, strategy: str, micro_batch: int) -> Observed:
+    """The median gradient norm with accumulation over that without, at one global batch."""
+    accumulated, plain = _parity_pair(workload, strategy, micro_batch)
+    norms = [[line["grad_norm"] for line in files.read_steps(f.path)] for f in (accumulated, plain)]
+    value = statistics.median(a / b for a, b in zip(*norms, strict=True))
+    return Observed(value, (accumulated.record.run_id, plain.record.run_id))
+
+
+def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Found, Found]:
+    """The runs of the study `parity`, without dropout and clipping, with accumulation and without."""
+    alike = [
+        f
+        for f in _found("parity")
+        if (f.record.workload, f.record.strategy, f.record.world_size) == (workload, strategy, WORLD_SIZE)
+        and not f.record.config["dropout"]
+    ]
+    what = f"{workload} under {strategy} in the study parity"
+    steps = [(f, f.record.proof.gradient_accumulation_steps) for f in alike]
+    accumulated = _some(
+        (f for f, count in steps if count > 1 and f.record.proof.micro_batch_size == micro_batch),
+        f"{what}, accumulated, micro batch {micro_batch}",
+    )
+    plain = _some((f for f, count in steps if count == 1), what)
+    for found in (accumulated[0], plain[0]):
+        files.checked_steps(found.path, found.record)
+    return accumulated[0], plain[0]
+
+
+FUNCTIONS: dict[str, Callable[..., Observed]] = {
+    function.__name__: function
+    for function in (
+        loss_difference, gradient_norm_ratio, loss_spread, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
+        reduced_ratio, uses_collective, flops_ratio, accumulation_difference, accumulation_norm_ratio,
+    )
+}  # fmt: skip

@@ -1,0 +1,72 @@
+"""What is printed of the claims: a tally, each with its verdict and why, or everything as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from study.claims import ledger, verdicts
+from study.claims.ledger import Claim
+from study.claims.verdicts import AGAIN, WORDS, Verdict
+from study.config import Refusal
+
+
+class Decided(NamedTuple):
+    """A claim of a source with its committed verdict."""
+
+    source: str
+    claim: Claim
+    verdict: Verdict
+
+
+def committed(source: str | None = None, word: str | None = None) -> list[Decided]:
+    """List the claims, of one source, with one verdict, or all. Raises Refusal for a source that there is not."""
+    sources, known = ledger.read(), verdicts.read()
+    names = [one.source for one in sources]
+    if source is not None and source not in names:
+        raise Refusal(f"--source {source}: is no source; take one of {', '.join(names)}")
+    found = []
+    for one in sources:
+        for claim in one.claims if source in (None, one.source) else []:
+            if claim.id not in known:
+                raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
+            if word in (None, known[claim.id].verdict):
+                found.append(Decided(one.source, claim, known[claim.id]))
+    return found
+
+
+def content(found: Sequence[Decided]) -> dict[str, Any]:
+    """Everything, for `--json`."""
+    return {
+        "claims": [
+            {"id": claim.id, "source": source, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
+            for source, claim, verdict in found
+        ]
+    }
+
+
+def text(found: Sequence[Decided]) -> str:
+    """Print the tally, then each claim."""
+    lines = tally(found)
+    for source, claim, verdict in found:
+        lines += [
+            "",
+            f"{claim.id}: {verdict.verdict}",
+            f'  "{claim.phrase}" ({source}, {claim.where})',
+            f"  {verdict.why}",
+        ]
+    return "\n".join(lines)
+
+
+def tally(found: Sequence[Decided]) -> list[str]:
+    """Tabulate verdicts by source, as Markdown."""
+    counts = Counter((one.source, one.verdict.verdict) for one in found)
+    names = list(dict.fromkeys(one.source for one in found))
+    rows = [(name, [counts[name, word] for word in WORDS]) for name in names]
+    rows.append(("all", [sum(counts[name, word] for name in names) for word in WORDS]))
+    return [
+        f"| source | {' | '.join(WORDS)} | claims |",
+        f"| --- |{' ---: |' * (len(WORDS) + 1)}",
+        *(f"| {name} | {' | '.join(map(str, row))} | {sum(row)} |" for name, row in rows),
+    ]

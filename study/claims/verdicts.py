@@ -1,0 +1,224 @@
+"""Does a claim hold? What a rule observed, against what was expected; the committed verdicts and their check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from study.claims import ledger
+from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Undecidable
+from study.claims.observed import Observed
+from study.claims.rules import arithmetic, record, theory
+from study.config import Refusal, describe
+from study.record import load, write_json
+
+VERDICTS = Path(__file__).parent / "verdicts.json"
+AGAIN = "run `zero-study claims --write`"
+DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
+SAME = 1e-4  # relative; observed values that differ by less are the same on another machine
+
+Word = Literal["replicated", "differs", "inconsistent", "outdated", "not tested here"]
+WORDS: tuple[Word, ...] = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
+
+UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
+WHO: dict[type, str] = {Arithmetic: "Arithmetic gives", OfRecords: "Records give"}
+
+
+class Seen(BaseModel):
+    """What was observed, in the unit of the claim."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    value: bool | float = Field(union_mode="left_to_right")
+    low: bool | float | None = Field(union_mode="left_to_right")
+    high: bool | float | None = Field(union_mode="left_to_right")
+    told: str  # how the interval came about
+
+
+class Verdict(BaseModel):
+    """What became of a claim."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    verdict: Word
+    observed: Seen | None  # None: nothing was
+    why: Annotated[str, Field(min_length=1)]
+    evidence: list[str]
+
+
+# ---------------------------------------------------------------- deciding
+
+
+def decide(source: Source, claim: Claim) -> Verdict:
+    """Decide one claim. Raises ValueError where its rule cannot be followed."""
+    rule = claim.rule
+    if isinstance(rule, Execution):
+        return Verdict(verdict="not tested here", observed=None, why="Not executed yet.", evidence=[])
+    if isinstance(rule, Undecidable):
+        by = f" ({rule.command})" if rule.command else ""
+        return Verdict(
+            verdict="not tested here", observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[]
+        )
+    if isinstance(rule, Arithmetic):
+        found = arithmetic.observe(rule.formula, source.numbers)
+    else:
+        functions = record.FUNCTIONS if isinstance(rule, OfRecords) else theory.FUNCTIONS
+        found = functions[rule.function](**rule.arguments)
+    seen = _seen(found, claim)
+    holds = _holds(seen, claim)
+    word: Word = "not tested here" if holds is None else "replicated" if holds else claim.otherwise
+    return Verdict(verdict=word, observed=seen, why=_why(claim, seen, holds), evidence=list(found.evidence))
+
+
+def _seen(found: Observed, claim: Claim) -> Seen:
+    expected = claim.expected
+    if isinstance(expected.value, str) or isinstance(found.value, bool) != isinstance(expected.value, bool):
+        raise ValueError(f"expected.value {expected.value!r}: the rule finds {found.value!r}; they cannot be compared")
+    unit = 1.0
+    if found.in_bytes:
+        word = expected.unit.split()[0]
+        if word not in UNITS:
+            raise ValueError(f"expected.unit {expected.unit!r}: begins with none of {', '.join(UNITS)}")
+        unit = UNITS[word]
+    values = [found.value, *(found.interval or (None, None))]
+    value, low, high = (
+        one if one is None or isinstance(one, bool) else float(f"{one / unit:.{DIGITS}g}") for one in values
+    )
+    return Seen(value=value, low=low, high=high, told=found.told)
+
+
+def _holds(seen: Seen, claim: Claim) -> bool | None:
+    """Whether what was observed is what was expected; None where its interval allows both."""
+    low, high = (seen.value if end is None else end for end in (seen.low, seen.high))
+    expected = claim.expected.value
+    if isinstance(expected, bool):
+        return None if low != high else low == expected
+    least, most = claim.expected.band
+    if least <= low and high <= most:
+        return True
+    return False if high < least or low > most else None
+
+
+def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
+    """One sentence, from the numbers."""
+    expected, unit = claim.expected, claim.expected.unit
+    who = WHO.get(type(claim.rule), "Theory gives")
+    if isinstance(expected.value, bool):
+        said = f'{_yes(seen.value)} to "{unit}", and the source {_yes(expected.value)}'
+        if holds is None:
+            return f"{who} {said}, but {seen.told or 'the amounts are too near one another'} to be sure."
+        return f"{who} {said}."
+    between = ""
+    if seen.low is not None and _number(seen.low) != _number(seen.high):
+        told = f", {seen.told}" if seen.told else ""
+        between = f" (between {_number(seen.low)} and {_number(seen.high)}{told})"
+    wanted = _wanted(claim)
+    if holds is None:
+        judged = f"which neither agrees with nor leaves out {wanted}"
+    elif holds:
+        judged = f"which agrees with {wanted}"
+    else:
+        judged = f"where the source has {wanted}{_times(seen, claim)}"
+    return f"{who} {_number(seen.value)}{between}, {judged}; in {unit}."
+
+
+def _wanted(claim: Claim) -> str:
+    value, tolerance = claim.expected.value, claim.expected.tolerance
+    text = f"{_number(value[0])} to {_number(value[1])}" if isinstance(value, tuple) else _number(value)
+    if tolerance.relative is not None:
+        return f"{text} within {100 * tolerance.relative:g} %"
+    return text if tolerance.exact else f"{text} within {_number(tolerance.absolute)}"
+
+
+def _times(seen: Seen, claim: Claim) -> str:
+    """How far off, where a quotient says it better than the two numbers do."""
+    value = claim.expected.value
+    if isinstance(value, tuple):
+        value = value[0] if seen.value < value[0] else value[1]
+    if not value or seen.value / value < 1.5:
+        return ""
+    return f": {_number(seen.value / value)} times as much"
+
+
+def _number(value: float) -> str:
+    """As a person writes it: four digits, no exponent where it can be avoided."""
+    if value == 0 or 1e-4 <= abs(value) < 1e7:
+        rounded = float(f"{value:.4g}")
+        return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+# ---------------------------------------------------------------- the committed ones
+
+
+def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
+    """Decide every claim of the ledger. Raises Refusal naming file and claim where a rule cannot be followed."""
+    found = {}
+    for source in ledger.read(folder):
+        for claim in source.claims:
+            with ledger.refusing(folder / f"{source.source}.yaml", claim):
+                found[claim.id] = decide(source, claim)
+    return found
+
+
+def write(found: dict[str, Verdict], path: Path = VERDICTS) -> None:
+    write_json(path, {name: verdict.model_dump() for name, verdict in found.items()})
+
+
+def read(path: Path = VERDICTS) -> dict[str, Verdict]:
+    """Read the committed verdicts. Raises Refusal naming the file and the claim."""
+    content = load(path, "verdicts")
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no verdicts; {AGAIN}")
+    found = {}
+    for name, entry in content.items():
+        try:
+            found[name] = Verdict.model_validate(entry)
+        except ValidationError as error:
+            raise Refusal(describe(error, f"{path}: {name}")) from None
+    return found
+
+
+def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, str]:
+    """By claim: what no longer follows of its committed verdict."""
+    found = {}
+    for name in [*now, *(name for name in committed if name not in now)]:
+        if name not in committed:
+            found[name] = f"has no committed verdict, and is {now[name].verdict}"
+        elif name not in now:
+            found[name] = "is no claim of the ledger"
+        elif committed[name].verdict != now[name].verdict:
+            found[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}"
+        elif not _is_same(committed[name].observed, now[name].observed):
+            found[name] = f"is committed with {_told(committed[name])}, and has {_told(now[name])}"
+        elif committed[name].evidence != now[name].evidence:
+            found[name] = "rests on other evidence than is committed"
+        elif committed[name].why != now[name].why:
+            found[name] = "is committed with another sentence of why"
+    return found
+
+
+def _told(verdict: Verdict) -> str:
+    seen = verdict.observed
+    if seen is None:
+        return "nothing observed"
+    return str(seen.value) + ("" if seen.low is None else f" ({seen.low} to {seen.high})")
+
+
+def _is_same(one: Seen | None, other: Seen | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("value", "low", "high")]
+    return all(_is_near(a, b) for a, b in pairs)
+
+
+def _is_near(one: float | bool | None, other: float | bool | None) -> bool:
+    if one is None or other is None or isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return abs(one - other) <= SAME * max(abs(one), abs(other)) + 1e-9
