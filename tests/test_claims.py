@@ -1,0 +1,578 @@
+"""The claims ledger: what is refused, what formulas may hold, how verdicts come about, and that the committed hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from study import cli, config, matrix
+from study.claims import ledger, say, verdicts
+from study.claims.ledger import Claim
+from study.claims.observed import Observed
+from study.claims.rules import arithmetic, record, theory
+from study.config import Refusal
+
+PUBLISHED = ("hf-analysis", "zero3-blog", "a100-replication", "stages-analysis")
+
+# Every number of the sources' tables, and of the sentences of those that have none; 5e8 and 1T among them.
+FIGURES = {
+    "hf-analysis": [
+        76, 45, 28, 7, 13, 30, 2.7, 80, 8, 2, 4, 900, 9, 4.5, 2048,
+        2847, 2698, 2234, 144, 385, 365, 302, 100, 94.7, 78.5,
+        32, 64, 92, 72, 96, 95, 78, 192, 384, 85, 512, 97, 89, 40, 65, 1024,
+    ],
+    "zero3-blog": [
+        48, 12, 8, 1200, 950, 20, 1.5, 400, 1600, 40, 100, 38, 28, 10, 12.5, 50, 4, 30, 13, 80, 60, 16, 512, 90, 175,
+        3, 15, 25, 1, 5e8,
+    ],
+    "a100-replication": [
+        1.22, 1.18, 5, 2, 6, 20, 100, 170, 64, 128, 256, 400, 336, 13, 17, 1.65, 80, 800, 200, 42, 0.2, 8, 16, 10, 50,
+        1024, 1,
+    ],
+    "stages-analysis": [9, 6, 5, 4, 3, 1, 2, 16, 8],
+}  # fmt: skip
+
+CLAIM = {
+    "id": "small.speed.ratio",
+    "where": "a table",
+    "phrase": "20 against 10",
+    "kind": "throughput",
+    "conditions": "not stated",
+    "expected": {"value": 2, "unit": "times", "tolerance": {"relative": 0.05}},
+    "rule": {"type": "arithmetic", "formula": "fast / slow"},
+    "otherwise": "inconsistent",
+    "links": [],
+    "note": "",
+}
+SOURCE = {
+    "source": "small",
+    "title": "A small one",
+    "url": None,
+    "numbers": {"fast": 20, "slow": 10},
+    "claims": [CLAIM],
+}
+FITS = {
+    "model": "gpt2-xl", "strategy": "zero2", "gpu": "a100-80gb", "gpus": 8, "micro_batch": 1, "sequence_length": 1024,
+    "precision": "bf16", "checkpointing": True,
+}  # fmt: skip
+
+
+def write(folder: Path, change=lambda claim, source: None) -> Path:
+    """Write a ledger of one source with one claim; `change` alters both."""
+    source = copy.deepcopy(SOURCE)
+    change(source["claims"][0], source)
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(source))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return ledger.read()
+
+
+@pytest.fixture(scope="module")
+def now():
+    return verdicts.decide_all()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_small_ledger_is_decided(tmp_path):
+    write(tmp_path)
+    found = verdicts.decide_all(tmp_path)["small.speed.ratio"]
+    assert found.verdict == "replicated"
+    assert found.evidence == ["fast / slow = 20 / 10 = 2"]
+    assert found.why == "Arithmetic gives 2, which agrees with 2 within 5 %; in times."
+
+
+def rule(**content):
+    return lambda claim, source: claim.update(rule=content)
+
+
+def expected(**content):
+    return lambda claim, source: claim["expected"].update(content)
+
+
+REFUSED = {
+    "no unit": (lambda c, s: c["expected"].pop("unit"), "expected.unit: is missing; add it"),
+    "an empty unit": (expected(unit=""), "expected.unit: '': string should have at least 1 character"),
+    "no tolerance": (lambda c, s: c["expected"].pop("tolerance"), "expected.tolerance: is missing"),
+    "two tolerances": (expected(tolerance={"relative": 0.1, "exact": True}), "relative and exact given; give"),
+    "no number": (expected(value=[1, 2, 3]), "value [1, 2, 3]: give a number, [low, high], true, false or a word"),
+    "ends turned round": (expected(value=[2, 1]), "the lower end comes first"),
+    "a word with a tolerance": (expected(value="accepted"), "'accepted' has none but exact"),
+    "an unknown rule": (rule(type="guess"), "rule.type: 'guess' is no rule; take one of"),
+    "an unknown function": (rule(type="theory", function="fit", arguments={}), "function 'fit' is unknown; take one"),
+    "an argument too many": (
+        rule(type="record", function="loss_spread", arguments={"workload": "bert-imdb", "strategy": "ddp", "seeds": 3}),
+        "arguments: got an unexpected keyword argument 'seeds', of loss_spread",
+    ),
+    "an argument of a case too few": (
+        rule(type="theory", function="fits", arguments={k: v for k, v in FITS.items() if k != "gpu"}),
+        "missing 1 required positional argument: 'gpu'",
+    ),
+    "an unknown kind": (lambda c, s: c.update(kind="speed"), "kind: 'speed'"),
+    "an unknown key": (lambda c, s: c.update(extra=1), "extra: unknown key; take it out"),
+    "an unknown verdict": (lambda c, s: c.update(otherwise="wrong"), "otherwise: 'wrong'"),
+    "a long quotation": (lambda c, s: c.update(phrase="word " * 13), "13 words, of which 12 may be quoted"),
+    "a link to nothing": (lambda c, s: c.update(links=["small.other"]), "links: 'small.other' is no claim"),
+    "another source's id": (lambda c, s: c.update(id="large.speed.ratio"), "id: must begin with small."),
+    "a number that is not there": (
+        rule(type="arithmetic", formula="fast / slower"),
+        "slower is not among the source's",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_wrong_entry_is_refused(what, tmp_path):
+    change, message = REFUSED[what]
+    path = write(tmp_path, change)
+    with pytest.raises(Refusal, match=re.escape(message)) as refusal:
+        ledger.read(tmp_path)
+    text = str(refusal.value)
+    name = yaml.safe_load(path.read_text())["claims"][0]["id"]
+    assert text.startswith(f"{path}: {name}: ")
+    assert "\n" not in text
+
+
+def test_a_ledger_that_is_none_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="no ledger here"):
+        ledger.read(tmp_path)
+    for content, message in (("a: [", "cannot be read as YAML"), ("- 1", "holds no keys")):
+        (tmp_path / "small.yaml").write_text(content)
+        with pytest.raises(Refusal, match=message):
+            ledger.read(tmp_path)
+    write(tmp_path, lambda claim, source: source.update(source="other"))
+    with pytest.raises(Refusal, match=r"source 'other': must be the file's name, 'small'"):
+        ledger.read(tmp_path)
+    write(tmp_path, lambda claim, source: source["numbers"].update(slow=None))
+    with pytest.raises(Refusal, match=r"small.yaml: numbers.slow: None: input should be a valid number"):
+        ledger.read(tmp_path)
+
+
+def test_an_id_that_is_there_twice_is_refused(tmp_path):
+    write(tmp_path, lambda claim, source: source["claims"].append(claim))
+    with pytest.raises(Refusal, match=r"small.speed.ratio: id: is there already, in small.yaml"):
+        ledger.read(tmp_path)
+
+
+def test_a_link_that_does_not_lead_back_is_refused(tmp_path):
+    def link(claim, source):
+        source["claims"].append({**copy.deepcopy(claim), "id": "small.other"})
+        claim["links"] = ["small.other"]
+
+    write(tmp_path, link)
+    with pytest.raises(Refusal, match=r"small.speed.ratio: links: small.other does not link back"):
+        ledger.read(tmp_path)
+
+
+# What only following the rule tells.
+UNDECIDED = {
+    "a strategy without records": (
+        rule(
+            type="record",
+            function="volume",
+            arguments={"strategy": "fsdp2", "world_size": 2, "accumulation": 1},
+        ),
+        "arguments: no committed record of communication under fsdp2 on 2 processes",
+    ),
+    "a workload without records": (
+        rule(
+            type="record",
+            function="loss_difference",
+            arguments={"workload": "vision", "strategy": "zero2", "control": "ddp"},
+        ),
+        "arguments: no committed records of vision under zero2 and ddp",
+    ),
+    "a model that nobody knows": (
+        rule(type="theory", function="num_params", arguments={"model": "owner/gpt"}),
+        "model 'owner/gpt': is none that theory knows",
+    ),
+    "a GPU that nobody knows": (
+        rule(type="theory", function="link_bandwidth", arguments={"gpu": "k80", "directions": "one"}),
+        "unknown GPU 'k80'",
+    ),
+    "a strategy that nobody knows": (
+        rule(type="theory", function="fits", arguments={**FITS, "strategy": "zero9"}),
+        "strategy 'zero9' is unknown",
+    ),
+    "a number for a yes or no": (
+        rule(type="theory", function="fits", arguments=FITS),
+        "expected.value 2.0: the rule finds True; they cannot be compared",
+    ),
+    "bytes in no unit": (
+        rule(type="theory", function="peak", arguments=FITS),
+        "expected.unit 'times': begins with none of bytes, GB, TB, GiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNDECIDED)
+def test_a_rule_that_cannot_be_followed_is_refused(what, tmp_path):
+    change, message = UNDECIDED[what]
+    path = write(tmp_path, change)
+    with pytest.raises(Refusal, match=re.escape(f"{path}: small.speed.ratio: rule: {message}")):
+        verdicts.decide_all(tmp_path)
+
+
+# ---------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        ("a * 2 + b / 4 - 1", 6.0),
+        ("-(a - b) ** 2", -1.0),
+        ("max(a, b, 7) + min(a, 1)", 8.0),
+        ("round(b / 3, 1)", 1.3),
+        ("round(2.6)", 3.0),
+        ("1e3", 1000.0),
+    ],
+)
+def test_a_formula_is_evaluated(formula, value):
+    assert arithmetic.observe(formula, {"a": 3, "b": 4}).value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("__import__('os').system('true')", "is not allowed"),
+        ("open('x')", "is not allowed"),
+        ("abs(a)", "'abs(a)' is not allowed"),
+        ("a.real", "'a.real' is not allowed"),
+        ("a[0]", "'a[0]' is not allowed"),
+        ("[a]", "'[a]' is not allowed"),
+        ("a if a else 1", "is not allowed"),
+        ("a and 1", "is not allowed"),
+        ("a < 1", "is not allowed"),
+        ("(lambda: 1)()", "is not allowed"),
+        ("min(*[1, 2])", "is not allowed"),
+        ("max(a, key=a)", "is not allowed"),
+        ("a // 2", "is not allowed"),
+        ("True", "True is no number"),
+        ("'a'", "'a' is no number"),
+        ("max(a)", "max of 1 numbers"),
+        ("round(a, 1, 2)", "round"),
+        ("a / (a - 3)", "divides by zero"),
+        ("a ** 65", "the power 65 is beyond 64"),
+        ("1e300 * 1e300", "no finite value"),
+        ("(1e300) ** 2", "beyond what a number holds"),
+        ("(0 - a) ** 0.5", "a root of the negative number -3"),
+        ("a +", "is no formula"),
+        ("a = 1", "is no formula"),
+        ("1 + " * 300 + "1", "at most 1000 are read"),
+        ("unknown", "unknown is not among the source's numbers"),
+    ],
+)
+def test_a_formula_holds_nothing_else(formula, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        arithmetic.observe(formula, {"a": 3})
+
+
+# ---------------------------------------------------------------- from what was observed to a verdict
+
+
+def claim(value, *, otherwise="differs", unit="times", **tolerance) -> Claim:
+    return Claim.model_validate(
+        {
+            **CLAIM,
+            "expected": {"value": value, "unit": unit, "tolerance": tolerance or {"exact": True}},
+            "rule": {"type": "theory", "function": "num_params", "arguments": {"model": "gpt2-xl"}},
+            "otherwise": otherwise,
+        }
+    )
+
+
+def judged(monkeypatch, found: Observed, of: Claim) -> verdicts.Verdict:
+    monkeypatch.setitem(theory.FUNCTIONS, "num_params", lambda model: found)
+    return verdicts.decide(ledger.Source.model_validate({**SOURCE, "claims": []}), of)
+
+
+@pytest.mark.parametrize(
+    ("value", "tolerance", "observed", "interval", "verdict"),
+    [
+        (2, {"relative": 0.1}, 2.19, None, "replicated"),
+        (2, {"relative": 0.1}, 2.21, None, "differs"),
+        (-2, {"relative": 0.1}, -2.19, None, "replicated"),
+        (0, {"absolute": 0.01}, -0.009, None, "replicated"),
+        (0.3, {"exact": True}, 0.1 + 0.2, None, "replicated"),  # but for rounding
+        (0.3, {"exact": True}, 0.3001, None, "differs"),
+        ([1, 2], {"exact": True}, 2, None, "replicated"),
+        ([1, 2], {"exact": True}, 1.5, (1.2, 1.8), "replicated"),
+        ([1, 2], {"exact": True}, 1.5, (0.9, 1.8), "not tested here"),
+        ([1, 2], {"exact": True}, 0.9, (0.7, 1.1), "not tested here"),
+        ([1, 2], {"exact": True}, 0.8, (0.7, 0.9), "differs"),
+        (2, {"relative": 0.05}, 2, (1.7, 2.3), "not tested here"),  # near enough, and not known well enough
+    ],
+)
+def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, tolerance, observed, interval, verdict):
+    found = judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, **tolerance))
+    assert found.verdict == verdict
+    assert found.evidence == ["e"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "observed", "interval", "verdict"),
+    [
+        (True, True, None, "replicated"),
+        (True, False, (False, False), "outdated"),
+        (False, True, (True, True), "outdated"),
+        (True, True, (False, True), "not tested here"),
+    ],
+)
+def test_a_yes_or_no_is_sure_where_both_ends_say_it(monkeypatch, expected, observed, interval, verdict):
+    found = judged(monkeypatch, Observed(observed, (), interval), claim(expected, otherwise="outdated", unit="fits"))
+    assert found.verdict == verdict
+    assert ("to be sure" in found.why) == (verdict == "not tested here")
+
+
+def test_bytes_are_compared_in_the_unit_of_the_claim(monkeypatch):
+    for unit, value in (("bytes of a GPU", 3e9), ("GB", 3), ("TB of disk", 0.003), ("GiB", 3e9 / 2**30)):
+        found = judged(monkeypatch, Observed(3e9, (), in_bytes=True), claim(value, unit=unit, relative=1e-5))
+        assert found.verdict == "replicated"
+
+
+@pytest.mark.parametrize(
+    ("value", "observed", "interval", "why"),
+    [
+        (4, 8, None, "Theory gives 8, where the source has 4 within 5 %: 2 times as much; in times."),
+        (4, 3, None, "Theory gives 3, where the source has 4 within 5 %; in times."),
+        (
+            [2000, 3000],
+            4000,
+            (3500, 4500),
+            "Theory gives 4,000 (between 3,500 and 4,500, so), where the source has 2,000 to 3,000 within 5 %; in "
+            "times.",
+        ),
+        (
+            4,
+            3.9,
+            (3.5, 4.5),
+            "Theory gives 3.9 (between 3.5 and 4.5, so), which neither agrees with nor leaves out 4 within 5 %; in "
+            "times.",
+        ),
+    ],
+)
+def test_why_is_made_from_the_numbers(monkeypatch, value, observed, interval, why):
+    found = judged(monkeypatch, Observed(observed, (), interval, told="so"), claim(value, relative=0.05))
+    assert found.why == why
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.2345678, "0.2346"), (1234.5, "1,234"), (9.24e9, "9.24e9"), (1e-5, "1e-5"), (-0.5, "-0.5")],
+)
+def test_numbers_are_written_as_a_person_does(value, text):
+    assert verdicts._number(value) == text
+
+
+# ---------------------------------------------------------------- functions
+
+
+def test_what_the_papers_count():
+    figure_1 = [theory.paper_total_bytes(7.5e9, stage, 64, "fp16").value / 1e9 for stage in range(4)]
+    assert figure_1 == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
+    assert theory.paper_saving_share(1, 3, 4, "bf16").value == pytest.approx(9 / 12)
+    assert theory.paper_offload_reduction(1, "fp16").value == 8
+    ratio = theory.paper_volume_ratio({"zero_stage": 3, "accumulation": 1}, {"zero_stage": 0, "accumulation": 1})
+    assert ratio.value == 1.5
+
+
+def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
+    same = theory.speed_ratio(FITS, FITS)
+    assert same.value == 1
+    assert same.interval == pytest.approx((1 / 1.15, 1.15))
+    for other in ({"strategy": "zero2_cpu_offload"}, {"gpus": 16}, {"precision": "fp32"}, {"model": "mpt-1b"}):
+        found = theory.speed_ratio({**FITS, **other}, FITS)
+        assert found.interval[1] / found.value == pytest.approx(1.5)
+
+
+def test_a_change_is_that_of_the_ratio_at_both_ends():
+    of, to = {**FITS, "strategy": "zero3"}, FITS
+    found = theory.speed_ratio_change(of, to, "micro_batch", 1, 8)
+    ends = [theory.speed_ratio({**of, "micro_batch": n}, {**to, "micro_batch": n}).value for n in (1, 8)]
+    assert found.value == pytest.approx(ends[1] - ends[0])
+    assert found.interval[0] < found.value < found.interval[1]
+    least = theory.least_speed_ratio(of, to, "micro_batch", [1, 8])
+    assert least.value == min(ends)
+
+
+def test_fewer_gpus_may_have_all_of_a_host():
+    case = {**FITS, "model": "mpt-13b", "strategy": "zero3_cpu_offload", "gpu": "a100-40gb", "gpus": 1}
+    assert not theory.fits(**case).value
+    assert "too little host memory" in theory.fits(**case).evidence[0]
+    assert theory.fits(**case, node="whole").value
+
+
+def test_larger_cards_hold_larger_models_on_fewer_gpus():
+    small, large = (theory.largest_model("zero3", gpu, 8) for gpu in ("a100-40gb", "a100-80gb"))
+    assert small.interval[0] <= small.value <= small.interval[1] < large.value
+    fewest = [theory.fewest_gpus("mpt-13b", "zero3", gpu).value for gpu in ("a100-40gb", "a100-80gb")]
+    assert fewest[1] < fewest[0]
+
+
+def test_what_a_tree_does_not_answer_is_not_held_against_it():
+    found = theory.tree_share("zero3-blog-takeaways")
+    _, counts = found.evidence[0].split(": ")
+    kinds = {kind: int(count.replace(",", "")) for count, kind in re.findall(r"([\d,]+) ([a-z ]+)", counts)}
+    assert kinds["no answer"] > 0
+    assert found.value == kinds["agrees"] / (sum(kinds.values()) - kinds["no answer"])
+
+
+def test_records_say_where_they_are_from():
+    found = record.loss_difference("gpt-wikitext", "zero2", "ddp")
+    assert found.interval[0] <= found.value <= found.interval[1]
+    assert {name.split("-2x")[0] for name in found.evidence} == {"gpt-wikitext-mini-zero2", "gpt-wikitext-mini-ddp"}
+    first = record.loss_difference("gpt-wikitext", "zero2", "ddp", steps=10)
+    assert abs(first.value) < 1e-5
+    assert record.volume("accelerate_configs/buckets/zero1_owners.yaml", 2, 1) == record.volume("zero1_owners", 2, 1)
+    assert record.flops_ratio("gpt-wikitext", "zero3", "ddp").value == 1
+
+
+# ---------------------------------------------------------------- the committed ledger
+
+
+def numbers_in(text: str) -> set[float]:
+    found = re.findall(r"\d[\d,]*(?:\.\d+)?(?:e\d+)?", text)
+    return {float(number.replace(",", "")) for number in found}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_number_of_a_source_is_in_its_ledger(name, sources):
+    source = next(one for one in sources if one.source == name)
+    there = set(source.numbers.values())
+    for one in source.claims:
+        value = one.expected.value
+        there |= numbers_in(one.phrase) | set(value if isinstance(value, tuple) else [value])
+    assert not set(map(float, FIGURES[name])) - there
+
+
+def test_there_are_claims_enough(sources, now):
+    count = {source.source: len(source.claims) for source in sources}
+    assert set(count) == {*PUBLISHED, "papers"}
+    assert sum(count[name] for name in PUBLISHED) >= 90
+    decided = {name: one for name, one in now.items() if one.verdict != "not tested here"}
+    assert len(decided) >= 40
+    assert all(one.evidence and one.observed for one in decided.values())
+    assert all(one.why.endswith(".") and "\n" not in one.why for one in now.values())
+
+
+def test_links_lead_from_source_to_source(sources):
+    of = {one.id: source.source for source in sources for one in source.claims}
+    linked = {(of[one.id], of[link]) for source in sources for one in source.claims for link in one.links}
+    assert all((there, here) in linked for here, there in linked)
+    assert {("hf-analysis", "zero3-blog"), ("zero3-blog", "papers"), ("a100-replication", "papers")} <= linked
+
+
+def test_what_would_decide_the_rest_can_be_run(sources):
+    """The commands are the study's: no misspelt study, and no flag that nobody knows."""
+    flags = {f"--{name.replace('_', '-')}" for name in config.RunConfig.model_fields}
+    flags |= {"--strategy", "--num-processes", "--preset"}
+    flags |= {flag.replace("--", "--no-", 1) for flag in flags}
+    commands = {
+        one.rule.command for source in sources for one in source.claims if isinstance(one.rule, ledger.Undecidable)
+    }
+    for command in commands - {None}:
+        program, name, *words = shlex.split(command)
+        assert program == "zero-study"
+        if name == "run":
+            assert words[0] in matrix.names()
+        elif name == "train":
+            assert {word for word in words if word.startswith("--")} <= flags, command
+        else:
+            assert name == "advise"
+
+
+def test_the_committed_verdicts_follow(now):
+    assert verdicts.stale(verdicts.read(), now) == {}
+
+
+def test_a_verdict_that_no_longer_follows_is_found(now):
+    name = next(name for name, one in now.items() if one.verdict == "replicated" and one.observed.low is not None)
+    one = now[name]
+    changes = {
+        "is committed as differs": one.model_copy(update={"verdict": "differs"}),
+        "is committed with ": one.model_copy(update={"observed": one.observed.model_copy(update={"low": -1.0})}),
+        "rests on other evidence": one.model_copy(update={"evidence": ["another run"]}),
+        "another sentence of why": one.model_copy(update={"why": "Because."}),
+    }
+    for said, changed in changes.items():
+        assert said in verdicts.stale({**now, name: changed}, now)[name]
+    assert verdicts.stale({key: one for key, one in now.items() if key != name}, now)[name].startswith("has no")
+    assert verdicts.stale({**now, "gone.claim": one}, now) == {"gone.claim": "is no claim of the ledger"}
+    assert verdicts.stale(now, now) == {}
+
+
+def test_last_digits_may_differ(now):
+    name = next(name for name, one in now.items() if one.observed and one.observed.value not in (0, True, False))
+    seen = now[name].observed
+    near = now[name].model_copy(update={"observed": seen.model_copy(update={"value": seen.value * (1 + 1e-6)})})
+    assert verdicts.stale({**now, name: near}, now) == {}
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_check_fails_and_lists_what_changed(monkeypatch, capsys, now):
+    monkeypatch.setattr(verdicts, "decide_all", lambda: now)
+    assert cli.run(["claims", "--check"]) == 0
+    assert capsys.readouterr().out == f"{len(now)} verdicts follow\n"
+    name, one = next(iter(now.items()))
+    monkeypatch.setattr(verdicts, "read", lambda: {**now, name: one.model_copy(update={"why": "Because."})})
+    assert cli.run(["claims", "--check"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{name}: ")
+    assert out[1] == f"1 of {len(now)} verdicts no longer follow"
+
+
+def test_what_is_written_is_what_is_read(tmp_path, now):
+    path = tmp_path / "verdicts.json"
+    verdicts.write(now, path)
+    assert verdicts.read(path) == now
+    content = json.loads(path.read_text())
+    next(iter(content.values()))["verdict"] = "maybe"
+    path.write_text(json.dumps(content))
+    with pytest.raises(Refusal, match=r"verdicts.json: .*verdict='maybe'"):
+        verdicts.read(path)
+    path.write_text("[]")
+    with pytest.raises(Refusal, match="holds no verdicts; run `zero-study claims --write`"):
+        verdicts.read(path)
+
+
+def test_claims_are_printed_as_asked(capsys):
+    assert cli.run(["claims", "--json"]) == 0
+    everything = json.loads(capsys.readouterr().out)["claims"]
+    wanted = {"id", "source", "phrase", "kind", "expected", "rule", "verdict", "observed", "why", "evidence"}
+    assert all(wanted <= set(one) for one in everything)
+    assert {one["verdict"] for one in everything} == set(verdicts.WORDS) == set(cli.CLAIM_VERDICTS)
+    assert cli.run(["claims", "--source", "papers", "--verdict", "differs", "--json"]) == 0
+    some = json.loads(capsys.readouterr().out)["claims"]
+    assert some == [one for one in everything if (one["source"], one["verdict"]) == ("papers", "differs")]
+    assert cli.run(["claims", "--source", "papers", "--verdict", "differs"]) == 0
+    text = capsys.readouterr().out
+    assert f"| papers | 0 | {len(some)} | 0 | 0 | 0 | {len(some)} |" in text
+    assert all(one["why"] in text for one in some)
+
+
+def test_the_command_refuses_what_makes_no_sense():
+    with pytest.raises(Refusal, match=r"--source nature: is no source; take one of a100-replication, hf-analysis"):
+        cli.run(["claims", "--source", "nature"])
+    for words in (["--check", "--write"], ["--check", "--json"], ["--write", "--source", "papers"]):
+        with pytest.raises(Refusal, match="--check and --write decide every claim"):
+            cli.run(["claims", *words])
+
+
+def test_a_claim_without_a_verdict_is_refused(monkeypatch, now):
+    name = next(iter(now))
+    monkeypatch.setattr(verdicts, "read", lambda: {key: one for key, one in now.items() if key != name})
+    with pytest.raises(Refusal, match=re.escape(f"{name}: has no verdict; run `zero-study claims --write`")):
+        say.committed()
