@@ -23,7 +23,7 @@ Word = Literal["replicated", "differs", "inconsistent", "outdated", "not tested 
 WORDS: tuple[Word, ...] = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
 
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
-WHO: dict[type, str] = {Arithmetic: "Arithmetic gives", OfRecords: "Records give"}
+WHO: dict[type, str] = {Arithmetic: "arithmetic", OfRecords: "records"}
 
 
 class Seen(BaseModel):
@@ -104,12 +104,10 @@ def _holds(seen: Seen, claim: Claim) -> bool | None:
 def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
     """One sentence, from the numbers."""
     expected, unit = claim.expected, claim.expected.unit
-    who = WHO.get(type(claim.rule), "Theory gives")
+    who = WHO.get(type(claim.rule), "theory")
     if isinstance(expected.value, bool):
-        said = f'{_yes(seen.value)} to "{unit}", and the source {_yes(expected.value)}'
-        if holds is None:
-            return f"{who} {said}, but {seen.told or 'the amounts are too near one another'} to be sure."
-        return f"{who} {said}."
+        said = f"{unit}: {who} say{_s(who)} {_yes(seen.value)}, the source {_yes(expected.value)}"
+        return f"{said}." if holds is not None else f"{said}, but the amounts are too near one another to be sure."
     between = ""
     if seen.low is not None and _number(seen.low) != _number(seen.high):
         told = f", {seen.told}" if seen.told else ""
@@ -120,8 +118,12 @@ def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
     elif holds:
         judged = f"which agrees with {wanted}"
     else:
-        judged = f"where the source has {wanted}{_times(seen, claim)}"
-    return f"{who} {_number(seen.value)}{between}, {judged}; in {unit}."
+        judged = f"where the source has {wanted}"
+    return f"{unit}: {who} give{_s(who)} {_number(seen.value)}{between}, {judged}."
+
+
+def _s(who: str) -> str:
+    return "" if who.endswith("s") else "s"
 
 
 def _wanted(claim: Claim) -> str:
@@ -130,16 +132,6 @@ def _wanted(claim: Claim) -> str:
     if tolerance.relative is not None:
         return f"{text} within {100 * tolerance.relative:g} %"
     return text if tolerance.exact else f"{text} within {_number(tolerance.absolute)}"
-
-
-def _times(seen: Seen, claim: Claim) -> str:
-    """How far off, where a quotient says it better than the two numbers do."""
-    value = claim.expected.value
-    if isinstance(value, tuple):
-        value = value[0] if seen.value < value[0] else value[1]
-    if not value or seen.value / value < 1.5:
-        return ""
-    return f": {_number(seen.value / value)} times as much"
 
 
 def _number(value: float) -> str:
