@@ -17,6 +17,19 @@ class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
 
 
+class refusing:
+    """Turn a ValueError of what is called into a refusal, which says where, if that is given."""
+
+    def __init__(self, where: str = "") -> None:
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, ValueError):
+            raise Refusal(f"{self._where}: {error}" if self._where else str(error)) from None
+
+
 # The shapes that each workload can take: everything about a model that a check needs before one is built.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.

@@ -18,7 +18,7 @@ DEEPSPEED_DEFAULTS = {
     "stage3_param_persistence_threshold": 100_000,
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
-    "sub_group_size": 1_000_000_000,
+    "sub_group_size": Engine.sub_group_size,
 }
 
 # Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
@@ -72,6 +72,11 @@ def engine_of(
     )
     has_bucket = engine.zero_stage > 0 and not is_bf16_optimizer(engine)
     return engine if has_bucket else dataclasses.replace(engine, reduce_bucket_size=0)
+
+
+def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precision) -> Engine:
+    """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies."""
+    return engine_of(chosen, hidden, world_size, precision_class(chosen, asked))
 
 
 def shape_of(config: RunConfig) -> ModelShape:

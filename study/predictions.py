@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from study import __version__, engines, matrix, record, strategy
-from study.config import Refusal, RunConfig, build_config
+from study.config import Refusal, RunConfig, build_config, refusing
 from study.record import Predictions
 from study.strategy import Strategy
 from study.theory import hardware, peaks, planner
@@ -29,11 +29,9 @@ def predict_study(study: matrix.Study, gpu: str, num_gpus: int) -> Predictions:
     A run of fewer GPUs has their share of a node's host and disks. What the study would refuse, and what theory cannot
     say, is left out with the reason. Raises Refusal for an unknown GPU, and where no run takes so few.
     """
-    try:
+    with refusing():
         card = hardware.find_gpu(gpu)
         hardware.typical_box(card, num_gpus)
-    except ValueError as error:
-        raise Refusal(str(error)) from None
     data = "hub" if study.text == "real" else "bundled"  # whose vocabulary the embedding has
     predicted: dict[tuple, record.Prediction | record.Unpredicted] = {}
     for part in study.parts:

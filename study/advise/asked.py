@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from study import strategy
-from study.config import Refusal
+from study.config import Refusal, refusing
 from study.strategy import Strategy
 from study.theory import hardware, shapes
 from study.theory.case import Precision
@@ -20,16 +20,6 @@ Kernels = Literal["transformers", "fused"]
 MOST_GPUS = 1_000_000
 DEFAULT_LENGTH = 1024  # tokens
 SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
-
-
-class refusing:
-    """Turn what theory raises for bad input into a refusal."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, ValueError) and not isinstance(error, Refusal):
-            raise Refusal(str(error)) from None
 
 
 @dataclass(frozen=True)

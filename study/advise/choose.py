@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from study import engines
 from study.advise import say
-from study.advise.asked import DEFAULT_LENGTH, Asked, find_model, refusing
-from study.config import Refusal
+from study.advise.asked import DEFAULT_LENGTH, Asked, find_model
+from study.config import Refusal, refusing
 from study.strategy import Strategy
 from study.theory import peaks, planner, shapes
 from study.theory.case import Job
@@ -69,8 +69,7 @@ def advise(model: str, asked: Asked) -> Advice:
 
 def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Option:
     each, micro, accumulation = asked.batch()
-    precision = engines.precision_class(chosen, asked.chosen_precision)
-    engine = engines.engine_of(chosen, shape.hidden, box.num_gpus, precision)
+    engine = engines.advised_engine(chosen, shape.hidden, box.num_gpus, asked.chosen_precision)
     made = []
     checkpointing = asked.activation_checkpointing
     with refusing():
@@ -193,8 +192,7 @@ def _smallest_job(asked: Asked, missing: str) -> Job:
 
 
 def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> Peak:
-    precision = engines.precision_class(chosen, asked.chosen_precision)
-    return peaks.peak(shape, engines.engine_of(chosen, shape.hidden, box.num_gpus, precision), job)
+    return peaks.peak(shape, engines.advised_engine(chosen, shape.hidden, box.num_gpus, asked.chosen_precision), job)
 
 
 def _fits(peak: Peak, box: Box) -> bool:

@@ -65,9 +65,8 @@ def grid(shape: ModelShape) -> Iterator[Prediction]:
     gpu = hardware.find_gpu(GPU)
     for name in strategy.names():
         chosen = strategy.read_by_name(name)
-        precision = engines.precision_class(chosen, "bf16")
         for num_gpus in GPU_COUNTS if name != "single" else (1,):
-            engine = engines.engine_of(chosen, shape.hidden, num_gpus, precision)
+            engine = engines.advised_engine(chosen, shape.hidden, num_gpus, "bf16")
             box = hardware.typical_box(gpu, num_gpus)
             for checkpointed in (False, True):
                 job = Job(MICRO_BATCHES, SEQUENCE_LENGTHS, ACCUMULATIONS, checkpointed, kernels="fused")

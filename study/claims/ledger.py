@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from study.claims.rules import arithmetic, record, theory
-from study.config import Refusal
+from study.config import Refusal, refusing
 
 FOLDER = Path(__file__).parent / "ledger"
 LONGEST_PHRASE = 12  # words of a source that are quoted
@@ -225,7 +225,7 @@ def _read(path: Path) -> Source:
         if not claim.id.startswith(f"{found.source}."):
             raise Refusal(f"{path}: {claim.id}: id: must begin with {found.source}.")
         if isinstance(claim.rule, Arithmetic):
-            with refusing(path, claim):
+            with refusing(f"{path}: {claim.id}: rule"):
                 arithmetic.check(claim.rule.formula, found.numbers)
     return found
 
@@ -253,16 +253,3 @@ def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> s
     if first["type"] == "union_tag_invalid":
         return f"{where}: {key}.type: {first['ctx']['tag']!r} is no rule; take one of {first['ctx']['expected_tags']}"
     return f"{where}: {key}: {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-class refusing:
-    """Turn what a rule raises into a refusal that names the file, the claim and the rule."""
-
-    def __init__(self, path: Path, claim: Claim) -> None:
-        self._where = f"{path}: {claim.id}: rule"
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, ValueError):
-            raise Refusal(f"{self._where}: {error}") from None

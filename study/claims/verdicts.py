@@ -11,7 +11,7 @@ from study.claims import ledger
 from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Undecidable
 from study.claims.observed import Observed
 from study.claims.rules import arithmetic, record, theory
-from study.config import Refusal, describe
+from study.config import Refusal, describe, refusing
 from study.record import load, write_json
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
@@ -154,7 +154,7 @@ def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
     found = {}
     for source in ledger.read(folder):
         for claim in source.claims:
-            with ledger.refusing(folder / f"{source.source}.yaml", claim):
+            with refusing(f"{folder / source.source}.yaml: {claim.id}: rule"):
                 found[claim.id] = decide(source, claim)
     return found
 

@@ -8,8 +8,6 @@ from study.theory import shapes
 from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.shapes import ModelShape
 
-DEFAULT_SUB_GROUP_SIZE = 1_000_000_000  # DeepSpeed's, for records from before the proof had it
-
 
 def engine_of(r: Record) -> Engine:
     """The engine as the run proved it."""
@@ -30,7 +28,7 @@ def engine_of(r: Record) -> Engine:
         prefetch_bucket_size=proof.prefetch_bucket_size or 0,
         max_live_parameters=proof.max_live_parameters or 0,
         max_reuse_distance=proof.max_reuse_distance or 0,
-        sub_group_size=proof.sub_group_size or DEFAULT_SUB_GROUP_SIZE,
+        sub_group_size=proof.sub_group_size or Engine.sub_group_size,  # records from before the proof had it
         param_swap_buffer_size=swap_buffer_size(hidden, r.world_size) if proof.offload_param_device == "nvme" else 0,
         overlap_comm=bool(proof.overlap_comm),
         multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,

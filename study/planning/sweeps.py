@@ -52,8 +52,7 @@ def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for num_gpus in GPU_COUNTS:
         for chosen in asked.strategies(num_gpus):
-            precision = engines.precision_class(chosen, asked.chosen_precision)
-            engine = engines.engine_of(chosen, shape.hidden, num_gpus, precision)
+            engine = engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
             needed = planner.needed_bytes(peaks.peak(shape, engine, job))
             found.setdefault(chosen.name, {})[num_gpus] = needed
     return found

@@ -102,7 +102,7 @@ def _cases(shape: ModelShape, num_gpus: int) -> list[Case]:
         if name == ("ddp" if num_gpus == 1 else "single"):
             continue
         chosen = strategy.read_by_name(name)
-        engine = engines.engine_of(chosen, shape.hidden, num_gpus, engines.precision_class(chosen, "bf16"))
+        engine = engines.advised_engine(chosen, shape.hidden, num_gpus, "bf16")
         jobs = [
             Job(micro, SEQUENCE_LENGTH, accumulation, checkpointed, kernels="fused") for checkpointed in (False, True)
         ]

@@ -195,7 +195,7 @@ class _Model:
         self.groups: tuple[list[_Parameter], list[_Parameter]] = ([], [])
         self._left = [list(sizes) for sizes in shape.parameters.groups]
         self._output: _Module = ()  # where it is the embedding
-        tied = shape.tied and not shape.is_classifier
+        tied = shape.has_tied_head
         self.before = self._take(order.before, "m0" if autocast and tied else "")  # linear as the output layer
         self.lookups = _modules(self.before)[: order.lookups]
         self.blocks = [

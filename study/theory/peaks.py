@@ -14,6 +14,7 @@ import numpy as np
 
 from study.theory import communication, residual
 from study.theory.case import Engine, Job, Numbers
+from study.theory.communication import ENGINE_BUCKET_ELEMENTS
 from study.theory.model_states import PARTS as STATES
 from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, paper_bytes
 from study.theory.shapes import ModelShape
@@ -30,8 +31,6 @@ Part = Literal[
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
 MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer step")
-
-ALLREDUCE_BUCKET_ELEMENTS = 500_000_000  # engine.py, allreduce_bucket_size: what stage 0 flattens at once
 # Pinned on the host: zero/offload_config.py, buffer_count of parameters; of the optimizer 4, and as measured 2 more.
 PARAM_SWAP_BUFFERS = 5
 OPTIMIZER_SWAP_BUFFERS = 6
@@ -114,8 +113,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
-    head_first = shape.tied and not shape.is_classifier
-    embeddings = 0 if head_first or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
+    embeddings = 0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
     # An accumulated gradient is there from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
@@ -197,16 +195,16 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, ste
     psi, size = shape.num_params, engine.parameter_bytes
     largest = size * max(shape.parameters.matrices)
     # A tied embedding's two gradients are there at once with their sum.
-    tied = 2 * size * shape.vocabulary * shape.hidden if shape.tied and not shape.is_classifier else 0
+    tied = 2 * size * shape.vocabulary * shape.hidden if shape.has_tied_head else 0
     if engine.kind in ("torch", "ddp"):
         return _Gradients(size, size * psi, size * psi, 0, tied, added=largest)
     if engine.kind == "fsdp":
         return _fsdp_gradients(shape, engine)
     if engine.zero_stage == 0:
-        flat = size * min(psi, ALLREDUCE_BUCKET_ELEMENTS)
+        flat = size * min(psi, ENGINE_BUCKET_ELEMENTS)
         return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0, largest)
     if engine.zero_stage == 3:
-        return _stage_3_gradients(shape, engine, job)
+        return _stage_3_gradients(shape, engine, job, tied)
     held = _sum(stepping, GRADIENTS) - _sum(resting, GRADIENTS)
     return _stage_1_and_2_gradients(shape, engine, tied, held)
 
@@ -226,7 +224,7 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, red
     # average_tensor flattens the bucket, and casts that to the type that is communicated.
     copies = size + (4 if in_fp32 else 0)
     if is_bf16_optimizer(engine):  # has no bucket, and its fp32 gradients rest
-        return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ALLREDUCE_BUCKET_ELEMENTS)))
+        return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ENGINE_BUCKET_ELEMENTS)))
     staged = 0
     if engine.offload_optimizer != "none":  # one parameter's gradient (temp_grad_buffer_for_gpu_offload)
         staged, reduced = size * largest, 0.0
@@ -247,18 +245,18 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, red
     return _Gradients(size, reduced, 0, bucket, max(tied + size * largest, copies * in_bucket))
 
 
-def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
+def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float) -> _Gradients:
     """stage3.py: the bucket rests, and reduce_scatter_coalesced puts what is in it together anew."""
-    size, psi, largest = engine.parameter_bytes, shape.num_params, max(shape.parameters.matrices)
+    size, psi = engine.parameter_bytes, shape.num_params
+    largest = size * max(shape.parameters.matrices)
     on_gloo = job.device == "cpu" and engine.world_size > 1
-    tied = 2 * shape.vocabulary * shape.hidden if shape.tied and not shape.is_classifier else 0
-    if largest > engine.reduce_bucket_size:  # reduced by itself and in place, beside its parameter
+    if largest > size * engine.reduce_bucket_size:  # reduced by itself and in place, beside its parameter
         flushed = 2 * largest + tied + (2 * largest if on_gloo else 0)
     else:
-        in_bucket = min(psi, engine.reduce_bucket_size)
+        in_bucket = size * min(psi, engine.reduce_bucket_size)
         flushed = max(largest + tied, in_bucket + largest + (in_bucket if on_gloo else 0))
     late = GLOO_LATE_GATHERS * size * psi if on_gloo and engine.max_live_parameters < psi else 0.0
-    return _Gradients(size, 0, 0, 0, size * flushed, late)
+    return _Gradients(size, 0, 0, 0, flushed, late)
 
 
 def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:

@@ -185,7 +185,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     if arithmetic(engine) != "autocast":
         return 0
     # An embedding is looked up, not multiplied, unless it is the head too.
-    rows = shape.vocabulary if shape.is_classifier or not shape.tied else 0
+    rows = 0 if shape.has_tied_head else shape.vocabulary
     rows += shape.positions if shape.architecture in ("bert", "gpt2", "gpt-neo") else 0
     rows += 2 if shape.architecture == "bert" else 0  # token types
     return 2 * (sum(shape.parameters.matrices) - rows * shape.hidden)

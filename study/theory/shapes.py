@@ -76,6 +76,11 @@ class ModelShape:
         return self.architecture == "bert"
 
     @property
+    def has_tied_head(self) -> bool:
+        """Whether the embedding is multiplied as the output layer too; a classifier's head is its own."""
+        return self.tied and not self.is_classifier
+
+    @property
     def _widths(self) -> _Widths:
         return _Widths(
             self.architecture,
