@@ -57,6 +57,9 @@ MAY_IMPORT = {
         "compare", "config", "engines", "extensions", "launch", "matrix", "measure", "order", "proof", "record",
         "report", "strategy", "theory", "workloads",
     },
+    "published": {
+        "benchmarks", "bound", "compare", "config", "extensions", "launch", "measure", "proof", "record", "workloads",
+    },
     "advise": {"config", "engines", "record", "strategy", "theory"},
     "claims": {"advise", "compare", "config", "engines", "planning", "record", "strategy", "theory"},
     "cli": {

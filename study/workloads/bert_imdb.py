@@ -45,7 +45,7 @@ def load(config: RunConfig) -> Splits:
         "train": parts["train"].shuffle(seed=config.split_seed).select(range(config.num_train_examples)),
         "eval": parts["test"].shuffle(seed=config.split_seed).select(range(config.num_eval_examples)),
     }
-    splits = {split: _tokenise(part, tokenizer, config.sequence_length) for split, part in drawn.items()}
+    splits = {split: tokenise(part, tokenizer, config.sequence_length) for split, part in drawn.items()}
     return Splits(
         train=splits["train"],
         evaluation=splits["eval"],
@@ -55,7 +55,8 @@ def load(config: RunConfig) -> Splits:
     )
 
 
-def _tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int) -> Examples:
+def tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int) -> Examples:
+    """Cut or pad each review to `length` tokens: (reviews, length)."""
     tokens = tokenizer(list(reviews["text"]), max_length=length, truncation=True, padding="max_length")
     return Examples(
         input_ids=torch.tensor(tokens["input_ids"]),

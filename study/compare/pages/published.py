@@ -1,0 +1,195 @@
+"""What became of the published protocol? Tables, figures and sentences from what its programs did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from study.compare import markup, protocol
+from study.compare.figures import Figure
+from study.compare.figures.drawing import bytes_text, listed
+from study.compare.figures.drawing import number as three_digits
+from study.compare.figures.effects import effects
+from study.compare.markup import Html
+from study.compare.pages.cells import relative
+from study.compare.pages.runs import ROOT
+from study.compare.protocol import DEFECTS, METRICS, Comparison, Effect, Metric
+
+LABELS = {"plain-8": "Standard BS=8", "zero-8": "ZeRO Stage2 BS=8", "zero-16": "ZeRO Stage2 BS=16"}  # as it prints them
+HIDDEN = "zero-8"  # the row that is commented out
+
+GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
+    ("as published", {"all defects": protocol.AS_PUBLISHED}),
+    ("one defect mended, the others left", protocol.MENDED_ALONE),
+    (
+        "all mended",
+        {
+            "batch 8": protocol.MENDED,
+            "batch 16": protocol.MENDED_AT_16,
+            "plain training twice, heads drawn anew": protocol.CHANCE,
+        },
+    ),
+    ("all mended but one", protocol.LEFT_ALONE),
+)
+
+
+def load_protocol(path: str) -> dict[str, Any]:
+    """Read the results of the protocol; a file that is not there is looked for in the project. Raises Refusal."""
+    return protocol.read(Path(path) if Path(path).exists() else ROOT / path)
+
+
+def effects_of(found: Mapping[str, Any], metric: Metric) -> list[tuple[str, dict[str, Effect | None]]]:
+    """Every comparison's effect on one metric, group by group."""
+    return [
+        (title, {name: protocol.effect(found, one, metric) for name, one in comparisons.items()})
+        for title, comparisons in GROUPS
+    ]
+
+
+def protocol_in_words(found: Mapping[str, Any]) -> Html:
+    """Say what the published program finds, what the mended one finds, and which defects alone find ZeRO better."""
+    lines = []
+    for metric in METRICS:
+        published, mended = (protocol.effect(found, one, metric) for one in (protocol.AS_PUBLISHED, protocol.MENDED))
+        left = {name: protocol.effect(found, one, metric) for name, one in protocol.LEFT_ALONE.items()}
+        alone = [name for name, one in left.items() if one is not None and one.word == "better"]
+        makes = f"Alone it is made by {listed(alone)}" if alone else "No defect alone makes ZeRO better"
+        lines.append(
+            markup.led(
+                metric.capitalize(),
+                f"as published {_effect(published)}; with all defects mended {_effect(mended)}. {makes}.",
+            )
+        )
+    return Html(markup.items(lines))
+
+
+def what_ran(found: Mapping[str, Any], repeat: int = 0) -> Html:
+    """Tabulate one start of the published program: what its table prints, and what the engine says that it was."""
+    run = found["runs"].get(f"published/{repeat}")
+    if run is None:
+        return Html(markup.paragraphs("The published program was not run."))
+    rows = []
+    for arm in run["arms"]:
+        if "error" in arm:
+            rows.append([LABELS[arm["arm"]], arm["error"], *[None] * 6])
+            continue
+        ran = arm["ran"]
+        stage = "no ZeRO" if ran["zero_stage"] is None else f"stage {ran['zero_stage']}"
+        label = LABELS[arm["arm"]] + (" (commented out)" if arm["arm"] == HIDDEN else "")
+        rows.append(
+            [
+                label,
+                f"{stage}, {ran['engine_class']}, {ran['optimizer_class']}",
+                _start(run["arms"], arm),
+                f"{ran['num_steps']} of {ran['batch_size']}",
+                ran["num_evaluations"],
+                f"{arm['seconds']:.1f} s",
+                bytes_text(arm["life_peak_bytes"]),
+                f"{arm['logged_train_loss']:.4f}, {arm['logged_eval_loss']:.4f}",
+            ]
+        )
+    return Html(
+        markup.table(
+            "One start of the published program",
+            ["printed", "what ran", "starts from", "steps", "evaluations", "time", "peak", "losses"],
+            [("", rows)],
+            " Losses: training, validation, as Trainer logs them last.",
+            words=("what ran", "starts from", "steps", "losses"),
+        )
+    )
+
+
+def _start(arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
+    before = arms[: arms.index(arm)]
+    if not before:
+        return "the given weights"
+    same = before[0]["first_weights"] == arm["first_weights"]
+    return "the given weights" if same else f"what {LABELS[before[-1]['arm']]} left"
+
+
+def effects_drawn(found: Mapping[str, Any], metric: Metric) -> Figure:
+    """Draw every comparison's effect on one metric."""
+    count = len({name.partition("/")[2] for name in found["runs"]})
+    return effects(
+        metric,
+        effects_of(found, metric),
+        f"Effect on the {metric}: mean and 95 % interval over {markup.count(count, 'repeat')}. {_setting(found)}",
+    )
+
+
+def effects_table(found: Mapping[str, Any]) -> Html:
+    """Tabulate every comparison's effects."""
+    of = {metric: effects_of(found, metric) for metric in METRICS}
+    groups = [
+        (title, [[name, *(_cell(of[metric][number][1][name]) for metric in METRICS)] for name in comparisons])
+        for number, (title, comparisons) in enumerate(GROUPS)
+    ]
+    return Html(
+        markup.table(
+            "ZeRO's arm against plain training",
+            ["", *METRICS],
+            groups,
+            f" Relative difference with its 95 % interval; below 0 ZeRO is better. {_setting(found)}",
+        )
+    )
+
+
+def shares(found: Mapping[str, Any]) -> Html:
+    """Tabulate how much of the published effect is gone with each defect mended."""
+    rows = []
+    for name, comparison in protocol.MENDED_ALONE.items():
+        cells = []
+        for metric in METRICS:
+            published, mended = (protocol.effect(found, one, metric) for one in (protocol.AS_PUBLISHED, comparison))
+            if published is None or mended is None:
+                cells.append(None)
+            else:
+                cells.append(f"{_points(published.mean - mended.mean)}")
+        rows.append([name, *cells])
+    return Html(
+        markup.table(
+            "What each defect adds to the published effect",
+            ["defect", *METRICS],
+            [("", rows)],
+            " Percentage points: the effect as published less that with this defect mended. Defects act on one "
+            "another, so a column need not add up.",
+        )
+    )
+
+
+def defects() -> Html:
+    """List what is wrong in the program and what the mended one does."""
+    rows = [[name, defect.published, defect.mended] for name, defect in DEFECTS.items()]
+    return Html(markup.table("Defects", ["", "as published", "mended"], [("", rows)], words=("as published", "mended")))
+
+
+def _setting(found: Mapping[str, Any]) -> str:
+    settings, machine = found["settings"], found["machine"]
+    where = ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"{machine['cpu']}, one thread"
+    return (
+        f"BERT {settings['size']}, {settings['num_train_examples']} reviews of {settings['sequence_length']} tokens, "
+        f"{markup.count(settings['epochs'], 'epoch')}; {where}."
+    )
+
+
+def _effect(found: Effect | None) -> str:
+    if found is None:
+        return "has no value"
+    return f"{_interval(found)} ({found.word})"
+
+
+def _interval(found: Effect) -> str:
+    if found.low is None or found.low == found.high:
+        return relative(found.mean)
+    return f"{relative(found.mean)} [{relative(found.low)}, {relative(found.high)}]"
+
+
+def _cell(found: Effect | None) -> Html | None:
+    if found is None:
+        return None
+    return Html(f"{markup.escape(_interval(found))}<small>{found.word}</small>")
+
+
+def _points(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{three_digits(100 * value)}"

@@ -1,0 +1,249 @@
+"""How much of "ZeRO is better" does each defect of the a100-replication's protocol make? Defects, comparisons, effects.
+
+The runs are made by `python -m study.published.protocol`; here is what is run, what is compared with what, and how.
+An effect is what ZeRO's arm has over what the plain arm has, less 1: below 0 ZeRO is better. It is taken repeat by
+repeat; its interval is Student's t of 95 % over repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from study.config import Refusal
+from study.record import load
+
+PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
+CONFIDENCE = 0.95
+CONSTANT = 1e-12  # relative; values no further apart are equal
+
+
+class Program(NamedTuple):
+    """One process: its arms, in order, and which defects it has not."""
+
+    arms: tuple[str, ...]  # plain or zero, and the batch size
+    honoured: bool = False  # the DeepSpeed settings are given where they are read
+    fresh_model: bool = False  # each arm has a model of its own
+    seeded_head: bool = False  # equal seeds draw equal heads
+    own_seeds: bool = False  # each repeat has its own split, order and dropout
+
+
+class Defect(NamedTuple):
+    """What is wrong in the published program, and what the mended one does instead."""
+
+    published: str
+    mended: str
+
+
+DEFECTS = {
+    "settings-unread": Defect(
+        "The DeepSpeed settings are assigned to TrainingArguments after these were built, and nothing reads them "
+        "there: the arm called ZeRO is plain training.",
+        "They are given when TrainingArguments is built, with a batch size and a launcher's variables.",
+    ),
+    "same-model": Defect(
+        "Every arm trains the same model object, so that ZeRO's go on from what plain training has learned.",
+        "Each arm has a model of its own.",
+    ),
+    "batch-differs": Defect(
+        "The table sets plain training at batch 8 beside ZeRO at batch 16; the row of ZeRO at 8 is commented out.",
+        "Batch 8 beside batch 8.",
+    ),
+    "head-unseeded": Defect(
+        "The classifier's weights are drawn before any seed is set.", "Equal seeds draw equal weights in both arms."
+    ),
+    "one-seed": Defect(
+        "Split, order and dropout have the seed 42 at every start.", "Each repeat has its own, the same in both arms."
+    ),
+    "one-process": Defect("All arms run in one process.", "Each arm has a process of its own."),
+    "fixed-order": Defect("Plain training goes first.", "ZeRO goes first."),
+    "peak-kept": Defect("The peak of memory is never reset.", "Each arm's own peak."),
+    "timing-span": Defect(
+        "The time is that of all of train(): engine set-up, first steps, evaluations and a checkpoint are in it.",
+        "The median training step without the first five, per review.",
+    ),
+    "losses-of-few": Defect(
+        "The losses are those of the last ten steps (80 reviews at batch 8, 160 at 16) and of 200 held-out reviews.",
+        "Those of the last epoch's 800 reviews, and of 2,000 held-out ones that do not occur in training.",
+    ),
+}
+
+_THREE = ("plain-8", "zero-8", "zero-16")  # as published
+_MENDED = {"honoured": True, "fresh_model": True, "seeded_head": True, "own_seeds": True}
+
+PROGRAMS = {
+    "published": Program(_THREE),
+    "honoured": Program(_THREE, honoured=True),
+    "fresh": Program(_THREE, fresh_model=True),
+    "seeded-head": Program(_THREE, seeded_head=True),
+    "own-seeds": Program(_THREE, own_seeds=True),
+    "zero-first": Program(_THREE[::-1]),
+    "alone-plain-8": Program(("plain-8",)),
+    "alone-zero-8": Program(("zero-8",)),
+    "alone-zero-16": Program(("zero-16",)),
+    "mended-plain-8": Program(("plain-8",), **_MENDED),
+    "mended-zero-8": Program(("zero-8",), **_MENDED),
+    "mended-plain-16": Program(("plain-16",), **_MENDED),
+    "mended-zero-16": Program(("zero-16",), **_MENDED),
+    "left-unread": Program(("zero-8",), **{**_MENDED, "honoured": False}),
+    "left-same-model": Program(("plain-8", "zero-8"), **{**_MENDED, "fresh_model": False}),
+    "left-unseeded": Program(("zero-8",), **{**_MENDED, "seeded_head": False}),
+    "left-one-process": Program(("plain-8", "zero-8"), **_MENDED),
+    "left-zero-first": Program(("zero-8", "plain-8"), **_MENDED),
+}
+
+Metric = Literal["validation loss", "training loss", "time", "peak memory"]
+METRICS: tuple[Metric, ...] = ("validation loss", "training loss", "time", "peak memory")
+# Which observation of an arm is its value: as the published program takes it, and mended. Times are per review.
+PUBLISHED_READING: dict[Metric, str] = {
+    "validation loss": "logged_eval_loss",
+    "training loss": "logged_train_loss",
+    "time": "span",
+    "peak memory": "life_peak_bytes",
+}
+MENDED_READING: dict[Metric, str] = {
+    "validation loss": "held_out_loss",
+    "training loss": "last_epoch_loss",
+    "time": "step",
+    "peak memory": "peak_bytes",
+}
+READING_OF = {
+    "peak-kept": ("peak memory",),
+    "timing-span": ("time",),
+    "losses-of-few": ("validation loss", "training loss"),
+}  # defects that are mended in reading what ran, not in running
+
+
+class Comparison(NamedTuple):
+    """Two arms, each of a program by name and position, and how they are read."""
+
+    plain: tuple[str, int]
+    zero: tuple[str, int]
+    reading: Mapping[Metric, str]
+
+
+def _reading(mended: bool, but: str | None) -> dict[Metric, str]:
+    """How arms are read where all reading defects are mended, or none; `but` is the one that is not as the others."""
+    found = dict(MENDED_READING if mended else PUBLISHED_READING)
+    for metric in READING_OF.get(but, ()):
+        found[metric] = (PUBLISHED_READING if mended else MENDED_READING)[metric]
+    return found
+
+
+def _published(name: str = "published", plain: int = 0, zero: int = 2, mended: str | None = None) -> Comparison:
+    return Comparison((name, plain), (name, zero), _reading(False, mended))
+
+
+def _mended(zero: tuple[str, int] = ("mended-zero-8", 0), left: str | None = None) -> Comparison:
+    return Comparison(("mended-plain-8", 0), zero, _reading(True, left))
+
+
+AS_PUBLISHED = _published()
+MENDED = _mended()
+MENDED_AT_16 = Comparison(("mended-plain-16", 0), ("mended-zero-16", 0), MENDED_READING)
+# Neither is ZeRO: two starts of plain training, each with the head that it happened to draw.
+CHANCE = Comparison(("alone-plain-8", 0), ("alone-zero-8", 0), MENDED_READING)
+
+# The published program with this defect mended, and no other.
+MENDED_ALONE = {
+    "settings-unread": _published("honoured"),
+    "same-model": _published("fresh"),
+    "batch-differs": _published(zero=1),
+    "head-unseeded": _published("seeded-head"),
+    "one-seed": _published("own-seeds"),
+    "one-process": Comparison(("alone-plain-8", 0), ("alone-zero-16", 0), PUBLISHED_READING),
+    "fixed-order": _published("zero-first", plain=2, zero=0),
+    **{name: _published(mended=name) for name in READING_OF},
+}
+# The mended program with this defect, and no other. One seed has no interval, and in processes of their own the order
+# of arms says nothing: it is tried in one process.
+LEFT_ALONE = {
+    "settings-unread": _mended(("left-unread", 0)),
+    "same-model": Comparison(("left-same-model", 0), ("left-same-model", 1), MENDED_READING),
+    "batch-differs": _mended(("mended-zero-16", 0)),
+    "head-unseeded": _mended(("left-unseeded", 0)),
+    "one-process": Comparison(("left-one-process", 0), ("left-one-process", 1), MENDED_READING),
+    "fixed-order": Comparison(("left-zero-first", 1), ("left-zero-first", 0), MENDED_READING),
+    "peak-kept": Comparison(("left-one-process", 0), ("left-one-process", 1), _reading(True, "peak-kept")),
+    **{name: _mended(left=name) for name in ("timing-span", "losses-of-few")},
+}
+
+
+SAME = 1e-5  # relative; DeepSpeed's Adam and its order of sums change a loss by less
+
+
+class Effect(NamedTuple):
+    """What ZeRO's arm has over the plain one's, less 1, over repeats; below 0 ZeRO is better."""
+
+    values: tuple[float, ...]
+    mean: float
+    low: float | None  # None: one repeat has no interval
+    high: float | None
+
+    @property
+    def word(self) -> str:
+        """What it says of ZeRO: better, worse, no difference, or that so many repeats do not tell."""
+        if self.low is None:
+            return "one repeat"
+        if max(abs(self.low), abs(self.high)) < SAME:
+            return "no difference"
+        return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read what `python -m study.published.protocol` wrote. Raises Refusal."""
+    found = load(path, "results of the protocol")
+    if not isinstance(found, dict) or not isinstance(found.get("runs"), dict):
+        raise Refusal(f"{path}: holds no results of the protocol; make it with python -m study.published.protocol")
+    return found
+
+
+def arms(found: Mapping[str, Any], where: tuple[str, int]) -> dict[int, dict[str, Any]]:
+    """The arm at this place of each repeat that has it; one that ended with an error says so under "error"."""
+    program, position = where
+    kept = {}
+    for name, run in found["runs"].items():
+        of, _, repeat = name.partition("/")
+        if of == program and position < len(run["arms"]):
+            kept[int(repeat)] = run["arms"][position]
+    return kept
+
+
+def effect(found: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
+    """The effect on one metric; None where no repeat has both arms."""
+    plain, zero = arms(found, comparison.plain), arms(found, comparison.zero)
+    clock = "" if found["machine"]["gpus"] else "cpu_"
+    values = []
+    for repeat in sorted(plain.keys() & zero.keys()):
+        one, other = (_value(arm[repeat], comparison.reading[metric], clock) for arm in (plain, zero))
+        if one is not None and other is not None:
+            values.append(other / one - 1)
+    if not values:
+        return None
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return Effect(tuple(values), mean, None, None)
+    if np.ptp(values) <= CONSTANT:  # equal but for rounding, of which Student's t would warn
+        return Effect(tuple(values), mean, mean, mean)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(CONFIDENCE)
+    return Effect(tuple(values), mean, float(low), float(high))
+
+
+def _value(arm: Mapping[str, Any], reading: str, clock: str) -> float | None:
+    """One observation of an arm; None of one that ended with an error.
+
+    Times are the processor's on a CPU, where others may have shared the cores, and the wall's on a GPU.
+    """
+    if "error" in arm:
+        return None
+    if reading == "span":
+        return arm[f"{clock}seconds"]
+    if reading == "step":
+        return arm[f"step_{clock}seconds"] / arm["ran"]["batch_size"]
+    if reading == "last_epoch_loss":
+        return arm["epoch_losses"][-1]
+    return arm[reading]

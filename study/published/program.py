@@ -1,0 +1,340 @@
+"""What does the a100-replication's program do, as its appendix has it, or with some of its defects mended?
+
+    python -m study.published.program SPEC RESULT
+
+One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: a program of
+`study.compare.protocol`, the repeat, the workload and the starting weights. What is observed of each arm is written to
+RESULT; which of it is compared with what is for the analysis to say.
+
+The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
+differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
+on a CPU `use_cpu` is set, and the peak is the kernel's, of resident memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from study import extensions, record
+from study.compare.protocol import PUBLISHED_SEED, Program
+from study.config import RunConfig
+from study.launch import QUIET
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, Trainer
+
+    from study.workloads.sources import Examples, Splits
+
+# The appendix's dictionary. Where it is honoured DeepSpeed demands a batch size, which Trainer puts in for "auto".
+SETTINGS = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+BATCH_SIZE = {"train_micro_batch_size_per_gpu": "auto"}
+WARMUP_STEPS = 5  # left out of the median step
+MOST_HELD_OUT = 2000  # reviews on which a mended evaluation rests
+
+# Where no published weights are to be had, the body is trained first, on reviews that the protocol never sees.
+BODY_SHARE = 4  # one review in so many
+BODY_EPOCHS = 2
+BODY_BATCH_SIZE = 32
+BODY_LEARNING_RATE = 1e-3
+BODY_WARMUP_STEPS = 10
+
+
+class Data(NamedTuple):
+    """What is trained and evaluated on."""
+
+    splits: Splits  # as published
+    held_out: Examples  # more of the held-out part, without reviews that are trained on too
+
+
+def main() -> None:
+    spec, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    warnings.simplefilter("ignore")  # the engine's own, several lines a step
+    extensions.use_own_folder()
+    os.environ.update(QUIET | dict(os.environ))
+    config = RunConfig(**spec["config"])
+    body = Path(spec["body"]) if spec["body"] else None
+    if spec["program"] is None:
+        facts = train_body(config, body)
+    else:
+        facts = run(Program(**spec["program"]), spec["repeat"], config, body)
+    record.write_json(result, facts)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as train.py ends, and for the same reason
+
+
+def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
+    """Start the program once: every arm's facts; the error of the arm that did not end, and none after it."""
+    from study.measure import machine
+
+    seed = repeat if program.own_seeds else PUBLISHED_SEED
+    data = load(config, seed, body is not None)
+    model, arms, life_peak = None, [], 0
+    for position, arm in enumerate(program.arms):
+        if model is None or program.fresh_model:
+            # The appendix draws the head before any seed is set: another one at each start, and for each model built.
+            model = build(config, data, body, seed if program.seeded_head else 1000 * (repeat + 1) + position)
+        try:
+            facts = train(model, arm, program, seed, config, data)
+        except Exception as error:  # what an arm meets in a process that others have used is a result
+            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            arms.append({"arm": arm, "error": f"{type(error).__name__}: {first.strip()}"})
+            break
+        life_peak = max(life_peak, facts["peak_bytes"])
+        arms.append({"arm": arm, **facts, "life_peak_bytes": life_peak})
+    return {"arms": arms, "data": data.splits.description["digest"], "machine": machine.describe()}
+
+
+# ---------------------------------------------------------------- data and weights
+
+
+def _reviews(config: RunConfig, of_body: bool | None) -> Any:
+    """The labelled reviews; of those the body's share, or the rest. None: all of them."""
+    from study.workloads import sources
+
+    reviews = sources.load_reviews(config)
+    if of_body is None:
+        return reviews
+    shuffled, share = reviews.shuffle(seed=0), len(reviews) // BODY_SHARE
+    return shuffled.select(range(share) if of_body else range(share, len(reviews)))
+
+
+def load(config: RunConfig, seed: int, has_body: bool) -> Data:
+    """Draw as the appendix does: split 80/20, shuffle each part, take the first; and more of the held-out part."""
+    from study.workloads import bert_imdb, sources
+    from study.workloads.sources import Splits
+
+    tokenizer = sources.load_tokenizer(config)
+    parts = _reviews(config, False if has_body else None).train_test_split(test_size=sources.HELD_OUT, seed=seed)
+    train = parts["train"].shuffle(seed=seed).select(range(config.num_train_examples))
+    held_out = parts["test"].shuffle(seed=seed)
+    trained_on = set(train["text"])
+    others = [number for number, text in enumerate(held_out["text"]) if text not in trained_on]
+    drawn = {
+        "train": train,
+        "eval": held_out.select(range(config.num_eval_examples)),
+        "held_out": held_out.select(others[:MOST_HELD_OUT]),
+    }
+    examples = {name: bert_imdb.tokenise(part, tokenizer, config.sequence_length) for name, part in drawn.items()}
+    splits = Splits(
+        train=examples["train"],
+        evaluation=examples["eval"],
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        description=sources.describe(config, examples),
+    )
+    return Data(splits, examples["held_out"])
+
+
+def build(config: RunConfig, data: Data, body: Path | None, head_seed: int) -> PreTrainedModel:
+    """Build the classifier: a published or a trained body, and a head drawn from this seed."""
+    import torch
+
+    from study.workloads import bert_imdb
+
+    torch.manual_seed(head_seed)
+    model = bert_imdb.build_model(config, data.splits)
+    if body is not None:
+        model.bert.load_state_dict(torch.load(body, weights_only=True))
+    return model
+
+
+def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
+    """Train a classifier on the reviews of the body's share and write its body's weights to `path`."""
+    import torch
+    from transformers import Trainer, TrainingArguments, set_seed
+
+    from study.workloads import bert_imdb, sources
+    from study.workloads.sources import Splits
+
+    tokenizer = sources.load_tokenizer(config)
+    examples = bert_imdb.tokenise(_reviews(config, True), tokenizer, config.sequence_length)
+    splits = Splits(
+        train=examples,
+        evaluation=examples,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        description={},
+    )
+    set_seed(0)
+    # From scratch, dropout keeps BERT at chance for long.
+    model = bert_imdb.build_model(config.model_copy(update={"dropout": 0.0}), splits)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            output_dir=folder,
+            use_cpu=not torch.cuda.is_available(),
+            per_device_train_batch_size=BODY_BATCH_SIZE,
+            num_train_epochs=BODY_EPOCHS,
+            learning_rate=BODY_LEARNING_RATE,
+            warmup_steps=BODY_WARMUP_STEPS,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trained = Trainer(model, settings, train_dataset=examples).train()
+    torch.save(model.bert.cpu().state_dict(), path)
+    return {"num_reviews": len(examples), "loss": trained.training_loss}
+
+
+# ---------------------------------------------------------------- one arm
+
+
+def train(
+    model: PreTrainedModel, arm: str, program: Program, seed: int, config: RunConfig, data: Data
+) -> dict[str, Any]:
+    """Call the appendix's `train_model`, and observe it."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from study.measure.clock import make_clock
+    from study.measure.memory import PhaseMemory
+
+    kind, batch_size = arm.split("-")
+    with_zero, batch_size = kind == "zero", int(batch_size)
+    losses: list[torch.Tensor] = []
+    edges: list[tuple[float, float]] = []
+
+    class Watched(Trainer):
+        """The appendix's Trainer, which keeps the losses that it sees."""
+
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss = super().training_step(*args, **kwargs)
+            losses.append(loss.detach())
+            return loss
+
+    class Clock(TrainerCallback):
+        """Notes when each step begins and ends, and how long this process has computed by then."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            edges.append((now(), time.process_time()))
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            edges.append((now(), time.process_time()))
+
+    honoured = {}
+    if with_zero and program.honoured:
+        _be_launched()
+        honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
+    with tempfile.TemporaryDirectory() as folder:
+        training_args = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=batch_size,
+            num_train_epochs=config.epochs,
+            eval_strategy="steps",
+            logging_strategy="steps",
+            logging_steps=10,
+            eval_steps=50,
+            save_total_limit=1,
+            report_to="none",
+            seed=seed,
+            use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True,
+            **honoured,
+        )
+        if with_zero and not program.honoured:
+            training_args.deepspeed = SETTINGS  # as published: nothing reads it any more
+        now = make_clock(training_args.device)
+        memory = PhaseMemory(training_args.device, enabled=True)
+        trainer = Watched(
+            model=model,
+            args=training_args,
+            train_dataset=data.splits.train,
+            eval_dataset=data.splits.evaluation,
+            callbacks=[Clock()],
+        )
+        first_weights = _sum(model)
+        memory.begin("arm")
+        started, started_cpu = time.time(), time.process_time()
+        trainer.train()
+        seconds, cpu_seconds = time.time() - started, time.process_time() - started_cpu
+        memory.begin(None)
+        written = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    peak = memory.phases()["arm"]
+    steps, cpu_steps = (
+        [end[which] - begin[which] for begin, end in zip(edges[::2], edges[1::2], strict=True)] for which in (0, 1)
+    )
+    return {
+        "ran": _ran(trainer),
+        "first_weights": first_weights,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "step_seconds": statistics.median(steps[WARMUP_STEPS:]),
+        "step_cpu_seconds": statistics.median(cpu_steps[WARMUP_STEPS:]),
+        "peak_bytes": peak.resident_bytes if peak.allocated_bytes is None else peak.allocated_bytes,
+        "checkpoint_bytes": written,
+        **_learned(trainer, losses, data),
+    }
+
+
+def _be_launched() -> None:
+    """Set what a launcher sets: without it DeepSpeed looks for MPI."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _sum(model: PreTrainedModel) -> float:
+    """Tell weights apart."""
+    return sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
+
+
+def _ran(trainer: Trainer) -> dict[str, Any]:
+    """Read from the engine what the arm really was."""
+    from study.proof import base_optimizer
+
+    engine = trainer.model_wrapped
+    facts = {
+        "engine_class": type(engine).__name__,
+        "optimizer_class": type(base_optimizer(trainer.optimizer)).__name__,
+        "zero_stage": None,
+        "offload_optimizer_device": "none",
+        "gradient_clipping": trainer.args.max_grad_norm,
+        "batch_size": trainer.args.train_batch_size,
+        "num_steps": trainer.state.global_step,
+        "num_evaluations": sum("eval_loss" in entry for entry in trainer.state.log_history),
+    }
+    if hasattr(engine, "zero_optimization_stage"):
+        offload = engine.zero_offload_optimizer()
+        facts |= {
+            "zero_stage": engine.zero_optimization_stage(),
+            "offload_optimizer_device": "none"
+            if offload is None
+            else str(getattr(offload.device, "value", offload.device)),
+            "gradient_clipping": engine.gradient_clipping(),
+            "batch_size": engine.train_micro_batch_size_per_gpu(),
+        }
+    return facts
+
+
+def _learned(trainer: Trainer, losses: list[torch.Tensor], data: Data) -> dict[str, Any]:
+    """Losses as Trainer reports them at the end, and on more reviews: the last epoch's, and those held out."""
+    import numpy as np
+    import torch
+
+    history = trainer.state.log_history
+    of_steps = torch.stack(losses).double()
+    steps_per_epoch = len(losses) // int(trainer.args.num_train_epochs)
+    found = trainer.predict(data.held_out)
+    return {
+        "logged_train_loss": next(entry["loss"] for entry in reversed(history) if "loss" in entry),
+        "logged_eval_loss": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
+        "epoch_losses": [epoch.mean().item() for epoch in of_steps.split(steps_per_epoch)],
+        "held_out_loss": found.metrics["test_loss"],
+        "held_out_accuracy": float((np.argmax(found.predictions, axis=-1) == found.label_ids).mean()),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Which defect of the a100-replication's protocol makes "ZeRO is better"? Run as published, and mended step by step.
+
+    python -m study.published.protocol --data files --data-dir DIR --output FILE
+
+Runs every program of `study.compare.protocol`, each start in a process of its own, repeat by repeat. What FILE has
+already is kept, so that an experiment that was stopped goes on. With `--data hub` the model's body has the published
+weights; otherwise it is trained first, on reviews that the protocol does not see. `study.compare.protocol` reads FILE.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from study import bound, extensions, record
+from study.benchmarks.pairs import RunFailed, end
+from study.compare.protocol import PROGRAMS
+from study.config import Parser, Refusal, RunConfig, build_config
+from study.workloads import sources
+
+TIMEOUT_SECONDS = 3600  # of one process
+STDERR_LINES = 5
+SHOWN = ("workload", "size", "data", "num_train_examples", "num_eval_examples", "sequence_length", "dropout", "epochs")
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(prog="study.published.protocol", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--size", default="tiny", help="size of BERT (default: tiny; published: large)")
+    parser.add_argument("--epochs", type=int, default=1, help="as printed: 1 (default); of its figure 1: 5")
+    parser.add_argument("--data", default="bundled", help="bundled (default), hub or files")
+    parser.add_argument("--data-dir", type=Path, help="folder with imdb/ and tokenizers/, for --data files")
+    parser.add_argument("--num-train-examples", type=int, default=800, help="reviews trained on (default: 800)")
+    parser.add_argument("--num-eval-examples", type=int, default=200, help="of the published evaluation (default: 200)")
+    parser.add_argument("--repeats", type=int, default=5, help="starts of each program (default: 5)")
+    parser.add_argument("--program", action="append", help=f"only this one, again for more: {', '.join(PROGRAMS)}")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file; what it has already is kept")
+    given = vars(parser.parse_args(words))
+    repeats, chosen, output = (given.pop(name) for name in ("repeats", "program", "output"))
+    if unknown := set(chosen or ()) - set(PROGRAMS):
+        raise Refusal(f"--program {min(unknown)}: is no program; take one of {', '.join(PROGRAMS)}")
+    if repeats < 1:
+        raise Refusal(f"--repeats {repeats}: must be at least 1")
+    config = build_config("paper", **given)
+    sources.check(config)
+    extensions.check(["cpu_adam"])
+    found = _kept(output, config)
+    missing = [
+        (name, repeat)
+        for repeat in range(repeats)
+        for name in chosen or PROGRAMS
+        if f"{name}/{repeat}" not in found["runs"]
+    ]
+    with tempfile.TemporaryDirectory(prefix="zero-study-protocol-") as folder:
+        body = None if config.effective_init == "pretrained" else Path(folder) / "body.pt"
+        if body is not None and missing:
+            print("training the body ...", flush=True)
+            found["body"] = _start(config, body, None, 0, Path(folder))
+        for number, (name, repeat) in enumerate(missing, 1):
+            print(f"[{number}/{len(missing)}] {name}, repeat {repeat}", flush=True)
+            run = _start(config, body, name, repeat, Path(folder))
+            found["machine"] = run.pop("machine")
+            found["runs"][f"{name}/{repeat}"] = run
+            found["finished_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            record.write_json(output, found)
+    return 0
+
+
+def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
+    """What is there of this experiment. Raises Refusal where the file is of another one."""
+    settings = config.model_dump(mode="json", include=set(SHOWN))
+    if not output.exists():
+        return {"settings": settings, "runs": {}}
+    found = record.load(output, "results of the protocol")
+    if not isinstance(found, dict) or found.get("settings") != settings:
+        raise Refusal(
+            f"--output {output}: is of another experiment; name another file, or give the flags it was made by"
+        )
+    return found
+
+
+def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, folder: Path) -> dict[str, Any]:
+    """Start a program once and return what it observed; without a name, train the body. Raises RunFailed."""
+    spec, result = folder / "spec.json", folder / "result.json"
+    result.unlink(missing_ok=True)
+    record.write_json(
+        spec,
+        {
+            "config": config.model_dump(mode="json"),
+            "body": None if body is None else str(body),
+            "program": None if name is None else PROGRAMS[name]._asdict(),
+            "repeat": repeat,
+        },
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "study.published.program", str(spec), str(result)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        preexec_fn=bound.die_with_parent,
+    )
+    if done.returncode or not result.exists():
+        last = "\n".join(done.stderr.splitlines()[-STDERR_LINES:])
+        raise RunFailed(f"{name or 'the body'}, repeat {repeat}: ended with status {done.returncode}\n{last}")
+    return json.loads(result.read_text())
+
+
+if __name__ == "__main__":
+    end(main)

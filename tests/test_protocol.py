@@ -1,0 +1,215 @@
+"""The published protocol: what is compared with what, effects and their words, and its programs run for real."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import launching
+import pytest
+
+from study.compare import protocol
+from study.compare.pages import published as pages
+from study.compare.protocol import DEFECTS, METRICS, PROGRAMS
+from study.config import Refusal
+from study.published import protocol as experiment
+
+COMPARISONS = {(title, name): one for title, group in pages.GROUPS for name, one in group.items()}
+COMMITTED = launching.ROOT / "reports" / "cpu" / "published" / "protocol.json"
+
+
+def arm(name: str, loss: float, **other) -> dict:
+    return {
+        "arm": name,
+        "ran": {"batch_size": int(name.split("-")[1])},
+        "logged_eval_loss": loss,
+        "logged_train_loss": loss,
+        "held_out_loss": loss,
+        "epoch_losses": [9.0, loss],
+        "seconds": 80.0,
+        "cpu_seconds": 8.0,
+        "step_seconds": 1.0,
+        "step_cpu_seconds": 0.1,
+        "peak_bytes": 100,
+        "life_peak_bytes": 200,
+        **other,
+    }
+
+
+def results(*losses: tuple[float, float], gpus=(), **other) -> dict:
+    """Repeats of the published program, whose first and last arm had these losses."""
+    runs = {
+        f"published/{repeat}": {
+            "arms": [arm("plain-8", plain), arm("zero-8", plain), arm("zero-16", zero, **other)],
+        }
+        for repeat, (plain, zero) in enumerate(losses)
+    }
+    return {"runs": runs, "machine": {"gpus": list(gpus)}}
+
+
+# ---------------------------------------------------------------- what is compared
+
+
+@pytest.mark.parametrize("place", COMPARISONS)
+def test_a_comparison_is_of_arms_that_there_are(place):
+    one = COMPARISONS[place]
+    (plain, first), (zero, second) = one.plain, one.zero
+    assert PROGRAMS[plain].arms[first].startswith("plain-")
+    assert PROGRAMS[zero].arms[second].startswith("zero-")
+    assert set(one.reading) == set(METRICS)
+
+
+def test_every_program_is_compared():
+    used = {name for one in COMPARISONS.values() for name, _ in (one.plain, one.zero)}
+    assert used == set(PROGRAMS)
+
+
+def test_every_defect_is_mended_alone_and_left_alone():
+    assert set(protocol.MENDED_ALONE) == set(DEFECTS)
+    assert set(protocol.LEFT_ALONE) == set(DEFECTS) - {"one-seed"}  # one seed has no interval
+
+
+def test_one_thing_differs_where_one_defect_is_mended_or_left():
+    """Each comparison differs from the published, or the mended one, in its programs or in its reading, not in both."""
+    for base, group in ((protocol.AS_PUBLISHED, protocol.MENDED_ALONE), (protocol.MENDED, protocol.LEFT_ALONE)):
+        for name, one in group.items():
+            read_otherwise = one.reading != base.reading
+            assert read_otherwise == (name in protocol.READING_OF)
+            assert one != base
+
+
+# ---------------------------------------------------------------- effects
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([(1.0, 0.90), (1.0, 0.91), (1.0, 0.92)], "better"),
+        ([(1.0, 1.10), (1.0, 1.09), (1.0, 1.08)], "worse"),
+        ([(1.0, 1.10), (1.0, 0.90), (1.0, 1.02)], "not told apart"),
+        ([(1.0, 1.0000001), (1.0, 0.9999999)], "no difference"),
+        ([(1.0, 1.0), (2.0, 2.0)], "no difference"),
+        ([(1.0, 0.9)], "one repeat"),
+    ],
+)
+def test_an_effect_has_a_word(losses, word):
+    assert protocol.effect(results(*losses), protocol.AS_PUBLISHED, "validation loss").word == word
+
+
+def test_an_effect_is_taken_repeat_by_repeat():
+    found = protocol.effect(results((1.0, 0.9), (2.0, 1.6)), protocol.AS_PUBLISHED, "training loss")
+    assert found.values == pytest.approx((-0.1, -0.2))
+    assert found.mean == pytest.approx(-0.15)
+    assert found.low < -0.15 < found.high
+
+
+def test_times_are_the_processors_on_a_cpu_and_of_a_review():
+    times = {"cpu_seconds": 16.0, "seconds": 20.0, "step_seconds": 1.0, "step_cpu_seconds": 0.4}
+    on_cpu, on_gpu = results((1, 1), **times), results((1, 1), gpus=["one"], **times)
+    assert protocol.effect(on_cpu, protocol.AS_PUBLISHED, "time").mean == pytest.approx(1.0)
+    assert protocol.effect(on_gpu, protocol.AS_PUBLISHED, "time").mean == pytest.approx(-0.75)
+    by_step = protocol.MENDED_ALONE["timing-span"]
+    assert protocol.effect(on_cpu, by_step, "time").mean == pytest.approx(1.0)  # 0.4 s of 16 against 0.1 s of 8
+    assert protocol.effect(on_gpu, by_step, "time").mean == pytest.approx(-0.5)
+
+
+def test_an_arm_that_failed_has_no_effect():
+    found = results((1.0, 0.9))
+    found["runs"]["published/0"]["arms"][2] = {"arm": "zero-16", "error": "RuntimeError: it broke"}
+    assert protocol.effect(found, protocol.AS_PUBLISHED, "time") is None
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"runs": 1}'])
+def test_results_that_are_none_are_refused(content, tmp_path):
+    path = tmp_path / "protocol.json"
+    path.write_text(content)
+    with pytest.raises(Refusal, match=re.escape(f"{path}: holds no results of the protocol; make it with")):
+        protocol.read(path)
+
+
+# ---------------------------------------------------------------- the experiment
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--repeats", "0"], "--repeats 0: must be at least 1"),
+        (["--program", "best"], "--program best: is no program; take one of published, honoured"),
+        (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
+        (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
+        (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
+    ],
+)
+def test_a_wrong_request_is_refused(words, message, tmp_path):
+    with pytest.raises(Refusal, match=re.escape(message)):
+        experiment.main([*words, "--output", str(tmp_path / "out.json")])
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_of_another_experiment_are_kept(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text('{"settings": {"size": "large"}, "runs": {}}')
+    with pytest.raises(Refusal, match="is of another experiment; name another file"):
+        experiment.main(["--output", str(path)])
+    assert json.loads(path.read_text()) == {"settings": {"size": "large"}, "runs": {}}
+
+
+@pytest.fixture(scope="module")
+def run_small(tmp_path_factory) -> dict:
+    """The published program and the two arms of the mended one, for real, on the synthetic text."""
+    path = tmp_path_factory.mktemp("protocol") / "out.json"
+    words = ["--num-train-examples", "80", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
+    for name in ("published", "mended-plain-8", "mended-zero-8"):
+        words += ["--program", name]
+    done = launching.attempt(["python", "-m", "study.published.protocol", *words])
+    assert done.returncode == 0, done.stderr
+    again = launching.attempt(["python", "-m", "study.published.protocol", *words])
+    assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
+    return protocol.read(path)
+
+
+def test_the_published_program_runs_no_zero(run_small):
+    arms = run_small["runs"]["published/0"]["arms"]
+    assert [one["arm"] for one in arms] == ["plain-8", "zero-8", "zero-16"]
+    assert {(one["ran"]["zero_stage"], one["ran"]["optimizer_class"]) for one in arms} == {(None, "AdamW")}
+    assert [one["ran"]["num_steps"] for one in arms] == [10, 10, 5]
+    assert len({one["first_weights"] for one in arms}) == 3  # each goes on from what the one before has learned
+    assert all(one["checkpoint_bytes"] > 0 for one in arms)  # in the time that is measured
+
+
+def test_the_mended_program_runs_zero_and_learns_the_same(run_small):
+    plain, zero = (run_small["runs"][f"mended-{name}-8/0"]["arms"][0] for name in ("plain", "zero"))
+    assert zero["ran"] == {
+        **plain["ran"],
+        "engine_class": "DeepSpeedEngine",
+        "optimizer_class": "DeepSpeedCPUAdam",
+        "zero_stage": 3,
+        "offload_optimizer_device": "cpu",
+    }
+    assert zero["first_weights"] == plain["first_weights"]
+    assert abs(protocol.effect(run_small, protocol.MENDED, "validation loss").mean) < protocol.SAME
+    assert abs(protocol.effect(run_small, protocol.MENDED, "training loss").mean) < protocol.SAME
+
+
+def test_the_pages_parts_are_made_of_it(run_small):
+    text = pages.what_ran(run_small)._repr_html_()
+    assert "no ZeRO, BertForSequenceClassification, AdamW" in text
+    assert "what Standard BS=8 left" in text
+    assert "unknown" in pages.effects_table(run_small)._repr_html_()  # most programs were not run
+    assert "no value" in pages.effects_drawn(run_small, "time").svg
+
+
+# ---------------------------------------------------------------- the committed results
+
+
+def test_the_committed_results_are_whole():
+    found = protocol.read(COMMITTED)
+    assert found["settings"]["data"] == "files"
+    repeats = {
+        name: {int(key.partition("/")[2]) for key in found["runs"] if key.partition("/")[0] == name}
+        for name in PROGRAMS
+    }
+    assert all(len(done) >= 5 for done in repeats.values()), repeats
+    for metric in ("validation loss", "training loss"):
+        assert protocol.effect(found, protocol.MENDED, metric).word == "no difference"
+    assert protocol.effect(found, protocol.AS_PUBLISHED, "validation loss").word == "better"
