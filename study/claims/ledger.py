@@ -17,6 +17,7 @@ from study.config import Refusal, refusing
 FOLDER = Path(__file__).parent / "ledger"
 LONGEST_PHRASE = 12  # words of a source that are quoted
 TRUE = 1e-9  # relative; exact, but for the rounding of a float
+CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
 
 Kind = Literal[
     "memory",
@@ -181,7 +182,7 @@ class Source(_Strict):
     source: Text
     title: Text
     url: Text | None
-    numbers: dict[str, float]  # for formulas; the unit is in the name
+    numbers: dict[str, float]  # for formulas, with those of CITED; the unit is in the name
     claims: list[Claim]
 
 
@@ -190,13 +191,16 @@ def read(folder: Path = FOLDER) -> list[Source]:
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
-    sources = [_read(path) for path in paths]
+    sources = _with_cited([_read(path) for path in paths])
     known: dict[str, str] = {}
     for path, source in zip(paths, sources, strict=True):
         for claim in source.claims:
             if claim.id in known:
                 raise Refusal(f"{path}: {claim.id}: id: is there already, in {known[claim.id]}; choose another")
             known[claim.id] = path.name
+            if isinstance(claim.rule, Arithmetic):
+                with refusing(f"{path}: {claim.id}: rule"):
+                    arithmetic.check(claim.rule.formula, source.numbers)
     back = {(claim.id, link) for source in sources for claim in source.claims for link in claim.links}
     for path, source in zip(paths, sources, strict=True):
         for claim in source.claims:
@@ -224,10 +228,21 @@ def _read(path: Path) -> Source:
     for claim in found.claims:
         if not claim.id.startswith(f"{found.source}."):
             raise Refusal(f"{path}: {claim.id}: id: must begin with {found.source}.")
-        if isinstance(claim.rule, Arithmetic):
-            with refusing(f"{path}: {claim.id}: rule"):
-                arithmetic.check(claim.rule.formula, found.numbers)
     return found
+
+
+def _with_cited(sources: list[Source]) -> list[Source]:
+    """Give the others the numbers of what they cite."""
+    cited = {
+        f"{CITED}_{name}": value
+        for source in sources
+        if source.source == CITED
+        for name, value in source.numbers.items()
+    }
+    return [
+        source if source.source == CITED else source.model_copy(update={"numbers": {**cited, **source.numbers}})
+        for source in sources
+    ]
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there

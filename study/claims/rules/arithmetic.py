@@ -1,4 +1,4 @@
-"""What does a formula over a source's own numbers give? Numbers, + - * / **, min, max and round; nothing else."""
+"""What does a formula over the numbers of a source, and of what it cites, give? + - * / **, min, max and round only."""
 
 from __future__ import annotations
 
