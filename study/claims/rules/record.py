@@ -73,18 +73,6 @@ def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
     return Observed(1 + found.value, found.evidence, (1 + low, 1 + high), told=found.told)
 
 
-def loss_spread(workload: str, strategy: str) -> Observed:
-    """Standard deviation of the last losses over seeds, over their mean."""
-    table = _table()
-    runs = table[
-        (table["workload"] == workload) & (table["strategy"] == strategy) & (table["world_size"] == WORLD_SIZE)
-    ]
-    losses = runs.groupby("seed")["final_loss"].mean()
-    if len(losses) < 2:
-        raise ValueError(f"arguments: no committed records of {workload} under {strategy} in several seeds")
-    return Observed(float(losses.std() / losses.mean()), tuple(sorted(runs["run_id"])), told=f"{len(losses)} seeds")
-
-
 @lru_cache(maxsize=1)
 def _table() -> pd.DataFrame:
     from study.compare import table
@@ -205,24 +193,6 @@ def uses_collective(strategy: str, world_size: int, collective: str) -> Observed
     return Observed(all(seen), evidence, (all(seen), any(seen)))
 
 
-def flops_ratio(workload: str, strategy: str, control: str) -> Observed:
-    """Operations of a sequence, forward and backward, under a strategy over those under the control, as counted."""
-    runs = {
-        name: _some(
-            (
-                f
-                for f in _found("cpu")
-                if (f.record.workload, f.record.strategy) == (workload, name) and f.record.model_flops_per_sequence
-            ),
-            f"counted operations of {workload} under {name}",
-        )
-        for name in (strategy, control)
-    }
-    counted = {name: {f.record.model_flops_per_sequence for f in found} for name, found in runs.items()}
-    values = [one / other for one in counted[strategy] for other in counted[control]]
-    return _from_least_to_most(values, [*runs[strategy], *runs[control]])
-
-
 # ---------------------------------------------------------------- accumulation
 
 
@@ -265,7 +235,7 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Found,
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        loss_difference, gradient_norm_ratio, loss_spread, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
-        reduced_ratio, uses_collective, flops_ratio, accumulation_difference, accumulation_norm_ratio,
+        loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
+        reduced_ratio, uses_collective, accumulation_difference, accumulation_norm_ratio,
     )
 }  # fmt: skip

@@ -39,6 +39,7 @@ DGX_2 = {
     "disk_read_bandwidth": 8 * 3.2e9,
     "disk_write_bandwidth": 8 * 2.0e9,
 }
+_LEAST = {"micro_batch": 1, "checkpointing": True}  # what takes the least memory
 WIDEST = 1 << 17  # hidden size of the largest model that is looked for
 MOST_GPUS = 1024
 
@@ -64,6 +65,12 @@ def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observe
         {"zero_stage": 0, "world_size": world_size, "precision": precision},
         {"zero_stage": zero_stage, "world_size": world_size, "precision": precision},
     )
+
+
+def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
+    """A peak at stage 0 over that at this stage: between none, where activations are all, and that of the states."""
+    found = paper_reduction(zero_stage, world_size, precision)
+    return Observed(found.value, found.evidence, (1.0, found.value), told="from activations alone to states alone")
 
 
 def paper_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
@@ -242,22 +249,19 @@ def peak(**arguments: Any) -> Observed:
     return Observed(found.total, (_peak_in_words(arguments),), _around(found.total, 1 + MEMORY_ERROR), in_bytes=True)
 
 
-def activations(**arguments: Any) -> Observed:
-    """Bytes of activations at the highest moment of a step."""
-    value = _peak(_key(arguments)).parts["activations"]
-    evidence = f"{_Case.of(arguments).name}: {value / GIB:.2f} GiB of activations"
-    return Observed(value, (evidence,), _around(value, 1 + MEMORY_ERROR), in_bytes=True)
+def peak_of_any_batch(**arguments: Any) -> Observed:
+    """`peak` where the batch is unknown: from one sequence a GPU, checkpointed, to all of the GPU's memory."""
+    least = {**arguments, **_LEAST}
+    found = peak(**least)
+    low, high = found.interval
+    ends = (low, max(high, float(_Case.of(least).box.gpu.memory_bytes)))
+    return Observed(found.value, found.evidence, ends, in_bytes=True, told="from the least batch to the whole card")
 
 
 def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
     """The peak of one case over that of another."""
     value = _peak(_key(of)).total / _peak(_key(to)).total
     return Observed(value, (_peak_in_words(of), _peak_in_words(to)), _around(value, 1 + MEMORY_ERROR))
-
-
-def memory_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: float, end: float) -> Observed:
-    """How much `memory_ratio` rises from one value of an argument, set on both sides, to another."""
-    return _change(memory_ratio, of, to, along, start, end, 1 + MEMORY_ERROR)
 
 
 def fits(**arguments: Any) -> Observed:
@@ -326,28 +330,6 @@ def _fewest(model: str, name: str, gpu: str, factor: float) -> float:
             return float(gpus)
         gpus *= 2
     raise ValueError(f"{shape.name} under {name} fits no number of {gpu} up to {MOST_GPUS}")
-
-
-def states_reduction_excess(
-    model: str | dict[str, Any], than: str | dict[str, Any], strategy: str, gpus: int, precision: str
-) -> Observed:
-    """By how much the engine's model states shrink more for one model than for another, relative."""
-    one, other = (_states_reduction(_shape(shape), strategy, gpus, precision) for shape in (model, than))
-    evidence = [f"{_shape(shape).name}: {value:.6g}" for shape, value in ((model, one), (than, other))]
-    return Observed(one / other - 1, tuple(evidence))
-
-
-def _states_reduction(shape: ModelShape, name: str, gpus: int, precision: str) -> float:
-    """Model states at stage 0 over those of a strategy's largest rank, without communication buffers."""
-
-    def states(chosen: str) -> float:
-        engine = _engine(chosen, shape.hidden, gpus, precision)
-        engine = dataclasses.replace(engine, precision=precision)
-        found = model_states.engine_differences(engine, shape.parameters, 0, "stepping")
-        held = sum(one.num_bytes for one in found if one.part != "communication_buffers")
-        return model_states.paper_bytes(engine, shape.num_params, "stepping").total + held
-
-    return states("zero0") / states(name)
 
 
 def _peak_in_words(arguments: Mapping[str, Any]) -> str:
@@ -451,7 +433,10 @@ def _change(
 
 
 def tree_share(tree: str) -> Observed:
-    """In which share of the planner's cases that it answers a tree's advice fits and keeps up with the fastest."""
+    """In which share of the planner's cases that it answers a tree's advice fits and keeps up with the fastest.
+
+    Its interval is from where the advice is the fastest itself to where it is no further behind than times may be off.
+    """
     judged = _grid().judged
     if tree not in judged:
         raise ValueError(f"tree {tree!r} is unknown; take one of {', '.join(judged)}")
@@ -459,7 +444,7 @@ def tree_share(tree: str) -> Observed:
 
 
 def strategy_share(strategy: str) -> Observed:
-    """In which share of the planner's cases one strategy, always advised, fits and keeps up with the fastest."""
+    """In which share of the planner's cases one strategy, always advised, does what `tree_share` asks of a tree."""
     from study.theory.decision_trees import Advice, compare
 
     cases = [case for case in _grid().cases if any(fits for fits, _ in case.results.values())]
@@ -484,10 +469,16 @@ def trees_agree(first: str, second: str, purpose: str) -> Observed:
 
 
 def _agreeing(name: str, outcomes: Iterable[Any]) -> Observed:
+    from study.theory.decision_trees import KEEPS_UP
+
+    outcomes = list(outcomes)
     kinds = Counter(one.kind for one in outcomes)
     answered = kinds.total() - kinds["no answer"]
     counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-    return Observed(kinds["agrees"] / answered, (f"{name}, {kinds.total():,} cases: {counts}",))
+    behind = [one.left_behind for one in outcomes if one.left_behind is not None]
+    ends = (sum(one <= most for one in behind) / answered for most in (0, 1 - KEEPS_UP / step_time.FITTED_SPREAD))
+    told = "only where it is the fastest, to where predicted times cannot tell"
+    return Observed(kinds["agrees"] / answered, (f"{name}, {kinds.total():,} cases: {counts}",), tuple(ends), told=told)
 
 
 @lru_cache(maxsize=1)
@@ -498,10 +489,9 @@ def _grid() -> Any:
 
 
 # Functions whose arguments are a case, and those that hold one case against another.
-_OF_A_CASE = ("peak", "activations", "fits", "tokens_per_second_per_gpu")
+_OF_A_CASE = ("peak", "fits", "tokens_per_second_per_gpu")
 _OF_TWO = (
-    "memory_ratio", "memory_ratio_change", "speed_ratio", "least_speed_ratio", "speed_ratio_change",
-    "speed_ratio_growth",
+    "memory_ratio", "speed_ratio", "least_speed_ratio", "speed_ratio_change", "speed_ratio_growth",
 )  # fmt: skip
 
 
@@ -509,6 +499,8 @@ def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
     """Raise ValueError where an argument of a case is missing or unknown."""
     if function in _OF_A_CASE:
         _Case.of(arguments)
+    elif function == "peak_of_any_batch":
+        _Case.of({**arguments, **_LEAST})
     elif function in _OF_TWO:
         for side in ("of", "to"):
             _Case.of(arguments[side])
@@ -517,10 +509,10 @@ def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_ratio, paper_saving_share,
-        paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth, peak, activations,
-        memory_ratio, memory_ratio_change, fits, largest_model, capacity_ratio, fewest_gpus, states_reduction_excess,
-        engine_volume, tokens_per_second_per_gpu, speed_ratio, least_speed_ratio, speed_ratio_change,
+        paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_peak_reduction, paper_ratio,
+        paper_saving_share, paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth,
+        peak, peak_of_any_batch, memory_ratio, fits, largest_model, capacity_ratio, fewest_gpus, engine_volume,
+        tokens_per_second_per_gpu, speed_ratio, least_speed_ratio, speed_ratio_change,
         speed_ratio_growth, published_tflops, tree_share, strategy_share, trees_agree,
     )
 }  # fmt: skip
