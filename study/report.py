@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 STYLE = Path(__file__).with_suffix(".css")
+SCRIPT = Path(__file__).with_suffix(".js")  # of the pages that are filtered
 CELL_TIMEOUT_SECONDS = 600
 
 
@@ -40,10 +41,12 @@ PAGES = {
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
+    "claims": Page("claims.html", "Claims", "What became of each published claim, and where do the sources disagree?"),
 }
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
-OF_NO_RUNS = ("planner",)  # those that read no records
+OF_NO_RUNS = ("planner", "claims")  # those that read no records
+FILTERED = ("claims",)  # those with a list that a reader filters
 
 # Cells that are for a notebook and not for a page: the badge, the set-up, and what papermill was given.
 NOT_SHOWN = {"colab", "parameters", "injected-parameters"}
@@ -79,7 +82,7 @@ $body
 $code
 </details>
 </footer>
-</body>
+$script</body>
 </html>
 """)
 
@@ -227,6 +230,7 @@ def convert(executed: Path, name: str, study: str, folders: Sequence[Path], outp
         notebook=f"{colab.REPOSITORY}/blob/main/notebooks/{name}.ipynb",
         colab=colab.address(name),
         code=f'<pre tabindex="0"><code>{html.escape(code)}</code></pre>',
+        script=f"<script>\n{SCRIPT.read_text(encoding='utf-8')}</script>\n" if name in FILTERED else "",
     )
 
 

@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def records() -> list[Path]:
     """The committed records that the notebooks read unless they are told otherwise."""
-    return [report.ROOT / folder for folder in parameters(NOTEBOOKS[0])["records"]]
+    return [report.ROOT / folder for folder in parameters(report.NOTEBOOKS / "summary.ipynb")["records"]]
 
 
 def num_runs() -> int:

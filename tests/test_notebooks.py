@@ -60,6 +60,10 @@ def test_parameters_of_the_planner_are_literals():
     }
 
 
+def test_parameters_of_the_claims_are_literals():
+    assert reported.parameters(report.NOTEBOOKS / "claims.ipynb") == {"source": ""}
+
+
 @each
 def test_is_thin(path):
     """No function, class or loop: what can be wrong lives where a test sees it."""
@@ -94,10 +98,11 @@ def test_set_up_is_the_same_everywhere():
     found = {path.stem: reported.tagged(path, "colab")[1].source for path in reported.NOTEBOOKS}
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
-    # The planner reads no runs, so it trains none and needs nothing to train with.
-    _, *planner = found.pop("planner").splitlines()
-    assert planner == [line.replace("[train,report]", "[report]") for line in common[1 : len(planner) + 1]]
-    assert "colab.train" in "".join(common[len(planner) + 1 :])
+    # What reads no runs trains none and needs nothing to train with.
+    (set_up,) = {found.pop(name) for name in report.OF_NO_RUNS}
+    _, *lines = set_up.splitlines()
+    assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
+    assert "colab.train" in "".join(common[len(lines) + 1 :])
     assert set(found.values()) == {"\n".join(common)}
 
 

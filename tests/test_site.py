@@ -10,6 +10,8 @@ import pytest
 import reported
 
 from study import report
+from study.claims import say
+from study.claims.verdicts import WORDS
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
@@ -28,20 +30,22 @@ PICTURES = """() => [...document.querySelectorAll('figure, img, svg')].map(eleme
 }))"""
 
 # How far each pair of colours is apart, by WCAG 2.2: text and what it stands on.
-CONTRAST = """() => {
+CONTRAST = """(selectors) => {
     const light = colour => {
         const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
             .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const ground = light(getComputedStyle(document.body).backgroundColor);
-    return ['body', '.lead, main p', 'caption small, figcaption', 'main a, footer a', 'thead th'].map(one => {
+    return selectors.map(one => {
         const element = document.querySelector(one);
         if (!element) return [one, 21];
         const ink = light(getComputedStyle(element).color);
         return [one, (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05)];
     });
 }"""
+
+TEXT = ["body", ".lead, main p", "caption small, figcaption", "main a, footer a", "thead th"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def browser():
 class Visit:
     """A page, and all that the browser said and asked for on the way."""
 
-    def __init__(self, context, site: Path, file: str) -> None:
+    def __init__(self, context, site: Path, file: str, fragment: str = "") -> None:
         self.said: list[str] = []
         self.asked: list[str] = []
         self.failed: list[str] = []
@@ -76,7 +80,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("requestfailed", lambda request: self.failed.append(request.url))
-        self.page.goto((site / file).as_uri())
+        self.page.goto((site / file).as_uri() + fragment)
 
     def width(self) -> int:
         return self.page.evaluate("document.documentElement.scrollWidth")
@@ -86,9 +90,9 @@ class Visit:
 def visit(browser, site):
     contexts = []
 
-    def make(name: str, **settings) -> Visit:
+    def make(name: str, fragment: str = "", **settings) -> Visit:
         contexts.append(browser.new_context(**settings))
-        return Visit(contexts[-1], site, report.PAGES[name].file)
+        return Visit(contexts[-1], site, report.PAGES[name].file, fragment)
 
     yield make
     for context in contexts:
@@ -109,7 +113,8 @@ def test_page(visit, site, name, scheme, viewport):
     assert (site / "style.css").as_uri() in seen.asked
     assert seen.width() <= viewport["width"]
     assert seen.page.evaluate(TOO_WIDE) == []
-    assert all(ratio >= 4.5 for _, ratio in seen.page.evaluate(CONTRAST)), seen.page.evaluate(CONTRAST)
+    ratios = seen.page.evaluate(CONTRAST, TEXT)
+    assert all(ratio >= 4.5 for _, ratio in ratios), ratios
     for picture in seen.page.evaluate(PICTURES):
         assert picture["width"] > 100, picture
         assert picture["height"] > 50, picture
@@ -162,4 +167,173 @@ def test_print(visit, name):
     assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert seen.page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert not seen.page.locator("nav").is_visible()
+    assert not seen.page.locator("main form").is_visible()
     assert seen.width() <= 1016
+
+
+# ---------------------------------------------------------------- the list of claims
+
+CLAIM = "hf-analysis.memory.peak.zero0.least"
+
+
+class Claims:
+    """The list of claims as a reader has it."""
+
+    def __init__(self, seen: Visit) -> None:
+        self.seen = seen
+        self.page = seen.page
+        self.shown = seen.page.locator("#list > details:visible")
+
+    def said(self) -> str:
+        return self.page.locator("#shown").inner_text()
+
+    def claim(self, name: str = CLAIM):
+        return self.page.locator(f'[id="{name}"]')
+
+    def filter(self, name: str):
+        return self.page.get_by_role("combobox", name=name, exact=True)
+
+    def fragment(self) -> str:
+        return self.page.evaluate("location.hash")
+
+
+@pytest.fixture
+def claims(visit):
+    seen = []
+
+    def make(fragment: str = "", **settings) -> Claims:
+        seen.append(visit("claims", fragment, **{"viewport": DESKTOP, **settings}))
+        return Claims(seen[-1])
+
+    yield make
+    for one in seen:
+        assert (one.said, one.failed) == ([], [])
+        assert all(url.startswith("file://") for url in one.asked)
+
+
+def counted(**asked: str) -> int:
+    found = say.committed(asked.get("source"), asked.get("verdict"))
+    return len([one for one in found if asked.get("kind") in (None, one.claim.kind)])
+
+
+def test_filters_reduce_the_list_and_say_to_what(claims):
+    listed = claims()
+    every = counted()
+    assert (listed.shown.count(), listed.said()) == (every, f"{every} of {every} claims")
+    asked = {}
+    for label, value in (("source", "hf-analysis"), ("verdict", "not tested here"), ("kind", "memory")):
+        asked[label] = value
+        listed.filter(label).select_option(value)
+        assert 0 < listed.shown.count() == counted(**asked)
+        assert listed.said() == f"{counted(**asked)} of {every} claims"
+    assert listed.fragment() == "#source=hf-analysis&verdict=not+tested+here&kind=memory"
+    listed.filter("decided by").select_option("undecidable")
+    assert set(listed.shown.evaluate_all("all => all.map(one => one.dataset.rule)")) == {"undecidable"}
+    listed.page.get_by_role("button", name="Show all").click()
+    listed.page.wait_for_function("location.hash === ''")
+    assert listed.shown.count() == every
+
+
+def test_words_are_searched_in_any_order_and_case(claims):
+    listed = claims()
+    listed.page.get_by_label("words of").fill("PERMUTED no such words")
+    assert (listed.shown.count(), listed.said()) == (0, f"0 of {counted()} claims")
+    listed.page.get_by_label("words of").fill("zero0 peak.ZERO0 7B")
+    assert CLAIM in listed.shown.evaluate_all("all => all.map(one => one.id)")
+    assert listed.shown.count() < 20
+    listed.page.keyboard.press("Enter")  # is no form to send
+    assert listed.fragment() == "#words=zero0+peak.ZERO0+7B"
+
+
+def test_fragment_restores_the_filter(claims):
+    listed = claims("#source=papers&verdict=outdated&words=pytorch+1.4b")
+    assert listed.filter("source").input_value() == "papers"
+    assert listed.filter("verdict").input_value() == "outdated"
+    assert listed.page.get_by_label("words of").input_value() == "pytorch 1.4b"
+    assert 0 < listed.shown.count() < counted(source="papers", verdict="outdated")
+    assert listed.page.locator("#filters").evaluate("form => form.getBoundingClientRect().top < innerHeight")
+
+
+def test_unknown_values_and_broken_fragments_show_everything(claims):
+    for fragment in ("#source=nobody", "#%", "#a.b.c", '#words=<img src="x">&x=%E0%A4', "#=", "#list"):
+        listed = claims(fragment)
+        expected = 0 if "img" in fragment else counted()
+        assert listed.shown.count() == expected, fragment
+        assert listed.page.locator("#list img").count() == 0
+
+
+def test_numbers_of_the_tally_set_the_filter(claims):
+    listed = claims()
+    link = listed.page.locator('a[href="#source=zero3-blog&verdict=inconsistent"]')
+    number = counted(source="zero3-blog", verdict="inconsistent")
+    assert link.inner_text() == str(number)
+    for _ in range(2):  # a second time too, which changes no address
+        link.click()
+        listed.page.wait_for_function("document.getElementById('filters').getBoundingClientRect().top < innerHeight")
+        assert listed.shown.count() == number
+        listed.page.evaluate("scrollTo(0, 0)")
+    listed.page.go_back()
+    assert listed.shown.count() == counted()
+
+
+def test_anchor_opens_its_claim(claims):
+    listed = claims(f"#{CLAIM}")
+    assert listed.claim().get_attribute("open") is not None
+    assert listed.claim().locator("dl").is_visible()
+    assert listed.claim().evaluate("one => Math.abs(one.getBoundingClientRect().top) < 100")
+    listed.page.keyboard.press("Tab")  # goes on from there
+    assert listed.page.evaluate("document.activeElement.closest('details').id") == CLAIM
+
+
+def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
+    listed = claims("#source=papers&verdict=outdated")
+    number = listed.shown.count()
+    assert not listed.claim().is_visible()
+    listed.page.evaluate(f"location.hash = '#{CLAIM}'")
+    listed.claim().locator("dl").wait_for(state="visible")
+    assert listed.page.evaluate("document.activeElement.parentElement.id") == CLAIM
+    assert listed.shown.count() == number + 1
+    assert listed.said() == f"{number} of {counted()} claims, and the one that was linked to"
+    listed.page.go_back()
+    listed.claim().wait_for(state="hidden")
+    assert listed.said() == f"{number} of {counted()} claims"
+
+
+def test_disputes_lead_to_their_claims(claims):
+    listed = claims()
+    listed.page.locator("summary", has_text="a100-replication against hf-analysis").click()
+    link = listed.page.locator(".disputes a:visible").first
+    name = link.get_attribute("href")[1:]
+    link.click()
+    listed.claim(name).locator("dl").wait_for(state="visible")
+
+
+def test_claims_open_by_keyboard(claims):
+    listed = claims()
+    listed.page.get_by_role("button", name="Show all").focus()
+    listed.page.keyboard.press("Tab")
+    assert listed.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    listed.page.keyboard.press("Enter")
+    assert listed.shown.first.locator("dl").is_visible()
+    assert listed.page.locator("#shown").get_attribute("role") == "status"  # read out when it changes
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_opened_claims_are_no_wider_than_the_page(claims, viewport, scheme):
+    listed = claims(viewport=viewport, color_scheme=scheme)
+    listed.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert listed.seen.width() <= viewport["width"]
+    assert listed.page.evaluate(TOO_WIDE) == []
+    for word in WORDS:
+        verdict = f"#list > details[data-verdict='{word}'] b"
+        ((_, ratio),) = listed.page.evaluate(CONTRAST, [verdict])
+        assert ratio >= 4.5, word
+
+
+def test_every_claim_is_listed_without_javascript(claims):
+    listed = claims("#source=papers", java_script_enabled=False)
+    assert listed.shown.count() == counted()
+    assert not listed.page.locator("#filters").is_visible()
+    listed.shown.first.locator("summary").click()
+    assert listed.shown.first.locator("dl").is_visible()
