@@ -41,11 +41,12 @@ PAGES = {
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
+    "protocol": Page("protocol.html", "Protocol", 'Which defects of a published program make "ZeRO is better"?'),
     "claims": Page("claims.html", "Claims", "What became of each published claim, and where do the sources disagree?"),
 }
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
-OF_NO_RUNS = ("planner", "claims")  # those that read no records
+OF_NO_RUNS = ("planner", "protocol", "claims")  # those that read no records
 FILTERED = ("claims",)  # those with a list that a reader filters
 
 # Cells that are for a notebook and not for a page: the badge, the set-up, and what papermill was given.

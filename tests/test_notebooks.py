@@ -60,6 +60,13 @@ def test_parameters_of_the_planner_are_literals():
     }
 
 
+def test_parameters_of_the_protocol_are_literals():
+    assert reported.parameters(report.NOTEBOOKS / "protocol.ipynb") == {
+        "results": "reports/cpu/published/protocol.json",
+        "traps": "reports/cpu/published/traps.json",
+    }
+
+
 def test_parameters_of_the_claims_are_literals():
     assert reported.parameters(report.NOTEBOOKS / "claims.ipynb") == {"source": ""}
 

@@ -103,7 +103,11 @@ def test_page_names_no_place_of_the_machine(site, name):
 @each
 def test_page_shows_results_and_folds_code(site, name):
     shown, _, folded = page_of(site, name).partition("<summary>How this page was made</summary>")
-    of_no_runs = {"planner": "advise.advise(", "claims": "say.committed("}
+    of_no_runs = {
+        "planner": "advise.advise(",
+        "protocol": "published.load_protocol(",
+        "claims": "say.committed(",
+    }
     load = of_no_runs[name] if name in report.OF_NO_RUNS else "pages.load(records, box, workload)"
     assert load not in shown
     assert load in folded

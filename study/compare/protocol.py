@@ -72,6 +72,11 @@ DEFECTS = {
     ),
 }
 
+# Wrong too, but in no number.
+IN_WORDS = {
+    "label": Defect("Rows are called Stage2, over settings of stage 3.", "Rows are called what the engine says."),
+}
+
 _THREE = ("plain-8", "zero-8", "zero-16")  # as published
 _MENDED = {"honoured": True, "fresh_model": True, "seeded_head": True, "own_seeds": True}
 

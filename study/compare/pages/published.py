@@ -14,9 +14,15 @@ from study.compare.figures.effects import effects
 from study.compare.markup import Html
 from study.compare.pages.cells import relative
 from study.compare.pages.runs import ROOT
-from study.compare.protocol import DEFECTS, METRICS, Comparison, Effect, Metric
+from study.compare.protocol import DEFECTS, METRICS, PROGRAMS, Comparison, Effect, Metric
 
-LABELS = {"plain-8": "Standard BS=8", "zero-8": "ZeRO Stage2 BS=8", "zero-16": "ZeRO Stage2 BS=16"}  # as it prints them
+# As the program prints them; it has no plain training at 16.
+LABELS = {
+    "plain-8": "Standard BS=8",
+    "plain-16": "Standard BS=16",
+    "zero-8": "ZeRO Stage2 BS=8",
+    "zero-16": "ZeRO Stage2 BS=16",
+}
 HIDDEN = "zero-8"  # the row that is commented out
 
 GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
@@ -64,24 +70,32 @@ def protocol_in_words(found: Mapping[str, Any]) -> Html:
     return Html(markup.items(lines))
 
 
-def what_ran(found: Mapping[str, Any], repeat: int = 0) -> Html:
-    """Tabulate one start of the published program: what its table prints, and what the engine says that it was."""
-    run = found["runs"].get(f"published/{repeat}")
-    if run is None:
-        return Html(markup.paragraphs("The published program was not run."))
+def what_ran(found: Mapping[str, Any]) -> Html:
+    """Tabulate one start of each program: what its table prints, and what the engine says that it was."""
+    first, *others = [(name, _arms(found, name)) for name in PROGRAMS if f"{name}/0" in found["runs"]]
+    note = " First repeat. Losses: training and validation, as Trainer logs them last. Peak: since the program started."
+    head = ["printed", "what ran", "starts from", "steps", "evaluations", "time", "peak", "losses"]
+    words = ("what ran", "starts from", "steps", "losses")
+    one = markup.table("The published program", head, [("", first[1])], note, words)
+    rest = markup.table("The programs with defects mended", head, others, note, words) if others else ""
+    return Html(one + (markup.details("The programs with defects mended", rest) if rest else ""))
+
+
+def _arms(found: Mapping[str, Any], program: str) -> list[list[Any]]:
+    arms = found["runs"][f"{program}/0"]["arms"]
     rows = []
-    for arm in run["arms"]:
+    for arm in arms:
+        label = LABELS[arm["arm"]] + (" (commented out)" if arm["arm"] == HIDDEN and program == "published" else "")
         if "error" in arm:
-            rows.append([LABELS[arm["arm"]], arm["error"], *[None] * 6])
+            rows.append([label, arm["error"], *[None] * 6])
             continue
         ran = arm["ran"]
         stage = "no ZeRO" if ran["zero_stage"] is None else f"stage {ran['zero_stage']}"
-        label = LABELS[arm["arm"]] + (" (commented out)" if arm["arm"] == HIDDEN else "")
         rows.append(
             [
                 label,
                 f"{stage}, {ran['engine_class']}, {ran['optimizer_class']}",
-                _start(run["arms"], arm),
+                _start(arms, arm),
                 f"{ran['num_steps']} of {ran['batch_size']}",
                 ran["num_evaluations"],
                 f"{arm['seconds']:.1f} s",
@@ -89,15 +103,7 @@ def what_ran(found: Mapping[str, Any], repeat: int = 0) -> Html:
                 f"{arm['logged_train_loss']:.4f}, {arm['logged_eval_loss']:.4f}",
             ]
         )
-    return Html(
-        markup.table(
-            "One start of the published program",
-            ["printed", "what ran", "starts from", "steps", "evaluations", "time", "peak", "losses"],
-            [("", rows)],
-            " Losses: training, validation, as Trainer logs them last.",
-            words=("what ran", "starts from", "steps", "losses"),
-        )
-    )
+    return rows
 
 
 def _start(arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
@@ -158,9 +164,22 @@ def shares(found: Mapping[str, Any]) -> Html:
     )
 
 
+def markdown(found: Mapping[str, Any]) -> list[str]:
+    """Tabulate for a README what is learned: as published, mended, and with each defect that alone changes it."""
+    rows = {"as published": protocol.AS_PUBLISHED, "all defects mended": protocol.MENDED}
+    rows |= {f"all mended but `{name}`": one for name, one in protocol.LEFT_ALONE.items()}
+    learned = METRICS[:2]
+    lines = [f"| program | {' | '.join(learned)} |", f"| --- |{' --- |' * len(learned)}"]
+    for name, comparison in rows.items():
+        cells = [protocol.effect(found, comparison, metric) for metric in learned]
+        if comparison in (protocol.AS_PUBLISHED, protocol.MENDED) or {one.word for one in cells} != {"no difference"}:
+            lines.append(f"| {name} | {' | '.join(map(_effect, cells))} |")
+    return [*lines, "", _setting(found)]
+
+
 def defects() -> Html:
     """List what is wrong in the program and what the mended one does."""
-    rows = [[name, defect.published, defect.mended] for name, defect in DEFECTS.items()]
+    rows = [[name, defect.published, defect.mended] for name, defect in {**DEFECTS, **protocol.IN_WORDS}.items()]
     return Html(markup.table("Defects", ["", "as published", "mended"], [("", rows)], words=("as published", "mended")))
 
 
@@ -176,13 +195,13 @@ def _setting(found: Mapping[str, Any]) -> str:
 def _effect(found: Effect | None) -> str:
     if found is None:
         return "has no value"
-    return f"{_interval(found)} ({found.word})"
+    return f"{_interval(found)}, {found.word}"
 
 
 def _interval(found: Effect) -> str:
     if found.low is None or found.low == found.high:
         return relative(found.mean)
-    return f"{relative(found.mean)} [{relative(found.low)}, {relative(found.high)}]"
+    return f"{relative(found.mean)} ({relative(found.low)} to {relative(found.high)})"
 
 
 def _cell(found: Effect | None) -> Html | None:
