@@ -30,6 +30,7 @@ class Program(NamedTuple):
     fresh_model: bool = False  # each arm has a model of its own
     seeded_head: bool = False  # equal seeds draw equal heads
     own_seeds: bool = False  # each repeat has its own split, order and dropout
+    start: int = 0  # starts of different numbers draw different heads, unless these are seeded
 
 
 class Defect(NamedTuple):
@@ -88,8 +89,8 @@ PROGRAMS = {
     "own-seeds": Program(_THREE, own_seeds=True),
     "zero-first": Program(_THREE[::-1]),
     "alone-plain-8": Program(("plain-8",)),
-    "alone-zero-8": Program(("zero-8",)),
-    "alone-zero-16": Program(("zero-16",)),
+    "alone-zero-8": Program(("zero-8",), start=1),
+    "alone-zero-16": Program(("zero-16",), start=2),
     "mended-plain-8": Program(("plain-8",), **_MENDED),
     "mended-zero-8": Program(("zero-8",), **_MENDED),
     "mended-plain-16": Program(("plain-16",), **_MENDED),

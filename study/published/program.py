@@ -83,7 +83,8 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
     for position, arm in enumerate(program.arms):
         if model is None or program.fresh_model:
             # The appendix draws the head before any seed is set: another one at each start, and for each model built.
-            model = build(config, data, body, seed if program.seeded_head else 1000 * (repeat + 1) + position)
+            unseeded = 1000 * (repeat + 1) + 10 * program.start + position
+            model = build(config, data, body, seed if program.seeded_head else unseeded)
         try:
             facts = train(model, arm, program, seed, config, data)
         except Exception as error:  # what an arm meets in a process that others have used is a result
