@@ -67,7 +67,28 @@ def protocol_in_words(found: Mapping[str, Any]) -> Html:
                 f"as published {_effect(published)}; with all defects mended {_effect(mended)}. {makes}.",
             )
         )
+    lines.append(markup.led("What ran", _mislabelled(found)))
     return Html(markup.items(lines))
+
+
+def _mislabelled(found: Mapping[str, Any]) -> str:
+    """Say in which programs an arm was not what it is called."""
+    of: dict[str, list[dict[str, Any]]] = {name: [] for name in PROGRAMS}
+    for key, run in found["runs"].items():
+        of[key.partition("/")[0]] += [arm for arm in run["arms"] if "error" not in arm]
+    stages = {
+        name: {(arm["arm"].partition("-")[0], arm["ran"]["zero_stage"]) for arm in arms} for name, arms in of.items()
+    }
+    no_zero = [name for name, seen in stages.items() if ("zero", None) in seen]
+    said = [f"No arm called ZeRO was any in {listed(no_zero)}"] if no_zero else []
+    said += [
+        f"Plain training was ZeRO of stage {stage} in {name}, because the engine before it in that process had left "
+        "its setting in the environment"
+        for name, seen in stages.items()
+        for kind, stage in seen
+        if kind == "plain" and stage is not None
+    ]
+    return f"{'. '.join(said)}." if said else "Every arm was what it is called."
 
 
 def what_ran(found: Mapping[str, Any]) -> Html:
