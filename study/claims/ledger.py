@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import inspect
+import json
 import re
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from study.claims.rules import arithmetic, record, theory
+from study.claims.rules import arithmetic, execution, record, theory
 from study.config import Refusal, refusing
 
 FOLDER = Path(__file__).parent / "ledger"
@@ -138,11 +141,41 @@ def _check_call(call: _Call, functions: dict[str, Any]) -> None:
 
 
 class Execution(_Strict):
-    """Its lines are given to today's engine."""
+    """Its lines are given to today's engine, by study/published."""
 
     type: Literal["execution"]
+    through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
     snippet: Text
-    through: Literal["accelerate-yaml", "deepspeed-json", "training-arguments", "python"]
+    processes: Literal[1, 2] = 1
+    wants: dict[Text, execution.Scalar] = {}  # by expression: what it is where the lines are in effect
+    measures: Text | None = None  # the expression of what is observed, where that is no outcome
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> Execution:
+        try:
+            if self.through == "deepspeed-json":
+                can = isinstance(json.loads(self.snippet), dict)
+            elif self.through == "accelerate-yaml":
+                can = isinstance(yaml.safe_load(self.snippet), dict)
+            elif self.through == "training-arguments":
+                can = isinstance(ast.parse(self.snippet, mode="eval").body, ast.Call)
+            else:  # whatever it is, Python is asked
+                can = True
+        except (ValueError, SyntaxError, yaml.YAMLError):
+            can = False
+        if not can:
+            kind = {"deepspeed-json": "JSON object", "accelerate-yaml": "YAML of keys"}.get(self.through, "call")
+            raise ValueError(f"snippet: is no {kind}, as through: {self.through} takes it; correct it")
+        for asked in [*self.wants, *([self.measures] if self.measures else [])]:
+            try:
+                ast.parse(asked, mode="eval")
+            except SyntaxError:
+                raise ValueError(f"wants or measures: {asked!r} is no expression; correct it") from None
+        return self
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 class Undecidable(_Strict):
@@ -173,6 +206,20 @@ class Claim(_Strict):
         words = [word for word in self.phrase.split() if re.search(r"\w", word)]
         if len(words) > LONGEST_PHRASE:
             raise ValueError(f"phrase: {len(words)} words, of which {LONGEST_PHRASE} may be quoted; shorten it")
+        return self
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Claim:
+        if not isinstance(self.rule, Execution):
+            return self
+        value = self.expected.value
+        if value not in execution.OUTCOMES and self.rule.measures is None:
+            words = ", ".join(execution.OUTCOMES)
+            raise ValueError(f"expected.value {value!r}: is none of {words}; write one, or give rule.measures")
+        if value in execution.OUTCOMES and self.rule.measures is not None:
+            raise ValueError(f"rule.measures: {value!r} is an outcome, for which nothing is measured; take it out")
+        if value in ("accepted", "ignored") and not self.rule.wants:
+            raise ValueError("rule.wants: is empty, and nothing would show whether the lines take effect; add one")
         return self
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Observed:
     """A value with its interval, and what it rests on. Bytes are bytes, whatever the unit of the claim."""
 
-    value: float | bool
-    evidence: tuple[str, ...]  # run ids of records, or a formula with its numbers
+    value: float | bool | str
+    evidence: tuple[str, ...]  # run ids of records, a formula with its numbers, or a result
     interval: tuple[float, float] | None = None  # of a yes or no: what the two ends of the amount behind it say
     in_bytes: bool = False
-    told: str = ""  # how the interval came about
+    told: str = ""  # how the interval came about, or what shows the outcome

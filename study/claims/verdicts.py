@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from study.claims import ledger
 from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Undecidable
 from study.claims.observed import Observed
-from study.claims.rules import arithmetic, record, theory
+from study.claims.rules import arithmetic, execution, record, theory
 from study.config import Refusal, describe, refusing
 from study.record import load, write_json
 
@@ -23,7 +23,7 @@ Word = Literal["replicated", "differs", "inconsistent", "outdated", "not tested 
 WORDS: tuple[Word, ...] = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
 
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
-WHO: dict[type, str] = {Arithmetic: "arithmetic", OfRecords: "records"}
+WHO: dict[type, str] = {Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records"}
 
 
 class Seen(BaseModel):
@@ -31,10 +31,10 @@ class Seen(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    value: bool | float = Field(union_mode="left_to_right")
+    value: bool | float | str = Field(union_mode="left_to_right")  # a word: an outcome, or what a rule measured
     low: bool | float | None = Field(union_mode="left_to_right")
     high: bool | float | None = Field(union_mode="left_to_right")
-    told: str  # how the interval came about
+    told: str  # how the interval came about, or what shows the outcome
 
 
 class Verdict(BaseModel):
@@ -54,8 +54,6 @@ class Verdict(BaseModel):
 def decide(source: Source, claim: Claim) -> Verdict:
     """Decide one claim. Raises ValueError where its rule cannot be followed."""
     rule = claim.rule
-    if isinstance(rule, Execution):
-        return Verdict(verdict="not tested here", observed=None, why="Not executed yet.", evidence=[])
     if isinstance(rule, Undecidable):
         by = f" ({rule.command})" if rule.command else ""
         return Verdict(
@@ -63,17 +61,24 @@ def decide(source: Source, claim: Claim) -> Verdict:
         )
     if isinstance(rule, Arithmetic):
         found = arithmetic.observe(rule.formula, source.numbers)
+    elif isinstance(rule, Execution):
+        found = execution.observe(claim.id, rule)
     else:
         functions = record.FUNCTIONS if isinstance(rule, OfRecords) else theory.FUNCTIONS
         found = functions[rule.function](**rule.arguments)
     seen = _seen(found, claim)
     holds = _holds(seen, claim)
     word: Word = "not tested here" if holds is None else "replicated" if holds else claim.otherwise
-    return Verdict(verdict=word, observed=seen, why=_why(claim, seen, holds), evidence=list(found.evidence))
+    why = _why(claim, seen, holds)
+    if word == "outdated" and isinstance(rule, Execution):
+        why = f"{why[:-1]} (today: {execution.versions()})."
+    return Verdict(verdict=word, observed=seen, why=why, evidence=list(found.evidence))
 
 
 def _seen(found: Observed, claim: Claim) -> Seen:
     expected = claim.expected
+    if isinstance(found.value, str):
+        return Seen(value=found.value, low=None, high=None, told=found.told)
     if isinstance(expected.value, str) or isinstance(found.value, bool) != isinstance(expected.value, bool):
         raise ValueError(f"expected.value {expected.value!r}: the rule finds {found.value!r}; they cannot be compared")
     unit = 1.0
@@ -93,6 +98,8 @@ def _holds(seen: Seen, claim: Claim) -> bool | None:
     """Whether what was observed is what was expected; None where its interval allows both."""
     low, high = (seen.value if end is None else end for end in (seen.low, seen.high))
     expected = claim.expected.value
+    if isinstance(seen.value, str):
+        return seen.value == expected
     if isinstance(expected, bool):
         return None if low != high else low == expected
     least, most = claim.expected.band
@@ -105,6 +112,8 @@ def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
     """One sentence, from the numbers."""
     expected, unit = claim.expected, claim.expected.unit
     who = WHO.get(type(claim.rule), "theory")
+    if isinstance(seen.value, str):
+        return _why_word(claim, seen, holds)
     if isinstance(expected.value, bool):
         said = f"{unit}: {who} say{_s(who)} {_yes(seen.value)}, the source {_yes(expected.value)}"
         return f"{said}." if holds is not None else f"{said}, but the amounts are too near one another to be sure."
@@ -120,6 +129,23 @@ def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
     else:
         judged = f"where the source has {wanted}"
     return f"{unit}: {who} give{_s(who)} {_number(seen.value)}{between}, {judged}."
+
+
+_DONE = {
+    "accepted": "takes the lines, and they are in effect",
+    "rejected": "refuses the lines",
+    "ignored": "takes the lines, and they are not in effect",
+}
+
+
+def _why_word(claim: Claim, seen: Seen, holds: bool) -> str:
+    """One sentence of lines that were executed: what became of them, and the message or whatever shows it."""
+    done = _DONE.get(seen.value, f"gives {seen.value}") + (f" ({seen.told})" if seen.told else "")
+    value = claim.expected.value
+    wanted = value if isinstance(value, str) else _yes(value) if isinstance(value, bool) else _wanted(claim)
+    them = "them " if value in execution.OUTCOMES else ""
+    judged = "as the source has it" if holds else f"where the source has {them}{wanted}"
+    return f"{claim.expected.unit}: today's engine {done}, {judged}."
 
 
 def _s(who: str) -> str:
@@ -210,7 +236,7 @@ def _is_same(one: Seen | None, other: Seen | None) -> bool:
     return all(_is_near(a, b) for a, b in pairs)
 
 
-def _is_near(one: float | bool | None, other: float | bool | None) -> bool:
-    if one is None or other is None or isinstance(one, bool) or isinstance(other, bool):
-        return one is other
+def _is_near(one: float | bool | str | None, other: float | bool | str | None) -> bool:
+    if not all(isinstance(value, float) for value in (one, other)):
+        return type(one) is type(other) and one == other
     return abs(one - other) <= SAME * max(abs(one), abs(other)) + 1e-9

@@ -1,1 +1,1 @@
-"""The published protocols, run as published and with their defects mended; traps and snippets, tried for real."""
+"""The published protocols, run as published and with their defects mended; traps and settings, tried for real."""

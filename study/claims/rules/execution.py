@@ -1,0 +1,105 @@
+"""What did today's engines do with the lines of a claim? The committed results of study/published, which gave them.
+
+A result is of the rule as it then stood: one whose digest differs decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from study.claims.observed import Observed
+from study.config import Refusal, describe
+from study.record import load
+
+if TYPE_CHECKING:
+    from study.claims.ledger import Execution
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
+COMMAND = "python -m study.published.snippets"
+
+Outcome = Literal["accepted", "rejected", "ignored"]
+OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
+Scalar = bool | int | float | str | None
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Result(_Facts):
+    """What came of one claim's lines."""
+
+    rule_sha256: str  # of the rule that was followed
+    outcome: Outcome
+    message: str | None  # the engine's own, where it refused
+    found: dict[str, Scalar | list[Scalar]]  # by expression of the rule's `wants`; by rank where the ranks differ
+    measured: Scalar | list[Scalar]
+
+
+class Results(_Facts):
+    """The file of results."""
+
+    date: str
+    command: str
+    versions: dict[str, str]
+    results: dict[str, Result]
+
+
+def outcome(wants: Mapping[str, Any], found: Mapping[str, Any], message: str | None) -> Outcome:
+    """Accepted is only what then is in effect."""
+    if message is not None:
+        return "rejected"
+    return "accepted" if found == wants else "ignored"
+
+
+def read(path: Path = RESULTS) -> Results:
+    """Read the file of results. Raises Refusal naming the file and the key."""
+    try:
+        return Results.model_validate(load(path, f"results; run `{COMMAND}`"))
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+
+
+@lru_cache(maxsize=1)
+def _committed() -> Results:
+    return read()
+
+
+def versions() -> str:
+    """The versions that the results are of, as a sentence names them."""
+    return ", ".join(f"{name} {version}" for name, version in _committed().versions.items())
+
+
+def observe(name: str, rule: Execution) -> Observed:
+    """Find what came of a claim's lines. Raises ValueError where there is no result, or one of another rule."""
+    again = f"run `{COMMAND} --claim {name}`"
+    shown = RESULTS.relative_to(ROOT)
+    result = _committed().results.get(name)
+    if result is None:
+        raise ValueError(f"snippet: no result of it in {shown}; {again}")
+    if result.rule_sha256 != rule.sha256:
+        raise ValueError(f"snippet: the result in {shown} is of another rule; {again}")
+    if result.outcome != outcome(rule.wants, result.found, result.message):
+        raise ValueError(f"snippet: the result in {shown} is {result.outcome}, which does not follow; {again}")
+    if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
+        raise ValueError(f"measures: {result.measured} in {shown} is no one value; ask for one that all ranks share")
+    observed = result.outcome if rule.measures is None or result.outcome != "accepted" else result.measured
+    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_told(rule, result))
+
+
+def _told(rule: Execution, result: Result) -> str:
+    """What shows it, for the sentence of a verdict."""
+    if result.message is not None:
+        return result.message
+    seen = [
+        f"{asked} is {result.found[asked]!r}" + ("" if result.found[asked] == wanted else f", not {wanted!r}")
+        for asked, wanted in rule.wants.items()
+        if result.outcome == "accepted" or result.found[asked] != wanted
+    ]
+    return "; ".join(seen)

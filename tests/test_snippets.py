@@ -1,0 +1,259 @@
+"""Snippets that are executed: what the ledger refuses, what a result decides, and that the committed ones are real."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import launching
+import pytest
+import yaml
+from test_claims import SOURCE
+
+from study.claims import ledger, verdicts
+from study.claims.ledger import Execution
+from study.claims.rules import execution
+from study.claims.rules.execution import Result, Results
+from study.config import Refusal
+
+RULE = {
+    "type": "execution",
+    "through": "deepspeed-json",
+    "snippet": '{"zero_optimization": {"stage": 3}}',
+    "wants": {"engine.zero_optimization_stage()": 3},
+}
+ACCEPTED = {"value": "accepted", "unit": "outcome", "tolerance": {"exact": True}}
+NAME = "small.speed.ratio"
+
+# All four ways to give lines, and all three outcomes; a few seconds each.
+REAL = {
+    "zero3-blog.pitfall.increase-pin-memory": ("deepspeed-json", "rejected"),
+    "stages-analysis.configuration.stage2-accepted": ("deepspeed-json", "accepted"),
+    "stages-analysis.init-and-save.init-flag-precision": ("accelerate-yaml", "ignored"),
+    "a100-replication.appendix.eval-strategy.old-name": ("training-arguments", "rejected"),
+    "a100-replication.appendix.settings-reach-engine": ("python", "ignored"),
+    "stages-analysis.precision.bf16-exponent": ("python", "accepted"),
+}
+
+
+def write(folder: Path, expected=ACCEPTED, otherwise="differs", **changes) -> Path:
+    """Write a ledger of one claim that is executed."""
+    source = copy.deepcopy(SOURCE)
+    rule = {key: value for key, value in {**RULE, **changes}.items() if value is not None}
+    source["claims"][0] |= {"rule": rule, "expected": expected, "otherwise": otherwise}
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(source))
+    return path
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Put results in the place of the committed ones."""
+
+    def put(**results: Result) -> None:
+        content = Results(date="2026-01-01", command="", versions={"deepspeed": "1.0"}, results=results)
+        monkeypatch.setattr(execution, "_committed", lambda: content)
+
+    return put
+
+
+def result(folder: Path, found=None, message=None, measured=None, outcome=None) -> dict[str, Result]:
+    """What came of the one claim of a ledger."""
+    rule = ledger.read(folder)[0].claims[0].rule
+    found = {} if found is None else found
+    word = outcome or execution.outcome(rule.wants, found, message)
+    return {NAME: Result(rule_sha256=rule.sha256, outcome=word, message=message, found=found, measured=measured)}
+
+
+def decided(folder: Path) -> verdicts.Verdict:
+    return verdicts.decide_all(folder)[NAME]
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+NUMBER = {"value": 2, "unit": "processes", "tolerance": {"exact": True}}
+REFUSED = {
+    "a word that is no outcome": (
+        {"expected": {**ACCEPTED, "value": "gpu"}},
+        "expected.value 'gpu': is none of accepted, rejected, ignored; write one, or give rule.measures",
+    ),
+    "a number that nothing measures": ({"expected": NUMBER}, "expected.value 2.0: is none of accepted, rejected"),
+    "an outcome that is measured": ({"measures": "1"}, "rule.measures: 'accepted' is an outcome"),
+    "a test that cannot fail": ({"wants": None}, "rule.wants: is empty, and nothing would show whether"),
+    "no JSON": ({"snippet": "{'stage': 3}"}, "rule.execution: snippet: is no JSON object, as through: deepspeed-json"),
+    "no YAML of keys": ({"through": "accelerate-yaml", "snippet": "stage"}, "snippet: is no YAML of keys"),
+    "no call": ({"through": "training-arguments", "snippet": "fp16=True"}, "snippet: is no call"),
+    "no expression": ({"wants": {"engine stage": 3}}, "wants or measures: 'engine stage' is no expression"),
+    "three processes": ({"processes": 3}, "processes: 3"),
+    "a list that is wanted": ({"wants": {"engine": [1]}}, "wants"),
+    "an unknown way": ({"through": "yaml"}, "through: 'yaml'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_wrong_rule_is_refused(what, tmp_path):
+    changes, message = REFUSED[what]
+    path = write(tmp_path, **changes)
+    with pytest.raises(Refusal, match=re.escape(message)) as refusal:
+        ledger.read(tmp_path)
+    assert str(refusal.value).startswith(f"{path}: {NAME}: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_is_to_be_refused_needs_no_sign_of_effect(tmp_path):
+    write(tmp_path, expected={**ACCEPTED, "value": "rejected"}, wants=None)
+    assert ledger.read(tmp_path)[0].claims[0].rule.wants == {}
+
+
+def test_any_change_of_a_rule_changes_its_digest():
+    rule = Execution.model_validate(RULE)
+    changes = [
+        {"snippet": '{"zero_optimization": {"stage": 2}}'},
+        {"wants": {}},
+        {"wants": {"engine.zero_optimization_stage()": 2}},
+        {"processes": 2},
+        {"measures": "1"},
+        {"through": "python"},
+    ]
+    digests = {Execution.model_validate({**RULE, **change}).sha256 for change in [{}, *changes]}
+    assert len(digests) == 1 + len(changes)
+    assert Execution.model_validate(copy.deepcopy(RULE)).sha256 == rule.sha256
+
+
+# ---------------------------------------------------------------- from a result to a verdict
+
+
+@pytest.mark.parametrize(
+    ("found", "message", "verdict", "why"),
+    [
+        (
+            3,
+            None,
+            "replicated",
+            "takes the lines, and they are in effect (engine.zero_optimization_stage() is 3), as the source has it.",
+        ),
+        (
+            0,
+            None,
+            "differs",
+            "takes the lines, and they are not in effect (engine.zero_optimization_stage() is 0, not 3), "
+            "where the source has them accepted.",
+        ),
+        (None, "ValueError: no", "differs", "refuses the lines (ValueError: no), where the source has them accepted."),
+    ],
+)
+def test_an_outcome_decides(found, message, verdict, why, tmp_path, given):
+    write(tmp_path)
+    given(**result(tmp_path, {} if message else {"engine.zero_optimization_stage()": found}, message))
+    one = decided(tmp_path)
+    assert (one.verdict, one.why) == (verdict, f"outcome: today's engine {why}")
+    assert one.evidence == [f"reports/cpu/published/snippets.json: {NAME}: {one.observed.value}"]
+
+
+def test_an_outdated_claim_says_by_which_versions(tmp_path, given):
+    write(tmp_path, otherwise="outdated")
+    given(**result(tmp_path, message="TypeError: gone"))
+    one = decided(tmp_path)
+    assert one.verdict == "outdated"
+    assert one.why.endswith("(TypeError: gone), where the source has them accepted (today: deepspeed 1.0).")
+
+
+@pytest.mark.parametrize(
+    ("value", "measured", "message", "verdict", "said"),
+    [
+        (2, 2, None, "replicated", "today's engine gives 2, which agrees with 2"),
+        (2, 1, None, "differs", "today's engine gives 1, where the source has 2"),
+        (False, True, None, "differs", "today's engine says yes, the source no"),
+        ("gpu", "cpu", None, "differs", "today's engine gives cpu, where the source has gpu"),
+        (2, None, "ValueError: no", "differs", "refuses the lines (ValueError: no), where the source has 2"),
+        (True, None, "ValueError: no", "differs", "refuses the lines (ValueError: no), where the source has yes"),
+    ],
+)
+def test_what_is_measured_decides(value, measured, message, verdict, said, tmp_path, given):
+    write(tmp_path, expected={**NUMBER, "value": value}, wants=None, measures="1")
+    given(**result(tmp_path, message=message, measured=measured))
+    one = decided(tmp_path)
+    assert one.verdict == verdict
+    assert said in one.why
+
+
+def test_a_result_that_does_not_fit_is_refused(tmp_path, given):
+    path = write(tmp_path)
+    again = f"run `python -m study.published.snippets --claim {NAME}`"
+    where = f"{path}: {NAME}: rule: snippet: "
+    right = result(tmp_path, {"engine.zero_optimization_stage()": 3})[NAME]
+    for results, message in (
+        ({}, "no result of it in reports/cpu/published/snippets.json"),
+        ({NAME: right.model_copy(update={"rule_sha256": "0"})}, "is of another rule"),
+        ({NAME: right.model_copy(update={"outcome": "ignored"})}, "is ignored, which does not follow"),
+    ):
+        given(**results)
+        with pytest.raises(Refusal, match=re.escape(message)) as refusal:
+            decided(tmp_path)
+        assert str(refusal.value).startswith(where)
+        assert str(refusal.value).endswith(again)
+
+
+def test_ranks_that_measure_differently_decide_nothing(tmp_path, given):
+    path = write(tmp_path, expected=NUMBER, wants=None, measures="1")
+    given(**result(tmp_path, measured=[1, 2]))
+    with pytest.raises(Refusal, match=re.escape(f"{path}: {NAME}: rule: measures: [1, 2] in ")):
+        decided(tmp_path)
+
+
+def test_a_file_of_results_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "snippets.json"
+    with pytest.raises(Refusal, match=r"snippets.json: cannot be read as results; run `python -m study.published"):
+        execution.read(path)
+    content = json.loads(execution.RESULTS.read_text())
+    next(iter(content["results"].values()))["outcome"] = "maybe"
+    path.write_text(json.dumps(content))
+    with pytest.raises(Refusal, match=r"snippets.json: results\..*\.outcome"):
+        execution.read(path)
+
+
+# ---------------------------------------------------------------- for real
+
+
+def test_every_claim_that_is_executed_has_its_result():
+    rules = {
+        claim.id: claim.rule for source in ledger.read() for claim in source.claims if isinstance(claim.rule, Execution)
+    }
+    committed = execution.read()
+    assert set(committed.results) == set(rules)
+    assert {one.outcome for one in committed.results.values()} == set(execution.OUTCOMES)
+    assert set(committed.versions) == {
+        "torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub",
+    }  # fmt: skip
+    text = execution.RESULTS.read_text()
+    assert not re.search(r"/(work|tmp|home|root)/", text)
+
+
+def test_the_committed_results_come_again(tmp_path):
+    """Through the command, with all four ways and all three outcomes."""
+    path = tmp_path / "snippets.json"
+    done = launching.attempt(["python", "-m", "study.published.snippets", "--output", path, "--claim", *REAL])
+    assert done.returncode == 0, done.stderr
+    found, committed = execution.read(path).results, execution.read().results
+    rules = {claim.id: claim.rule for source in ledger.read() for claim in source.claims}
+    for name, (through, outcome) in REAL.items():
+        assert (rules[name].through, found[name].outcome) == (through, outcome)
+        assert found[name] == committed[name]
+
+
+def test_the_command_refuses_what_it_cannot_execute(tmp_path):
+    def refused(*words: str | Path) -> str:
+        done = launching.attempt(["python", "-m", "study.published.snippets", *words])
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        return done.stderr
+
+    name = "papers.none.such"
+    assert f"--claim {name}: is no claim that is executed" in refused("--claim", name)
+    content = json.loads(execution.RESULTS.read_text())
+    content["versions"]["deepspeed"] = "0.0"
+    path = tmp_path / "snippets.json"
+    path.write_text(json.dumps(content))
+    assert "versions: are not those installed here" in refused("--output", path, "--claim", next(iter(REAL)))
