@@ -11,21 +11,13 @@ from urllib.parse import urlencode
 
 from study.claims import disputes, ledger
 from study.claims.ledger import Arithmetic, Claim, Execution, Undecidable
-from study.claims.say import Decided
+from study.claims.say import RULES, Decided
 from study.claims.verdicts import WORDS, Seen
 from study.compare import markup
 from study.compare.markup import Html, count, escape
 
-# How a claim is decided, by the type of its rule.
-RULES = {
-    "arithmetic": "the source's own numbers, or those of what it cites",
-    "theory": "the models of memory, communication and time",
-    "record": "committed records of runs, on a CPU",
-    "execution": "its lines, given to today's engine",
-    "undecidable": "not here: it takes hardware that we lack",
-}
 MEANINGS = {
-    "replicated": "what was observed lies within the tolerance, which was fixed before.",
+    "replicated": "what was observed lies within the tolerance, fixed before; where it was moved, the note says so.",
     "differs": "theory, records or an execution give something else.",
     "inconsistent": "it does not agree with the source's own numbers, or with what that cites.",
     "outdated": "it was true of an older engine, and is not of today's.",
@@ -49,7 +41,7 @@ def opening(found: Sequence[Decided]) -> Html:
     names = {one.source for one in found}
     return Html(
         f'<p class="lead">{count(len(found), "claim")} of {count(len(names), "published source")}, each with its '
-        "conditions, a tolerance that was fixed before, and the rule that decides it: "
+        "conditions, its tolerance and the rule that decides it: "
         f"{counts[WORDS[0]]} hold, {fails} do not, and {counts[WORDS[-1]]} are not tested here. "
         'To look a sentence up, search <a href="#list">the list</a>; a number below sets its filter.</p>'
     )

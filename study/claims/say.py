@@ -11,6 +11,15 @@ from study.claims.ledger import Claim
 from study.claims.verdicts import AGAIN, WORDS, Verdict
 from study.config import Refusal
 
+# How a claim is decided, by the type of its rule.
+RULES = {
+    "arithmetic": "the source's own numbers, or those of what it cites",
+    "theory": "the models of memory, communication and time",
+    "record": "committed records of runs, on a CPU",
+    "execution": "its lines, given to today's engine",
+    "undecidable": "not here: it takes hardware that we lack",
+}
+
 
 class Decided(NamedTuple):
     """A claim of a source with its committed verdict."""
@@ -60,7 +69,7 @@ def text(found: Sequence[Decided]) -> str:
 
 
 def tally(found: Sequence[Decided]) -> list[str]:
-    """Tabulate verdicts by source, as Markdown."""
+    """Tabulate verdicts by source, as Markdown, and say by which rules claims hold."""
     counts = Counter((one.source, one.verdict.verdict) for one in found)
     names = list(dict.fromkeys(one.source for one in found))
     rows = [(name, [counts[name, word] for word in WORDS]) for name in names]
@@ -69,4 +78,13 @@ def tally(found: Sequence[Decided]) -> list[str]:
         f"| source | {' | '.join(WORDS)} | claims |",
         f"| --- |{' ---: |' * (len(WORDS) + 1)}",
         *(f"| {name} | {' | '.join(map(str, row))} | {sum(row)} |" for name, row in rows),
+        "",
+        _by_rule(found),
     ]
+
+
+def _by_rule(found: Sequence[Decided]) -> str:
+    """Say how much of what holds rests on what: that a source agrees with itself is no evidence of a run."""
+    counts = Counter(one.claim.rule.type for one in found if one.verdict.verdict == "replicated")
+    said = "; ".join(f"{count} by {rule} ({RULES[rule]})" for rule, count in counts.most_common())
+    return f"Replicated: {said or 'none'}."

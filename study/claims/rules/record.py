@@ -21,7 +21,9 @@ from study.record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-RECORDS = Path(__file__).resolve().parents[3] / "reports" / "cpu" / "records"
+CPU = Path(__file__).resolve().parents[3] / "reports" / "cpu"
+RECORDS = CPU / "records"
+PROTOCOL = CPU / "published" / "protocol.json"
 WORLD_SIZE = 2  # of the runs whose losses are compared
 PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
 SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
@@ -232,10 +234,37 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Found,
     return accumulated[0], plain[0]
 
 
+# ---------------------------------------------------------------- a published program, mended
+
+
+def protocol_effect(program: str, metric: str) -> Observed:
+    """What ZeRO's arm of a published program has over the plain one's, less 1, with its interval over repeats.
+
+    program: published, or mended, of all its defects. metric: one of study.compare.protocol's.
+    """
+    from study.compare import protocol
+
+    programs = {"published": protocol.AS_PUBLISHED, "mended": protocol.MENDED}
+    for name, value, known in (("program", program, programs), ("metric", metric, protocol.METRICS)):
+        if value not in known:
+            raise ValueError(f"{name} {value!r}: must be one of {', '.join(known)}")
+    found = protocol.effect(protocol.read(PROTOCOL), programs[program], metric)
+    if found is None or found.low is None:
+        raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
+    told = f"95 % over {len(found.values)} repeats"
+    runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
+    return Observed(
+        found.mean,
+        tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in range(len(found.values))),
+        (found.low, found.high),
+        told=told,
+    )
+
+
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
         loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
-        reduced_ratio, uses_collective, accumulation_difference, accumulation_norm_ratio,
+        reduced_ratio, uses_collective, accumulation_difference, accumulation_norm_ratio, protocol_effect,
     )
 }  # fmt: skip
