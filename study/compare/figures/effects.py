@@ -43,7 +43,7 @@ def effects(metric: str, groups: Sequence[tuple[str, Mapping[str, Effect | None]
                         linestyle="none")  # fmt: skip
                 beside(ax, row, found.word)
             ax.axvline(0, color=INK, linewidth=0.8)
-        axes[-1].set_xlabel(f"{metric}, ZeRO's arm against plain training, in %; below 0 ZeRO is better")
+        axes[-1].set_xlabel(f"{metric}, ZeRO against plain, in %")
         axes[-1].xaxis.set_major_locator(MaxNLocator(6))
         axes[-1].xaxis.set_major_formatter(lambda value, _: number(value))
         said = [f"{label} {_told(found)}" for label, found in shown if found is not None]

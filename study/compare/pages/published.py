@@ -33,7 +33,7 @@ GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
         {
             "batch 8": protocol.MENDED,
             "batch 16": protocol.MENDED_AT_16,
-            "plain training twice, heads drawn anew": protocol.CHANCE,
+            "plain twice, other heads": protocol.CHANCE,
         },
     ),
     ("all mended but one", protocol.LEFT_ALONE),
@@ -60,7 +60,11 @@ def protocol_in_words(found: Mapping[str, Any]) -> Html:
         published, mended = (protocol.effect(found, one, metric) for one in (protocol.AS_PUBLISHED, protocol.MENDED))
         left = {name: protocol.effect(found, one, metric) for name, one in protocol.LEFT_ALONE.items()}
         alone = [name for name, one in left.items() if one is not None and one.word == "better"]
-        makes = f"Alone it is made by {listed(alone)}" if alone else "No defect alone makes ZeRO better"
+        makes = f"Alone, it is made by {listed(alone)}" if alone else "No defect alone is seen to make ZeRO better"
+        if published is not None and published.word == "better":
+            mending = {name: protocol.effect(found, one, metric) for name, one in protocol.MENDED_ALONE.items()}
+            cures = [name for name, one in mending.items() if one is not None and one.word != "better"]
+            makes += f"; it is lost by mending one of {listed(cures)}" if cures else "; no single mend removes it"
         lines.append(
             markup.led(
                 metric.capitalize(),
@@ -141,7 +145,8 @@ def effects_drawn(found: Mapping[str, Any], metric: Metric) -> Figure:
     return effects(
         metric,
         effects_of(found, metric),
-        f"Effect on the {metric}: mean and 95 % interval over {markup.count(count, 'repeat')}. {_setting(found)}",
+        f"Effect on the {metric}, below 0 where ZeRO's arm is better: mean and 95 % interval over "
+        f"{markup.count(count, 'repeat')}. {_setting(found)}",
     )
 
 
@@ -228,7 +233,8 @@ def _interval(found: Effect) -> str:
 def _cell(found: Effect | None) -> Html | None:
     if found is None:
         return None
-    return Html(f"{markup.escape(_interval(found))}<small>{found.word}</small>")
+    interval = "" if found.low is None else f"{relative(found.low)} to {relative(found.high)}, "
+    return Html(f"{markup.escape(relative(found.mean))}<small>{markup.escape(interval + found.word)}</small>")
 
 
 def _points(value: float) -> str:
