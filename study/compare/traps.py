@@ -1,0 +1,100 @@
+"""How large a difference does each parity trap make, and does any remain where the hidden setting is matched?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from study import record
+from study.compare import records
+from study.compare.differences import CONFIDENCE, CONSTANT
+from study.compare.parity import WITHIN
+from study.config import Refusal
+
+COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "verdict")
+
+
+def effects(path: Path) -> pd.DataFrame:
+    """Compare the arms of each measured trap; one row per trap, quantity and arm, "trapped" or "matched".
+
+    `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
+    Student's t; both are the difference itself where all seeds agree, and None with one seed. Raises Refusal.
+    """
+    content = read(path)
+    rows = []
+    for name, trap in content["traps"].items():
+        matched_control = trap["matched_control"] or trap["control"]
+        couples = (("trapped", trap["trapped"], trap["control"]), ("matched", trap["matched"], matched_control))
+        for quantity in trap["quantities"]:
+            for kind, arm, control in couples:
+                ones, others = (_facts(content["arms"][each], quantity) for each in (arm, control))
+                seeds = [seed for seed in ones if seed in others]
+                each = np.array([ones[seed] / others[seed] - 1 for seed in seeds])
+                difference, low, high = _interval(each)
+                found = (name, quantity, kind, control, len(seeds), difference, low, high, verdict(low, high))
+                rows.append(dict(zip(COLUMNS, found, strict=True)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a file of `python -m study.published.traps`. Raises Refusal naming the file and what is missing."""
+    content = record.load(path, "measured traps")
+    try:
+        for trap in content["traps"].values():
+            names = [trap["control"], trap["trapped"], trap["matched"]]
+            for arm in [*names, trap["matched_control"] or trap["control"]]:
+                for quantity in trap["quantities"]:
+                    _facts(content["arms"][arm], quantity)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Refusal(f"{path}: no file of measured traps, {error} is missing; measure again") from None
+    return content
+
+
+def _facts(arm: dict[str, Any], quantity: str) -> dict[str, float]:
+    """One value per seed; what the engine said of itself is the same for every seed."""
+    return {seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()}
+
+
+def _interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
+    if len(each) < 2:
+        return each.mean(), None, None
+    if np.ptp(each) <= CONSTANT:
+        return each.mean(), each.mean(), each.mean()
+    low, high = stats.ttest_1samp(each, 0).confidence_interval(CONFIDENCE)
+    return each.mean(), low, high
+
+
+def verdict(low: float | None, high: float | None) -> str:
+    """Put an interval of a relative difference into words."""
+    if low is None:
+        return "one seed: no interval"
+    if max(-low, high) <= WITHIN:
+        return "no difference"
+    if low <= 0 <= high:
+        return f"not told from 0 ({_percent(low)} to {_percent(high)})"
+    if low == high:
+        return f"makes a difference of {_percent(low)}"
+    return f"makes a difference of {_percent(low)} to {_percent(high)}"
+
+
+def _percent(relative: float) -> str:
+    return f"{100 * relative:+.3g} %"
+
+
+def table(path: Path) -> str:
+    """A Markdown table: each trap's effect beside what is left of it once the setting is matched."""
+    content, found = read(path), effects(path)
+    rows: list[Sequence[str]] = []
+    for (trap, quantity), both in found.groupby(["trap", "quantity"], sort=False):
+        shown = {
+            row.arm: f"{_percent(row.difference)}, {row.verdict}" if row.verdict != "no difference" else row.verdict
+            for row in both.itertuples()
+        }
+        seeds = str(both.n_seeds.min())
+        rows.append((trap, content["traps"][trap]["what"], quantity, seeds, shown["trapped"], shown["matched"]))
+    return "\n".join(records.markdown(["trap", "what", "quantity", "seeds", "trapped", "matched"], rows))
