@@ -57,7 +57,9 @@ def read(path: Path) -> dict[str, Any]:
 
 def _facts(arm: dict[str, Any], quantity: str) -> dict[str, float]:
     """One value per seed; what the engine said of itself is the same for every seed."""
-    return {seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()}
+    return {
+        seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()
+    }
 
 
 def _interval(each: np.ndarray) -> tuple[float, float | None, float | None]:

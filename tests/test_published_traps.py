@@ -1,0 +1,183 @@
+"""Parity traps: what their effects are derived from, and one real trap."""
+
+from __future__ import annotations
+
+import json
+
+import launching
+import pytest
+
+from study.compare import traps as compared
+from study.config import Refusal
+from study.published import traps
+
+
+def arm(*losses: float, **ran: float) -> dict:
+    return {"ran": ran, "seeds": {str(seed): {"train_loss": loss} for seed, loss in enumerate(losses)}}
+
+
+def trap(**changes) -> dict:
+    names = {"control": "plain", "trapped": "other", "matched": "same", "matched_control": None}
+    return {"what": "one and the other", "quantities": ["train_loss"], **names, **changes}
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Write a file of measured traps and return its path."""
+
+    def write(**traps_in_it):
+        arms = {
+            "plain": arm(0.5, 0.4, 0.8, optimizer_steps=40),
+            "other": arm(0.55, 0.46, 0.84, optimizer_steps=80),
+            "same": arm(0.5, 0.4 + 1e-8, 0.8, optimizer_steps=40),
+            "noisy": arm(0.6, 0.3, 0.8),
+            "one seed": arm(0.6),
+        }
+        path = tmp_path / "traps.json"
+        path.write_text(json.dumps({"arms": arms, "traps": traps_in_it}))
+        return path
+
+    return write
+
+
+def effect(path, quantity="train_loss", kind="trapped"):
+    found = compared.effects(path)
+    (row,) = found[(found.quantity == quantity) & (found.arm == kind)].itertuples()
+    return row
+
+
+def test_effect_is_paired_by_seed(measured):
+    row = effect(measured(a=trap()))  # +10, +15 and +5 %, of which t's interval is 10 +- 4.303 x 5 / sqrt(3)
+    assert row.difference == pytest.approx(0.10)
+    assert (row.low, row.high) == pytest.approx((0.10 - 0.12421, 0.10 + 0.12421), abs=1e-5)
+    assert row.verdict == "not told from 0 (-2.42 % to +22.4 %)"
+    assert row.n_seeds == 3
+
+
+def test_matched_arm_is_equal_but_for_rounding(measured):
+    assert effect(measured(a=trap()), kind="matched").verdict == "no difference"
+    assert effect(measured(a=trap(matched="noisy")), kind="matched").verdict.startswith("not told from 0")
+
+
+def test_matched_arm_may_have_a_control_of_its_own(measured):
+    row = effect(measured(a=trap(matched="noisy", matched_control="noisy")), kind="matched")
+    assert (row.against, row.difference) == ("noisy", 0)
+
+
+def test_what_the_engine_says_is_a_quantity_too(measured):
+    row = effect(measured(a=trap(quantities=["optimizer_steps"])), "optimizer_steps")
+    assert (row.low, row.high, row.verdict) == (1, 1, "makes a difference of +100 %")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (None, None, "one seed: no interval"),
+        (-1e-6, 9e-6, "no difference"),
+        (-2e-5, 1e-6, "not told from 0 (-0.002 % to +0.0001 %)"),
+        (-0.19, -0.01, "makes a difference of -19 % to -1 %"),
+    ],
+)
+def test_verdict(low, high, word):
+    assert compared.verdict(low, high) == word
+
+
+def test_one_seed_has_no_interval(measured):
+    row = effect(measured(a=trap(trapped="one seed")))
+    assert (row.n_seeds, row.verdict) == (1, "one seed: no interval")
+
+
+def test_table(measured):
+    lines = compared.table(measured(a=trap(), b=trap(trapped="same"))).splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("| a | one and the other | train_loss | 3 | +10 %, not told from 0")
+    assert lines[3].endswith("| no difference | no difference |")
+
+
+@pytest.mark.parametrize("changes", [{"trapped": "nowhere"}, {"quantities": ["eval_loss"]}])
+def test_a_file_that_lacks_something_is_refused(measured, changes):
+    with pytest.raises(Refusal, match=r"traps\.json: no file of measured traps, .* is missing"):
+        compared.effects(measured(a=trap(**changes)))
+
+
+# ---------------------------------------------------------------- the traps themselves
+
+
+def test_every_trap_has_its_arms_and_every_arm_a_trap():
+    assert {name for trap in traps.TRAPS.values() for name in traps.arms_of(trap)} == set(traps.ARMS)
+
+
+@pytest.mark.parametrize("name", traps.ARMS)
+def test_arms_train_on_sixteen_sequences_a_step_and_say_known_things(name):
+    asked = traps.asked_of(name)
+    program = asked["program"]
+    assert set(program) == set(traps.PROGRAM)
+    sequences = program["micro_batch_size"] * program["gradient_accumulation_steps"]
+    assert sequences * asked["accelerate_file"]["num_processes"] == 16
+    if asked["deepspeed_json"] and name != "zero2-2x-engine-clips":
+        assert asked["deepspeed_json"]["gradient_clipping"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--output"),
+        (["--output", "here.json", "--trap", "nonsense"], "--trap nonsense: no such trap; choose from unmatched"),
+        (["--output", "here.json", "--seeds", "0"], "--seeds 0: at least one"),
+        (["--output", "nowhere/here.json"], "there is no folder nowhere; make it"),
+        (["--output", "here.json", "--data-dir", "nowhere"], "data_dir nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_refused(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match=message) as refused:
+        traps.main(arguments)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_settings_are_refused(tmp_path):
+    path = tmp_path / "traps.json"
+    path.write_text(json.dumps({**traps.read_or_begin(path, False), "settings": {"size": "mini"}}))
+    with pytest.raises(Refusal, match="made with other settings"):
+        traps.main(["--output", str(path)])
+
+
+def test_a_launch_that_failed_says_why():
+    text = "[rank0]: Traceback\n[rank0]:   x()\n[rank0]: ValueError: no such thing\nChildFailedError: the launcher's\n"
+    assert traps.last_error(text) == "ValueError: no such thing"
+    assert traps.last_error("") == "no word"
+
+
+@pytest.fixture(scope="module")
+def one_process_instead_of_two(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traps") / "traps.json"
+    words = ["python", "-m", "study.published.traps", "--output", path, "--seeds", "1"]
+    words += ["--trap", "one-process-instead-of-two"]
+    done = launching.attempt(words)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    return path, words
+
+
+def test_a_trap_differs_and_its_matched_arm_does_not(one_process_instead_of_two):
+    path, _ = one_process_instead_of_two
+    arms = compared.read(path)["arms"]
+    assert {name: facts["ran"]["world_size"] for name, facts in arms.items()} == {
+        "single": 1,
+        "multi-cpu-2x": 1,  # though its file says two
+        "ddp-2x": 2,
+    }
+    found = compared.effects(path).set_index(["quantity", "arm"]).difference
+    assert abs(found["train_loss", "trapped"]) > 0.01
+    assert abs(found["train_loss", "matched"]) < 1e-5
+    assert found["sequences_per_program_step", "trapped"] == -0.5
+    assert found["optimizer_steps", "trapped"] == 1
+
+
+def test_what_is_in_the_file_is_kept(one_process_instead_of_two):
+    path, words = one_process_instead_of_two
+    before = path.read_bytes()
+    again = launching.attempt(words)
+    assert (again.returncode, again.stdout) == (0, "")
+    assert path.read_bytes() == before
