@@ -51,7 +51,9 @@ MAY_IMPORT = {
     },
     "predictions": {"config", "engines", "matrix", "record", "strategy", "theory"},
     "compare": {"config", "record", "theory"},
-    "published": {"bound", "config", "extensions", "launch", "measure", "proof", "record", "weights", "workloads"},
+    "published": {
+        "bound", "box", "config", "extensions", "launch", "measure", "proof", "record", "weights", "workloads",
+    },
     "report": {"colab", "compare", "config", "matrix"},
     "planning": {"advise", "compare", "config", "engines", "strategy", "theory"},
     "benchmarks": {

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study import bound, extensions, record
+from study import bound, box, extensions, record
 from study.config import Parser, Refusal, RunConfig
 from study.launch import QUIET
 from study.workloads import sources
@@ -241,6 +241,7 @@ def main(words: list[str]) -> None:
     names = options.trap or list(TRAPS)
     arms = dict.fromkeys(arm for name in names for arm in arms_of(TRAPS[name]))
     content = read_or_begin(options.output, options.data_dir is not None)
+    check_machine(list(arms))
     for number, arm in enumerate(arms, 1):
         seen = content["arms"].get(arm, {}).get("seeds", {})
         if lacking := [seed for seed in range(options.seeds) if str(seed) not in seen]:
@@ -271,6 +272,21 @@ def parse(words: list[str]) -> Any:
 
 def arms_of(trap: Trap) -> list[str]:
     return [arm for arm in (trap.control, trap.trapped, trap.matched, trap.matched_control) if arm]
+
+
+def check_machine(arms: list[str]) -> None:
+    """Refuse what would fail here, or compile for minutes."""
+    num_gpus = len(box.find().gpu_memory_bytes)
+    two = [arm for arm in arms if ARMS[arm].file["num_processes"] == 2]
+    if num_gpus == 1 and two:
+        raise Refusal(f"{two[0]} needs 2 GPUs, found 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU")
+    needed = set()
+    for arm in arms:
+        if ARMS[arm].file["distributed_type"] == "DEEPSPEED" and not num_gpus:
+            needed.add("deepspeed_shm_comm")
+        if "offload_optimizer" in (ARMS[arm].json or {}).get("zero_optimization", {}):
+            needed.add("cpu_adam")
+    extensions.check(needed)
 
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
