@@ -89,9 +89,9 @@ def test_one_seed_has_no_interval(measured):
 
 def test_table(measured):
     lines = compared.table(measured(a=trap(), b=trap(trapped="same"))).splitlines()
-    assert len(lines) == 4
-    assert lines[2].startswith("| a | one and the other | train_loss | 3 | +10 %, not told from 0")
-    assert lines[3].endswith("| no difference | no difference |")
+    assert lines[2].startswith("| a | train_loss | 3 | +10 %, not told from 0")
+    assert lines[3] == "| b | train_loss | 3 | no difference | no difference |"
+    assert lines[5:] == ["- a: one and the other.", "- b: one and the other."]
 
 
 @pytest.mark.parametrize("changes", [{"trapped": "nowhere"}, {"quantities": ["eval_loss"]}])

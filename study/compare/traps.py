@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +88,15 @@ def _percent(relative: float) -> str:
 
 
 def table(path: Path) -> str:
-    """A Markdown table: each trap's effect beside what is left of it once the setting is matched."""
+    """Markdown: each trap's effect beside what is left of it once the setting is matched, and what the traps are."""
     content, found = read(path), effects(path)
-    rows: list[Sequence[str]] = []
+    rows = []
     for (trap, quantity), both in found.groupby(["trap", "quantity"], sort=False):
-        shown = {
-            row.arm: f"{_percent(row.difference)}, {row.verdict}" if row.verdict != "no difference" else row.verdict
-            for row in both.itertuples()
-        }
-        seeds = str(both.n_seeds.min())
-        rows.append((trap, content["traps"][trap]["what"], quantity, seeds, shown["trapped"], shown["matched"]))
-    return "\n".join(records.markdown(["trap", "what", "quantity", "seeds", "trapped", "matched"], rows))
+        shown = {row.arm: _shown(row.difference, row.verdict) for row in both.itertuples()}
+        rows.append((trap, quantity, both.n_seeds.min(), shown["trapped"], shown["matched"]))
+    lines = records.markdown(["trap", "quantity", "seeds", "trapped", "matched"], rows)
+    return "\n".join([*lines, "", *(f"- {name}: {trap['what']}." for name, trap in content["traps"].items())])
+
+
+def _shown(difference: float, verdict: str) -> str:
+    return verdict if verdict == "no difference" else f"{_percent(difference)}, {verdict}"
