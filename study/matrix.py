@@ -87,11 +87,8 @@ class Part(_Strict):
             first, direction = index * step + number, -1 if index % 2 else 1
             for place in range(len(self.strategies)):
                 name = self.strategies[(first + direction * place) % len(self.strategies)]
-                # One process is one run whatever the world, and needs no DDP.
                 if name == "single" and world_size != self.world_sizes[0]:
-                    continue
-                if name == "ddp" and world_size == 1:
-                    continue
+                    continue  # one run whatever the world
                 yield name, 1 if name == "single" else world_size, cell
 
     @property
@@ -188,8 +185,6 @@ def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
                 if run.run_id in planned:
                     raise Refusal(f"study {study.name!r}: two runs are called {run.run_id}; give a part another label")
                 planned[run.run_id] = run
-    if not planned:
-        raise Refusal(f"study {study.name!r}: has no run, because ddp needs world_sizes above 1")
     return list(planned.values())
 
 

@@ -192,7 +192,7 @@ def _asked_of_the_engine(proof: Proof, config: RunConfig, launch: Launch) -> lis
     strategy = launch.strategy
     classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
     offloads = strategy.offload_optimizer_device != "none"
-    has_group = strategy.distributed_type == "DEEPSPEED" or launch.num_processes > 1
+    has_group = strategy.distributed_type != "NO"
     backend = ("nccl" if proof.device == "cuda" else "gloo") if has_group else None
     asked = [
         ("backend", backend, "nothing of the study's: the process group was set up by something else"),

@@ -440,8 +440,6 @@ def check(config: RunConfig, strategy: Strategy, world_size: int, num_machines: 
     where = strategy.path
     if strategy.distributed_type == "NO" and world_size != 1:
         raise Refusal(f"{where}: distributed_type NO runs one process, asked for {world_size}; take another strategy")
-    if strategy.distributed_type == "MULTI_GPU" and world_size == 1:
-        raise Refusal(f"{where}: for one process accelerate builds no DDP; take the strategy 'single'")
     _, accumulation = config.batches(world_size)
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
@@ -549,6 +547,13 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
     from accelerate import Accelerator
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
 
+    class Replicas(Accelerator):
+        """Accelerate's own leaves out DDP, and its no_sync, where a GPU's process is the only one."""
+
+        @property
+        def use_distributed(self) -> bool:
+            return True
+
     strategy = launch.strategy
     _, accumulation = config.batches(world_size)
     on_cpu = not torch.cuda.is_available()
@@ -568,7 +573,7 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
     mixed_precision = "no"
     if config.precision != "fp32" and not (is_deepspeed and autocast):
         mixed_precision = config.precision.removesuffix("-autocast")
-    return Accelerator(
+    return (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
         mixed_precision=mixed_precision,

@@ -84,12 +84,6 @@ def test_parts_that_differ_in_flags_only_need_labels(find):
         matrix.runs(study)
 
 
-def test_a_study_without_runs_is_refused(find):
-    study = find(QUESTION + "parts: [{strategies: [ddp], world_sizes: [1]}]\n")
-    with pytest.raises(Refusal, match="has no run, because ddp needs world_sizes above 1"):
-        matrix.runs(study)
-
-
 def test_repeats_are_interleaved_and_the_order_rotates(find):
     study = find(QUESTION + "parts: [{strategies: [ddp, zero1, zero2], seeds: [5, 6], repeats: 2}]\n")
     runs = matrix.runs(study)
@@ -131,10 +125,10 @@ def test_batches_go_up_within_a_round(find):
     assert [run.flags["global_batch_size"] for run in runs] == [8, 8, 16, 16, 32, 32] * 2
 
 
-def test_one_process_is_run_once_and_has_no_ddp(find):
+def test_single_is_run_once_and_ddp_on_one_process_too(find):
     study = find(QUESTION + "parts: [{strategies: [single, ddp, zero2], world_sizes: [1, 2]}]\n")
     found = [(run.strategy, run.num_processes) for run in matrix.runs(study)]
-    assert found == [("single", 1), ("zero2", 1), ("ddp", 2), ("zero2", 2)]
+    assert found == [("single", 1), ("ddp", 1), ("zero2", 1), ("ddp", 2), ("zero2", 2)]
 
 
 def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):

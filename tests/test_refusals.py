@@ -94,7 +94,6 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
             "--strategy single --num-processes 2",
             "distributed_type NO runs one process, asked for 2; take another strategy",
         ),
-        ("--strategy ddp --num-processes 1", "for one process accelerate builds no DDP; take the strategy 'single'"),
         ("--data files", "--data files and --data-dir FOLDER belong together; give both or neither"),
         ("--num-train-examples 1601", "num_train_examples 1601 is more than the 1600 reviews"),
     ],

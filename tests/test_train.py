@@ -90,6 +90,17 @@ def test_communication_is_what_the_engine_does():
     assert volume(launching.run("zero2_tuned", **CLIPPED)) == pytest.approx(2, rel=0.01)
 
 
+def test_ddp_on_one_process_is_ddp():
+    """Accelerate alone builds none on a GPU, and has no `no_sync` on any device: each micro step would be reduced."""
+    run = launching.run("ddp", 1, micro_batch_size=4)
+    proof = run.record.proof
+    assert (proof.engine_class, proof.world_size, proof.backend) == ("DistributedDataParallel", 1, "gloo")
+    single = launching.run("single", 1, micro_batch_size=4)
+    assert [step["loss"] for step in run.steps] == pytest.approx([step["loss"] for step in single.steps], rel=1e-5)
+    sent = sum(one.moved_bytes for one in run.record.collectives_per_step if one.kind == "all_reduce")
+    assert sent == 2 * 4 * run.record.num_params
+
+
 def test_zero3_tuned_releases_parameters_between_forward_and_backward():
     """It gathers them again in backward; the engine's defaults keep a small model whole until then."""
     assert gathered(launching.run("zero3", **CLIPPED)) == pytest.approx(1, rel=0.01)
