@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> int:
         "run",
         help="run a study's runs one after another; finished ones are kept",
         epilog="Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of "
-        "memory, say); 3 some run has no outcome yet (interrupted, or --fail-fast); 2 refused.",
+        "memory, say); 3 some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.",
         allow_abbrev=False,
     )
     _add_study_options(study)
@@ -53,6 +54,10 @@ def run(arguments: list[str]) -> int:
         "--fail-fast",
         action="store_true",
         help="start no run after one that is neither ok nor out of memory",
+    )
+    study.add_argument(
+        "--minutes",
+        help="stop in time: start no run that is not expected to end so many minutes from now (default: none)",
     )
     study.set_defaults(call=_run)
 
@@ -252,7 +257,8 @@ def _run(options: argparse.Namespace) -> int:
     study = matrix.find(options.study)
     runs = plan.select(study, options.data_dir, options.only)
     timeout = _positive("--timeout", options.timeout)
-    return runner.run(study, runs, options.runs_dir / study.name, timeout, options.fail_fast)
+    slot_seconds = math.inf if options.minutes is None else 60.0 * _positive("--minutes", options.minutes)
+    return runner.run(study, runs, options.runs_dir / study.name, timeout, options.fail_fast, slot_seconds)
 
 
 def _collect(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,20 +28,29 @@ ROW = ["workload", "strategy", "processes", "final loss", "model states", "colle
 LEGEND = "model states: MiB per rank as the optimizer steps; collectives: MiB per rank and step, all-reduces twice"
 
 
-def run(study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fail_fast: bool) -> int:
+def run(
+    study: Study,
+    runs: list[Run],
+    folder: Path,
+    timeout_seconds: float,
+    fail_fast: bool,
+    slot_seconds: float = math.inf,
+) -> int:
     """Run what is not finished, print progress and a table, and return the exit status.
 
     An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after
-    one of this call that is neither ok nor out of memory. Raises Refusal where another runner has the folder, or where
-    a finished run is there that has another's name.
+    one of this call that is neither ok nor out of memory. Within a slot nothing is started that is not expected to end
+    in it, but the first, which has the whole slot: what does not end in that is a result. Raises Refusal where another
+    runner has the folder, or where a finished run is there that has another's name.
     """
     with locked(folder):
         launch.end_left_over(folder)
-        planned = plan.make(study, runs, folder, timeout_seconds)
+        planned = plan.make(study, runs, folder, min(timeout_seconds, slot_seconds))
         print(f"{plan.heading(planned)}\n{plan.summary(planned)}", flush=True)
         outcomes: list[Outcome] = []
         try:
-            for one, outcome in zip(planned.runs, _outcomes(planned), strict=True):
+            # Shorter, where the slot ends before them.
+            for one, outcome in zip(planned.runs, _outcomes(planned, slot_seconds), strict=False):
                 outcomes.append(outcome)
                 if fail_fast and not one.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
                     break
@@ -79,8 +89,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _outcomes(planned: Plan) -> Iterator[Outcome]:
-    """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time."""
+def _outcomes(planned: Plan, slot_seconds: float) -> Iterator[Outcome]:
+    """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
+
+    Ends where the next run is not expected to end within the slot, and where one did not.
+    """
+    slot_end = time.monotonic() + slot_seconds
+    started = False
     position = 1 + max((seen.position for seen in map(plan.read_outcome, _run_dirs(planned.folder)) if seen), default=0)
     exhausted = [one for one in planned.runs if one.kept == "out_of_memory"]
     for index, one in enumerate(planned.runs):
@@ -92,7 +107,16 @@ def _outcomes(planned: Plan) -> Iterator[Outcome]:
         elif reason:
             outcome = _skipped(planned.study, one, position, reason)
         else:
-            outcome = _launch(planned, index, position, head)
+            left = slot_end - time.monotonic()
+            if started and planned.estimate(one).seconds > left:
+                print(f"{head}: not started; the slot has {duration(max(0.0, left))} left", flush=True)
+                return
+            # The first has the whole slot, whatever this call has needed until here.
+            outcome = _launch(planned, index, position, head, left if started else math.inf)
+            if outcome is None:
+                print(f"{head}: ended with the slot", flush=True)
+                return
+            started = True
             seconds = f" ({duration(outcome.wall_seconds)})"
             if outcome.status == "ok":
                 planned.history.add(record.read(one.run_dir), outcome)
@@ -115,8 +139,8 @@ def _seconds_left(planned: Plan, start: int) -> float:
     return sum(planned.estimate(one).seconds for one in planned.runs[start:] if one.to_run)
 
 
-def _launch(planned: Plan, index: int, position: int, head: str) -> Outcome:
-    """Run one, and write what came of it."""
+def _launch(planned: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
+    """Run one, and write what came of it; None where it was ended because the slot did, and so has no outcome."""
     one = planned.runs[index]
     expected, later = planned.estimate(one).seconds, _seconds_left(planned, index + 1)
     started = time.monotonic()
@@ -130,9 +154,10 @@ def _launch(planned: Plan, index: int, position: int, head: str) -> Outcome:
         for stale in one.run_dir.glob(name):
             stale.unlink()
     path = strategy.find_strategy(one.run.strategy)
-    ended = launch.launch(
-        path, one.run.num_processes, one.run.arguments(), one.run_dir, planned.timeout_seconds, progress
-    )
+    limit = min(planned.timeout_seconds, seconds_left)
+    ended = launch.launch(path, one.run.num_processes, one.run.arguments(), one.run_dir, limit, progress)
+    if ended.status == "timed_out" and limit < planned.timeout_seconds:
+        return None
     return _write(
         planned.study,
         one,

@@ -18,6 +18,7 @@ import pytest
 from study import cli, ending, launch, matrix, record, runner, strategy
 from study.benchmarks import interruptions
 from study.config import Refusal
+from study.forecast import Estimate, History
 from study.record import Outcome
 
 STUDY = """\
@@ -181,6 +182,45 @@ def test_a_time_limit_is_a_result_until_there_is_more_time(study, monkeypatch):
     assert run(one, monkeypatch, timeout_seconds=1) == runner.SOME_NOT_OK
     assert outcomes(Path("runs/one")) == found
     assert run(one, monkeypatch, timeout_seconds=60) == runner.ALL_OK
+
+
+@pytest.fixture
+def expected(monkeypatch):
+    """Say how long every run is expected to take."""
+
+    def expect(seconds: float) -> None:
+        monkeypatch.setattr(History, "estimate", lambda *_: Estimate(seconds, 1))
+
+    return expect
+
+
+def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expected, capsys):
+    expected(15)
+    for done in range(1, 6):  # the first has the whole slot, and the next one then not
+        assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
+        assert len(outcomes(Path("runs/mine"))) == done
+    out = capsys.readouterr().out
+    assert "[2/6] bert-imdb-tiny-zero2-2x-seed0: not started; the slot has 1" in out
+    assert "1 of 6 runs have no outcome yet; the same command goes on with them" in out
+    assert run(study, monkeypatch, slot_seconds=15) == runner.ALL_OK
+    expected(1)
+    more = Path("more.yaml")
+    more.write_text(STUDY)
+    assert run(more, monkeypatch, slot_seconds=60) == runner.ALL_OK  # all of them in one
+
+
+def test_what_a_slot_ends_is_a_result_only_if_it_had_all_of_it(study, monkeypatch, expected):
+    expected(1)
+    slow = "bert-imdb-tiny-zero2-2x-seed0"
+    assert run(study, monkeypatch, {slow: "hanging"}, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME
+    assert list(outcomes(Path("runs/mine"))) == ["bert-imdb-tiny-single-1x-seed0"]
+    assert run(study, monkeypatch, {slow: "hanging"}, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME
+    found = outcomes(Path("runs/mine"))[slow]
+    assert (found.status, found.message) == ("timed_out", "ended at its time limit of 3 s")
+    while run(study, monkeypatch, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME:
+        pass
+    assert outcomes(Path("runs/mine"))[slow] == found
+    assert run(study, monkeypatch, slot_seconds=30) == runner.ALL_OK  # more time
 
 
 def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
