@@ -120,6 +120,9 @@ class RunConfig(BaseModel):
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
     activation_checkpointing: bool = Field(False, description="recompute activations of each block in backward")
     compile: bool = Field(False, description="torch.compile the model with inductor")
+    share_device: bool = Field(
+        False, description="all ranks of a machine on its first GPU, over gloo: for bytes; times then mean nothing"
+    )
 
     # What is observed and left behind
     measure: bool = Field(True, description="probe memory and collectives on one designated step")

@@ -59,6 +59,7 @@ class _Past:
     size: str
     strategy: str
     world_size: int
+    share_device: bool
     fixed_seconds: float  # launch, building, evaluation
     seconds_per_token: float
     timed: bool  # False: too short to time its steps, so what is fixed is a guess
@@ -66,9 +67,9 @@ class _Past:
 
 # In what an earlier run must equal a planned one, the most telling first.
 _LIKENESS = (
-    ("workload", "size", "strategy", "world_size"),
-    ("workload", "size", "strategy"),
-    ("workload", "size"),
+    ("share_device", "workload", "size", "strategy", "world_size"),
+    ("share_device", "workload", "size", "strategy"),
+    ("share_device", "workload", "size"),
 )
 
 
@@ -97,6 +98,7 @@ class History:
             size=written.size,
             strategy=written.strategy,
             world_size=written.world_size,
+            share_device=written.config.get("share_device", False),
             fixed_seconds=max(0.0, whole - step * written.steps_done),
             seconds_per_token=step / tokens_per_step,
             timed=timed,
@@ -110,6 +112,7 @@ class History:
             "size": config.size,
             "strategy": strategy_name,
             "world_size": world_size,
+            "share_device": config.share_device,
         }
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
         for keys in _LIKENESS:

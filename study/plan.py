@@ -30,6 +30,7 @@ DECIDES_MEMORY = (
     "attention",
     "activation_checkpointing",
     "compile",
+    "share_device",
 )
 
 
@@ -158,7 +159,8 @@ def planned_command(run: Run) -> list[str]:
 def _check_same(config: RunConfig, written: Record, path: Path) -> None:
     planned = config.model_dump(mode="json")
     for name in sorted(set(planned) - {"output_dir"}):
-        if written.config.get(name) != planned[name]:
+        # A record from before there was such a knob has what is its default now.
+        if written.config.get(name, RunConfig.model_fields[name].default) != planned[name]:
             raise Refusal(
                 f"{path}: holds a run with {name}={written.config.get(name)!r}, the study plans {planned[name]!r}; "
                 "pass another --runs-dir, or delete it"
@@ -204,14 +206,15 @@ def lacking(study: Study, run: Run, config: RunConfig, chosen: Strategy, here: B
     """Say which GPUs, or how much memory, this machine lacks for a run."""
     num_local = -(-run.num_processes // chosen.num_machines)
     found = len(here.gpu_memory_bytes)
-    if num_local > found and (found or study.device == "gpu"):
-        return f"needs {counted(num_local, 'GPU')}, found {found}"
+    num_gpus = 1 if config.share_device else num_local
+    if num_gpus > found and (found or study.device == "gpu"):
+        return f"needs {counted(num_gpus, 'GPU')}, found {found}"
     on_device, on_host = model_state_bytes(config, chosen, run.num_processes)
     if not found:  # a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", here.host_memory_bytes)
     # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
-    smallest = sorted(here.gpu_memory_bytes, reverse=True)[num_local - 1]
-    return _too_large("model states", on_device, 1, "GPU", smallest) or _too_large(
+    smallest = sorted(here.gpu_memory_bytes, reverse=True)[num_gpus - 1]
+    return _too_large("model states", on_device, num_local // num_gpus, "GPU", smallest) or _too_large(
         "offloaded model states", on_host, num_local, "host", here.host_memory_bytes
     )
 

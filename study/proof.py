@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from study.config import Refusal, RunConfig
 from study.measure.memory import engine_tensors
 from study.record import Proof
-from study.strategy import Launch, swap_folder
+from study.strategy import Launch, swap_folder, uses_gloo
 
 
 def _names(dtypes: set[torch.dtype]) -> list[str]:
@@ -193,7 +193,7 @@ def _asked_of_the_engine(proof: Proof, config: RunConfig, launch: Launch) -> lis
     classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
     offloads = strategy.offload_optimizer_device != "none"
     has_group = strategy.distributed_type != "NO"
-    backend = ("nccl" if proof.device == "cuda" else "gloo") if has_group else None
+    backend = ("gloo" if uses_gloo(config, on_cpu=proof.device == "cpu") else "nccl") if has_group else None
     asked = [
         ("backend", backend, "nothing of the study's: the process group was set up by something else"),
         ("engine_class", classes.get(strategy.distributed_type, proof.engine_class), f"{strategy.path}"),
@@ -207,6 +207,26 @@ def _asked_of_the_engine(proof: Proof, config: RunConfig, launch: Launch) -> lis
         if key in _ZERO_FACTS and value != "auto":
             asked.append((_ZERO_FACTS[key], value, f"zero_optimization.{key} in the JSON of {strategy.path}"))
     return asked
+
+
+def gpu_of(device: torch.device) -> str | None:
+    """Name the GPU that a rank is on, whatever CUDA_VISIBLE_DEVICES calls it; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def verify_gpus(gpus: list[str | None], config: RunConfig, launch: Launch) -> int | None:
+    """Return on how many GPUs the ranks were; `gpus` has each rank's by its UUID, or None on a CPU.
+
+    Raises Refusal where ranks share a GPU that should not, or do not that should.
+    """
+    if None in gpus:
+        return None
+    found, asked = len(set(gpus)), launch.num_machines if config.share_device else launch.num_processes
+    if found != asked:
+        raise Refusal(
+            f"num_gpus: the run asks for {asked}, its {len(gpus)} ranks are on {found}; change --share-device"
+        )
+    return found
 
 
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:

@@ -60,6 +60,7 @@ class Proof(_Facts):
     use_multi_rank_bucket_allreduce: bool | None = None
     sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
     partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
+    num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
     swap_bytes_written: list[int] | None = None  # per rank, whole training
     swap_bytes_read: list[int] | None = None
 

@@ -476,11 +476,11 @@ def check(config: RunConfig, strategy: Strategy, world_size: int, num_machines: 
     import torch
 
     num_gpus = torch.cuda.device_count()
-    if num_gpus and world_size > num_gpus * num_machines:
+    if num_gpus and world_size > num_gpus * num_machines and not config.share_device:
         each = f" on this one of {num_machines} machines" if num_machines > 1 else ""
         raise Refusal(
             f"{world_size} processes asked, {num_gpus} GPU(s) found{each}; pass --num_processes "
-            f"{num_gpus * num_machines}"
+            f"{num_gpus * num_machines}, or --share-device"
         )
     if strategy.distributed_type == "FSDP" and not num_gpus:
         raise Refusal(f"{strategy.name} needs GPUs: on a CPU accelerate does not shard and trains something else")
@@ -569,6 +569,8 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
             f"{'a run without DeepSpeed' if is_deepspeed else 'DeepSpeed'}; "
             "remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
         )
+    if config.share_device and strategy.distributed_type != "NO":
+        _share_device()
     autocast = config.precision.endswith("-autocast")
     mixed_precision = "no"
     if config.precision != "fp32" and not (is_deepspeed and autocast):
@@ -584,11 +586,34 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
         deepspeed_plugin=_deepspeed_plugin(config, strategy, world_size, run_dir) if is_deepspeed else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
-        if on_cpu and strategy.distributed_type != "NO"
+        if uses_gloo(config, on_cpu) and strategy.distributed_type != "NO"
         else None,
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run_dir,
     )
+
+
+def uses_gloo(config: RunConfig, on_cpu: bool) -> bool:
+    """Say which runs communicate through the host: NCCL is for GPUs, and refuses two ranks on one."""
+    return on_cpu or config.share_device
+
+
+def _share_device() -> None:
+    """Put this rank on the first GPU, in a group of gloo's, before anything else chooses a GPU or a backend.
+
+    By the sources (torch 2.13, accelerate 1.15, deepspeed 0.19.8), for no GPU has run it yet: DDP and DeepSpeed's
+    engine take the GPU from LOCAL_RANK. DeepSpeed would bind its group to a GPU, which gloo cannot; a group that is
+    there it takes as it is. gloo moves CUDA tensors through the host in what DDP and the stages call: broadcast,
+    reduce, all-reduce, all-gather. Its reduce-scatter, stage 3's, is the all-reduce of a copy on the GPU: up to a reduce bucket
+    more at the peak than under NCCL, whose own buffers there are none of. Only what gathers several tensors in one call
+    would fail, and no strategy here does.
+    """
+    import torch
+
+    os.environ["LOCAL_RANK"] = "0"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0)
+    torch.distributed.init_process_group("gloo")
 
 
 def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, run_dir: Path) -> Any:

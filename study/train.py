@@ -64,17 +64,18 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     status = 0
+    local_rank = os.environ.get("LOCAL_RANK", "0")  # as it was launched
     try:
         run(sys.argv[1:])
     except Refusal as refusal:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
+        if local_rank != "0":
             # Rank 0 has the word, and the launcher ends all ranks once one has ended; unless only this one refuses.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2)
         print(f"{REFUSED}{refusal}", file=sys.stderr)
         status = 2
     except (Failed, Interrupted) as failure:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if local_rank == "0":
             print(f"{FAILED}{failure}", file=sys.stderr)
         status = 1
     except Exception:
@@ -144,6 +145,7 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
     """Build everything, and refuse to go on unless the engine is what was asked for."""
     import torch
     import transformers
+    from accelerate.utils import gather_object
     from torch.utils.data import DataLoader
 
     from study import proof, weights
@@ -194,6 +196,8 @@ def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
     model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
     found = proof.read_back(accelerator, model, optimizer, config, launch)
     proof.verify(found, config, launch, run_dir)
+    gpus = gather_object([proof.gpu_of(accelerator.device)])
+    found = found.model_copy(update={"num_gpus": proof.verify_gpus(gpus, config, launch)})
     memory.begin(None)
     # Dropout's stream starts here, whatever random numbers building the model took.
     torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)

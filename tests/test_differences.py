@@ -18,7 +18,8 @@ ALIKE = {
     "status": "ok", "device": "cuda", "workload": "bert-imdb", "size": "tiny", "precision": "bf16",
     "data_digest": "data", "init": "scratch", "sequence_length": 64.0, "gradient_clipping": 1.0,
     "config_digest": "settings", "libraries": "torch 2.13.0", "global_batch_size": 8, "num_steps": 40.0,
-    "world_size": 2, "micro_batch_size": 4.0, "dropout": 0.0, "oversubscribed": False, "threads_per_process": 1.0,
+    "world_size": 2, "micro_batch_size": 4.0, "dropout": 0.0, "oversubscribed": False, "share_device": False,
+    "threads_per_process": 1.0,
     "settings": None, "run_id": "", "path": "", "message": "",
 }  # fmt: skip
 

@@ -82,6 +82,11 @@ def test_another_setting_is_named(row):
         ({}, {"strategy": "single", "world_size": 1, "micro_batch_size": 8.0}, {}),
         ({}, {"oversubscribed": True, "world_size": 16}, {"speed": "16 processes on too few cores"}),
         ({"device": "cuda", "oversubscribed": True}, {}, {"speed": "2 processes on fewer GPUs"}),
+        (
+            {"device": "cuda", "oversubscribed": True, "share_device": True},
+            {"strategy": "single", "world_size": 1, "micro_batch_size": 8.0, "oversubscribed": False},
+            {"speed": "2 processes on one device"},
+        ),
         ({}, {"threads_per_process": 4.0}, {"speed": "threads per process 1 against 4"}),
         ({"device": "cuda"}, {"threads_per_process": 4.0}, {}),
     ],

@@ -48,6 +48,16 @@ def test_gpus_that_are_not_there():
     assert lacking(CPU_BOX, "ddp", 4) is None  # any number of processes on a CPU
 
 
+def test_ranks_that_share_a_gpu_need_one_with_room_for_all():
+    """BERT-large: 335 million parameters x 16 bytes on each rank."""
+    large = {"size": "large", "data": "hub", "share_device": True}
+    assert lacking(CPU_BOX, "ddp", 4, GPU_ONLY, **large) == "needs 1 GPU, found 0"
+    assert lacking(Box((30 * 10**9,), 10**12), "ddp", 4, **large) is None
+    found = lacking(Box((T4,), 10**12), "ddp", 4, **large)
+    assert found == "model states alone are 5.4 GB a rank x 4 ranks by the paper's formula, the GPU has 15.8 GB"
+    assert lacking(Box((T4,), 10**12), "zero3", 4, **large) is None
+
+
 GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "precision": "bf16", "data": "hub"}
 
 
@@ -279,6 +289,17 @@ def write_outcome(run_dir: Path, status: str, wall_seconds: float | None = 100.0
 
 def finished(run_dir: Path, timeout_seconds: float = 60.0) -> str | None:
     return plan.finished(Run("run", "ddp", 2, FLAGS), build_config(**FLAGS), run_dir, timeout_seconds)
+
+
+def test_a_record_from_before_a_knob_has_its_default(run_dir):
+    write_record(run_dir)
+    path = run_dir / "record.json"
+    content = json.loads(path.read_text())
+    del content["config"]["share_device"]
+    path.write_text(json.dumps(content))
+    assert finished(run_dir) == "ok"
+    with pytest.raises(Refusal, match="share_device=None, the study plans True"):
+        plan.finished(Run("run", "ddp", 2, FLAGS), build_config(**FLAGS, share_device=True), run_dir, 60)
 
 
 def test_results_are_kept(run_dir):

@@ -211,8 +211,11 @@ def test_no_network(folder):
 
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(Refusal, match=r"^2 processes asked, 1 GPU\(s\) found; pass --num_processes 1$"):
+    with pytest.raises(
+        Refusal, match=r"^2 processes asked, 1 GPU\(s\) found; pass --num_processes 1, or --share-device$"
+    ):
         check(build_config(), read_strategy(find_strategy("zero2")), 2)
+    check(build_config(share_device=True), read_strategy(find_strategy("zero2")), 2)
 
 
 def test_missing_swap_folder(folder):

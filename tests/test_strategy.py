@@ -308,9 +308,13 @@ def test_processes_of_several_machines(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     config, chosen = build_config(global_batch_size=32), shipped("zero2")
     check(config, chosen, 16, num_machines=2)
-    with pytest.raises(Refusal, match=r"^16 processes asked, 8 GPU\(s\) found; pass --num_processes 8$"):
+    with pytest.raises(
+        Refusal, match=r"^16 processes asked, 8 GPU\(s\) found; pass --num_processes 8, or --share-device$"
+    ):
         check(config, chosen, 16)
-    with pytest.raises(Refusal, match=r"^32 .* 8 GPU\(s\) found on this one of 2 machines; pass --num_processes 16$"):
+    with pytest.raises(
+        Refusal, match=r"^32 .* 8 GPU\(s\) found on this one of 2 machines; pass --num_processes 16, or"
+    ):
         check(config, chosen, 32, num_machines=2)
 
 
@@ -421,6 +425,26 @@ def test_whatever_differs_is_refused(name, value, remedy):
     message = str(caught.value)
     assert message.startswith(f"{name}: the run asks for {getattr(FOUND, name)}, the engine has {value}; change ")
     assert remedy in message
+
+
+def test_ranks_that_share_a_gpu_speak_through_gloo(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_gpus = {backend: FOUND.model_copy(update={"device": "cuda", "backend": backend}) for backend in ("gloo", "nccl")}
+    verify(on_gpus["nccl"])
+    verify(on_gpus["gloo"], share_device=True)
+    with pytest.raises(Refusal, match=r"^backend: the run asks for gloo, the engine has nccl"):
+        verify(on_gpus["nccl"], share_device=True)
+
+
+def test_ranks_are_on_as_many_gpus_as_asked():
+    launch = Launch(shipped("zero3"), 2)
+    assert proof.verify_gpus([None, None], build_config(), launch) is None  # a CPU
+    assert proof.verify_gpus(["a", "b"], build_config(), launch) == 2
+    assert proof.verify_gpus(["a", "a"], build_config(share_device=True), launch) == 1
+    with pytest.raises(Refusal, match=r"^num_gpus: the run asks for 2, its 2 ranks are on 1; change --share-device$"):
+        proof.verify_gpus(["a", "a"], build_config(), launch)
+    with pytest.raises(Refusal, match=r"^num_gpus: the run asks for 1, its 2 ranks are on 2"):
+        proof.verify_gpus(["a", "b"], build_config(share_device=True), launch)
 
 
 def test_masters_of_sixteen_bits():

@@ -134,6 +134,18 @@ def test_ranks_that_share_a_gpu_have_no_mfu_and_no_energy(tmp_path):
     assert math.isnan(row["energy_joules"])
 
 
+def test_ranks_on_one_of_several_gpus_share_it(tmp_path):
+    gpus = {"gpus": [synthetic.GPU] * 8}
+    synthetic.write_run(tmp_path, box="gpu", world_size=2, machine=gpus, share_device=True)
+    row = only(tmp_path)
+    assert row["oversubscribed"]
+    assert row["share_device"]
+    assert math.isnan(row["mfu"])
+    assert row["peak_allocated_bytes"] > 0
+    synthetic.write_run(tmp_path / "alone", box="gpu", world_size=1, machine=gpus, share_device=True)
+    assert not only(tmp_path / "alone")["oversubscribed"]  # one rank shares with nobody
+
+
 def test_threads_decide_whether_cores_suffice(tmp_path):
     synthetic.write_run(tmp_path, machine={"num_cores": 2, "num_threads_per_process": 1})
     assert not only(tmp_path)["oversubscribed"]

@@ -91,7 +91,8 @@ def crowding(run: Mapping[str, Any]) -> str | None:
     """Say why a run's times say nothing of its strategy; None where they do."""
     if not run["oversubscribed"]:
         return None
-    return f"{run['world_size']} processes on {'too few cores' if run['device'] == 'cpu' else 'fewer GPUs'}"
+    shared = "one device" if run["share_device"] else "too few cores" if run["device"] == "cpu" else "fewer GPUs"
+    return f"{run['world_size']} processes on {shared}"
 
 
 def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:

@@ -42,6 +42,7 @@ COLUMNS: dict[str, str] = {
     "message": "str",
     "started_at": "str",
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
+    "share_device": "bool",  # asked to be on one GPU, for bytes alone
     "threads_per_process": "float64",
     # Settings
     "precision": "str",
@@ -194,6 +195,7 @@ def _row(found: records.Found, outcome: Outcome | None) -> dict[str, Any]:
         "message": failure if outcome is None or (outcome.status == "ok" and failure) else outcome.message,
         "started_at": r.started_at,
         "oversubscribed": _is_oversubscribed(r, device),
+        "share_device": config.share_device,
         "threads_per_process": r.machine.get("num_threads_per_process"),
         "init": r.init,
         "global_batch_size": config.global_batch_size,
@@ -218,7 +220,7 @@ def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
     """What the runner saw of a run without a record; its settings are those of its command, if it was started."""
     identity = ("run_id", "study", "workload", "size", "strategy", "world_size", "seed", "status", "message")
     row = {name: getattr(outcome, name) for name in (*identity, "started_at", "global_batch_size", "wall_seconds")}
-    row["oversubscribed"] = False
+    row["oversubscribed"] = row["share_device"] = False
     program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
     if program is not None:
         try:
@@ -242,6 +244,8 @@ def _place_outcomes(rows: list[dict[str, Any]]) -> None:
 
 
 def _is_oversubscribed(r: Record, device: str) -> bool:
+    if r.world_size > 1 and r.config.get("share_device"):
+        return True
     if device == "cpu":
         places, wanted = r.machine.get("num_cores"), r.world_size * (r.machine.get("num_threads_per_process") or 1)
     else:
