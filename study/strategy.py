@@ -545,7 +545,12 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
+    from accelerate.utils import (
+        DataLoaderConfiguration,
+        GradientAccumulationPlugin,
+        InitProcessGroupKwargs,
+        TorchDynamoPlugin,
+    )
 
     class Replicas(Accelerator):
         """Accelerate's own leaves out DDP, and its no_sync, where a GPU's process is the only one."""
@@ -579,6 +584,7 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
         mixed_precision=mixed_precision,
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # from pinned memory, while the GPU computes
         # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=accumulation, sync_each_batch=strategy.distributed_type == "FSDP"
@@ -604,9 +610,9 @@ def _share_device() -> None:
     By the sources (torch 2.13, accelerate 1.15, deepspeed 0.19.8), for no GPU has run it yet: DDP and DeepSpeed's
     engine take the GPU from LOCAL_RANK. DeepSpeed would bind its group to a GPU, which gloo cannot; a group that is
     there it takes as it is. gloo moves CUDA tensors through the host in what DDP and the stages call: broadcast,
-    reduce, all-reduce, all-gather. Its reduce-scatter, stage 3's, is the all-reduce of a copy on the GPU: up to a reduce bucket
-    more at the peak than under NCCL, whose own buffers there are none of. Only what gathers several tensors in one call
-    would fail, and no strategy here does.
+    reduce, all-reduce, all-gather. Its reduce-scatter, stage 3's, is the all-reduce of a copy on the GPU: up to a
+    reduce bucket more at the peak than under NCCL, whose own buffers there are none of. Only what gathers several
+    tensors in one call would fail, and no strategy here does.
     """
     import torch
 

@@ -235,6 +235,7 @@ def train(built: Built, journal: Journal) -> None:
     clip_and_measure_norm = gradient_norm_reader(accelerator, model, config)
     now = make_clock(accelerator.device)
     batches = iter(built.train_batches)
+    batch = next(batches)
     steps = range(1, config.num_steps + 1)
     journal.swapped = swap_traffic()
     journal.energy = energy_joules(accelerator.device)
@@ -252,9 +253,6 @@ def train(built: Built, journal: Journal) -> None:
         with observer.step(step):
             start = now()
             for _ in range(accumulation):
-                asked = time.perf_counter()
-                batch = next(batches)
-                waited += time.perf_counter() - asked
                 with accelerator.accumulate(model):
                     loss = workload.loss(model(**workload.inputs(batch)), batch)
                     accelerator.backward(loss)
@@ -265,6 +263,9 @@ def train(built: Built, journal: Journal) -> None:
                 loss_sum += loss.detach()
                 tokens += batch["attention_mask"].sum()
                 samples += len(batch["labels"])
+                asked = time.perf_counter()
+                batch = next(batches, None)  # its copy runs while a GPU still computes; None after the last
+                waited += time.perf_counter() - asked
             seconds = now() - start
 
         norm = float(gradient_norm)
