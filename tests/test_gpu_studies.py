@@ -1,0 +1,104 @@
+"""Do the studies of GPUs run: on a box with one GPU as planned, and on a CPU with tiny models by the same code?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import shrunken
+
+from study import box, ending, matrix, plan, record, runner, strategy
+from study.box import Box
+from study.compare import pack, table
+from study.record import Record
+
+ONE_GPU = ("single-gpu", "model-size", "offload", "buckets", "batch-size", "shared-gpu")
+H200 = 150_754_820_096
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder without earlier runs, seen from the project's."""
+    monkeypatch.setattr(ending, "ROOT", tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def make(study: matrix.Study, folder: Path) -> plan.Plan:
+    return plan.make(study, matrix.runs(study), folder, 1800)
+
+
+@pytest.mark.parametrize("name", ONE_GPU)
+def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
+    """All of its one-process runs, and those that share it; the rest waits for a larger box, and is no obstacle."""
+    monkeypatch.setattr(box, "find", lambda: Box((H200,), 10**12))
+    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    monkeypatch.setattr(plan, "_blind_torch", lambda _: None)
+    for one in make(matrix.find(name), home).runs:
+        if one.run.num_processes == 1 or one.config.share_device:
+            assert one.to_run, one
+        else:
+            assert one.skipped == f"needs {one.run.num_processes} GPUs, found 1"
+
+
+@pytest.mark.parametrize("name", ONE_GPU)
+def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
+    whole, small = matrix.find(name), shrunken.shrink(name)
+    assert [one.skipped for one in make(small, home).runs if one.skipped] == []
+    assert {run.strategy for run in matrix.runs(small)} == {run.strategy for run in matrix.runs(whole)}
+
+
+def run(name: str, wanted: list[str], folder: Path, **options) -> dict[str, Record]:
+    """Run some of a shrunken study to their ends and return their records by the names that were asked for."""
+    study = shrunken.shrink(name)
+    by_id = {one.run_id: one for one in matrix.runs(study)}
+    chosen = {word: next(run for run_id, run in by_id.items() if f"-tiny-{word}" in run_id) for word in wanted}
+    while (status := runner.run(study, list(chosen.values()), folder, 300, False, **options)) == (
+        runner.SOME_WITHOUT_OUTCOME
+    ):
+        pass  # the next slot
+    assert status == runner.ALL_OK
+    return {word: record.read(folder / planned.run_id) for word, planned in chosen.items()}
+
+
+def test_single_gpu_in_slots_and_home(home):
+    names = [name for name in strategy.names() if not name.startswith("fsdp")]
+    found = run("single-gpu", [f"{name}-1x" for name in names], home / "runs", slot_seconds=150)
+    assert len(found) == 12
+    engines = {one.strategy: one.proof.engine_class for one in found.values()}
+    expected = dict.fromkeys(names, "DeepSpeedEngine")
+    assert engines == expected | {"single": "BertForSequenceClassification", "ddp": "DistributedDataParallel"}
+    assert {one.proof.world_size for one in found.values()} == {1}
+    alike = [one.final_loss for one in found.values() if one.config["global_batch_size"] == 4]
+    assert alike == pytest.approx([alike[0]] * len(alike), rel=1e-5)
+
+    pack.pack([home / "runs"], home / "box.zip")
+    assert pack.merge(home / "box.zip", home / "records") == len(found)
+    assert set(table.read([home / "records"])["strategy"]) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "proof"),
+    [
+        ("model-size", "zero3_tuned-1x-seed0-batch4-6b", {"precision": "bf16-autocast", "max_live_parameters": 0}),
+        ("offload", "zero3_cpu_offload-1x", {"precision": "bf16", "offload_param_device": "cpu"}),
+        ("buckets", "zero3_live_0-1x", {"precision": "bf16", "max_live_parameters": 0}),
+        ("batch-size", "zero2-1x-seed0-batch8", {"precision": "bf16-autocast", "gradient_accumulation_steps": 4}),
+    ],
+)  # fmt: skip
+def test_others_in_the_small(home, name, wanted, proof):
+    (found,) = run(name, [wanted], home / "runs").values()
+    assert found.status == "ok"
+    assert {key: getattr(found.proof, key) for key in proof} == proof
+
+
+def test_ranks_that_share_a_device_are_marked(home):
+    """As on a GPU: each rank the first of its machine, in a group of gloo's that was there before the engine."""
+    found = run("shared-gpu", ["single-1x", "ddp-2x", "zero3_tuned-2x"], home / "runs")
+    ddp, zero3 = found["ddp-2x"], found["zero3_tuned-2x"]
+    assert {one.proof.backend for one in (ddp, zero3)} == {"gloo"}
+    assert ddp.final_loss == pytest.approx(zero3.final_loss, rel=1e-5)
+    assert max(rank.model_states for rank in zero3.model_state_bytes) < 0.7 * ddp.model_state_bytes[0].model_states
+    rows = table.read([home / "runs"]).set_index("strategy")
+    assert rows["oversubscribed"].to_dict() == {"single": False, "ddp": True, "zero3_tuned": True}
+    assert rows["rank_tensor_bytes"].map(len).to_dict() == {"single": 1, "ddp": 2, "zero3_tuned": 2}
