@@ -98,7 +98,7 @@ def test_ranks_that_share_a_device_are_marked(home):
     ddp, zero3 = found["ddp-2x"], found["zero3_tuned-2x"]
     assert {one.proof.backend for one in (ddp, zero3)} == {"gloo"}
     assert ddp.final_loss == pytest.approx(zero3.final_loss, rel=1e-5)
-    assert max(rank.model_states for rank in zero3.model_state_bytes) < 0.7 * ddp.model_state_bytes[0].model_states
+    assert max(rank.model_states for rank in zero3.model_state_bytes) < 0.8 * ddp.model_state_bytes[0].model_states
     rows = table.read([home / "runs"]).set_index("strategy")
     assert rows["oversubscribed"].to_dict() == {"single": False, "ddp": True, "zero3_tuned": True}
     assert rows["rank_tensor_bytes"].map(len).to_dict() == {"single": 1, "ddp": 2, "zero3_tuned": 2}
