@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "planning": {"advise", "compare", "config", "engines", "strategy", "theory"},
     "benchmarks": {
         "compare", "config", "engines", "extensions", "launch", "matrix", "measure", "order", "proof", "record",
-        "report", "strategy", "theory", "workloads",
+        "report", "strategy", "theory", "weights", "workloads",
     },
     "advise": {"config", "engines", "record", "strategy", "theory"},
     "claims": {"advise", "compare", "config", "engines", "planning", "record", "strategy", "theory"},

@@ -2,6 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer --strategy ddp --result FILE [run's flags]
 
+`single` is started by python alone, because torchrun makes a distributed run of one process.
+
 Model, weights, data, batches, order, optimizer, schedule, clipping and dropout are the run's, so the losses of every
 step agree with train.py's. Everything else is what Trainer does when it is left alone: its logging, its progress bar,
 its `find_unused_parameters` (true), its engine defaults.
@@ -19,9 +21,12 @@ from typing import Any
 from study import extensions, record, strategy
 from study.config import Refusal, RunConfig, build_config, flag_parser
 from study.launch import QUIET
+from study.strategy import Strategy
 
-STRATEGIES = ("ddp", "zero1", "zero2")  # those whose models Trainer builds as train.py does
-ONLY = {"workload": "bert-imdb", "precision": "fp32", "schedule": "linear", "warmup_steps": 0, "compile": False}
+# On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
+STRATEGIES = [name for name in strategy.names() if "nvme" not in name and not name.startswith("fsdp")]
+PRECISIONS = ("fp32", "bf16-autocast", "bf16")
+ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "share_device": False}
 
 
 def main() -> None:
@@ -33,42 +38,42 @@ def main() -> None:
     flags = vars(parser.parse_args())
     chosen, result = flags.pop("strategy"), flags.pop("result")
     config = build_config(**flags)
-    check(config, chosen)
-    launch = strategy.Launch(strategy.read_strategy(strategy.find_strategy(chosen)), int(os.environ["WORLD_SIZE"]))
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    check(config, chosen, num_processes)
+    launch = strategy.Launch(strategy.read_strategy(strategy.find_strategy(chosen)), num_processes)
     train(config, launch, result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason
 
 
-def check(config: RunConfig, strategy_name: str) -> None:
+def check(config: RunConfig, strategy_name: str, num_processes: int) -> None:
     """Refuse what would not be the same work. Raises Refusal."""
     if strategy_name not in STRATEGIES:
         raise Refusal(f"strategy {strategy_name!r}: Trainer runs under {', '.join(STRATEGIES)}; choose from them")
     for name, value in ONLY.items():
         if getattr(config, name) != value:
             raise Refusal(f"{name}={getattr(config, name)!r}: Trainer is compared for {value!r} only; change the flag")
-    if config.micro_batch_size is not None:
-        raise Refusal("micro_batch_size: Trainer is compared without accumulation; leave --micro-batch-size out")
+    if config.precision not in PRECISIONS:
+        raise Refusal(f"precision={config.precision!r}: Trainer is compared for {', '.join(PRECISIONS)}; change it")
+    if strategy_name == "ddp" and num_processes == 1:
+        raise Refusal("strategy 'ddp' on one process: Trainer builds no DDP there on a GPU; take single")
 
 
 def arguments(config: RunConfig, launch: strategy.Launch, folder: Path, on_cpu: bool) -> dict[str, Any]:
     """The TrainingArguments of this work; what is not here is Trainer's default."""
-    deepspeed = None
-    if launch.strategy.zero_stage is not None:
-        deepspeed = {
-            "zero_optimization": {"stage": launch.strategy.zero_stage},
-            "gradient_clipping": "auto",
-            "gradient_accumulation_steps": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "train_batch_size": "auto",
-        }
+    deepspeed = deepspeed_config(config, launch.strategy)
+    by_engine = deepspeed is not None and config.precision == "bf16-autocast"  # the engine's own autocast
     micro_batch_size, _ = config.batches(launch.num_processes)
     return {
         "output_dir": str(folder),
         "use_cpu": on_cpu,
-        "ddp_backend": "gloo" if on_cpu else None,
+        "ddp_backend": "gloo" if on_cpu and launch.strategy.distributed_type != "NO" else None,
         "deepspeed": deepspeed,
+        "bf16": config.precision.startswith("bf16") and not by_engine,
+        "gradient_checkpointing": config.activation_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "torch_compile": config.compile,
         "per_device_train_batch_size": micro_batch_size,
         "max_steps": config.num_steps,
         "optim": "adamw_torch_fused",
@@ -89,25 +94,47 @@ def arguments(config: RunConfig, launch: strategy.Launch, folder: Path, on_cpu: 
     }
 
 
+def deepspeed_config(config: RunConfig, chosen: Strategy) -> dict[str, Any] | None:
+    """What Trainer is given of a strategy: its file's section or JSON, and "auto" for what the run says."""
+    if chosen.zero_stage is None:
+        return None
+    devices = {"offload_optimizer": chosen.offload_optimizer_device, "offload_param": chosen.offload_param_device}
+    offloads = {key: {"device": device} for key, device in devices.items() if device != "none"}
+    engine: dict[str, Any] = {"zero_optimization": {"stage": chosen.zero_stage, **offloads}}
+    engine |= chosen.deepspeed_json or {}
+    batches = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "train_batch_size")
+    engine |= dict.fromkeys(("gradient_clipping", *batches), "auto")
+    if config.precision == "bf16":
+        engine |= {"bf16": {"enabled": "auto"}, "data_types": {"grad_accum_dtype": config.accumulation_dtype}}
+    elif config.precision == "bf16-autocast":
+        engine["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    return engine
+
+
 def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
     """Train under Trainer, prove that it was this work, and write the result on rank 0. Collective."""
     import torch
     import torch.distributed as dist
     from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
-    from study import proof
+    from study import proof, weights
     from study.measure.clock import make_clock
     from study.order import TrainingOrder
-    from study.workloads import bert_imdb
+    from study.workloads import WORKLOADS, sources
 
     on_cpu = not torch.cuda.is_available()
     if on_cpu and launch.strategy.zero_stage is not None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     settings = TrainingArguments(**arguments(config, launch, result.parent, on_cpu))
     now = make_clock(settings.device)
-    splits = bert_imdb.load(config)
+    workload = WORKLOADS[config.workload]
+    splits = workload.load(config)
     set_seed(config.seed)
-    model = bert_imdb.build_model(config, splits)
+    with weights.unpartitioned():
+        model = workload.build_model(config, splits)
+    model.accepts_loss_kwargs = False  # the loss is a batch's mean, as in train.py
+    tensors = splits.train.tensors
+    examples = sources.Examples(**{name: tensors[name] for name in {"labels", *workload.inputs(tensors)}})
 
     class Ordered(Trainer):
         """Trainer in the study's sample order, which keeps the losses that it sees."""
@@ -131,7 +158,7 @@ def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
 
     losses: list[torch.Tensor] = []
     ends: list[float] = []
-    trainer = Ordered(model, settings, train_dataset=splits.train, callbacks=[Clock()])
+    trainer = Ordered(model, settings, train_dataset=examples, callbacks=[Clock()])
     trainer.train()
 
     found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, config, launch)
@@ -139,7 +166,8 @@ def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
     if len(ends) != config.num_steps:
         raise RuntimeError(f"Trainer took {len(ends)} steps, asked for {config.num_steps}")
     mean_losses = torch.stack(losses).double()
-    dist.all_reduce(mean_losses)
+    if dist.is_initialized():
+        dist.all_reduce(mean_losses)
     mean_losses /= launch.num_processes
     if settings.process_index == 0:
         record.write_json(
@@ -150,7 +178,8 @@ def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
                 "proof": found.model_dump(mode="json"),
             },
         )
-    dist.barrier()
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def speed(ends: list[float], num_warmup_steps: int, global_batch_size: int) -> dict[str, float]:

@@ -68,16 +68,17 @@ class Work:
     strategy: strategy.Strategy
     flags: dict[str, Any]
     config: RunConfig
-
-    @property
-    def world_size(self) -> int:
-        return self.strategy.num_processes
+    world_size: int
 
 
-def plan(strategy_name: str, flags: dict[str, Any]) -> Work:
-    """Check the work before anything is started. Raises Refusal."""
+def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Work:
+    """Check the work before anything is started; on as many processes as the file says, or `num_processes`.
+
+    Raises Refusal.
+    """
     chosen = strategy.read_strategy(strategy.find_strategy(strategy_name))
-    work = Work(chosen, flags, build_config(**flags))
+    world_size = chosen.num_processes if chosen.name == "single" else num_processes or chosen.num_processes
+    work = Work(chosen, flags, build_config(**flags), world_size)
     strategy.check(work.config, chosen, work.world_size)
     return work
 
@@ -113,6 +114,17 @@ def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict
     """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
     from study.measure import machine
 
+    return {
+        "benchmark": name,
+        "command": command(name, options),
+        "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        **work,
+    }
+
+
+def command(name: str, options: argparse.Namespace) -> str:
+    """A benchmark's command without its output and without the machine's folders."""
     words = [f"python -m study.benchmarks.{name}"]
     for key, value in vars(options).items():
         flag = "--" + key.replace("_", "-")
@@ -120,13 +132,7 @@ def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict
             words.append(flag)
         elif key != "output" and value not in (None, False):
             words += [flag, "DIR" if isinstance(value, Path) else str(value)]
-    return {
-        "benchmark": name,
-        "command": " ".join(words),
-        "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        **work,
-    }
+    return " ".join(words)
 
 
 def shown_config(config: RunConfig) -> dict[str, Any]:
@@ -145,7 +151,7 @@ def end(main: Callable[[list[str]], int]) -> None:
         print(f"zero-study: {failure}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
-        print(f"zero-study: interrupted after {time.monotonic() - started:.0f} s; nothing was written", file=sys.stderr)
+        print(f"zero-study: interrupted after {time.monotonic() - started:.0f} s", file=sys.stderr)
         status = 130
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """Is the study's loop as fast as Hugging Face's Trainer at the same work, everything that it measures included?
 
     python -m study.benchmarks.throughput [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
+    python -m study.benchmarks.throughput --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
 
 Two ratios, each ours over Trainer's. `wall`: samples per second from the end of the warm-up to the end of the last
 step, on rank 0's clock, nothing left out: our probed step and our gathering of losses count. `step`: samples per second
@@ -11,18 +12,23 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from study import record
 from study.benchmarks import hf_trainer, pairs
 from study.benchmarks.pairs import RunFailed, Work
+from study.compare import records, table
 from study.config import Parser, Refusal, RunConfig
+from study.record import Record
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
 FLAGS: dict[str, Any] = {
@@ -36,8 +42,25 @@ FLAGS: dict[str, Any] = {
     "learning_rate": 3e-4,
     "dropout": 0.1,
 }
-# The losses of two programs that do the same additions in another order.
+# What a GPU is asked: long enough steps, in the arithmetic that it is made for.
+_ON_GPU = {"precision": "bf16-autocast", "max_steps": 25, "num_eval_examples": 4, "init": "scratch"}
+WORKS: dict[str, dict[str, Any]] = {
+    "small": {**FLAGS, "size": "mini"},
+    "bert-large": {
+        **_ON_GPU,
+        **{"workload": "bert-imdb", "size": "large", "sequence_length": 512, "global_batch_size": 32},
+        "num_train_examples": 800,
+    },
+    "gpt2-xl": {
+        **_ON_GPU,
+        **{"workload": "gpt-wikitext", "size": "1.5b", "sequence_length": 1024, "global_batch_size": 4},
+        "num_train_examples": 100,
+    },
+}
+# The losses of two programs that do the same additions in another order; and in 16 bits.
 LOSS_TOLERANCE = 1e-4
+LOSS_TOLERANCE_IN_16_BITS = 1e-2
+SOME_MISSING = 3  # exit status, as that of `zero-study run`
 # What both engines must agree on, beside the losses; the rest of the proof is checked in each arm.
 SAME = ("world_size", "engine_class", "optimizer_class", "zero_stage", "reduce_bucket_size", "overlap_comm")
 
@@ -45,30 +68,76 @@ SAME = ("world_size", "engine_class", "optimizer_class", "zero_stage", "reduce_b
 def main(words: list[str]) -> int:
     parser = Parser(prog="study.benchmarks.throughput", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--pairs", type=int, default=5, help="pairs of runs per strategy (default: 5)")
-    parser.add_argument("--strategies", default="ddp,zero2", help="of ddp, zero1 and zero2 (default: ddp,zero2)")
-    parser.add_argument("--size", default="mini", help="size of BERT (default: mini)")
+    parser.add_argument("--strategies", default="ddp,zero2", help="some, or all (default: ddp,zero2)")
+    parser.add_argument("--work", choices=WORKS, help="what is trained (default: small)")
+    parser.add_argument("--size", help="size of the model (default: the work's; mini)")
+    parser.add_argument("--num-processes", help="of all but single (default: the strategy's)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile in both arms")
+    parser.add_argument("--minutes", help="begin no strategy that is not expected to end in time (default: none)")
     parser.add_argument("--data-dir", type=Path, help="folder with imdb/ and tokenizers/ (default: synthetic text)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     options = parser.parse_args(words)
     if options.pairs < 1:
         raise Refusal(f"--pairs {options.pairs}: must be at least 1")
-    flags = {**FLAGS, "size": options.size, **pairs.text_flags(options.data_dir)}
+    num_processes = None if options.num_processes is None else _positive("--num-processes", options.num_processes)
+    slot_seconds = math.inf if options.minutes is None else 60 * _positive("--minutes", options.minutes)
+    flags = {**WORKS[options.work or "small"], **pairs.text_flags(options.data_dir)}
+    flags |= {"size": options.size} if options.size else {}
+    flags |= {"compile": True} if options.compile else {}
     pairs.share_cores(num_processes=2)
-    planned = {name: plan(name, flags) for name in options.strategies.split(",")}
-    results = {name: compare(work, options.pairs) for name, work in planned.items()}
+    names = [name for name in hf_trainer.STRATEGIES if name != "ddp" or num_processes != 1]
+    names = names if options.strategies == "all" else options.strategies.split(",")
+    planned = {name: plan(name, flags, num_processes) for name in names}
+    config = next(iter(planned.values())).config
+    head = {"config": pairs.shown_config(config), "loss_tolerance": tolerance(config)}
+    results = earlier(options.output, {"command": pairs.command("throughput", options), **head})
+    started, longest = time.monotonic(), 0.0
+    try:
+        for name, work in planned.items():
+            if name in results:
+                continue
+            began = time.monotonic()
+            if longest and began + longest > started + slot_seconds:
+                print(f"left for the next call: {', '.join(name for name in planned if name not in results)}")
+                return SOME_MISSING
+            results[name] = compare(work, options.pairs)
+            longest = max(longest, time.monotonic() - began)
+    finally:  # what is done is kept, whatever ends this; only now, because describing a GPU takes some of its memory
+        if options.output and results:
+            report = pairs.report("throughput", options, head)
+            record.write_json(options.output, {**report, "strategies": results})
     for name, result in results.items():
-        print(f"{name}: ours/Trainer wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}")
-    if options.output:
-        config = pairs.shown_config(next(iter(planned.values())).config)
-        head = pairs.report("throughput", options, {"config": config, "loss_tolerance": LOSS_TOLERANCE})
-        record.write_json(options.output, {**head, "strategies": results})
+        mfu = result["mfu"]
+        told = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
+        ratios = f"wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}"
+        print(f"{name}: ours/Trainer {ratios}{told}")
     return 0
 
 
-def plan(strategy_name: str, flags: dict[str, Any]) -> Work:
+def _positive(flag: str, value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
+    return int(value)
+
+
+def tolerance(config: RunConfig) -> float:
+    return LOSS_TOLERANCE if config.precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
+
+
+def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier call wrote for the same work. Raises Refusal where the file holds another's."""
+    if output is None or not output.exists():
+        return {}
+    content = record.load(output, "a benchmark's result")
+    if not isinstance(content, dict) or {key: content.get(key) for key in head} != head:
+        raise Refusal(f"--output {output}: holds the result of other work; name another file")
+    return content["strategies"]
+
+
+def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Work:
     """Check that both arms can do this work. Raises Refusal."""
-    work = pairs.plan(strategy_name, flags)
-    hf_trainer.check(work.config, strategy_name)
+    work = pairs.plan(strategy_name, flags, num_processes)
+    hf_trainer.check(work.config, strategy_name, work.world_size)
     return work
 
 
@@ -83,10 +152,10 @@ def compare(work: Work, num_pairs: int) -> dict[str, Any]:
             flush=True,
         )
 
-    return summarize(pairs.run_pairs(arms, num_pairs, say))
+    return summarize(pairs.run_pairs(arms, num_pairs, say), tolerance(work.config))
 
 
-def summarize(done: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(done: list[dict[str, Any]], loss_tolerance: float = LOSS_TOLERANCE) -> dict[str, Any]:
     """Reduce pairs to what is kept: rates, ratios and how far apart the losses were. Raises RunFailed as `compare`."""
     kept = []
     for pair in done:
@@ -98,7 +167,7 @@ def summarize(done: list[dict[str, Any]]) -> dict[str, Any]:
         losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
         differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
         for step, difference in enumerate(differences, 1):
-            if not difference <= LOSS_TOLERANCE:
+            if not difference <= loss_tolerance:
                 mine, theirs = losses[step - 1]
                 raise RunFailed(
                     f"the arms are not the same work: step {step} has loss {mine} in ours, {theirs} in Trainer"
@@ -112,7 +181,13 @@ def summarize(done: list[dict[str, Any]]) -> dict[str, Any]:
             entry[f"{kind}_ratio"] = arms["ours"][rate] / arms["trainer"][rate]
         kept.append(entry)
     spread = {ratio: pairs.summarize([pair[ratio] for pair in kept]) for ratio in ("wall_ratio", "step_ratio")}
-    return {"pairs": kept, **spread}
+    # Of the same model on the same GPU, so that the arms' ratio is that of their samples per second.
+    known = [pair["ours"]["peak_samples_per_second"] for pair in kept]
+    mfu = None
+    if None not in known:
+        rates = {arm: [pair[arm]["step_samples_per_second"] for pair in kept] for arm in ("ours", "trainer")}
+        mfu = {arm: statistics.median(rates[arm]) / known[0] for arm in rates}
+    return {"pairs": kept, **spread, "mfu": mfu}
 
 
 def ours(work: Work) -> dict[str, Any]:
@@ -123,7 +198,15 @@ def ours(work: Work) -> dict[str, Any]:
         "step_samples_per_second": facts.timing.samples_per_second,
         "losses": [step["loss"] for step in steps],
         "proof": facts.proof.model_dump(mode="json"),
+        "box": records.box_of(facts),
+        "peak_samples_per_second": peak_samples_per_second(facts),
     }
+
+
+def peak_samples_per_second(facts: Record) -> float | None:
+    """Samples per second if every GPU multiplied at its dense peak; None on a CPU and for an unknown GPU."""
+    peak = table.peak_flops_per_second(facts)
+    return None if peak is None else facts.world_size * peak / facts.model_flops_per_sequence
 
 
 def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> float:
@@ -136,20 +219,16 @@ def trainer(work: Work) -> dict[str, Any]:
     """One run of Trainer, started by torchrun. Raises RunFailed with the end of what it said."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         result, said = Path(folder) / "result.json", Path(folder) / "stderr.log"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        program = [
-            "--nproc-per-node",
-            str(work.world_size),
-            "-m",
-            "study.benchmarks.hf_trainer",
-            "--strategy",
-            work.strategy.name,
-            "--result",
-            str(result),
-        ]
-        command = [*torchrun, *program, *pairs.train_arguments(work.flags)]
+        program = ["-m", "study.benchmarks.hf_trainer", "--strategy", work.strategy.name, "--result", str(result)]
+        environment = dict(os.environ)
+        if work.strategy.name == "single":  # of several GPUs, Trainer would take all
+            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        else:
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(work.world_size)]
+            program = [*torchrun, *program]
+        command = [sys.executable, *program, *pairs.train_arguments(work.flags)]
         with open(said, "w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
             try:
                 status = process.wait(pairs.TIMEOUT_SECONDS)
             except BaseException as error:

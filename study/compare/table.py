@@ -313,13 +313,13 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
     facts["tokens_per_second_per_gpu"] = r.timing.tokens_per_second / r.world_size
     if r.model_flops_per_sequence is not None:
         facts["model_flops_per_second"] = r.model_flops_per_sequence * r.timing.samples_per_second
-        peak = _peak_flops_per_second(r)
+        peak = peak_flops_per_second(r)
         if peak is not None and not oversubscribed:
             facts["mfu"] = facts["model_flops_per_second"] / r.world_size / peak
     return facts
 
 
-def _peak_flops_per_second(r: Record) -> float | None:
+def peak_flops_per_second(r: Record) -> float | None:
     """Of each GPU; None on a CPU, and where the GPUs are not known or differ."""
     names = {gpu["name"] for gpu in r.machine.get("gpus", [])}
     if r.proof is None or r.proof.device == "cpu" or len(names) != 1:
