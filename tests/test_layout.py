@@ -51,9 +51,6 @@ MAY_IMPORT = {
     },
     "predictions": {"config", "engines", "matrix", "record", "strategy", "theory"},
     "compare": {"config", "record", "theory"},
-    "published": {
-        "bound", "box", "config", "extensions", "launch", "measure", "proof", "record", "weights", "workloads",
-    },
     "report": {"colab", "compare", "config", "matrix"},
     "planning": {"advise", "compare", "config", "engines", "strategy", "theory"},
     "benchmarks": {
@@ -63,8 +60,8 @@ MAY_IMPORT = {
     "advise": {"config", "engines", "record", "strategy", "theory"},
     "claims": {"advise", "compare", "config", "engines", "planning", "record", "strategy", "theory"},
     "published": {
-        "benchmarks", "bound", "claims", "compare", "config", "ending", "extensions", "launch", "measure", "proof",
-        "record", "workloads",
+        "benchmarks", "bound", "box", "claims", "compare", "config", "ending", "extensions", "launch", "measure",
+        "proof", "record", "weights", "workloads",
     },
     "cli": {
         "advise", "claims", "compare", "config", "extensions", "launch", "matrix", "plan", "predictions", "report",

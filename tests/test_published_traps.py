@@ -8,6 +8,7 @@ import launching
 import pytest
 
 from study.compare import traps as compared
+from study.compare.pages import published
 from study.config import Refusal
 from study.published import traps
 
@@ -34,7 +35,9 @@ def measured(tmp_path):
             "one seed": arm(0.6),
         }
         path = tmp_path / "traps.json"
-        path.write_text(json.dumps({"arms": arms, "traps": traps_in_it}))
+        settings = {"size": "tiny", "num_train_examples": 64, "sequence_length": 8, "epochs": 1}
+        content = {"arms": arms, "traps": traps_in_it, "settings": settings, "data": {"source": "bundled"}}
+        path.write_text(json.dumps(content))
         return path
 
     return write
@@ -87,11 +90,12 @@ def test_one_seed_has_no_interval(measured):
     assert (row.n_seeds, row.verdict) == (1, "one seed: no interval")
 
 
-def test_table(measured):
-    lines = compared.table(measured(a=trap(), b=trap(trapped="same"))).splitlines()
-    assert lines[2].startswith("| a | train_loss | 3 | +10 %, not told from 0")
-    assert lines[3] == "| b | train_loss | 3 | no difference | no difference |"
-    assert lines[5:] == ["- a: one and the other.", "- b: one and the other."]
+def test_the_pages_table(measured):
+    text = published.trapped(str(measured(a=trap(), b=trap(trapped="same")))).text
+    assert "<span>a<small>one and the other</small></span>" in text
+    assert '<td class="number">+10 %<small>not told from 0' in text
+    assert text.count("no difference") == 3
+    assert "over 3 seeds. BERT tiny from scratch, 64 reviews of 8 tokens (bundled), 1 epoch, " in text
 
 
 @pytest.mark.parametrize("changes", [{"trapped": "nowhere"}, {"quantities": ["eval_loss"]}])

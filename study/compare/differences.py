@@ -285,6 +285,16 @@ def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estima
     return _Estimate(value, low, high, equivalent, n, f"{what}, {method}")
 
 
+def t_interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
+    """The mean of differences with its interval by Student's t: None of one, the mean itself where all agree."""
+    if len(each) < 2:
+        return float(each.mean()), None, None
+    if np.ptp(each) <= CONSTANT:
+        return float(each.mean()), float(each.mean()), float(each.mean())
+    low, high = stats.ttest_1samp(each, 0).confidence_interval(CONFIDENCE)
+    return float(each.mean()), float(low), float(high)
+
+
 def _unpaired(mine: np.ndarray, theirs: np.ndarray, margin: float | None) -> _Estimate:
     value, n = mine.mean() - theirs.mean(), min(len(mine), len(theirs))
     what = f"one seed, {len(mine)} against {len(theirs)} repeats"

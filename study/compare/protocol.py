@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
 
+from study.compare.differences import t_interval
+from study.compare.parity import WITHIN
 from study.config import Refusal
 from study.record import load
 
 PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
-CONFIDENCE = 0.95
-CONSTANT = 1e-12  # relative; values no further apart are equal
 
 
 class Program(NamedTuple):
@@ -179,9 +178,6 @@ LEFT_ALONE = {
 }
 
 
-SAME = 1e-5  # relative; DeepSpeed's Adam and its order of sums change a loss by less
-
-
 class Effect(NamedTuple):
     """What ZeRO's arm has over the plain one's, less 1, over repeats; below 0 ZeRO is better."""
 
@@ -195,7 +191,7 @@ class Effect(NamedTuple):
         """What it says of ZeRO: better, worse, no difference, or that so many repeats do not tell."""
         if self.low is None:
             return "one repeat"
-        if max(abs(self.low), abs(self.high)) < SAME:
+        if max(abs(self.low), abs(self.high)) <= WITHIN:
             return "no difference"
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
 
@@ -228,15 +224,7 @@ def effect(found: Mapping[str, Any], comparison: Comparison, metric: Metric) -> 
         one, other = (_value(arm[repeat], comparison.reading[metric], clock) for arm in (plain, zero))
         if one is not None and other is not None:
             values.append(other / one - 1)
-    if not values:
-        return None
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return Effect(tuple(values), mean, None, None)
-    if np.ptp(values) <= CONSTANT:  # equal but for rounding, of which Student's t would warn
-        return Effect(tuple(values), mean, mean, mean)
-    low, high = stats.ttest_1samp(values, 0).confidence_interval(CONFIDENCE)
-    return Effect(tuple(values), mean, float(low), float(high))
+    return Effect(tuple(values), *t_interval(np.array(values))) if values else None
 
 
 def _value(arm: Mapping[str, Any], reading: str, clock: str) -> float | None:

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from study import record
-from study.compare import records
-from study.compare.differences import CONFIDENCE, CONSTANT
+from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
 from study.config import Refusal
 
@@ -34,7 +32,7 @@ def effects(path: Path) -> pd.DataFrame:
                 ones, others = (_facts(content["arms"][each], quantity) for each in (arm, control))
                 seeds = [seed for seed in ones if seed in others]
                 each = np.array([ones[seed] / others[seed] - 1 for seed in seeds])
-                difference, low, high = _interval(each)
+                difference, low, high = t_interval(each)
                 found = (name, quantity, kind, control, len(seeds), difference, low, high, verdict(low, high))
                 rows.append(dict(zip(COLUMNS, found, strict=True)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -61,15 +59,6 @@ def _facts(arm: dict[str, Any], quantity: str) -> dict[str, float]:
     }
 
 
-def _interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
-    if len(each) < 2:
-        return each.mean(), None, None
-    if np.ptp(each) <= CONSTANT:
-        return each.mean(), each.mean(), each.mean()
-    low, high = stats.ttest_1samp(each, 0).confidence_interval(CONFIDENCE)
-    return each.mean(), low, high
-
-
 def verdict(low: float | None, high: float | None) -> str:
     """Put an interval of a relative difference into words."""
     if low is None:
@@ -85,18 +74,3 @@ def verdict(low: float | None, high: float | None) -> str:
 
 def _percent(relative: float) -> str:
     return f"{100 * relative:+.3g} %"
-
-
-def table(path: Path) -> str:
-    """Markdown: each trap's effect beside what is left of it once the setting is matched, and what the traps are."""
-    content, found = read(path), effects(path)
-    rows = []
-    for (trap, quantity), both in found.groupby(["trap", "quantity"], sort=False):
-        shown = {row.arm: _shown(row.difference, row.verdict) for row in both.itertuples()}
-        rows.append((trap, quantity, both.n_seeds.min(), shown["trapped"], shown["matched"]))
-    lines = records.markdown(["trap", "quantity", "seeds", "trapped", "matched"], rows)
-    return "\n".join([*lines, "", *(f"- {name}: {trap['what']}." for name, trap in content["traps"].items())])
-
-
-def _shown(difference: float, verdict: str) -> str:
-    return verdict if verdict == "no difference" else f"{_percent(difference)}, {verdict}"

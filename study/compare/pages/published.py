@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from study.compare import markup, protocol
+from study.compare import markup, protocol, traps
 from study.compare.figures import Figure
 from study.compare.figures.drawing import bytes_text, listed
 from study.compare.figures.drawing import number as three_digits
@@ -42,7 +42,11 @@ GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
 
 def load_protocol(path: str) -> dict[str, Any]:
     """Read the results of the protocol; a file that is not there is looked for in the project. Raises Refusal."""
-    return protocol.read(Path(path) if Path(path).exists() else ROOT / path)
+    return protocol.read(_found(path))
+
+
+def _found(path: str) -> Path:
+    return Path(path) if Path(path).exists() else ROOT / path
 
 
 def effects_of(found: Mapping[str, Any], metric: Metric) -> list[tuple[str, dict[str, Effect | None]]]:
@@ -207,6 +211,32 @@ def defects() -> Html:
     """List what is wrong in the program and what the mended one does."""
     rows = [[name, defect.published, defect.mended] for name, defect in {**DEFECTS, **protocol.IN_WORDS}.items()]
     return Html(markup.table("Defects", ["", "as published", "mended"], [("", rows)], words=("as published", "mended")))
+
+
+def trapped(path: str) -> Html:
+    """Tabulate the difference that each parity trap makes, and what is left of it once the setting is matched."""
+    place = _found(path)
+    content, effects_found = traps.read(place), traps.effects(place)
+    groups = []
+    for name, of_trap in effects_found.groupby("trap", sort=False):
+        rows = []
+        for quantity, both in of_trap.groupby("quantity", sort=False):
+            cells = both.set_index("arm")
+            rows.append([quantity.replace("_", " "), *(_trap_cell(cells.loc[arm]) for arm in ("trapped", "matched"))])
+        groups.append((Html(f"{name}<small>{markup.escape(content['traps'][name]['what'])}</small>"), rows))
+    data, settings = content["data"], content["settings"]
+    note = (
+        f" Relative to the control, mean and 95 % interval over {effects_found['n_seeds'].min()} seeds. BERT "
+        f"{settings['size']} from scratch, {settings['num_train_examples']} reviews of {settings['sequence_length']} "
+        f"tokens ({data['source']}), {markup.count(settings['epochs'], 'epoch')}, one or two processes on a CPU."
+    )
+    return Html(markup.table("Traps", ["", "with the trap", "setting matched"], groups, note))
+
+
+def _trap_cell(found: Any) -> Html:
+    if found.verdict == "no difference":
+        return Html(found.verdict)
+    return Html(f"{markup.escape(relative(found.difference))}<small>{markup.escape(found.verdict)}</small>")
 
 
 def _setting(found: Mapping[str, Any]) -> str:
