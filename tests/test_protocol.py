@@ -90,6 +90,7 @@ def test_one_thing_differs_where_one_defect_is_mended_or_left():
         ([(1.0, 1.0000001), (1.0, 0.9999999)], "no difference"),
         ([(1.0, 1.0), (2.0, 2.0)], "no difference"),
         ([(1.0, 0.9)], "one repeat"),
+        ([(1.0, 0.9), (1.0, 0.9)], "the same each time"),
     ],
 )
 def test_an_effect_has_a_word(losses, word):

@@ -92,7 +92,7 @@ def test_one_seed_has_no_interval(measured):
 
 def test_the_pages_table(measured):
     text = published.trapped(str(measured(a=trap(), b=trap(trapped="same")))).text
-    assert "<span>a<small>one and the other</small></span>" in text
+    assert "<span>a: one and the other</span>" in text
     assert '<td class="number">+10 %<small>not told from 0' in text
     assert text.count("no difference") == 3
     assert "over 3 seeds. BERT tiny from scratch, 64 reviews of 8 tokens (bundled), 1 epoch, " in text

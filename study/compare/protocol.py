@@ -59,7 +59,9 @@ DEFECTS = {
     "one-seed": Defect(
         "Split, order and dropout have the seed 42 at every start.", "Each repeat has its own, the same in both arms."
     ),
-    "one-process": Defect("All arms run in one process.", "Each arm has a process of its own."),
+    "one-process": Defect(
+        "All arms run in one process.", "Each arm has a process of its own, and with it a model of its own."
+    ),
     "fixed-order": Defect("Plain training goes first.", "ZeRO goes first."),
     "peak-kept": Defect("The peak of memory is never reset.", "Each arm's own peak."),
     "timing-span": Defect(
@@ -188,11 +190,13 @@ class Effect(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What it says of ZeRO: better, worse, no difference, or that so many repeats do not tell."""
+        """What it says of ZeRO: better, worse, no difference, or why the repeats do not tell."""
         if self.low is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
             return "no difference"
+        if self.low == self.high:
+            return "the same each time"  # nothing is drawn anew, so that repeats are no evidence
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
 
 

@@ -23,6 +23,7 @@ LABELS = {
     "zero-8": "ZeRO Stage2 BS=8",
     "zero-16": "ZeRO Stage2 BS=16",
 }
+OTHER = ("worse", "no difference", "not told apart")  # what an effect can turn into that is no longer better
 HIDDEN = "zero-8"  # the row that is commented out
 
 GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
@@ -67,7 +68,7 @@ def protocol_in_words(found: Mapping[str, Any]) -> Html:
         makes = f"Alone, it is made by {listed(alone)}" if alone else "No defect alone is seen to make ZeRO better"
         if published is not None and published.word == "better":
             mending = {name: protocol.effect(found, one, metric) for name, one in protocol.MENDED_ALONE.items()}
-            cures = [name for name, one in mending.items() if one is not None and one.word != "better"]
+            cures = [name for name, one in mending.items() if one is not None and one.word in OTHER]
             makes += f"; it is lost by mending one of {listed(cures)}" if cures else "; no single mend removes it"
         lines.append(
             markup.led(
@@ -223,7 +224,7 @@ def trapped(path: str) -> Html:
         for quantity, both in of_trap.groupby("quantity", sort=False):
             cells = both.set_index("arm")
             rows.append([quantity.replace("_", " "), *(_trap_cell(cells.loc[arm]) for arm in ("trapped", "matched"))])
-        groups.append((Html(f"{name}<small>{markup.escape(content['traps'][name]['what'])}</small>"), rows))
+        groups.append((f"{name}: {content['traps'][name]['what']}", rows))
     data, settings = content["data"], content["settings"]
     note = (
         f" Relative to the control, mean and 95 % interval over {effects_found['n_seeds'].min()} seeds. BERT "
