@@ -13,14 +13,15 @@ from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
 from study.config import Refusal
 
-COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "verdict")
+COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "size", "verdict")
 
 
 def effects(path: Path) -> pd.DataFrame:
     """Compare the arms of each measured trap; one row per trap, quantity and arm, "trapped" or "matched".
 
     `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
-    Student's t; both are the difference itself where all seeds agree, and None with one seed. Raises Refusal.
+    Student's t; both are the difference itself where all seeds agree, and None with one seed. `size` is the mean of the
+    differences without their sign: what one pair of runs shows. Raises Refusal.
     """
     content = read(path)
     rows = []
@@ -33,7 +34,8 @@ def effects(path: Path) -> pd.DataFrame:
                 seeds = [seed for seed in ones if seed in others]
                 each = np.array([ones[seed] / others[seed] - 1 for seed in seeds])
                 difference, low, high = t_interval(each)
-                found = (name, quantity, kind, control, len(seeds), difference, low, high, verdict(low, high))
+                size = np.abs(each).mean()
+                found = (name, quantity, kind, control, len(seeds), difference, low, high, size, verdict(low, high))
                 rows.append(dict(zip(COLUMNS, found, strict=True)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -66,7 +68,7 @@ def verdict(low: float | None, high: float | None) -> str:
     if max(-low, high) <= WITHIN:
         return "no difference"
     if low <= 0 <= high:
-        return f"not told from 0 ({_percent(low)} to {_percent(high)})"
+        return f"of either sign ({_percent(low)} to {_percent(high)})"
     if low == high:
         return f"makes a difference of {_percent(low)}"
     return f"makes a difference of {_percent(low)} to {_percent(high)}"

@@ -223,15 +223,19 @@ def trapped(path: str) -> Html:
         rows = []
         for quantity, both in of_trap.groupby("quantity", sort=False):
             cells = both.set_index("arm")
-            rows.append([quantity.replace("_", " "), *(_trap_cell(cells.loc[arm]) for arm in ("trapped", "matched"))])
+            size = f"{three_digits(100 * cells.loc['trapped', 'size'])} %"
+            shown = (_trap_cell(cells.loc[arm]) for arm in ("trapped", "matched"))
+            rows.append([quantity.replace("_", " "), size, *shown])
         groups.append((f"{name}: {content['traps'][name]['what']}", rows))
     data, settings = content["data"], content["settings"]
     note = (
-        f" Relative to the control, mean and 95 % interval over {effects_found['n_seeds'].min()} seeds. BERT "
-        f"{settings['size']} from scratch, {settings['num_train_examples']} reviews of {settings['sequence_length']} "
-        f"tokens ({data['source']}), {markup.count(settings['epochs'], 'epoch')}, one or two processes on a CPU."
+        " Difference from the control, without its sign, and its mean and 95 % interval over "
+        f"{effects_found['n_seeds'].min()} seeds. BERT {settings['size']} from scratch, {settings['num_train_examples']} "
+        f"reviews of {settings['sequence_length']} tokens ({data['source']}), {markup.count(settings['epochs'], 'epoch')}, "
+        "one or two processes on a CPU."
     )
-    return Html(markup.table("Traps", ["", "with the trap", "setting matched"], groups, note))
+    head = ["", "in one pair of runs", "mean with the trap", "mean with the setting matched"]
+    return Html(markup.table("Traps", head, groups, note))
 
 
 def _trap_cell(found: Any) -> Html:
