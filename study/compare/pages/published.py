@@ -230,9 +230,9 @@ def trapped(path: str) -> Html:
     data, settings = content["data"], content["settings"]
     note = (
         " Difference from the control, without its sign, and its mean and 95 % interval over "
-        f"{effects_found['n_seeds'].min()} seeds. BERT {settings['size']} from scratch, {settings['num_train_examples']} "
-        f"reviews of {settings['sequence_length']} tokens ({data['source']}), {markup.count(settings['epochs'], 'epoch')}, "
-        "one or two processes on a CPU."
+        f"{effects_found['n_seeds'].min()} seeds. BERT {settings['size']} from scratch, "
+        f"{settings['num_train_examples']} reviews of {settings['sequence_length']} tokens ({data['source']}), "
+        f"{markup.count(settings['epochs'], 'epoch')}, one or two processes on a CPU."
     )
     head = ["", "in one pair of runs", "mean with the trap", "mean with the setting matched"]
     return Html(markup.table("Traps", head, groups, note))
