@@ -36,15 +36,22 @@ def pair(ours: dict[str, object], trainer: dict[str, object]) -> dict[str, objec
     return {"order": ["ours", "trainer"], "ours": ours, "trainer": trainer}
 
 
+def summarize(*done: dict[str, object]) -> dict[str, object]:
+    return throughput.summarize([throughput.reduced(one, throughput.LOSS_TOLERANCE) for one in done])
+
+
 def test_arms_alternate_so_that_each_is_first_in_turn():
-    assert pairs.orders(("a", "b"), 3) == [("a", "b"), ("b", "a"), ("a", "b")]
     calls = []
     arms = {name: lambda name=name: calls.append(name) or {"from": name} for name in ("a", "b")}
     said = []
-    done = pairs.run_pairs(arms, 2, lambda name, number, facts: said.append((name, number, facts["from"])))
-    assert calls == ["a", "b", "b", "a"]
-    assert said == [("a", 1, "a"), ("b", 1, "b"), ("b", 2, "b"), ("a", 2, "a")]
-    assert [one["order"] for one in done] == [["a", "b"], ["b", "a"]]
+
+    def say(name: str, number: int, facts: dict[str, str]) -> None:
+        said.append((name, number, facts["from"]))
+
+    done = [pairs.run_pair(arms, number, say) for number in (1, 2, 3)]
+    assert calls == ["a", "b", "b", "a", "a", "b"]
+    assert said == [("a", 1, "a"), ("b", 1, "b"), ("b", 2, "b"), ("a", 2, "a"), ("a", 3, "a"), ("b", 3, "b")]
+    assert [one["order"] for one in done] == [["a", "b"], ["b", "a"], ["a", "b"]]
     assert all(one[name] == {"from": name} for one in done for name in ("a", "b"))
 
 
@@ -61,7 +68,7 @@ def test_both_arms_count_the_samples_after_warm_up_over_all_the_time_they_took()
 
 
 def test_ratios_are_ours_over_theirs_pair_by_pair():
-    result = throughput.summarize([pair(arm(90, 100), arm(100, 80)), pair(arm(110, 100), arm(100, 100))])
+    result = summarize(pair(arm(90, 100), arm(100, 80)), pair(arm(110, 100), arm(100, 100)))
     assert [one["wall_ratio"] for one in result["pairs"]] == [0.9, 1.1]
     assert [one["step_ratio"] for one in result["pairs"]] == [1.25, 1.0]
     assert result["wall_ratio"] == pairs.summarize([0.9, 1.1])
@@ -74,25 +81,41 @@ def test_ratios_are_ours_over_theirs_pair_by_pair():
 
 def test_arms_that_are_not_the_same_work_are_not_compared():
     with pytest.raises(pairs.RunFailed, match=r"step 2 has loss 0\.5 in ours, 0\.4995"):
-        throughput.summarize([pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.5 / 1.001)))])
+        summarize(pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.5 / 1.001))))
     with pytest.raises(pairs.RunFailed, match="step 2 has loss nan in ours"):
-        throughput.summarize([pair(arm(1, 1, (0.7, float("nan"))), arm(1, 1))])
+        summarize(pair(arm(1, 1, (0.7, float("nan"))), arm(1, 1)))
     with pytest.raises(pairs.RunFailed, match=r"'world_size': 1"):
-        throughput.summarize([pair(arm(1, 1), arm(1, 1, world_size=1))])
+        summarize(pair(arm(1, 1), arm(1, 1, world_size=1)))
+
+
+def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
+    started = []
+    alone = {"world_size": 1}
+    monkeypatch.setattr(throughput, "ours", lambda work: started.append(work.strategy.name) or arm(2, 2, **alone))
+    theirs = arm(1, 1, **alone, engine_class="BertForSequenceClassification")
+    monkeypatch.setattr(throughput, "trainer", lambda work: started.append(work.strategy.name) or theirs)
+    kept = throughput.compare(throughput.plan("ddp", TINY, 1), 1, 1)
+    assert started == ["ddp", "single"]
+    assert kept["step_ratio"] == 2
+    assert kept["trainer"]["proof"]["engine_class"] == "BertForSequenceClassification"
+    started.clear()
+    with pytest.raises(pairs.RunFailed, match="'engine_class': 'BertForSequenceClassification'"):
+        throughput.compare(throughput.plan("ddp", TINY, 2), 1, 1)
+    assert started == ["ddp", "ddp"]
 
 
 def test_losses_in_sixteen_bits_may_be_further_apart():
-    done = [pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.501)))]
-    assert throughput.summarize(done, throughput.tolerance(build_config(precision="bf16-autocast")))
+    done = pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.501)))
+    assert throughput.reduced(done, throughput.tolerance(build_config(precision="bf16-autocast")))
     with pytest.raises(pairs.RunFailed):
-        throughput.summarize(done, throughput.tolerance(build_config()))
+        throughput.reduced(done, throughput.tolerance(build_config()))
 
 
 def test_mfu_is_of_the_median_step():
     """At the peak, 400 samples a second."""
     done = [pair({**arm(1, step), "peak_samples_per_second": 400.0}, arm(1, 100)) for step in (180, 200, 220)]
-    assert throughput.summarize(done)["mfu"] == {"ours": 0.5, "trainer": 0.25}
-    assert throughput.summarize([pair(arm(1, 1), arm(1, 1))])["mfu"] is None  # on a CPU
+    assert summarize(*done)["mfu"] == {"ours": 0.5, "trainer": 0.25}
+    assert summarize(pair(arm(1, 1), arm(1, 1)))["mfu"] is None  # on a CPU
 
 
 def test_overhead_is_measured_over_plain():
@@ -135,23 +158,26 @@ def test_report_names_the_command_without_the_machines_folders(monkeypatch, tmp_
 def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     compared = []
 
-    def compare(work, num_pairs):
-        compared.append((work.strategy.name, work.world_size, num_pairs))
+    def compare(work, number, num_pairs):
+        compared.append((work.strategy.name, work.world_size, number))
         clock[0] += 100
-        return throughput.summarize([pair(arm(2, 2), arm(1, 1))])
+        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
 
     clock = [0.0]
     monkeypatch.setattr(throughput, "compare", compare)
     monkeypatch.setattr(throughput.time, "monotonic", lambda: clock[0])
     output = tmp_path / "result.json"
-    words = ["--work", "bert-large", "--num-processes", "1", "--pairs", "3", "--minutes", "4", "--output", str(output)]
-    words += ["--size", "tiny", "--strategies", "single,zero2,zero3_tuned"]
-    assert throughput.main(words) == throughput.SOME_MISSING
-    assert compared == [("single", 1, 3), ("zero2", 1, 3)]
-    assert "left for the next call: zero3_tuned" in capsys.readouterr().out
+    words = ["--work", "bert-large", "--num-processes", "1", "--pairs", "3", "--output", str(output)]
+    words += ["--size", "tiny", "--strategies", "ddp,zero2"]
+    assert throughput.main([*words, "--minutes", "4"]) == throughput.SOME_MISSING
+    assert compared == [("ddp", 1, 1), ("ddp", 1, 2)]
+    assert "left for the next call, from pair 3 on: ddp and those after it" in capsys.readouterr().out
+    assert throughput.main([*words, "--minutes", "5"]) == throughput.SOME_MISSING
+    assert compared[2:] == [("ddp", 1, 3), ("zero2", 1, 1), ("zero2", 1, 2)]
     assert throughput.main(words) == 0
-    assert compared[2:] == [("zero3_tuned", 1, 3)]
-    assert list(json.loads(output.read_text())["strategies"]) == ["single", "zero2", "zero3_tuned"]
+    assert compared[5:] == [("zero2", 1, 3)]
+    counts = {name: len(one["pairs"]) for name, one in json.loads(output.read_text())["strategies"].items()}
+    assert counts == {"ddp": 3, "zero2": 3}
     with pytest.raises(Refusal, match="holds the result of other work; name another file"):
         throughput.main([*words, "--compile"])
 
@@ -161,7 +187,6 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     [
         (["--pairs", "0"], "--pairs 0: must be at least 1"),
         (["--strategies", "ddp,zero3_nvme_offload"], "'zero3_nvme_offload': Trainer runs under single, ddp, zero0"),
-        (["--strategies", "ddp", "--num-processes", "1"], "'ddp' on one process: Trainer builds no DDP"),
         (["--minutes", "0"], "--minutes 0: must be a whole number of at least 1"),
         (["--size", "huge"], "size 'huge' is not one of"),
         (["--data-dir", "nowhere"], "nowhere"),
@@ -178,6 +203,11 @@ def test_trainer_refuses_flags_that_it_would_not_honour(flags):
         hf_trainer.check(build_config(**flags), "ddp", 2)
 
 
+def test_trainer_refuses_the_ddp_that_it_would_not_build():
+    with pytest.raises(Refusal, match="'ddp' on one process: Trainer builds no DDP there on a GPU; take single"):
+        hf_trainer.check(build_config(), "ddp", 1)
+
+
 def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
     broken = pairs.Work(work.strategy, {**TINY, "schedule": "cosine"}, work.config, 2)
@@ -190,16 +220,17 @@ TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
 
 @pytest.mark.parametrize(
     ("strategy", "num_processes", "flags"),
-    [("ddp", 2, TINY), ("single", 1, {**TINY_GPT, "precision": "fp32"}), ("zero3_cpu_offload", 1, TINY_GPT)],
+    [("ddp", 2, TINY), ("ddp", 1, {**TINY_GPT, "precision": "fp32"}), ("zero3_cpu_offload", 1, TINY_GPT)],
 )
 def test_both_arms_train_the_same_work(strategy, num_processes, flags):
     """The licence of this comparison: with dropout and clipping, every step's loss agrees."""
     work = throughput.plan(strategy, flags, num_processes)
-    done = pair(throughput.ours(work), throughput.trainer(work))
+    done = pair(throughput.ours(work), throughput.trainer(throughput.of_trainer(work)))
     assert len(set(done["ours"]["losses"])) == TINY["max_steps"] == len(done["trainer"]["losses"])
     limit = throughput.tolerance(work.config)
-    result = throughput.summarize([done], limit)  # raises where losses or engines differ
-    assert result["pairs"][0]["largest_loss_difference"] <= limit
+    same = [name for name in throughput.SAME if (name, strategy, num_processes) != ("engine_class", "ddp", 1)]
+    kept = throughput.reduced(done, limit, same)  # raises where losses or engines differ
+    assert kept["largest_loss_difference"] <= limit
     for name in ("ours", "trainer"):
         assert done[name]["proof"]["world_size"] == num_processes
         assert done[name]["proof"]["gradient_clipping"] == TINY["gradient_clipping"]

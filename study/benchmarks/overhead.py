@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         more = "" if probed is None else f", the probed step {probed:.4f} s"
         print(f"pair {pair}/{options.pairs} {arm}: {facts['median_step_seconds']:.4f} s a step{more}", flush=True)
 
-    result = summarize(pairs.run_pairs(arms, options.pairs, say))
+    result = summarize([pairs.run_pair(arms, number, say) for number in range(1, options.pairs + 1)])
     print(f"{options.strategy}: measured/plain seconds a step {pairs.show(result['ratio'])}")
     if options.output:
         head = pairs.report("overhead", options, {"config": pairs.shown_config(plain.config)})

@@ -28,23 +28,19 @@ class RunFailed(RuntimeError):
     """A run of a benchmark did not end well: there is nothing to compare."""
 
 
-def orders(arms: tuple[str, str], num_pairs: int) -> list[tuple[str, str]]:
-    """The order of the two arms in each pair, A B, B A, A B, ...: a drift of the machine favours neither."""
-    return [arms if pair % 2 == 0 else (arms[1], arms[0]) for pair in range(num_pairs)]
+def run_pair(
+    arms: dict[str, Callable[[], dict[str, Any]]], number: int, say: Callable[[str, int, dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Run both arms as pair `number`, from 1; `say(arm, number, facts)` is called after each run.
 
-
-def run_pairs(
-    arms: dict[str, Callable[[], dict[str, Any]]], num_pairs: int, say: Callable[[str, int, dict[str, Any]], None]
-) -> list[dict[str, Any]]:
-    """Run both arms `num_pairs` times; `say(arm, pair, facts)` is called after each run."""
-    pairs = []
-    for number, order in enumerate(orders(tuple(arms), num_pairs), 1):
-        pair: dict[str, Any] = {"order": list(order)}
-        for arm in order:
-            pair[arm] = arms[arm]()
-            say(arm, number, pair[arm])
-        pairs.append(pair)
-    return pairs
+    Their order is A B, B A, A B, ... from pair to pair: a drift of the machine favours neither.
+    """
+    order = list(arms) if number % 2 else list(arms)[::-1]
+    pair: dict[str, Any] = {"order": order}
+    for arm in order:
+        pair[arm] = arms[arm]()
+        say(arm, number, pair[arm])
+    return pair
 
 
 def summarize(values: Sequence[float]) -> dict[str, float]:
@@ -124,13 +120,13 @@ def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict
 
 
 def command(name: str, options: argparse.Namespace) -> str:
-    """A benchmark's command without its output and without the machine's folders."""
+    """A benchmark's command without its output, its slots and the machine's folders."""
     words = [f"python -m study.benchmarks.{name}"]
     for key, value in vars(options).items():
         flag = "--" + key.replace("_", "-")
         if value is True:
             words.append(flag)
-        elif key != "output" and value not in (None, False):
+        elif key not in ("output", "minutes") and value not in (None, False):
             words += [flag, "DIR" if isinstance(value, Path) else str(value)]
     return " ".join(words)
 

@@ -6,6 +6,8 @@
 Two ratios, each ours over Trainer's. `wall`: samples per second from the end of the warm-up to the end of the last
 step, on rank 0's clock, nothing left out: our probed step and our gathering of losses count. `step`: samples per second
 at the median step; ours is the record's timing, Trainer's the median of the times between two ends of steps.
+
+On one process Trainer builds no DDP: beside our `ddp` it runs as `single`, which is what one gets of it there.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +76,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--size", help="size of the model (default: the work's; mini)")
     parser.add_argument("--num-processes", help="of all but single (default: the strategy's)")
     parser.add_argument("--compile", action="store_true", help="torch.compile in both arms")
-    parser.add_argument("--minutes", help="begin no strategy that is not expected to end in time (default: none)")
+    parser.add_argument("--minutes", help="begin no pair that is not expected to end in time (default: none)")
     parser.add_argument("--data-dir", type=Path, help="folder with imdb/ and tokenizers/ (default: synthetic text)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     options = parser.parse_args(words)
@@ -85,8 +88,7 @@ def main(words: list[str]) -> int:
     flags |= {"size": options.size} if options.size else {}
     flags |= {"compile": True} if options.compile else {}
     pairs.share_cores(num_processes=2)
-    names = [name for name in hf_trainer.STRATEGIES if name != "ddp" or num_processes != 1]
-    names = names if options.strategies == "all" else options.strategies.split(",")
+    names = hf_trainer.STRATEGIES if options.strategies == "all" else options.strategies.split(",")
     planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
     head = {"config": pairs.shown_config(config), "loss_tolerance": tolerance(config)}
@@ -94,14 +96,15 @@ def main(words: list[str]) -> int:
     started, longest = time.monotonic(), 0.0
     try:
         for name, work in planned.items():
-            if name in results:
-                continue
-            began = time.monotonic()
-            if longest and began + longest > started + slot_seconds:
-                print(f"left for the next call: {', '.join(name for name in planned if name not in results)}")
-                return SOME_MISSING
-            results[name] = compare(work, options.pairs)
-            longest = max(longest, time.monotonic() - began)
+            done = results[name]["pairs"] if name in results else []
+            while len(done) < options.pairs:
+                began = time.monotonic()
+                if longest and began + longest > started + slot_seconds:
+                    print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
+                    return SOME_MISSING
+                done = [*done, compare(work, len(done) + 1, options.pairs)]
+                results[name] = summarize(done)
+                longest = max(longest, time.monotonic() - began)
     finally:  # what is done is kept, whatever ends this; only now, because describing a GPU takes some of its memory
         if options.output and results:
             report = pairs.report("throughput", options, head)
@@ -137,13 +140,21 @@ def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
 def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Work:
     """Check that both arms can do this work. Raises Refusal."""
     work = pairs.plan(strategy_name, flags, num_processes)
-    hf_trainer.check(work.config, strategy_name, work.world_size)
+    theirs = of_trainer(work)
+    hf_trainer.check(theirs.config, theirs.strategy.name, theirs.world_size)
     return work
 
 
-def compare(work: Work, num_pairs: int) -> dict[str, Any]:
-    """Run the pairs of one strategy. Raises RunFailed where a run fails or the arms did not do the same work."""
-    arms = {"ours": functools.partial(ours, work), "trainer": functools.partial(trainer, work)}
+def of_trainer(work: Work) -> Work:
+    """Our work as Trainer does it: of a group of one process it makes no DDP."""
+    alone = work.strategy.distributed_type == "MULTI_GPU" and work.world_size == 1
+    return pairs.plan("single", work.flags) if alone else work
+
+
+def compare(work: Work, number: int, num_pairs: int) -> dict[str, Any]:
+    """Run one pair of a strategy. Raises RunFailed where a run fails or the arms did not do the same work."""
+    theirs = of_trainer(work)
+    arms = {"ours": functools.partial(ours, work), "trainer": functools.partial(trainer, theirs)}
 
     def say(arm: str, pair: int, facts: dict[str, Any]) -> None:
         print(
@@ -152,34 +163,36 @@ def compare(work: Work, num_pairs: int) -> dict[str, Any]:
             flush=True,
         )
 
-    return summarize(pairs.run_pairs(arms, num_pairs, say), tolerance(work.config))
+    pair = pairs.run_pair(arms, number, say)
+    same = SAME if theirs is work else tuple(name for name in SAME if name != "engine_class")
+    return reduced(pair, tolerance(work.config), same)
 
 
-def summarize(done: list[dict[str, Any]], loss_tolerance: float = LOSS_TOLERANCE) -> dict[str, Any]:
-    """Reduce pairs to what is kept: rates, ratios and how far apart the losses were. Raises RunFailed as `compare`."""
-    kept = []
-    for pair in done:
-        arms = {arm: dict(pair[arm]) for arm in ("ours", "trainer")}
-        differ = [name for name in SAME if arms["ours"]["proof"][name] != arms["trainer"]["proof"][name]]
-        if differ:
-            seen = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
-            raise RunFailed(f"the arms are not the same work: {seen}")
-        losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
-        differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
-        for step, difference in enumerate(differences, 1):
-            if not difference <= loss_tolerance:
-                mine, theirs = losses[step - 1]
-                raise RunFailed(
-                    f"the arms are not the same work: step {step} has loss {mine} in ours, {theirs} in Trainer"
-                )
-        for facts in arms.values():
-            facts["final_loss"] = facts.pop("losses")[-1]
-            facts["proof"] = {name: facts["proof"][name] for name in SAME}
-        entry = {"order": pair["order"], **arms, "largest_loss_difference": max(differences)}
-        for kind in ("wall", "step"):
-            rate = f"{kind}_samples_per_second"
-            entry[f"{kind}_ratio"] = arms["ours"][rate] / arms["trainer"][rate]
-        kept.append(entry)
+def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = SAME) -> dict[str, Any]:
+    """Reduce a pair to what is kept: rates, ratios and how far apart the losses were. Raises RunFailed as `compare`."""
+    arms = {arm: dict(pair[arm]) for arm in ("ours", "trainer")}
+    differ = [name for name in same if arms["ours"]["proof"][name] != arms["trainer"]["proof"][name]]
+    if differ:
+        seen = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
+        raise RunFailed(f"the arms are not the same work: {seen}")
+    losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
+    differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
+    for step, difference in enumerate(differences, 1):
+        if not difference <= loss_tolerance:
+            mine, theirs = losses[step - 1]
+            raise RunFailed(f"the arms are not the same work: step {step} has loss {mine} in ours, {theirs} in Trainer")
+    for facts in arms.values():
+        facts["final_loss"] = facts.pop("losses")[-1]
+        facts["proof"] = {name: facts["proof"][name] for name in SAME}
+    entry = {"order": pair["order"], **arms, "largest_loss_difference": max(differences)}
+    for kind in ("wall", "step"):
+        rate = f"{kind}_samples_per_second"
+        entry[f"{kind}_ratio"] = arms["ours"][rate] / arms["trainer"][rate]
+    return entry
+
+
+def summarize(kept: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add to a strategy's pairs the median and range of their ratios, and MFU where the GPU's peak is known."""
     spread = {ratio: pairs.summarize([pair[ratio] for pair in kept]) for ratio in ("wall_ratio", "step_ratio")}
     # Of the same model on the same GPU, so that the arms' ratio is that of their samples per second.
     known = [pair["ours"]["peak_samples_per_second"] for pair in kept]
