@@ -90,8 +90,8 @@ def select(study: Study, data_dir: Path | None, only: str) -> list[Run]:
     return chosen
 
 
-def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float) -> Plan:
-    """Look at what is there and at this machine; writes nothing.
+def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
+    """Look at what is there and at this machine; writes nothing. With `retry`, what failed is to run again.
 
     Raises Refusal where a run directory holds the record of a run with other flags.
     """
@@ -101,7 +101,7 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
     for run in runs:
         config = build_config(**run.flags)
         run_dir = folder / run.run_id
-        kept = finished(run, config, run_dir, timeout_seconds)
+        kept = finished(run, config, run_dir, timeout_seconds, retry)
         skipped = None
         if kept is None:
             try:
@@ -123,10 +123,13 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
     return Plan(study, folder, here, planned, history, timeout_seconds, checked)
 
 
-def finished(run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float) -> OutcomeStatus | None:
+def finished(
+    run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float, retry: bool = True
+) -> OutcomeStatus | None:
     """Say how a run ended earlier where that is a result: a whole record, out of memory, or no less time than now.
 
-    Everything else is run again. Raises Refusal where the record is of a run with other flags.
+    Everything else is run again; what was started and failed, only with `retry`. Raises Refusal where the record is of
+    a run with other flags.
     """
     seen = read_outcome(run_dir)
     path = run_dir / "record.json"
@@ -137,11 +140,13 @@ def finished(run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float)
             return "crashed_after_result" if seen and seen.status == "crashed_after_result" else "ok"
         if written.status == "out_of_memory":
             return "out_of_memory"
-    if seen is None or seen.status not in ("out_of_memory", "timed_out") or seen.command[:-2] != planned_command(run):
+    if seen is None or seen.command[:-2] != planned_command(run):
         return None
-    if seen.status == "timed_out" and seen.wall_seconds < timeout_seconds:
+    if seen.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
         return None
-    return seen.status
+    if seen.status == "timed_out":
+        return seen.status if seen.wall_seconds >= timeout_seconds else None
+    return None if retry and seen.status != "out_of_memory" else seen.status
 
 
 def read_outcome(run_dir: Path) -> Outcome | None:

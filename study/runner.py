@@ -40,12 +40,13 @@ def run(
 
     An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after
     one of this call that is neither ok nor out of memory. Within a slot nothing is started that is not expected to end
-    in it, but the first, which has the whole slot: what does not end in that is a result. Raises Refusal where another
-    runner has the folder, or where a finished run is there that has another's name.
+    in it, but the first, which has the whole slot: what does not end in that is a result. What failed is not run again
+    there: it would be the first of every slot. Raises Refusal where another runner has the folder, or where a finished
+    run is there that has another's name.
     """
     with locked(folder):
         launch.end_left_over(folder)
-        planned = plan.make(study, runs, folder, min(timeout_seconds, slot_seconds))
+        planned = plan.make(study, runs, folder, min(timeout_seconds, slot_seconds), retry=math.isinf(slot_seconds))
         print(f"{plan.heading(planned)}\n{plan.summary(planned)}", flush=True)
         outcomes: list[Outcome] = []
         try:

@@ -223,6 +223,17 @@ def test_what_a_slot_ends_is_a_result_only_if_it_had_all_of_it(study, monkeypatc
     assert run(study, monkeypatch, slot_seconds=30) == runner.ALL_OK  # more time
 
 
+def test_in_slots_what_failed_keeps_nothing_waiting(study, monkeypatch, expected):
+    expected(15)
+    endings = dict.fromkeys(["bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"], "crashed")
+    for done in range(1, 6):
+        assert run(study, monkeypatch, endings, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
+        assert len(outcomes(Path("runs/mine"))) == done
+    assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_NOT_OK
+    assert {run_id: one.status for run_id, one in outcomes(Path("runs/mine")).items() if one.status != "ok"} == endings
+    assert run(study, monkeypatch) == runner.ALL_OK  # without a slot it is tried again
+
+
 def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
     endings = {"bert-imdb-tiny-single-1x-seed0": "out_of_memory", "bert-imdb-tiny-zero2-2x-seed0": "crashed"}
     assert run(study, monkeypatch, endings, fail_fast=True) == runner.SOME_WITHOUT_OUTCOME
