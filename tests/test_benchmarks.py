@@ -160,6 +160,7 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
 
     def compare(work, number, num_pairs):
         compared.append((work.strategy.name, work.world_size, number))
+        assert output.exists() == (len(compared) > 1)  # were this killed, the pairs before would be kept
         clock[0] += 100
         return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
 
@@ -180,6 +181,19 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     assert counts == {"ddp": 3, "zero2": 3}
     with pytest.raises(Refusal, match="holds the result of other work; name another file"):
         throughput.main([*words, "--compile"])
+
+
+def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, capsys):
+    def compare(work, number, num_pairs):
+        if work.strategy.name == "ddp":
+            raise pairs.RunFailed("out of memory")
+        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
+
+    monkeypatch.setattr(throughput, "compare", compare)
+    assert throughput.main(["--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "zero-study: ddp: out of memory\n"
+    assert said.out.startswith("zero2: ours/Trainer wall 2.000")
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,18 @@ def main(words: list[str]) -> int:
     flags = {**WORKS[options.work or "small"], **pairs.text_flags(options.data_dir)}
     flags |= {"size": options.size} if options.size else {}
     flags |= {"compile": True} if options.compile else {}
-    pairs.share_cores(num_processes=2)
+    pairs.share_cores(num_processes or 2)
     names = hf_trainer.STRATEGIES if options.strategies == "all" else options.strategies.split(",")
     planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
-    head = {"config": pairs.shown_config(config), "loss_tolerance": tolerance(config)}
-    results = earlier(options.output, {"command": pairs.command("throughput", options), **head})
+    head = {
+        "command": pairs.command("throughput", options),
+        "config": pairs.shown_config(config),
+        "loss_tolerance": tolerance(config),
+    }
+    results = earlier(options.output, head)
     started, longest = time.monotonic(), 0.0
+    failed = False
     try:
         for name, work in planned.items():
             done = results[name]["pairs"] if name in results else []
@@ -102,10 +107,17 @@ def main(words: list[str]) -> int:
                 if longest and began + longest > started + slot_seconds:
                     print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
                     return SOME_MISSING
-                done = [*done, compare(work, len(done) + 1, options.pairs)]
+                try:
+                    done = [*done, compare(work, len(done) + 1, options.pairs)]
+                except RunFailed as failure:  # the strategies after it can be compared all the same
+                    print(f"zero-study: {name}: {failure}", file=sys.stderr)
+                    failed = True
+                    break
                 results[name] = summarize(done)
                 longest = max(longest, time.monotonic() - began)
-    finally:  # what is done is kept, whatever ends this; only now, because describing a GPU takes some of its memory
+                if options.output:  # a machine that is lent may end this at any moment
+                    record.write_json(options.output, {**head, "strategies": results})
+    finally:  # with the machine only now, because describing a GPU takes some of its memory
         if options.output and results:
             report = pairs.report("throughput", options, head)
             record.write_json(options.output, {**report, "strategies": results})
@@ -114,7 +126,7 @@ def main(words: list[str]) -> int:
         told = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
         ratios = f"wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}"
         print(f"{name}: ours/Trainer {ratios}{told}")
-    return 0
+    return 1 if failed else 0
 
 
 def _positive(flag: str, value: str) -> int:
