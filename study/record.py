@@ -114,7 +114,7 @@ class Timing(_Facts):
     median_seconds: float | None
     lower_quartile_seconds: float | None
     upper_quartile_seconds: float | None
-    data_wait_median_seconds: float | None
+    data_wait_median_seconds: float | None  # of the host, for the next batch; a GPU computes meanwhile
     samples_per_second: float | None  # world total, at the median
     tokens_per_second: float | None  # world total, padding not counted
 
