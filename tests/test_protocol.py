@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import launching
 import pytest
 
+from study.benchmarks.pairs import RunFailed
+from study.box import Box
 from study.compare import protocol
 from study.compare.pages import published as pages
 from study.compare.protocol import DEFECTS, METRICS, PROGRAMS
-from study.config import Refusal
+from study.config import Refusal, build_config
 from study.published import protocol as experiment
 
 COMPARISONS = {(title, name): one for title, group in pages.GROUPS for name, one in group.items()}
@@ -139,6 +142,10 @@ def test_results_that_are_none_are_refused(content, tmp_path):
         (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
         (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
         (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
+        (
+            ["--num-train-examples", "80"],
+            "--num-train-examples 80: is too few for the program to log a loss; give at least 160",
+        ),
     ],
 )
 def test_a_wrong_request_is_refused(words, message, tmp_path):
@@ -155,11 +162,50 @@ def test_results_of_another_experiment_are_kept(tmp_path):
     assert json.loads(path.read_text()) == {"settings": {"size": "large"}, "runs": {}}
 
 
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    with pytest.raises(Refusal, match=r"there is no folder .*; make it"):
+        experiment.main(["--output", str(tmp_path / "none" / "out.json")])
+
+
+def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(experiment.box, "find", lambda: Box((1, 1), 1))
+    with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
+        experiment.main(["--output", str(tmp_path / "out.json")])
+
+
+def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
+    path = tmp_path / "out.json"
+    one = dict.fromkeys(experiment.SAME, "one")
+    assert experiment._same_machine(path, None, one) == one
+    assert experiment._same_machine(path, one, {**one, "git_commit": "another"}) == one
+    with pytest.raises(Refusal, match="has runs of cpu one, here is other; name another file"):
+        experiment._same_machine(path, one, {**one, "cpu": "other"})
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ("from study.config import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
+        ("raise ValueError('no sense')", RunFailed, "^published, repeat 1: ValueError: no sense$"),
+        ("raise SystemExit(3)", RunFailed, "^published, repeat 1: ended with status 3$"),
+        ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s$"),
+    ],
+)
+def test_a_start_that_does_not_end_well_says_why_in_one_line(code, error, message, monkeypatch, tmp_path):
+    program = tmp_path / "study_of_errors.sh"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(experiment.sys, "executable", str(program))
+    monkeypatch.setattr(experiment, "TIMEOUT_SECONDS", 3)
+    with pytest.raises(error, match=message):
+        experiment._start(build_config("paper"), None, "published", 1, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def run_small(tmp_path_factory) -> dict:
     """The published program and the two arms of the mended one, for real, on the synthetic text."""
     path = tmp_path_factory.mktemp("protocol") / "out.json"
-    words = ["--num-train-examples", "80", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
+    words = ["--num-train-examples", "160", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
     for name in ("published", "mended-plain-8", "mended-zero-8"):
         words += ["--program", name]
     done = launching.attempt(["python", "-m", "study.published.protocol", *words])
@@ -173,7 +219,7 @@ def test_the_published_program_runs_no_zero(run_small):
     arms = run_small["runs"]["published/0"]["arms"]
     assert [one["arm"] for one in arms] == ["plain-8", "zero-8", "zero-16"]
     assert {(one["ran"]["zero_stage"], one["ran"]["optimizer_class"]) for one in arms} == {(None, "AdamW")}
-    assert [one["ran"]["num_steps"] for one in arms] == [10, 10, 5]
+    assert [one["ran"]["num_steps"] for one in arms] == [20, 20, 10]
     assert len({one["first_weights"] for one in arms}) == 3  # each goes on from what the one before has learned
     assert all(one["checkpoint_bytes"] > 0 for one in arms)  # in the time that is measured
 

@@ -17,15 +17,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from study import bound, extensions, record
+from study import bound, box, ending, extensions, record
 from study.benchmarks.pairs import RunFailed, end
 from study.compare.protocol import PROGRAMS
 from study.config import Parser, Refusal, RunConfig, build_config
+from study.published.program import BODY_SHARE
 from study.workloads import sources
 
 TIMEOUT_SECONDS = 3600  # of one process
-STDERR_LINES = 5
 SHOWN = ("workload", "size", "data", "num_train_examples", "num_eval_examples", "sequence_length", "dropout", "epochs")
+SAME = ("cpu", "num_cores", "gpus", "python", "libraries")  # of the machine, in all runs of one file
+REFUSED = f"{Refusal.__module__}.{Refusal.__name__}: "  # how a refusal looks in a traceback
+FEWEST_STEPS = 10  # of an arm: the appendix logs its loss after so many
+LARGEST_BATCH = max(int(arm.partition("-")[2]) for program in PROGRAMS.values() for arm in program.arms)
 
 
 def main(words: list[str]) -> int:
@@ -46,8 +50,7 @@ def main(words: list[str]) -> int:
     if repeats < 1:
         raise Refusal(f"--repeats {repeats}: must be at least 1")
     config = build_config("paper", **given)
-    sources.check(config)
-    extensions.check(["cpu_adam"])
+    _check(config, output)
     found = _kept(output, config)
     missing = [
         (name, repeat)
@@ -60,14 +63,41 @@ def main(words: list[str]) -> int:
         if body is not None and missing:
             print("training the body ...", flush=True)
             found["body"] = _start(config, body, None, 0, Path(folder))
+            left = found["body"]["num_reviews"] * (BODY_SHARE - 1)
+            sources.require_reviews(config, left, "what training the body leaves")
         for number, (name, repeat) in enumerate(missing, 1):
             print(f"[{number}/{len(missing)}] {name}, repeat {repeat}", flush=True)
             run = _start(config, body, name, repeat, Path(folder))
-            found["machine"] = run.pop("machine")
+            found["machine"] = _same_machine(output, found.get("machine"), run.pop("machine"))
             found["runs"][f"{name}/{repeat}"] = run
             found["finished_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             record.write_json(output, found)
     return 0
+
+
+def _check(config: RunConfig, output: Path) -> None:
+    """Refuse what would fail, or be another experiment, before anything is started."""
+    sources.check(config)
+    if config.num_train_examples * config.epochs < FEWEST_STEPS * LARGEST_BATCH:
+        raise Refusal(
+            f"--num-train-examples {config.num_train_examples}: is too few for the program to log a loss; give at "
+            f"least {-(-FEWEST_STEPS * LARGEST_BATCH // config.epochs)}"
+        )
+    if not output.parent.is_dir():
+        raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
+    if (num_gpus := len(box.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
+        raise Refusal(f"the protocol is of one GPU, found {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)")
+    extensions.check(["cpu_adam"])
+
+
+def _same_machine(output: Path, known: dict[str, Any] | None, machine: dict[str, Any]) -> dict[str, Any]:
+    """Refuse to put the runs of two machines, or of other libraries, into one file."""
+    for key in SAME:
+        if known is not None and known[key] != machine[key]:
+            raise Refusal(
+                f"--output {output}: has runs of {key} {known[key]}, here is {machine[key]}; name another file"
+            )
+    return known or machine
 
 
 def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
@@ -84,7 +114,10 @@ def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, folder: Path) -> dict[str, Any]:
-    """Start a program once and return what it observed; without a name, train the body. Raises RunFailed."""
+    """Start a program once and return what it observed; without a name, train the body.
+
+    Raises Refusal where the program refused, RunFailed where it failed.
+    """
     spec, result = folder / "spec.json", folder / "result.json"
     result.unlink(missing_ok=True)
     record.write_json(
@@ -96,17 +129,25 @@ def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, 
             "repeat": repeat,
         },
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "study.published.program", str(spec), str(result)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        preexec_fn=bound.die_with_parent,
-    )
+    what = f"{name or 'the body'}, repeat {repeat}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "study.published.program", str(spec), str(result)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            preexec_fn=bound.die_with_parent,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{what}: not done after {TIMEOUT_SECONDS} s") from None
     if done.returncode or not result.exists():
-        last = "\n".join(done.stderr.splitlines()[-STDERR_LINES:])
-        raise RunFailed(f"{name or 'the body'}, repeat {repeat}: ended with status {done.returncode}\n{last}")
+        lines = done.stderr.splitlines()
+        for line in lines:
+            if line.startswith(REFUSED):
+                raise Refusal(line.removeprefix(REFUSED))
+        raised = ending.raised_in(lines)
+        raise RunFailed(f"{what}: {raised[-1].text if raised else f'ended with status {done.returncode}'}")
     return json.loads(result.read_text())
 
 
