@@ -26,6 +26,7 @@ import psutil
 import yaml
 
 from study import bound, ending, extensions
+from study.benchmarks.pairs import RunFailed, end
 from study.claims import ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
@@ -56,16 +57,15 @@ LEAST = {
 }
 
 
-def main() -> int:
-    parser = Parser(prog="study.published.snippets", description=__doc__.splitlines()[0])
+def main(words: list[str]) -> int:
+    """Execute what is asked for. Raises Refusal, and RunFailed where a claim's lines could not be executed."""
+    parser = Parser(prog="study.published.snippets", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--claim", nargs="+", metavar="ID", help="execute these only; the other results stay")
     parser.add_argument("--output", type=Path, default=execution.RESULTS, help="JSON file of the results")
-    try:
-        flags = parser.parse_args()
-        execute_all(flags.claim, flags.output)
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return 2
+    flags = parser.parse_args(words)
+    if not flags.output.parent.is_dir():
+        raise Refusal(f"--output {flags.output}: there is no folder {flags.output.parent}; make it")
+    execute_all(flags.claim, flags.output)
     return 0
 
 
@@ -88,7 +88,6 @@ def execute_all(asked: Sequence[str] | None, path: Path) -> None:
         if before.versions != versions:
             raise Refusal(f"{path}: versions: are not those installed here; leave --claim out, to execute every claim")
         found = before.results
-    path.parent.mkdir(parents=True, exist_ok=True)
     for name in asked or rules:
         found[name] = execute(name, rules[name])
         print(f"{name}: {found[name].outcome}{f': {m}' if (m := found[name].message) else ''}", flush=True)
@@ -102,7 +101,7 @@ def execute_all(asked: Sequence[str] | None, path: Path) -> None:
 
 
 def execute(name: str, rule: Execution) -> Result:
-    """Give one claim's lines to the engine. Raises RuntimeError where that fails for a reason of the study's own."""
+    """Give one claim's lines to the engine. Raises RunFailed where that fails for a reason of the study's own."""
     with tempfile.TemporaryDirectory(prefix="zero-study-") as temporary:
         place, folder = Path(temporary) / "study", Path(temporary) / "snippet"
         place.mkdir()
@@ -117,7 +116,7 @@ def execute(name: str, rule: Execution) -> Result:
     faults = [answer["fault"] for answer in answers if "fault" in answer]
     # Where one rank refuses, the others fail of that.
     if message is None and (faults or not (ran or rule.through == "accelerate-yaml")):
-        raise RuntimeError("\n".join([f"{name}: could not be executed", *(faults or errors[-30:])]))
+        raise RunFailed("\n".join([f"{name}: could not be executed", *(faults or errors[-30:])]))
     if message is None and (not answers or any(statuses)):
         message = _last_words(errors, statuses)
     by_rank = [] if message is not None else answers
@@ -145,7 +144,7 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
 
 
 def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[int]:
-    """Run the processes of a claim to their end; return their exit statuses. Raises RuntimeError after a time limit."""
+    """Run the processes of a claim to their end; return their exit statuses. Raises RunFailed after a time limit."""
     if rule.through == "accelerate-yaml":
         return [_launch(name, {**LEAST, "num_processes": rule.processes, **yaml.safe_load(snippet)}, place, folder)]
     launched: dict[str, str] = {}
@@ -163,7 +162,7 @@ def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) ->
         for process in started:
             process.join(TIMEOUT_SECONDS)
         if any(process.is_alive() for process in started):
-            raise RuntimeError(f"{name}: not done after {TIMEOUT_SECONDS} s")
+            raise RunFailed(f"{name}: not done after {TIMEOUT_SECONDS} s")
         return [process.exitcode for process in started]
     finally:
         for process in started:
@@ -198,7 +197,7 @@ def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> in
         try:
             return process.wait(TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{name}: not done after {TIMEOUT_SECONDS} s") from None
+            raise RunFailed(f"{name}: not done after {TIMEOUT_SECONDS} s") from None
         finally:
             with suppress(psutil.NoSuchProcess):
                 for left in [*psutil.Process(process.pid).children(recursive=True), process]:
@@ -207,4 +206,4 @@ def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> in
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

@@ -10,7 +10,6 @@ the effects. Without --data-dir the text is the bundled sample.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from study import bound, box, extensions, record
+from study.benchmarks.pairs import RunFailed, end
 from study.config import Parser, Refusal, RunConfig
 from study.launch import QUIET
 from study.workloads import sources
@@ -230,8 +230,8 @@ TRAPS = {
 }
 
 
-def main(words: list[str]) -> None:
-    """Measure what the file lacks. Raises Refusal."""
+def main(words: list[str]) -> int:
+    """Measure what the file lacks. Raises Refusal, and RunFailed where a launch failed."""
     options = parse(words)
     config = RunConfig(
         **{"data": "files", "data_dir": options.data_dir} if options.data_dir else {},
@@ -241,6 +241,7 @@ def main(words: list[str]) -> None:
     names = options.trap or list(TRAPS)
     arms = dict.fromkeys(arm for name in names for arm in arms_of(TRAPS[name]))
     content = read_or_begin(options.output, options.data_dir is not None)
+    extensions.use_own_folder()
     check_machine(list(arms))
     for number, arm in enumerate(arms, 1):
         seen = content["arms"].get(arm, {}).get("seeds", {})
@@ -252,6 +253,7 @@ def main(words: list[str]) -> None:
             }
             content["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
             record.write_whole(options.output, shown(content).encode())
+    return 0
 
 
 def parse(words: list[str]) -> Any:
@@ -296,12 +298,11 @@ def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
     if not path.exists():
         return {**begun, "arms": {}, "traps": {}}
     content = record.load(path, "measured traps")
-    known = isinstance(content, dict) and content.get("arms", {}).items()
     asked = {arm: asked_of(arm) for arm in ARMS}
     if (
         not isinstance(content, dict)
         or any(content.get(key) != begun[key] for key in ("command", "settings"))
-        or any(asked.get(arm) != facts["asked"] for arm, facts in known)
+        or any(asked.get(arm) != facts["asked"] for arm, facts in content["arms"].items())
     ):
         raise Refusal(f"{path}: made with other settings or another kind of text; choose another --output")
     return content
@@ -314,7 +315,7 @@ def asked_of(arm: str) -> dict[str, Any]:
 
 
 def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
-    """Launch one arm with its seeds, one after the other, and return what it wrote. Raises Refusal where it failed."""
+    """Launch one arm with its seeds, one after the other, and return what it wrote. Raises RunFailed."""
     asked = asked_of(arm)
     with tempfile.TemporaryDirectory(prefix="zero-study-traps-") as folder:
         file, result = Path(folder) / "accelerate.yaml", Path(folder) / "result.json"
@@ -340,11 +341,11 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
                 timeout=TIMEOUT_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise Refusal(
+            raise RunFailed(
                 f"{arm}: not done after {TIMEOUT_SECONDS} s; try --trap with fewer, or fewer --seeds"
             ) from None
         if done.returncode or not result.exists():
-            raise Refusal(f"{arm}: the launch failed: {last_error(done.stderr)}")
+            raise RunFailed(f"{arm}: the launch failed: {last_error(done.stderr)}")
         return record.load(result, "the result of an arm")
 
 
@@ -375,10 +376,4 @@ def shown(content: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            extensions.use_own_folder()
-            main(sys.argv[1:])
-    except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
-        sys.exit(2)
+    end(main)
