@@ -222,7 +222,7 @@ def arms(found: Mapping[str, Any], where: tuple[str, int]) -> dict[int, dict[str
 def effect(found: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
     """The effect on one metric; None where no repeat has both arms."""
     plain, zero = arms(found, comparison.plain), arms(found, comparison.zero)
-    clock = "" if found["machine"]["gpus"] else "cpu_"
+    clock = clock_of(found)
     values = []
     for repeat in sorted(plain.keys() & zero.keys()):
         one, other = (_value(arm[repeat], comparison.reading[metric], clock) for arm in (plain, zero))
@@ -231,11 +231,13 @@ def effect(found: Mapping[str, Any], comparison: Comparison, metric: Metric) -> 
     return Effect(tuple(values), *t_interval(np.array(values))) if values else None
 
 
-def _value(arm: Mapping[str, Any], reading: str, clock: str) -> float | None:
-    """One observation of an arm; None of one that ended with an error.
+def clock_of(found: Mapping[str, Any]) -> str:
+    """How the names of times begin: the processor's on a CPU, where others may have shared the cores, or the wall's."""
+    return "" if found["machine"]["gpus"] else "cpu_"
 
-    Times are the processor's on a CPU, where others may have shared the cores, and the wall's on a GPU.
-    """
+
+def _value(arm: Mapping[str, Any], reading: str, clock: str) -> float | None:
+    """One observation of an arm; None of one that ended with an error."""
     if "error" in arm:
         return None
     if reading == "span":

@@ -103,7 +103,10 @@ def _mislabelled(found: Mapping[str, Any]) -> str:
 def what_ran(found: Mapping[str, Any]) -> Html:
     """Tabulate one start of each program: what its table prints, and what the engine says that it was."""
     first, *others = [(name, _arms(found, name)) for name in PROGRAMS if f"{name}/0" in found["runs"]]
-    note = " First repeat. Losses: training and validation, as Trainer logs them last. Peak: since the program started."
+    note = (
+        f" First repeat. {_clock(found)} Losses: training and validation, as Trainer logs them last. Peak: since the "
+        "program started."
+    )
     head = ["printed", "what ran", "starts from", "steps", "evaluations", "time", "peak", "losses"]
     words = ("what ran", "starts from", "steps", "losses")
     one = markup.table("The published program", head, [("", first[1])], note, words)
@@ -128,7 +131,7 @@ def _arms(found: Mapping[str, Any], program: str) -> list[list[Any]]:
                 _start(arms, arm),
                 f"{ran['num_steps']} of {ran['batch_size']}",
                 ran["num_evaluations"],
-                f"{arm['seconds']:.1f} s",
+                f"{arm[f'{protocol.clock_of(found)}seconds']:.1f} s",
                 bytes_text(arm["life_peak_bytes"]),
                 f"{arm['logged_train_loss']:.4f}, {arm['logged_eval_loss']:.4f}",
             ]
@@ -167,7 +170,7 @@ def effects_table(found: Mapping[str, Any]) -> Html:
             "ZeRO's arm against plain training",
             ["", *METRICS],
             groups,
-            f" Relative difference with its 95 % interval; below 0 ZeRO is better. {_setting(found)}",
+            f" Relative difference with its 95 % interval; below 0 ZeRO is better. {_setting(found)} {_clock(found)}",
         )
     )
 
@@ -242,6 +245,10 @@ def _trap_cell(found: Any) -> Html:
     if found.verdict == "no difference":
         return Html(found.verdict)
     return Html(f"{markup.escape(relative(found.difference))}<small>{markup.escape(found.verdict)}</small>")
+
+
+def _clock(found: Mapping[str, Any]) -> str:
+    return "Times are the processor's." if protocol.clock_of(found) else "Times are the wall's."
 
 
 def _setting(found: Mapping[str, Any]) -> str:
