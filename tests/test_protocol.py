@@ -69,7 +69,7 @@ def test_every_program_is_compared():
 
 def test_every_defect_is_mended_alone_and_left_alone():
     assert set(protocol.MENDED_ALONE) == set(DEFECTS)
-    assert set(protocol.LEFT_ALONE) == set(DEFECTS) - {"one-seed"}  # one seed has no interval
+    assert set(protocol.LEFT_ALONE) == set(DEFECTS) - {"one-seed", "fixed-order"}
 
 
 def test_one_thing_differs_where_one_defect_is_mended_or_left():

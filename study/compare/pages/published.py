@@ -35,6 +35,7 @@ GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
             "batch 8": protocol.MENDED,
             "batch 16": protocol.MENDED_AT_16,
             "plain twice, other heads": protocol.CHANCE,
+            "one process, ZeRO first": protocol.ZERO_FIRST,
         },
     ),
     ("all mended but one", protocol.LEFT_ALONE),
