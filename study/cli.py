@@ -57,7 +57,8 @@ def run(arguments: list[str]) -> int:
     )
     study.add_argument(
         "--minutes",
-        help="stop in time: start no run that is not expected to end so many minutes from now (default: none)",
+        help="stop in time: start no run that is not expected to end so many minutes from now, and none that failed "
+        "(default: none)",
     )
     study.set_defaults(call=_run)
 

@@ -93,7 +93,6 @@ def test_one_thing_differs_where_one_defect_is_mended_or_left():
         ([(1.0, 1.0000001), (1.0, 0.9999999)], "no difference"),
         ([(1.0, 1.0), (2.0, 2.0)], "no difference"),
         ([(1.0, 0.9)], "one repeat"),
-        ([(1.0, 0.9), (1.0, 0.9)], "the same each time"),
     ],
 )
 def test_an_effect_has_a_word(losses, word):
@@ -102,9 +101,28 @@ def test_an_effect_has_a_word(losses, word):
 
 def test_an_effect_is_taken_repeat_by_repeat():
     found = protocol.effect(results((1.0, 0.9), (2.0, 1.6)), protocol.AS_PUBLISHED, "training loss")
-    assert found.values == pytest.approx((-0.1, -0.2))
+    assert found.values == pytest.approx({0: -0.1, 1: -0.2})
     assert found.mean == pytest.approx(-0.15)
     assert found.low < -0.15 < found.high
+
+
+def test_repeats_of_one_training_are_no_evidence():
+    """With seed 42 and an equal head nothing is drawn anew: on a GPU they would differ by rounding alone."""
+    found = results((1.0, 0.9), (1.0, 0.9 + 1e-7))
+    found["runs"] = {name.replace("published", "seeded-head"): run for name, run in found["runs"].items()}
+    one = protocol.MENDED_ALONE["head-unseeded"]
+    assert protocol.effect(found, one, "validation loss").word == "the same each time"
+    assert protocol.effect(found, one, "peak memory").word == "no difference"
+    assert protocol.added({**results((1.0, 0.9), (1.0, 0.9)), **found}, "head-unseeded", "training loss") is None
+
+
+def test_what_a_defect_adds_is_taken_repeat_by_repeat():
+    found = results((1.0, 0.9), (1.0, 0.8))
+    mended = results((1.0, 1.0), (1.0, 0.95))["runs"]
+    found["runs"] |= {name.replace("published", "fresh"): run for name, run in mended.items()}
+    adds = protocol.added(found, "same-model", "validation loss")
+    assert adds.values == pytest.approx({0: -0.1, 1: -0.15})
+    assert protocol.added(found, "one-seed", "validation loss") is None  # was not run
 
 
 def test_times_are_the_processors_on_a_cpu_and_of_a_review():
@@ -123,12 +141,28 @@ def test_an_arm_that_failed_has_no_effect():
     assert protocol.effect(found, protocol.AS_PUBLISHED, "time") is None
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"runs": 1}'])
-def test_results_that_are_none_are_refused(content, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("machine"), "machine is missing"),
+        (lambda c: c.update(extra=1), "unknown key 'extra'"),
+        (lambda c: c["runs"]["published/0"].pop("arms"), "runs.published/0.arms is missing"),
+        (
+            lambda c: c["runs"]["published/0"]["arms"][0].pop("seconds"),
+            "runs.published/0.arms.0.ended.seconds is missing",
+        ),
+        (lambda c: c["runs"].update({"best/0": c["runs"]["published/0"]}), "runs: best is no program; take it out"),
+    ],
+)
+def test_results_that_are_none_are_refused(change, message, tmp_path):
+    content = json.loads(COMMITTED.read_text())
+    content["runs"] = {"published/0": content["runs"]["published/0"]}
+    change(content)
     path = tmp_path / "protocol.json"
-    path.write_text(content)
-    with pytest.raises(Refusal, match=re.escape(f"{path}: holds no results of the protocol; make it with")):
+    path.write_text(json.dumps(content))
+    with pytest.raises(Refusal, match=re.escape(f"{path}: {message}")) as refusal:
         protocol.read(path)
+    assert "\n" not in str(refusal.value)
 
 
 # ---------------------------------------------------------------- the experiment
@@ -140,6 +174,10 @@ def test_results_that_are_none_are_refused(content, tmp_path):
         (["--repeats", "0"], "--repeats 0: must be at least 1"),
         (["--program", "best"], "--program best: is no program; take one of published, honoured"),
         (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
+        (
+            ["--size", "large"],
+            "--size large: its body would be trained from scratch, which serves tiny, micro, mini; add",
+        ),
         (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
         (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
         (
@@ -156,10 +194,14 @@ def test_a_wrong_request_is_refused(words, message, tmp_path):
 
 def test_results_of_another_experiment_are_kept(tmp_path):
     path = tmp_path / "out.json"
-    path.write_text('{"settings": {"size": "large"}, "runs": {}}')
+    path.write_text(COMMITTED.read_text())
     with pytest.raises(Refusal, match="is of another experiment; name another file"):
         experiment.main(["--output", str(path)])
-    assert json.loads(path.read_text()) == {"settings": {"size": "large"}, "runs": {}}
+    assert path.read_text() == COMMITTED.read_text()
+
+
+def test_repeats_begin_with_other_programs():
+    assert experiment._rotated(["a", "b", "c"], 4) == ["b", "c", "a"]
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):

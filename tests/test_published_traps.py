@@ -53,13 +53,13 @@ def test_effect_is_paired_by_seed(measured):
     row = effect(measured(a=trap()))  # +10, +15 and +5 %, of which t's interval is 10 +- 4.303 x 5 / sqrt(3)
     assert row.difference == pytest.approx(0.10)
     assert (row.low, row.high) == pytest.approx((0.10 - 0.12421, 0.10 + 0.12421), abs=1e-5)
-    assert row.verdict == "of either sign (-2.42 % to +22.4 %)"
+    assert row.verdict == "not told from 0 (-2.42 % to +22.4 %)"
     assert row.n_seeds == 3
 
 
 def test_matched_arm_is_equal_but_for_rounding(measured):
     assert effect(measured(a=trap()), kind="matched").verdict == "no difference"
-    assert effect(measured(a=trap(matched="noisy")), kind="matched").verdict.startswith("of either sign")
+    assert effect(measured(a=trap(matched="noisy")), kind="matched").verdict.startswith("not told from 0")
 
 
 def test_matched_arm_may_have_a_control_of_its_own(measured):
@@ -77,7 +77,7 @@ def test_what_the_engine_says_is_a_quantity_too(measured):
     [
         (None, None, "one seed: no interval"),
         (-1e-6, 9e-6, "no difference"),
-        (-2e-5, 1e-6, "of either sign (-0.002 % to +0.0001 %)"),
+        (-2e-5, 1e-6, "not told from 0 (-0.002 % to +0.0001 %)"),
         (-0.19, -0.01, "makes a difference of -19 % to -1 %"),
     ],
 )
@@ -93,7 +93,7 @@ def test_one_seed_has_no_interval(measured):
 def test_the_pages_table(measured):
     text = published.trapped(str(measured(a=trap(), b=trap(trapped="same")))).text
     assert "<span>a: one and the other</span>" in text
-    assert '<td class="number">+10 %<small>of either sign' in text
+    assert '<td class="number">+10 %<small>not told from 0' in text
     assert text.count("no difference") == 3
     assert "over 3 seeds. BERT tiny from scratch, 64 reviews of 8 tokens (bundled), 1 epoch, " in text
 

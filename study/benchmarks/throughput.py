@@ -56,8 +56,8 @@ WORKS: dict[str, dict[str, Any]] = {
     },
     "gpt2-xl": {
         **_ON_GPU,
-        **{"workload": "gpt-wikitext", "size": "1.5b", "sequence_length": 1024, "global_batch_size": 4},
-        "num_train_examples": 100,
+        **{"workload": "gpt-wikitext", "size": "1.5b", "sequence_length": 1024, "global_batch_size": 8},
+        "num_train_examples": 200,
     },
 }
 # The losses of two programs that do the same additions in another order; and in 16 bits.

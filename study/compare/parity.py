@@ -11,7 +11,7 @@ from typing import Any
 from study import record
 from study.compare import records
 from study.compare.records import Found
-from study.config import Refusal
+from study.config import Refusal, RunConfig
 from study.record import Record
 
 WITHIN = 1e-5
@@ -64,7 +64,9 @@ def table(folders: Sequence[Path]) -> str:
 
 def _group(found: Found) -> str:
     r = found.record
-    config = {name: value for name, value in r.config.items() if name not in NOT_COMPARED}
+    # A record from before there was such a knob has what is its default now.
+    whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
+    config = {name: value for name, value in whole.items() if name not in NOT_COMPARED}
     digest = (r.data or {}).get("digest")
     place = [records.box_of(r), r.workload, r.size, r.config.get("precision"), r.seed]
     return json.dumps([*place, digest, config], sort_keys=True)

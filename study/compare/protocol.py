@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationError
 
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
-from study.config import Refusal
+from study.config import Refusal, describe
 from study.record import load
 
 PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
@@ -60,7 +61,7 @@ DEFECTS = {
         "Split, order and dropout have the seed 42 at every start.", "Each repeat has its own, the same in both arms."
     ),
     "one-process": Defect(
-        "All arms run in one process.", "Each arm has a process of its own, and with it a model of its own."
+        "All arms run in one process.", "Each arm has a process of its own, and so a model and a head of its own."
     ),
     "fixed-order": Defect("Plain training goes first.", "ZeRO goes first."),
     "peak-kept": Defect("The peak of memory is never reset.", "Each arm's own peak."),
@@ -70,7 +71,7 @@ DEFECTS = {
     ),
     "losses-of-few": Defect(
         "The losses are those of the last ten steps (80 reviews at batch 8, 160 at 16) and of 200 held-out reviews.",
-        "Those of the last epoch's 800 reviews, and of 2,000 held-out ones that do not occur in training.",
+        "Those of all reviews in the last epoch, and of ten times as many held-out ones, none of which is trained on.",
     ),
 }
 
@@ -105,6 +106,7 @@ PROGRAMS = {
 
 Metric = Literal["validation loss", "training loss", "time", "peak memory"]
 METRICS: tuple[Metric, ...] = ("validation loss", "training loss", "time", "peak memory")
+LOSSES = METRICS[:2]
 # Which observation of an arm is its value: as the published program takes it, and mended. Times are per review.
 PUBLISHED_READING: dict[Metric, str] = {
     "validation loss": "logged_eval_loss",
@@ -182,12 +184,13 @@ LEFT_ALONE = {
 
 
 class Effect(NamedTuple):
-    """What ZeRO's arm has over the plain one's, less 1, over repeats; below 0 ZeRO is better."""
+    """What ZeRO's arm has over the plain one's, less 1, by repeat; below 0 ZeRO is better."""
 
-    values: tuple[float, ...]
+    values: dict[int, float]
     mean: float
     low: float | None  # None: one repeat has no interval
     high: float | None
+    drawn: bool  # anew in each repeat; otherwise repeats are one and the same training
 
     @property
     def word(self) -> str:
@@ -196,17 +199,87 @@ class Effect(NamedTuple):
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
             return "no difference"
-        if self.low == self.high:
-            return "the same each time"  # nothing is drawn anew, so that repeats are no evidence
+        if not self.drawn:
+            return "the same each time"
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
 
 
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Ran(_Facts):
+    """What an arm was, read from the engine."""
+
+    engine_class: str
+    optimizer_class: str
+    zero_stage: int | None
+    offload_optimizer_device: str
+    gradient_clipping: float
+    batch_size: int
+    num_steps: int
+    num_evaluations: int
+
+
+class _Arm(_Facts):
+    """What was observed of an arm."""
+
+    arm: str
+    ran: _Ran
+    first_weights: float  # the sum of their absolutes, which tells weights apart
+    seconds: float
+    cpu_seconds: float
+    step_seconds: float
+    step_cpu_seconds: float
+    peak_bytes: int
+    life_peak_bytes: int
+    checkpoint_bytes: int
+    logged_train_loss: float
+    logged_eval_loss: float
+    epoch_losses: list[float]
+    held_out_loss: float
+    held_out_accuracy: float
+
+
+class _Failed(_Facts):
+    """An arm at which its process ended."""
+
+    arm: str
+    error: str
+
+
+class _Run(_Facts):
+    """One start of a program."""
+
+    arms: list[
+        Annotated[
+            Annotated[_Arm, Tag("ended")] | Annotated[_Failed, Tag("failed")],
+            Discriminator(lambda arm: "failed" if isinstance(arm, dict) and "error" in arm else "ended"),
+        ]
+    ]
+    data: str  # digest of what it was given
+
+
+class _Results(_Facts):
+    """The file of `python -m study.published.protocol`."""
+
+    settings: dict[str, Any]
+    body: dict[str, Any] | None = None
+    machine: dict[str, Any]
+    finished_at: str
+    runs: dict[str, _Run]  # by program/repeat
+
+
 def read(path: Path) -> dict[str, Any]:
-    """Read what `python -m study.published.protocol` wrote. Raises Refusal."""
-    found = load(path, "results of the protocol")
-    if not isinstance(found, dict) or not isinstance(found.get("runs"), dict):
-        raise Refusal(f"{path}: holds no results of the protocol; make it with python -m study.published.protocol")
-    return found
+    """Read what `python -m study.published.protocol` wrote. Raises Refusal naming the key."""
+    content = load(path, "results of the protocol")
+    try:
+        found = _Results.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(f"{describe(error, str(path))}; make it with python -m study.published.protocol") from None
+    if unknown := {name.partition("/")[0] for name in found.runs} - set(PROGRAMS):
+        raise Refusal(f"{path}: runs: {min(unknown)} is no program; take it out")
+    return content
 
 
 def arms(found: Mapping[str, Any], where: tuple[str, int]) -> dict[int, dict[str, Any]]:
@@ -224,12 +297,30 @@ def effect(found: Mapping[str, Any], comparison: Comparison, metric: Metric) -> 
     """The effect on one metric; None where no repeat has both arms."""
     plain, zero = arms(found, comparison.plain), arms(found, comparison.zero)
     clock = clock_of(found)
-    values = []
+    values = {}
     for repeat in sorted(plain.keys() & zero.keys()):
         one, other = (_value(arm[repeat], comparison.reading[metric], clock) for arm in (plain, zero))
         if one is not None and other is not None:
-            values.append(other / one - 1)
-    return Effect(tuple(values), *t_interval(np.array(values))) if values else None
+            values[repeat] = other / one - 1
+    programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
+    drawn = metric not in LOSSES or any(one.own_seeds or not one.seeded_head for one in programs)
+    return Effect(values, *t_interval(np.array(list(values.values()))), drawn) if values else None
+
+
+def added(found: Mapping[str, Any], defect: str, metric: Metric) -> Effect | None:
+    """What a defect adds to the published effect: that less the one with it mended, repeat by repeat.
+
+    None where no repeat has both, or where the mended program is the same training in each.
+    """
+    published, mended = (effect(found, one, metric) for one in (AS_PUBLISHED, MENDED_ALONE[defect]))
+    if published is None or mended is None or not mended.drawn:
+        return None
+    values = {
+        repeat: published.values[repeat] - mended.values[repeat]
+        for repeat in published.values
+        if repeat in mended.values
+    }
+    return Effect(values, *t_interval(np.array(list(values.values()))), True) if values else None
 
 
 def clock_of(found: Mapping[str, Any]) -> str:

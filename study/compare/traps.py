@@ -68,7 +68,7 @@ def verdict(low: float | None, high: float | None) -> str:
     if max(-low, high) <= WITHIN:
         return "no difference"
     if low <= 0 <= high:
-        return f"of either sign ({_percent(low)} to {_percent(high)})"
+        return f"not told from 0 ({_percent(low)} to {_percent(high)})"
     if low == high:
         return f"makes a difference of {_percent(low)}"
     return f"makes a difference of {_percent(low)} to {_percent(high)}"

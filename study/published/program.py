@@ -8,11 +8,12 @@ RESULT; which of it is compared with what is for the analysis to say.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
 differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
-on a CPU `use_cpu` is set, and the peak is the kernel's, of resident memory.
+on a CPU `use_cpu` is set, and the peak is the kernel's, of resident memory; no cache is emptied before an arm.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +50,14 @@ BODY_BATCH_SIZE = 32
 BODY_LEARNING_RATE = 1e-3
 BODY_WARMUP_STEPS = 10
 BODY_SEED = 0
+
+
+class ArmFailed(Exception):
+    """Trainer did not train: what an arm meets in a process that others have used is a result."""
+
+    def __init__(self, error: Exception) -> None:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        super().__init__(f"{type(error).__name__}: {first.strip()}")
 
 
 class Data(NamedTuple):
@@ -88,9 +98,8 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
             model = build(config, data, body, seed if program.seeded_head else unseeded)
         try:
             facts = train(model, arm, program, seed, config, data)
-        except Exception as error:  # what an arm meets in a process that others have used is a result
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
-            arms.append({"arm": arm, "error": f"{type(error).__name__}: {first.strip()}"})
+        except ArmFailed as failure:
+            arms.append({"arm": arm, "error": str(failure)})
             break
         life_peak = max(life_peak, facts["peak_bytes"])
         arms.append({"arm": arm, **facts, "life_peak_bytes": life_peak})
@@ -227,7 +236,7 @@ def train(
     if with_zero and program.honoured:
         _be_launched()
         honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _of_the_arm():
         training_args = TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=batch_size,
@@ -277,6 +286,14 @@ def train(
         "checkpoint_bytes": written,
         **_learned(trainer, losses, data),
     }
+
+
+@contextlib.contextmanager
+def _of_the_arm() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ArmFailed(error) from error
 
 
 def _be_launched() -> None:

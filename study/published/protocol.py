@@ -19,11 +19,12 @@ from typing import Any
 
 from study import bound, box, ending, extensions, record
 from study.benchmarks.pairs import RunFailed, end
-from study.compare.protocol import PROGRAMS
+from study.compare.protocol import PROGRAMS, read
 from study.config import Parser, Refusal, RunConfig, build_config
 from study.published.program import BODY_SHARE
 from study.workloads import sources
 
+TRAINED_HERE = ("tiny", "micro", "mini")  # by a rate and in a number of epochs that suit small models
 TIMEOUT_SECONDS = 3600  # of one process
 SHOWN = ("workload", "size", "data", "num_train_examples", "num_eval_examples", "sequence_length", "dropout", "epochs")
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")  # of the machine, in all runs of one file
@@ -55,14 +56,16 @@ def main(words: list[str]) -> int:
     missing = [
         (name, repeat)
         for repeat in range(repeats)
-        for name in chosen or PROGRAMS
+        for name in _rotated(list(chosen or PROGRAMS), repeat)
         if f"{name}/{repeat}" not in found["runs"]
     ]
     with tempfile.TemporaryDirectory(prefix="zero-study-protocol-") as folder:
         body = None if config.effective_init == "pretrained" else Path(folder) / "body.pt"
         if body is not None and missing:
             print("training the body ...", flush=True)
-            found["body"] = _start(config, body, None, 0, Path(folder))
+            trained = _start(config, body, None, 0, Path(folder))
+            if found.setdefault("body", trained) != trained:
+                raise Refusal(f"--output {output}: has runs from another body than trains here; name another file")
             left = found["body"]["num_reviews"] * (BODY_SHARE - 1)
             sources.require_reviews(config, left, "what training the body leaves")
         for number, (name, repeat) in enumerate(missing, 1):
@@ -75,6 +78,12 @@ def main(words: list[str]) -> int:
     return 0
 
 
+def _rotated(names: list[str], repeat: int) -> list[str]:
+    """Begin each repeat with another program: a drift of the machine favours none."""
+    start = repeat % len(names)
+    return names[start:] + names[:start]
+
+
 def _check(config: RunConfig, output: Path) -> None:
     """Refuse what would fail, or be another experiment, before anything is started."""
     sources.check(config)
@@ -82,6 +91,11 @@ def _check(config: RunConfig, output: Path) -> None:
         raise Refusal(
             f"--num-train-examples {config.num_train_examples}: is too few for the program to log a loss; give at "
             f"least {-(-FEWEST_STEPS * LARGEST_BATCH // config.epochs)}"
+        )
+    if config.effective_init == "scratch" and config.size not in TRAINED_HERE:
+        raise Refusal(
+            f"--size {config.size}: its body would be trained from scratch, which serves {', '.join(TRAINED_HERE)}; "
+            "add --data hub, for published weights"
         )
     if not output.parent.is_dir():
         raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
@@ -105,8 +119,8 @@ def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
     settings = config.model_dump(mode="json", include=set(SHOWN))
     if not output.exists():
         return {"settings": settings, "runs": {}}
-    found = record.load(output, "results of the protocol")
-    if not isinstance(found, dict) or found.get("settings") != settings:
+    found = read(output)
+    if found["settings"] != settings:
         raise Refusal(
             f"--output {output}: is of another experiment; name another file, or give the flags it was made by"
         )

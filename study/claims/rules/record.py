@@ -255,7 +255,7 @@ def protocol_effect(program: str, metric: str) -> Observed:
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     return Observed(
         found.mean,
-        tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in range(len(found.values))),
+        tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in found.values),
         (found.low, found.high),
         told=told,
     )
