@@ -209,8 +209,8 @@ def test_yes_and_words_are_said_as_such():
 def test_each_rule_says_what_it_did():
     theory = {"type": "theory", "function": "paper_volume", "arguments": {"zero_stage": 3, "accumulation": 1}}
     assert entry(decided("a.x", rule=theory))["decided by"] == "theory: paper_volume(zero_stage=3, accumulation=1)"
-    execution = {"type": "execution", "snippet": '{"stage": 3}\n<x>', "through": "deepspeed-json"}
-    assert entry(decided("a.x", rule=execution))["decided by"] == 'execution (deepspeed-json) {"stage": 3} <x>'
+    execution = {"type": "execution", "snippet": 'x = "<x>"', "through": "python", "wants": {"x": "<x>"}}
+    assert entry(decided("a.x", rule=execution, value="accepted"))["decided by"] == 'execution (python) x = "<x>"'
     assert entry(decided("a.x"))["decided by"] == "arithmetic"
 
 
