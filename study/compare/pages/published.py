@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from study.compare import markup, protocol, traps
@@ -12,8 +11,8 @@ from study.compare.figures.drawing import bytes_text, listed
 from study.compare.figures.drawing import number as three_digits
 from study.compare.figures.effects import effects
 from study.compare.markup import Html
+from study.compare.pages import runs
 from study.compare.pages.cells import relative
-from study.compare.pages.runs import ROOT
 from study.compare.protocol import DEFECTS, METRICS, PROGRAMS, Comparison, Effect, Metric
 
 # As the program prints them; it has no plain training at 16.
@@ -43,11 +42,7 @@ GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
 
 def load_protocol(path: str) -> dict[str, Any]:
     """Read the results of the protocol; a file that is not there is looked for in the project. Raises Refusal."""
-    return protocol.read(_found(path))
-
-
-def _found(path: str) -> Path:
-    return Path(path) if Path(path).exists() else ROOT / path
+    return protocol.read(runs.in_project(path))
 
 
 def effects_of(found: Mapping[str, Any], metric: Metric) -> list[tuple[str, dict[str, Effect | None]]]:
@@ -218,7 +213,7 @@ def defects() -> Html:
 
 def trapped(path: str) -> Html:
     """Tabulate the difference that each parity trap makes, and what is left of it once the setting is matched."""
-    place = _found(path)
+    place = runs.in_project(path)
     content, effects_found = traps.read(place), traps.effects(place)
     groups = []
     for name, of_trap in effects_found.groupby("trap", sort=False):

@@ -42,15 +42,16 @@ def load(records: Sequence[str], box: str = "", workload: str = "") -> pd.DataFr
     A folder that is not there is looked for in the project, so that a notebook opens in its own folder too. Raises
     Refusal for records that cannot be read, and for a box or workload of which there is no run.
     """
-    runs = table.read([_folder(Path(name)) for name in records], [box] if box else None)
+    runs = table.read([in_project(name) for name in records], [box] if box else None)
     there = sorted(runs["workload"].unique())
     if workload and workload not in there:
         raise Refusal(f"workload {workload!r} has no run here; the workloads are {', '.join(map(repr, there))}")
     return runs[runs["workload"] == workload] if workload else runs
 
 
-def _folder(folder: Path) -> Path:
-    return folder if folder.is_dir() or not (ROOT / folder).is_dir() else ROOT / folder
+def in_project(name: str) -> Path:
+    """A file or folder where it is named, or in the project, so that a notebook opens in its own folder too."""
+    return ROOT / name if not Path(name).exists() and (ROOT / name).exists() else Path(name)
 
 
 def blocks(runs: pd.DataFrame) -> list[Block]:
