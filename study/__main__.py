@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any
 
-from study.config import Refusal
+from study.errors import Refusal
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 from typing import get_args
 
-from study.config import Parser, Precision, Refusal, build_config, flag_parser
+from study.config import Parser, Precision, build_config, flag_parser
+from study.errors import Refusal
 
 # The tables of `zero-study compare`.
 VIEWS = (
@@ -182,22 +183,25 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: list[str]) -> int:
-    from study import launch, strategy
+    from study.preflight import checks
+    from study.run import default_output_dir
+    from study.running import launch
+    from study.strategy import file, request
 
     parser = flag_parser(prog="zero-study train", description="Check, launch and record one run.")
-    parser.add_argument("--strategy", help=f"a file, or one of {', '.join(strategy.names())} (default: single)")
+    parser.add_argument("--strategy", help=f"a file, or one of {', '.join(file.names())} (default: single)")
     parser.add_argument("--num-processes", help="processes to launch (default: what the strategy's file says)")
     parser.add_argument("--timeout", help="seconds after which the run is ended (default: none)")
     flags = vars(parser.parse_args(arguments))
-    chosen = strategy.read_strategy(strategy.find_strategy(flags.pop("strategy", "single")))
+    chosen = file.read_strategy(file.find_strategy(flags.pop("strategy", "single")))
     num_processes = _positive("--num-processes", flags.pop("num_processes", chosen.num_processes))
     timeout = flags.pop("timeout", None)
     timeout = None if timeout is None else _positive("--timeout", timeout)
     config = build_config(**flags)
-    asked = strategy.Launch(chosen, num_processes, chosen.num_machines)
-    run_dir = config.output_dir or strategy.default_output_dir(config, asked)
-    strategy.check_output_dir(run_dir)
-    strategy.check(config, chosen, num_processes, chosen.num_machines)
+    asked = request.Launch(chosen, num_processes, chosen.num_machines)
+    run_dir = config.output_dir or default_output_dir(config, asked)
+    checks.check_output_dir(run_dir)
+    checks.check(config, chosen, num_processes, chosen.num_machines)
 
     own = {"--strategy", "--num-processes", "--timeout", "--output-dir"}
     ended = launch.launch(
@@ -243,9 +247,9 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from study import matrix, plan
+    from study.running import plan, studies
 
-    study = matrix.find(options.study)
+    study = studies.find(options.study)
     runs = plan.select(study, options.data_dir, options.only)
     timeout = _positive("--timeout", options.timeout)
     print(plan.show(plan.make(study, runs, options.runs_dir / study.name, timeout)))
@@ -253,9 +257,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from study import matrix, plan, runner
+    from study.running import plan, runner, studies
 
-    study = matrix.find(options.study)
+    study = studies.find(options.study)
     runs = plan.select(study, options.data_dir, options.only)
     timeout = _positive("--timeout", options.timeout)
     slot_seconds = math.inf if options.minutes is None else 60.0 * _positive("--minutes", options.minutes)
@@ -263,7 +267,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from study.compare import collect
+    from study.records import collect
 
     collect.collect(options.runs, options.records)
     return 0
@@ -288,9 +292,10 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from study import matrix, report
+    from study.report import build as report
+    from study.running import studies
 
-    name = matrix.find(options.study).name
+    name = studies.find(options.study).name
     folders = options.records or [Path("runs") / name]
     print(report.build(options.study, folders, options.output or Path("reports") / name))
     return 0
@@ -299,14 +304,14 @@ def _report(options: argparse.Namespace) -> int:
 def _advise(options: argparse.Namespace) -> int:
     import json
 
-    from study import advise
-    from study.advise import say
+    from study import planner
+    from study.planner import say
 
     if options.model is None and options.gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
     numbers = ("sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
     given = {name: getattr(options, name) for name in numbers}
-    asked = advise.Asked(
+    asked = planner.Asked(
         gpu=options.gpu,
         num_gpus=1 if options.gpus is None else _positive("--gpus", options.gpus),
         strategy=options.strategy,
@@ -323,13 +328,13 @@ def _advise(options: argparse.Namespace) -> int:
     if options.write is not None:
         say.check_free(options.write)
     if options.model is None:
-        found = advise.largest_models(asked)
+        found = planner.largest_models(asked)
         text, content = say.text_of_largest, say.content_of_largest
     elif options.gpus is None:
-        found = advise.fewest_gpus(options.model, asked)
+        found = planner.fewest_gpus(options.model, asked)
         text, content = say.text_of_fewest, say.content_of_fewest
     else:
-        found = advise.advise(options.model, asked)
+        found = planner.advise(options.model, asked)
         text, content = say.text, say.content
     print(json.dumps(content(found), indent=1) if options.json else text(found))
     if options.write is not None:
@@ -340,7 +345,8 @@ def _advise(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from study import matrix, predictions
+    from study.planner import predictions
+    from study.running import studies
 
     if options.study is None:
         if options.gpu or options.gpus:
@@ -352,7 +358,7 @@ def _predict(options: argparse.Namespace) -> int:
         raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
     num_gpus = _positive("--gpus", options.gpus or 1)
     print(
-        predictions.write(options.output, predictions.predict_study(matrix.find(options.study), options.gpu, num_gpus))
+        predictions.write(options.output, predictions.predict_study(studies.find(options.study), options.gpu, num_gpus))
     )
     return 0
 
@@ -381,20 +387,20 @@ def _claims(options: argparse.Namespace) -> int:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    from study.compare import pack
+    from study.records import pack
 
     pack.pack(options.records, options.file)
     return 0
 
 
 def _merge(options: argparse.Namespace) -> int:
-    from study.compare import pack
+    from study.records import pack
 
     pack.merge(options.file, options.records)
     return 0
 
 
 def _extensions(options: argparse.Namespace) -> int:
-    from study import extensions
+    from study.preflight import extensions
 
     return extensions.build()

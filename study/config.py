@@ -12,57 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-
-class Refusal(ValueError):
-    """A request that the study refuses: one line for the user, exit status 2, nothing started."""
-
-
-class refusing:
-    """Turn a ValueError of what is called into a refusal, which says where, if that is given."""
-
-    def __init__(self, where: str = "") -> None:
-        self._where = where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, ValueError):
-            raise Refusal(f"{self._where}: {error}" if self._where else str(error)) from None
-
-
-# The shapes that each workload can take: everything about a model that a check needs before one is built.
-SIZES: dict[str, dict[str, dict[str, int]]] = {
-    # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.
-    "bert-imdb": {
-        "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 512},
-        "micro": {"layers": 4, "hidden": 128, "heads": 2, "positions": 512},
-        "mini": {"layers": 4, "hidden": 256, "heads": 4, "positions": 512},
-        "small": {"layers": 4, "hidden": 512, "heads": 8, "positions": 512},
-        "medium": {"layers": 8, "hidden": 512, "heads": 8, "positions": 512},
-        "base": {"layers": 12, "hidden": 768, "heads": 12, "positions": 512},
-        "large": {"layers": 24, "hidden": 1024, "heads": 16, "positions": 512},
-    },
-    # The GPT-2 family, GPT-Neo 2.7B and GPT-J 6B as published; tiny and mini are the study's own.
-    "gpt-wikitext": {
-        "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 1024},
-        "mini": {"layers": 4, "hidden": 128, "heads": 4, "positions": 1024},
-        "124m": {"layers": 12, "hidden": 768, "heads": 12, "positions": 1024},
-        "355m": {"layers": 24, "hidden": 1024, "heads": 16, "positions": 1024},
-        "774m": {"layers": 36, "hidden": 1280, "heads": 20, "positions": 1024},
-        "1.5b": {"layers": 48, "hidden": 1600, "heads": 25, "positions": 1024},
-        "2.7b": {"layers": 32, "hidden": 2560, "heads": 20, "positions": 2048},
-        "6b": {"layers": 28, "hidden": 4096, "heads": 16, "positions": 2048},
-    },
-}
-
-# Rows of the largest embedding among the workloads, rounded up: it bounds the largest single parameter.
-LARGEST_VOCABULARY = 50_432
-
-
-def swap_buffer_size(hidden: int, world_size: int) -> int:
-    """Elements that a rank's shard of the largest parameter has at most: NVMe offload swaps through such buffers."""
-    return -(-LARGEST_VOCABULARY * hidden // world_size)
-
+from study.errors import Refusal, describe
+from study.models import SIZES
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
 
@@ -260,22 +211,3 @@ def flag_parser(**kwargs: Any) -> argparse.ArgumentParser:
         else:
             parser.add_argument(flag, help=text, metavar=name.upper())
     return parser
-
-
-def describe(error: ValidationError, where: str = "") -> str:
-    """One line for a pydantic error: the key, what is wrong with the value seen, where."""
-    errors = error.errors()
-    # A misspelt key comes as two errors: one that is missing, and one that is not known.
-    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "value_error":  # ours: it already says everything
-        message = str(first["ctx"]["error"])
-    elif first["type"] == "extra_forbidden":
-        message = f"unknown key {key!r}"
-    elif first["type"] == "missing":
-        message = f"{key} is missing"
-    else:
-        message = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        if not where:
-            message += f"; change --{key.replace('_', '-')}"
-    return f"{where}: {message}" if where else message

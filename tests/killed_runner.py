@@ -17,15 +17,17 @@ from pathlib import Path
 
 import fake_train
 
-from study import ending, launch, matrix, runner, strategy
+from study import files
+from study.preflight import checks
+from study.running import launch, runner, studies
 
 
 def main() -> None:
-    study, folder, fakes = matrix.find(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    study, folder, fakes = studies.find(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     kills, moments = int(sys.argv[4]), random.Random(int(sys.argv[5]))
     launch.command = fake_train.command(fakes)
-    strategy.check = lambda *_: None
-    ending.ROOT = folder  # no reports to read times from
+    checks.check = lambda *_: None
+    files.ROOT = folder  # no reports to read times from
     landed, finished = 0, {}
     for _ in range(kills):
         runner_process = start(study, folder)
@@ -38,12 +40,12 @@ def main() -> None:
     print(json.dumps({"landed": landed, "finished": len(finished), "intact": intact, "status": status}))
 
 
-def start(study: matrix.Study, folder: Path) -> int:
+def start(study: studies.Study, folder: Path) -> int:
     child = os.fork()
     if not child:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
-        os._exit(runner.run(study, matrix.runs(study), folder, timeout_seconds=60, fail_fast=False))
+        os._exit(runner.run(study, studies.runs(study), folder, timeout_seconds=60, fail_fast=False))
     return child
 
 

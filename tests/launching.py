@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study import record
-from study.launch import command
-from study.matrix import Run as PlannedRun
-from study.record import Record
-from study.strategy import find_strategy
+from study.records import schema
+from study.records.schema import Record
+from study.running.launch import command
+from study.running.studies import Run as PlannedRun
+from study.strategy.file import find_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 300
@@ -105,10 +105,10 @@ def _start(config_file: Path, num_processes: int, flags: dict[str, Any]) -> Run:
         raise AssertionError(f"{command_line}\nnot done after {TIMEOUT_SECONDS} s\n{_tail(expired.stderr)}") from None
     if done.returncode:
         raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
-    found = record.read(run_dir)
+    found = schema.read(run_dir)
     assert found.status == "ok"
     assert found.world_size == found.proof.world_size == num_processes
-    return Run(found, record.read_steps(run_dir), run_dir)
+    return Run(found, schema.read_steps(run_dir), run_dir)
 
 
 def _tail(output: str | bytes | None) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from study import report
 from study.compare import table
+from study.report import build as report
 
 HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate")
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))

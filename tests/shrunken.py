@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from study import matrix
-from study.matrix import Part, Study
+from study.running import studies
+from study.running.studies import Part, Study
 
 AT_MOST = {"sequence_length": 16, "num_train_examples": 16, "num_eval_examples": 4, "max_steps": 3, "epochs": 1}
 BATCHES = (4, 8)
@@ -14,7 +14,7 @@ LARGEST_WORLD = 2
 
 def shrink(name: str) -> Study:
     """Return a shipped study with tiny models, few short steps and at most two processes, on the bundled sample."""
-    study = matrix.find(name)
+    study = studies.find(name)
     parts = tuple(_smaller(part) for part in study.parts)
     return study.model_copy(update={"text": "bundled", "device": "any", "parts": parts})
 

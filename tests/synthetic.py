@@ -1,7 +1,441 @@
-"""Records of runs that never took place, for tests; the benchmarks make them too, and may not import from here."""
+"""What would records of runs that never took place look like? Made up, deterministic, and true to the schema."""
 
 from __future__ import annotations
 
-from study.benchmarks.synthetic import GPU, NUM_PARAMS, write_outcome, write_run
+import datetime
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
-__all__ = ["GPU", "NUM_PARAMS", "write_outcome", "write_run"]
+import numpy as np
+
+from study.compare import cases
+from study.config import RunConfig, build_config
+from study.records import schema
+from study.records.schema import (
+    Checksum,
+    Collective,
+    Failure,
+    ModelStateBytes,
+    Outcome,
+    PeakMemory,
+    Proof,
+    Record,
+    Timing,
+)
+from study.running import studies
+from study.theory.case import Engine, parameter_bytes
+from study.theory.model_states import PARTS, engine_differences, paper_bytes
+from study.theory.shapes import ParameterSizes
+
+Box = Literal["cpu", "gpu"]
+
+NUM_PARAMS = {
+    ("bert-imdb", "tiny"): 1_527_938,
+    ("bert-imdb", "micro"): 4_782_722,
+    ("bert-imdb", "large"): 335_143_938,
+    ("gpt-wikitext", "tiny"): 1_576_448,
+    ("gpt-wikitext", "mini"): 7_357_312,
+    ("gpt-wikitext", "124m"): 124_439_808,
+    ("gpt-wikitext", "1.5b"): 1_557_611_200,
+}
+FIRST_RUN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+GPU = {"name": "NVIDIA H200", "memory_bytes": 150_754_820_096, "capability": "9.0"}
+WARMUP_STEPS = 5
+_IN_RUN_ID = {"workload", "size", "seed", "global_batch_size", "max_steps", "precision", "num_train_examples"}
+
+
+def write_run(
+    folder: Path,
+    *,
+    workload: str = "gpt-wikitext",
+    size: str = "tiny",
+    strategy: str = "zero2",
+    world_size: int = 2,
+    seed: int = 0,
+    repeat: int = 0,
+    global_batch_size: int = 8,
+    num_steps: int = 40,
+    precision: str = "fp32",
+    box: Box = "cpu",
+    seconds: float = 0.5,
+    loss_shift: float = 0.0,
+    status: Literal["ok", "out_of_memory", "failed", "interrupted"] = "ok",
+    study: str | None = None,
+    outcome: schema.OutcomeStatus | None = None,
+    run_dir: bool = False,
+    machine: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """Write one run's record, steps and, with `study`, outcome; return the path of the record.
+
+    `seconds` is the median of a step and `loss_shift` is added to every loss. Equal settings and seed give equal losses
+    on a CPU, and on a GPU losses that differ as those of repeats do. `settings` are further fields of RunConfig,
+    `machine` replaces facts of the machine. With `run_dir` the files lie in a run directory, else as collected.
+    """
+    config = RunConfig(
+        workload=workload,
+        size=size,
+        seed=seed,
+        global_batch_size=global_batch_size,
+        max_steps=num_steps,
+        precision=precision,
+        num_train_examples=settings.pop("num_train_examples", max(256, global_batch_size)),
+        **settings,
+    )
+    run_id = _run_id(config, strategy, world_size, repeat)
+    generator = np.random.default_rng(_number(run_id, box, machine))
+    steps_done = num_steps if status == "ok" else min(3, num_steps)
+    lines = _steps(config, strategy, box, steps_done, seconds, loss_shift, generator)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    made = _record(
+        config, run_id, strategy, world_size, repeat, box, status, lines, hashlib.sha256(text.encode()).hexdigest()
+    )
+    made = made.model_copy(update={"machine": {**made.machine, **(machine or {})}})
+    path, steps, beside = _paths(folder, run_id, run_dir)
+    path.write_text(made.model_dump_json(indent=1) + "\n")
+    steps.write_text(text)
+    if study is not None:
+        seen = _outcome(made, config, study, repeat, outcome or ("crashed" if status == "interrupted" else status))
+        beside.write_text(seen.model_dump_json(indent=1) + "\n")
+    return path
+
+
+def write_outcome(
+    folder: Path,
+    status: schema.OutcomeStatus,
+    *,
+    study: str = "synthetic",
+    workload: str = "gpt-wikitext",
+    size: str = "tiny",
+    strategy: str = "zero2",
+    world_size: int = 2,
+    seed: int = 0,
+    repeat: int = 0,
+    global_batch_size: int = 8,
+    message: str | None = None,
+    run_dir: bool = False,
+    **settings: Any,
+) -> Path:
+    """Write the outcome of a run that left no record: it was killed, say, or skipped."""
+    settings = {"num_train_examples": max(256, global_batch_size), **settings}
+    config = RunConfig(workload=workload, size=size, seed=seed, global_batch_size=global_batch_size, **settings)
+    run_id = _run_id(config, strategy, world_size, repeat)
+    started = status != "skipped"
+    made = Outcome(
+        study=study,
+        run_id=run_id,
+        status=status,
+        message=message or {"skipped": "needs 8 GPUs, found 1"}.get(status, f"synthetic: {status}"),
+        workload=workload,
+        size=size,
+        strategy=strategy,
+        world_size=world_size,
+        seed=seed,
+        global_batch_size=global_batch_size,
+        round=repeat,
+        position=1,
+        started_at=_started_at(run_id, repeat),
+        wall_seconds=12.5 if started else None,
+        returncode=-9 if started else None,
+        command=_command(config, strategy, world_size) if started else [],
+        stderr_tail=["Killed"] if started else [],
+    )
+    path = _paths(folder, run_id, run_dir)[2]
+    path.write_text(made.model_dump_json(indent=1) + "\n")
+    return path
+
+
+def _paths(folder: Path, run_id: str, run_dir: bool) -> tuple[Path, Path, Path]:
+    """Record, steps and outcome of a run."""
+    if run_dir:
+        folder = folder / run_id
+        names = "record.json", "steps.jsonl", "outcome.json"
+    else:
+        names = f"{run_id}.json", f"{run_id}.steps.jsonl", f"{run_id}.outcome.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    return tuple(folder / name for name in names)
+
+
+def _run_id(config: RunConfig, strategy: str, world_size: int, repeat: int) -> str:
+    words = [config.workload, config.size, strategy, f"{world_size}x", f"seed{config.seed}"]
+    words += [f"batch{config.global_batch_size}"]
+    words += [config.precision.replace("-", "_")] if config.precision != "fp32" else []
+    others = config.model_dump(exclude=_IN_RUN_ID, exclude_defaults=True)
+    words += [f"{name}_{value}" for name, value in others.items()]
+    words += [f"repeat{repeat}"] if repeat else []
+    return "-".join(words)
+
+
+def _number(*words: Any) -> int:
+    """A seed for these words, the same in every process."""
+    return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "big")
+
+
+def _sha256(*words: Any) -> str:
+    return hashlib.sha256(repr(words).encode()).hexdigest()
+
+
+def _started_at(run_id: str, repeat: int) -> str:
+    """Later repeats later."""
+    minutes = repeat * 60 * 24 + _number(run_id) % (60 * 24)
+    return (FIRST_RUN + datetime.timedelta(minutes=minutes)).isoformat(timespec="seconds")
+
+
+def _command(config: RunConfig, strategy: str, world_size: int) -> list[str]:
+    words = ["accelerate", "launch", "--config_file", f"accelerate_configs/{strategy}.yaml"]
+    words += ["--num_processes", str(world_size), "study/train.py"]
+    default = build_config().model_dump(mode="json")
+    changed = {name: value for name, value in config.model_dump(mode="json").items() if value != default[name]}
+    return words + studies.Run("", "", world_size, changed).arguments()
+
+
+def _steps(
+    config: RunConfig,
+    strategy: str,
+    box: Box,
+    steps_done: int,
+    seconds: float,
+    loss_shift: float,
+    generator: np.random.Generator,
+) -> list[dict[str, float]]:
+    """Losses that fall from chance, with the noise of small batches that all strategies of a seed share."""
+    shared = np.random.default_rng(_number(config.workload, config.size, config.seed))
+    number = np.arange(1, steps_done + 1)
+    start, end = (0.693, 0.35) if config.workload == "bert-imdb" else (7.0, 5.2)
+    noise = shared.normal(0, 0.03 * start, config.num_steps)[:steps_done] / np.sqrt(config.global_batch_size / 8)
+    grad_norms = shared.lognormal(0.0, 0.2, config.num_steps)[:steps_done]
+    rounding = generator.normal(0, 2e-7 if box == "cpu" else 2e-4, steps_done)
+    if box == "cpu":  # sums in another order: the same in every repeat of a strategy
+        rounding = np.random.default_rng(_number(strategy)).normal(0, 2e-7, config.num_steps)[:steps_done]
+    losses = (end + (start - end) * np.exp(-3 * number / config.num_steps) + noise) * (1 + rounding) + loss_shift
+    taken = seconds * generator.lognormal(0.0, 0.03, steps_done)
+    taken[:WARMUP_STEPS] *= np.linspace(2.0, 1.1, WARMUP_STEPS)[:steps_done]
+    tokens = config.global_batch_size * config.sequence_length
+    return [
+        {
+            "step": int(step),
+            "loss": float(losses[i]),
+            "learning_rate": config.learning_rate_at(int(step)),
+            "grad_norm": float(grad_norms[i] * (1 + rounding[i])),
+            "seconds": float(taken[i]),
+            "elapsed_seconds": float(taken[: i + 1].sum()),
+            "data_wait_seconds": 0.0004,
+            "tokens": tokens,
+            "samples": config.global_batch_size,
+        }
+        for i, step in enumerate(number)
+    ]
+
+
+def _record(
+    config: RunConfig,
+    run_id: str,
+    strategy: str,
+    world_size: int,
+    repeat: int,
+    box: Box,
+    status: str,
+    lines: list[dict[str, float]],
+    steps_sha256: str,
+) -> Record:
+    micro, accumulation = config.batches(world_size)
+    timed = [line["seconds"] for line in lines[WARMUP_STEPS + 1 :]]
+    ok = status == "ok"
+    device = "cpu" if box == "cpu" else "cuda"
+    learned = [config.workload, config.size, config.seed, config.precision, config.num_steps, config.global_batch_size]
+    made = Record(
+        run_id=run_id,
+        status=status,
+        failure=None if ok else Failure(step=len(lines), error=f"synthetic: {status}"),
+        started_at=_started_at(run_id, repeat),
+        wall_seconds=10.0 + sum(line["seconds"] for line in lines),
+        command=_command(config, strategy, world_size),
+        workload=config.workload,
+        size=config.size,
+        strategy=strategy,
+        world_size=world_size,
+        seed=config.seed,
+        init=config.effective_init,
+        config=config.model_dump(mode="json"),
+        num_params=NUM_PARAMS[config.workload, config.size],
+        model_flops_per_sequence=6 * NUM_PARAMS[config.workload, config.size] * config.sequence_length,
+        data={"source": config.data, "digest": _sha256(config.workload, config.data, config.num_train_examples)},
+        proof=_proof(config, strategy, world_size, micro, accumulation, device),
+        initial_parameters=_checksum("initial", config.workload, config.size, config.seed),
+        final_parameters=_checksum("final", strategy, *learned, repeat if box == "gpu" else 0) if ok else None,
+        steps_done=len(lines),
+        final_loss=lines[-1]["loss"],
+        energy_joules=[400.0 * sum(line["seconds"] for line in lines)] * world_size if box == "gpu" and ok else None,
+        tokens=sum(int(line["tokens"]) for line in lines),
+        samples=sum(int(line["samples"]) for line in lines),
+        evaluation=[_evaluation(config, lines[-1])] if ok else [],
+        timing=_timing(config, lines, timed) if ok and timed else None,
+        machine=_machine(box),
+        steps_sha256=steps_sha256,
+    )
+    engine, sizes = cases.engine_of(made), cases.shape_of(made).parameters
+    stepping = [_state_bytes(engine, sizes, made.num_params, rank, "stepping", device) for rank in range(world_size)]
+    resting = [_state_bytes(engine, sizes, made.num_params, rank, "resting", device) for rank in range(world_size)]
+    measured = {
+        "model_state_bytes": stepping,
+        "resting_state_bytes": resting,
+        "peak_memory": [_peaks(config, box, engine, micro, rank, states) for rank, states in enumerate(stepping)],
+        "collectives_per_step": _collectives(strategy, made.num_params, world_size, parameter_bytes(config.precision)),
+    }
+    return made.model_copy(update=measured)
+
+
+def _proof(config: RunConfig, strategy: str, world_size: int, micro: int, accumulation: int, device: str) -> Proof:
+    stage = int(strategy[4]) if strategy.startswith("zero") else None
+    offload = "nvme" if "nvme" in strategy else "cpu" if "cpu" in strategy else "none"
+    masters = "float32" if stage or parameter_bytes(config.precision) == 2 else None
+    held = {"bf16": "bfloat16", "fp16": "float16"}.get(config.precision, "float32")
+    classes = {"ddp": "DistributedDataParallel", "single": "Module", "fsdp2": "FSDPModule"}
+    return Proof(
+        world_size=world_size,
+        distributed_type="DEEPSPEED" if stage is not None else {"single": "NO", "fsdp2": "FSDP"}.get(strategy, "MULTI"),
+        backend=None if strategy == "single" else "gloo" if device == "cpu" else "nccl",
+        device=device,
+        engine_class="DeepSpeedEngine" if stage is not None else classes[strategy],
+        optimizer_class="DeepSpeedCPUAdam" if offload != "none" else "AdamW",
+        zero_optimizer_class=f"DeepSpeedZeroOptimizer{'_Stage3' * (stage == 3)}" if stage else None,
+        zero_stage=stage,
+        offload_optimizer_device=offload,
+        offload_param_device=offload if stage == 3 else "none",
+        gradient_clipping=config.gradient_clipping,
+        gradient_accumulation_steps=accumulation,
+        micro_batch_size=micro,
+        precision=config.precision,
+        autocast_dtype={"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}.get(config.precision),
+        accumulation_dtype="float32" if stage is not None else None,
+        parameter_dtypes=[held],
+        gradient_dtypes=[held],
+        master_dtypes=[masters] if masters else None,
+        moment_dtypes=["float32"],
+        overlap_comm=False if stage is not None else None,
+        reduce_bucket_size=(int(5e5) if "tuned" in strategy else int(5e8)) if stage else None,
+        partitioned_parameters=37 if stage == 3 else None,
+    )
+
+
+@cache
+def _state_bytes(
+    engine: Engine, sizes: ParameterSizes | None, num_params: int, rank: int, moment: str, device: str
+) -> ModelStateBytes:
+    """What theory says that the engine holds."""
+    paper = paper_bytes(engine, num_params, moment)
+    held = {part: getattr(paper, part) for part in PARTS}
+    if sizes is not None and (engine.kind == "deepspeed" or not engine.zero_stage):
+        for difference in engine_differences(engine, sizes, rank, moment):
+            held[difference.part] += difference.num_bytes
+    counts = {part: round(value) for part, value in held.items()}
+    return ModelStateBytes(**counts, by_device={device: sum(counts.values())})
+
+
+def _peaks(
+    config: RunConfig, box: Box, engine: Engine, micro: int, rank: int, states: ModelStateBytes
+) -> dict[str, PeakMemory]:
+    """Model states, activations by the tokens of a micro batch, and a little more on rank 0."""
+    held = sum(getattr(states, part) for part in PARTS)
+    unseen = states.communication_buffers if engine.kind == "ddp" else 0  # by who looks for live tensors
+    activations = 40 * 1024 * micro * config.sequence_length
+    shares = {"built": 0.3, "prepared": 0.8, "first_step": 0.95, "settling_steps": 0.98, "steady_steps": 1.0}
+    peaks = {}
+    for phase, share in {**shares, "evaluation": 0.7}.items():
+        alive = int(share * (held + activations)) + (1 << 20) * (rank == 0)
+        if box == "cpu":
+            tensors = alive - unseen if phase == "steady_steps" else None
+            peaks[phase] = PeakMemory(tensor_bytes=tensors, resident_bytes=1_000_000_000 + alive)
+        else:
+            reserved = -(-int(alive * 1.1) // (1 << 21)) * (1 << 21)
+            process = reserved + 550_000_000
+            peaks[phase] = PeakMemory(
+                allocated_bytes=alive, reserved_bytes=reserved, process_bytes=process, process_average_bytes=process
+            )
+    return peaks
+
+
+def _collectives(strategy: str, num_params: int, world_size: int, element_bytes: int) -> list[Collective]:
+    if world_size == 1:
+        return []
+    whole = num_params * element_bytes
+    stage = int(strategy[4]) if strategy.startswith("zero") else 3 if strategy == "fsdp2" else 0
+    kinds = {
+        0: [("all_reduce", 2, whole)],
+        1: [("all_reduce", 3, whole), ("all_gather", 2, whole)],
+        2: [("all_reduce", 3, whole), ("all_gather", 2, whole)],
+        3: [("reduce_scatter", 2, whole), ("all_gather", 20, 2 * whole)],
+    }
+    return [Collective(kind=kind, count=count, bytes=sent) for kind, count, sent in kinds[stage]]
+
+
+def _checksum(*words: Any) -> Checksum:
+    return Checksum(absolute_sum=_number(*words) / 2**48, square_sum=_number(*words) / 2**52, sha256=_sha256(*words))
+
+
+def _evaluation(config: RunConfig, last: dict[str, float]) -> dict[str, float]:
+    loss = last["loss"] * 1.02
+    figure = {"accuracy": 0.84} if config.workload == "bert-imdb" else {"perplexity": float(np.exp(loss))}
+    return {"step": float(config.num_steps), "loss": loss, **figure}
+
+
+def _timing(config: RunConfig, lines: list[dict[str, float]], timed: list[float]) -> Timing:
+    lower, median, upper = (float(value) for value in np.quantile(timed, [0.25, 0.5, 0.75]))
+    return Timing(
+        num_steps=len(timed),
+        num_warmup_steps=WARMUP_STEPS,
+        probed_steps=[WARMUP_STEPS + 1],
+        median_seconds=median,
+        lower_quartile_seconds=lower,
+        upper_quartile_seconds=upper,
+        data_wait_median_seconds=0.0004,
+        samples_per_second=config.global_batch_size / median,
+        tokens_per_second=lines[-1]["tokens"] / median,
+    )
+
+
+def _machine(box: Box) -> dict[str, Any]:
+    """Eight cores, or eight GPUs."""
+    on_gpu = box == "gpu"
+    return {
+        "cpu": "AMD EPYC 9654" if on_gpu else "Synthetic CPU",
+        "num_cores": 96 if on_gpu else 8,
+        "num_threads_per_process": 1,
+        "host_memory_bytes": 800_000_000_000 if on_gpu else 32_000_000_000,
+        "gpus": [GPU] * 8 if on_gpu else [],
+        "driver": "570.86" if on_gpu else None,
+        "interconnect": None,
+        "cuda": "12.8" if on_gpu else None,
+        "tf32": False if on_gpu else None,
+        "system": "Linux",
+        "python": "3.11.7",
+        "libraries": {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"},
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "git_commit": "0" * 40,
+        "git_dirty": False,
+    }
+
+
+def _outcome(made: Record, config: RunConfig, study: str, repeat: int, status: schema.OutcomeStatus) -> Outcome:
+    return Outcome(
+        study=study,
+        run_id=made.run_id,
+        status=status,
+        message="ok" if status == "ok" else f"synthetic: {status}",
+        workload=made.workload,
+        size=made.size,
+        strategy=made.strategy,
+        world_size=made.world_size,
+        seed=made.seed,
+        global_batch_size=config.global_batch_size,
+        round=repeat,
+        position=1 + _number(made.run_id) % 1000,
+        started_at=made.started_at,
+        wall_seconds=made.wall_seconds + 5,
+        returncode=0 if status == "ok" else 1,
+        command=made.command,
+        stderr_tail=[] if status == "ok" else ["the last line of stderr"],
+    )

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from study import advise, cli, strategy
-from study.advise import Asked, choose, say
-from study.config import Refusal
-from study.theory import planner, published
+from study import cli, planner
+from study.errors import Refusal
+from study.planner import Asked, choose, say
+from study.strategy import file
+from study.theory import measured_by_others, on_box
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 
@@ -28,7 +29,7 @@ def told(capsys, *arguments: str) -> dict:
 def test_every_strategy_of_the_project_is_there(capsys):
     found = told(capsys, *CASE, "--global-batch-size", "64")
     names = [option["strategy"] for option in found["strategies"]]
-    assert names == [name for name in strategy.names() if name != "single"]
+    assert names == [name for name in file.names() if name != "single"]
     assert {"fsdp2", "fsdp2_no_reshard"} <= set(names)
     assert found["recommended"] in names
     for option in found["strategies"]:
@@ -71,7 +72,7 @@ def test_a_fixed_case(capsys):
     assert kept["seconds_per_step"] < option["seconds_per_step"]
 
 
-@pytest.mark.parametrize("row", published.throughput_rows()[::9], ids=lambda row: row.title)
+@pytest.mark.parametrize("row", measured_by_others.throughput_rows()[::9], ids=lambda row: row.title)
 def test_published_rows_are_what_the_command_predicts(row, capsys):
     """The command's defaults are the models that were held against the published rows."""
     sharded = "fsdp2" if row.engine.reshard_after_forward else "fsdp2_no_reshard"
@@ -82,7 +83,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     arguments += [f"--{'' if row.job.activation_checkpointing else 'no-'}activation-checkpointing"]
     (option,) = told(capsys, *arguments)["strategies"]
     assert option["fits"]
-    predicted = planner.predict(row.shape, row.engine, row.job, row.box)
+    predicted = on_box.predict(row.shape, row.engine, row.job, row.box)
     # But for the position embedding: the published models have as many rows as a sequence has tokens.
     assert option["peak_bytes_per_gpu"] == pytest.approx(predicted.peak.total, rel=0.002)
     assert option["tokens_per_second_per_gpu"] == pytest.approx(predicted.tokens_per_second_per_gpu, rel=0.002)
@@ -158,7 +159,7 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
         text = printed(capsys, *arguments, "--write", str(path))
         assert text.splitlines()[-1] == f"Written: {path}"
-        written, shipped = strategy.read_strategy(path), strategy.read_strategy(strategy.find_strategy(name))
+        written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
         assert (written.num_processes, written.num_machines) == (16, num_machines)
         assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
         assert "machine_rank" in path.read_text().split("compute_environment")[0]
@@ -174,7 +175,7 @@ def test_a_strategy_of_ones_own_without_the_keys(tmp_path, capsys):
     printed(
         capsys, "--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", str(own), "--write", str(path)
     )
-    written = strategy.read_strategy(path)
+    written = file.read_strategy(path)
     assert (written.num_processes, written.num_machines, written.zero_stage) == (16, 2, 2)
 
 
@@ -197,7 +198,7 @@ def test_nothing_is_written_where_nothing_fits(tmp_path):
 
 
 def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
-    options = advise.advise("gpt2", Asked("a100-80gb", 8)).options
+    options = planner.advise("gpt2", Asked("a100-80gb", 8)).options
     speeds = dict.fromkeys((option.strategy.name for option in options), 100.0)
     monkeypatch.setattr(choose, "_speed", lambda option: speeds[option.strategy.name])
     assert choose._recommend(options)[0].strategy.name == "ddp"
@@ -220,7 +221,7 @@ def test_the_largest_model_of_a_box(capsys):
     sizes = {one["strategy"]: one["num_params"] for one in found["largest_models"]}
     assert sizes["ddp"] < sizes["zero1"] < sizes["zero2"] < sizes["zero3"] < sizes["zero3_nvme_offload"]
     # It fits, and the next of the family does not.
-    advice = advise.largest_models(Asked("a100-40gb", 8, strategy="zero2"))
+    advice = planner.largest_models(Asked("a100-40gb", 8, strategy="zero2"))
     shape = advice.shapes["zero2"]
     (chosen,), box = advice.asked.strategies(8), advice.asked.box()
     job = choose._smallest_job(advice.asked, "--model")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from soak import exits
 
-from study.benchmarks import exits, hf_trainer, overhead, pairs, throughput
-from study.config import Refusal, build_config
+from study.benchmarks import hf_trainer, overhead, pairs, throughput
+from study.config import build_config
+from study.errors import Refusal
 
 # Seconds long, with dropout and with clipping that acts.
 TINY = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}

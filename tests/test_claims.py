@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from study import cli, config, matrix
+from study import cli, config
 from study.claims import ledger, say, verdicts
 from study.claims.ledger import Claim
 from study.claims.observed import Observed
 from study.claims.rules import arithmetic, record, theory
-from study.config import Refusal
+from study.errors import Refusal
+from study.running import studies
 
 PUBLISHED = ("hf-analysis", "zero3-blog", "a100-replication", "stages-analysis")
 
@@ -513,7 +514,7 @@ def test_what_would_decide_the_rest_can_be_run(sources):
         program, name, *words = shlex.split(command)
         assert program == "zero-study"
         if name == "run":
-            assert words[0] in matrix.names()
+            assert words[0] in studies.names()
         elif name == "train":
             assert {word for word in words if word.startswith("--")} <= flags, command
         else:

@@ -9,9 +9,10 @@ from typing import get_args
 
 import pytest
 
-from study.claims import disputes, ledger, page, say
+from study.claims import disputes, ledger, say
 from study.claims.say import Decided
 from study.claims.verdicts import WORDS, Seen, Verdict
+from study.report.pages import claims
 
 GOOD, BAD, UNTESTED = "replicated", "differs", "not tested here"
 ARITHMETIC = {"type": "arithmetic", "formula": "20 / 10"}
@@ -48,7 +49,7 @@ def text_of(piece: str) -> str:
 
 def entry(one: Decided) -> dict[str, str]:
     """What the list says of a claim, by term."""
-    shown = page.listed([one]).text
+    shown = claims.listed([one]).text
     return {term: text_of(said) for term, said in re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown, re.DOTALL)}
 
 
@@ -123,7 +124,7 @@ def test_disputes_show_each_phrase_once_with_all_its_verdicts():
         decided("a.x.two", UNTESTED, ["b.y"], phrase="20 against 10"),
         decided("b.y", GOOD, ["a.x.one", "a.x.two"], phrase="20 against 20"),
     ]
-    shown = page.contradictions(found).text
+    shown = claims.contradictions(found).text
     assert text_of(shown).endswith(
         "a against b : 1 dispute (1 with b) Of what was tested, the evidence is with b. "
         "a 20 against 10 differs not tested here b 20 against 20 replicated"
@@ -135,7 +136,7 @@ def test_disputes_show_each_phrase_once_with_all_its_verdicts():
 
 
 def test_tally_counts_every_claim_and_each_number_is_a_filter(committed):
-    shown = page.tally(committed).text
+    shown = claims.tally(committed).text
     numbers = {html.unescape(asked): int(n) for asked, n in re.findall(r'<a href="#([^"]*)">(\d+)</a>', shown)}
     counts = Counter((one.source, one.verdict.verdict) for one in committed)
     sources = {one.source for one in committed}
@@ -150,13 +151,13 @@ def test_tally_counts_every_claim_and_each_number_is_a_filter(committed):
 
 def test_opening_counts_what_holds():
     found = [decided(f"a.x{i}", word) for i, word in enumerate((GOOD, GOOD, *WORDS[1:-1], UNTESTED))]
-    said = text_of(page.opening(found).text)
+    said = text_of(claims.opening(found).text)
     assert said.startswith("6 claims of 1 published source,")
     assert "2 hold, 3 do not, and 1 are not tested here." in said
 
 
 def test_every_claim_is_listed_with_what_is_known(committed):
-    shown = page.listed(committed).text
+    shown = claims.listed(committed).text
     entries = re.findall(r'<details id="(.*?)" (.*?)>\n<summary>(.*?)</summary>\n<dl>(.*?)</dl>', shown, re.DOTALL)
     assert [name for name, *_ in entries] == [one.claim.id for one in committed]
     for one, (_, data, line, rest) in zip(committed, entries, strict=True):
@@ -175,16 +176,16 @@ def test_every_claim_is_listed_with_what_is_known(committed):
 
 
 def test_lines_of_one_phrase_are_told_apart(committed):
-    lines = re.findall("<summary><span>(.*?)</span> <small>(.*?)</small>", page.listed(committed).text)
+    lines = re.findall("<summary><span>(.*?)</span> <small>(.*?)</small>", claims.listed(committed).text)
     assert len(set(lines)) == len(lines) == len(committed)
 
 
 def test_page_is_small_enough(committed):
-    assert len((page.listed(committed).text + page.contradictions(committed).text).encode()) < 1e6
+    assert len((claims.listed(committed).text + claims.contradictions(committed).text).encode()) < 1e6
 
 
 def test_nothing_of_a_source_is_markup():
-    shown = page.listed([decided("a.x", phrase='<script>alert("x")</script>')]).text
+    shown = claims.listed([decided("a.x", phrase='<script>alert("x")</script>')]).text
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "Because of &lt; and &gt;." in shown
@@ -226,4 +227,4 @@ def test_what_would_decide_it_is_said_in_full():
 def test_every_rule_and_every_verdict_is_explained():
     rules = (ledger.Arithmetic, ledger.Theory, ledger.OfRecords, ledger.Execution, ledger.Undecidable)
     assert tuple(say.RULES) == tuple(get_args(rule.model_fields["type"].annotation)[0] for rule in rules)
-    assert tuple(page.MEANINGS) == WORDS
+    assert tuple(claims.MEANINGS) == WORDS

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import reported
 
-from study import colab, config, report, strategy
+from study import config
+from study.report import build as report
+from study.report import colab
+from study.strategy import file
 
 SET_UP = reported.tagged(report.NOTEBOOKS / "runtime.ipynb", "colab")[1].source
 SET_UP_OF_SUMMARY = reported.tagged(report.NOTEBOOKS / "summary.ipynb", "colab")[1].source
@@ -169,13 +172,13 @@ def test_summary_asks_the_presets_question(machine):
 def test_commands_are_accepted(name, capability, precision, monkeypatch):
     """By the flags of `zero-study train` and by what a strategy can do."""
     monkeypatch.chdir(report.ROOT)
-    for command in colab.commands(colab.Gpu(name, capability)):
+    for command in colab.commands(colab.ColabGpu(name, capability)):
         assert command[:2] == ["zero-study", "train"]
         parser = config.flag_parser()
         parser.add_argument("--strategy")
         parser.add_argument("--num-processes")
         flags = vars(parser.parse_args(command[2:]))
-        chosen = strategy.read_strategy(strategy.find_strategy(flags.pop("strategy")))
+        chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))
         assert flags.pop("num_processes") == "1"
         made = config.build_config(**flags)
         assert (made.size, made.data, made.precision) == ("large", "hub", precision)

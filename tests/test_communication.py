@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from study.compare import communication as view
-from study.compare import records
+from study.records import find as records
 from study.theory.case import Engine, Job
-from study.theory.communication import Collective, collectives, paper_volume
+from study.theory.communication import ExpectedCollective, collectives, paper_volume
 from study.theory.shapes import ModelShape
 
 TESTS = Path(__file__).parent
@@ -68,7 +68,7 @@ def test_volumes_with_accumulation():
 
 
 def test_an_all_reduce_moves_its_bytes_twice():
-    assert [Collective(kind, 1, 8).moved_bytes for kind in ("all_reduce", "all_gather")] == [16, 8]
+    assert [ExpectedCollective(kind, 1, 8).moved_bytes for kind in ("all_reduce", "all_gather")] == [16, 8]
 
 
 def test_ddp_reduces_in_buckets():
@@ -245,7 +245,7 @@ def test_a_grid_of_accumulations_is_one_call():
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[view.Cell]:
+def cells() -> list[view.CommunicationCell]:
     found = [r for _, r in records.find([*COMMITTED, FIXTURES]) if r.status == "ok" and r.collectives_per_step]
     return [view.cell(r) for r in found]
 

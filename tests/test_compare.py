@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from study import record
-from study.compare import collect, losses, model_states, parity, records
-from study.config import Refusal
+from study import files
+from study.compare import losses, markdown, model_states, parity
+from study.errors import Refusal
+from study.records import collect, schema
+from study.records import find as records
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 
@@ -47,11 +49,11 @@ def change(path: Path, **facts) -> None:
 
 def change_steps(path: Path, number: int, **values) -> None:
     """Change one step of a record, and the digest with it."""
-    steps = record.steps_path(path)
+    steps = schema.steps_path(path)
     lines = [json.loads(line) for line in steps.read_text().splitlines()]
     lines[number - 1].update(values)
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change(path, steps_sha256=record.sha256(steps))
+    change(path, steps_sha256=files.sha256(steps))
 
 
 def rows(page: str, name: str) -> list[list[str]]:
@@ -136,7 +138,7 @@ def test_pages_name_the_command_without_this_machines_folders(monkeypatch, tmp_p
         assert absolute.splitlines()[-1].endswith(" fixtures/records`.")
         assert str(FIXTURES.parent.parent) not in absolute
     monkeypatch.chdir(tmp_path)
-    assert records.command("parity", [Path("/somewhere/else/records")]) == "zero-study parity records"
+    assert markdown.command("parity", [Path("/somewhere/else/records")]) == "zero-study parity records"
 
 
 # --- parity
@@ -164,8 +166,8 @@ def test_parity_with_ddp():
 def test_parity_by_hand(folder):
     """A loss 1 % off in one step of eight, a sum 0.5 % off at the end, everything else equal."""
     reference, path = folder / "auto-ddp.json", folder / "auto-zero0.json"
-    shutil.copy(record.steps_path(reference), record.steps_path(path))
-    loss = record.read_steps(reference)[2]["loss"]
+    shutil.copy(schema.steps_path(reference), schema.steps_path(path))
+    loss = schema.read_steps(reference)[2]["loss"]
     change_steps(path, 3, loss=loss * 1.01)
     final = json.loads(reference.read_text())["final_parameters"]
     change(path, final_parameters=final | {"square_sum": final["square_sum"] * 0.995})
@@ -231,9 +233,9 @@ def test_steps_that_are_not_the_runs_own_are_refused(folder):
 
 def test_runs_of_another_length_are_refused(folder):
     path = folder / "auto-zero0.json"
-    steps = record.steps_path(path)
+    steps = schema.steps_path(path)
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-1]))
-    change(path, steps_sha256=record.sha256(steps))
+    change(path, steps_sha256=files.sha256(steps))
     with pytest.raises(Refusal, match=r"auto-zero0\.json: 7 steps, .*auto-ddp\.json has 8"):
         parity.table([folder])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from study.config import PRESETS, SIZES, Refusal, RunConfig, build_config, flag_parser
+from study.config import PRESETS, RunConfig, build_config, flag_parser
+from study.errors import Refusal
+from study.models import SIZES
 
 
 def refusal(**flags) -> str:

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from study import strategy
-from study.theory.decision_trees import KINDS, TREES, Advice, Outcome, Question, compare, summarize
+from study.strategy import file
+from study.theory.decision_trees import KINDS, TREES, Question, Recommendation, TreeOutcome, compare, summarize
 
 EVERYTHING = dict.fromkeys(("ddp", "zero1", "zero2", "zero3"), True)
 BILLION = 1_000_000_000
@@ -18,7 +18,7 @@ def ask(tree: str, *, fits: str | None = None, **changes) -> str | None:
     return question_of(fits=fits, tree=tree, **changes).strategy
 
 
-def question_of(*, tree: str, fits: str | None = None, **changes) -> Advice:
+def question_of(*, tree: str, fits: str | None = None, **changes) -> Recommendation:
     found = EVERYTHING if fits is None else {name: name in fits.split() for name in EVERYTHING}
     asked = {
         "num_params": BILLION,
@@ -190,7 +190,7 @@ def test_advice_names_a_file_of_the_study_and_quotes_a_short_phrase(tree):
             ("production", "research"), (True, False), (1, 2), (None, 32, 96, 192, 512),
         )
     ]  # fmt: skip
-    assert {a.strategy for a in advice} <= {*strategy.names(), None}
+    assert {a.strategy for a in advice} <= {*file.names(), None}
     assert {a.strategy for a in advice} - {None}
     assert all(len(a.phrase.split()) <= 12 for a in advice if a.phrase)
     assert all(a.phrase for a in advice if a.strategy)
@@ -233,20 +233,20 @@ def test_a_tree_that_asks_for_what_is_not_known():
 RESULTS = {"ddp": (False, 900.0), "zero1": (False, None), "zero2": (True, 100.0), "zero3": (True, 95.0)}
 
 
-def advise(name: str | None) -> Advice:
-    return Advice(name, "section", "phrase")
+def advise(name: str | None) -> Recommendation:
+    return Recommendation(name, "section", "phrase")
 
 
 @pytest.mark.parametrize(
     ("advised", "changes", "outcome"),
     [
-        ("zero2", {}, Outcome("agrees", "zero2", "zero2", 0)),
-        ("zero3", {}, Outcome("agrees", "zero3", "zero2", pytest.approx(0.05))),
-        ("zero3", {"zero3": (True, 94.9)}, Outcome("slower", "zero3", "zero2", pytest.approx(0.051))),
-        ("ddp", {}, Outcome("out of memory", "ddp", "zero2", None)),
-        (None, {}, Outcome("no answer", None, "zero2", None)),
-        ("ddp", {"zero2": (False, 0.0), "zero3": (False, 0.0)}, Outcome("nothing fits", "ddp", None, None)),
-        (None, {"zero2": (False, 0.0), "zero3": (False, 0.0)}, Outcome("nothing fits", None, None, None)),
+        ("zero2", {}, TreeOutcome("agrees", "zero2", "zero2", 0)),
+        ("zero3", {}, TreeOutcome("agrees", "zero3", "zero2", pytest.approx(0.05))),
+        ("zero3", {"zero3": (True, 94.9)}, TreeOutcome("slower", "zero3", "zero2", pytest.approx(0.051))),
+        ("ddp", {}, TreeOutcome("out of memory", "ddp", "zero2", None)),
+        (None, {}, TreeOutcome("no answer", None, "zero2", None)),
+        ("ddp", {"zero2": (False, 0.0), "zero3": (False, 0.0)}, TreeOutcome("nothing fits", "ddp", None, None)),
+        (None, {"zero2": (False, 0.0), "zero3": (False, 0.0)}, TreeOutcome("nothing fits", None, None, None)),
     ],
 )
 def test_advice_beside_the_planner(advised, changes, outcome):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from study import ending
-from study.ending import Told, classify
+from study import files
+from study.running import ending
+from study.running.ending import Told, classify
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\
@@ -119,7 +120,7 @@ CASES = {
         "AssertionError:",
     ),
     "an assertion of the study's before the first step": (
-        traceback("AssertionError", "study/weights.py"),
+        traceback("AssertionError", "study/training/weights.py"),
         Told("failed", None, "AssertionError: "),
         1,
         "crashed",
@@ -238,12 +239,12 @@ def test_of_a_progress_bar_only_what_was_drawn_last_is_kept(tmp_path):
 def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
     home, project = tmp_path / "home", tmp_path / "project"
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr(ending, "ROOT", project)
+    monkeypatch.setattr(files, "ROOT", project)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     text = f'File "{project}/study/train.py" {home}/data {tmp_path}/here/runs {home} {home}less {tmp_path}/hereafter'
-    assert ending.shown(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
-    assert ending.shown("  host      : box.example.org") == "  host      : (this machine)"
+    assert files.shown_text(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
+    assert files.shown_text("  host      : box.example.org") == "  host      : (this machine)"
     words = [
         f"{project}/.venv/bin/python",
         "-m",

@@ -1,4 +1,4 @@
-"""Does `study.extensions` refuse, in one line that says what to do, what would otherwise hang or fail inside a run?"""
+"""Does `study.preflight.extensions` refuse, in one line that says what to do, what would hang or fail inside a run?"""
 
 import os
 import shutil
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from study import extensions
-from study.config import Refusal
+from study.errors import Refusal
+from study.preflight import extensions
 
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); sys.stdin.read()"
 
@@ -360,5 +360,5 @@ def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, to
 
 
 def test_import_needs_no_torch():
-    code = "import sys, study.extensions; sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
+    code = "import sys, study.preflight.extensions; sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=extensions.ROOT, check=True)

@@ -7,7 +7,7 @@ import json
 import launching
 import pytest
 
-from study import record
+from study.records import schema
 
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 4}
 
@@ -19,7 +19,7 @@ def test_a_loss_that_is_no_number_stops_the_run(name, tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert "failed: step 2: the loss is nan" in done.stdout
-    found = record.read(tmp_path / "run")
+    found = schema.read(tmp_path / "run")
     assert (found.status, found.failure.step, found.steps_done) == ("failed", 2, 2)
     assert json.loads((tmp_path / "run" / "steps.jsonl").read_text().splitlines()[1])["loss"] is None
 
@@ -31,7 +31,7 @@ def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
     launch = ["accelerate", "launch", "--config_file", config, "--main_process_port", "0", program]
     done = launching.attempt([*launch, *flags])
     assert done.returncode == 1
-    found = record.read(tmp_path / "run")
+    found = schema.read(tmp_path / "run")
     assert (found.status, found.failure.step) == ("out_of_memory", 2)
     assert "can't allocate memory" in found.failure.error
     assert not list((tmp_path / "run").glob("failure-rank*.json"))

@@ -13,9 +13,10 @@ import pytest
 from matplotlib.transforms import Bbox
 from synthetic import write_outcome, write_run
 
-from study import strategy
-from study.compare import differences, figures, table
-from study.compare.figures import drawing, losses, memory, speed
+from study.compare import differences, table
+from study.report import figures
+from study.report.figures import drawing, losses, memory, speed
+from study.strategy import file
 
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK = "{http://www.w3.org/1999/xlink}"
@@ -284,7 +285,7 @@ def test_differences_far_apart_get_a_logarithmic_axis(two):
 
 
 def test_many_strategies_have_a_panel_per_stage():
-    names = [name for name in strategy.names() if name != "ddp"]
+    names = [name for name in file.names() if name != "ddp"]
     families = losses._families(drawing.in_order(names))
     assert sorted(itertools.chain(*families)) == sorted(names)
     assert [family[0] for family in families] == ["single", "zero1", "zero2", "zero3"]
@@ -386,7 +387,7 @@ def test_the_front_is_what_no_other_beats():
 
 
 def test_labels_of_the_front_do_not_cover_one_another():
-    names = drawing.in_order(strategy.names())
+    names = drawing.in_order(file.names())
     points = {name: (1.0 + 0.004 * i, 5.0 + 0.01 * (i % 3)) for i, name in enumerate(names)}
     points |= {"single": (2.0, 1.0), "zero3_nvme_offload": (1.5, 9.0)}
     with drawing.house_style("labels"):
@@ -472,7 +473,7 @@ def test_colours_are_seen_on_both_pages(colour, page):
 
 
 def test_every_strategy_has_a_look_of_its_own():
-    looks = [drawing.style(name) for name in strategy.names()]
+    looks = [drawing.style(name) for name in file.names()]
     assert len({str(look) for look in looks}) == len(looks)
     assert drawing.style("zero3_cpu_offload").color == drawing.style("zero3").color
     assert drawing.style("zero3_cpu_offload").marker == drawing.style("zero2_cpu_offload").marker

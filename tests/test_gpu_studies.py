@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import shrunken
 
-from study import box, ending, matrix, plan, record, runner, strategy
-from study.box import Box
-from study.compare import pack, table
-from study.record import Record
+from study import files
+from study.compare import table
+from study.preflight import checks, this_machine
+from study.preflight.this_machine import Machine
+from study.records import pack, schema
+from study.records.schema import Record
+from study.running import plan, runner, studies
+from study.strategy import file
 
 ONE_GPU = ("single-gpu", "model-size", "offload", "buckets", "batch-size", "shared-gpu")
 H200 = 150_754_820_096
@@ -19,22 +23,22 @@ H200 = 150_754_820_096
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A folder without earlier runs, seen from the project's."""
-    monkeypatch.setattr(ending, "ROOT", tmp_path)
+    monkeypatch.setattr(files, "ROOT", tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
 
 
-def make(study: matrix.Study, folder: Path) -> plan.Plan:
-    return plan.make(study, matrix.runs(study), folder, 1800)
+def make(study: studies.Study, folder: Path) -> plan.Plan:
+    return plan.make(study, studies.runs(study), folder, 1800)
 
 
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
     """All of its one-process runs, and those that share it; the rest waits for a larger box, and is no obstacle."""
-    monkeypatch.setattr(box, "find", lambda: Box((H200,), 10**12))
-    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((H200,), 10**12))
+    monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(plan, "_blind_torch", lambda _: None)
-    for one in make(matrix.find(name), home).runs:
+    for one in make(studies.find(name), home).runs:
         if one.run.num_processes == 1 or one.config.share_device:
             assert one.to_run, one
         else:
@@ -43,26 +47,26 @@ def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
 
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
-    whole, small = matrix.find(name), shrunken.shrink(name)
+    whole, small = studies.find(name), shrunken.shrink(name)
     assert [one.skipped for one in make(small, home).runs if one.skipped] == []
-    assert {run.strategy for run in matrix.runs(small)} == {run.strategy for run in matrix.runs(whole)}
+    assert {run.strategy for run in studies.runs(small)} == {run.strategy for run in studies.runs(whole)}
 
 
 def run(name: str, wanted: list[str], folder: Path, **options) -> dict[str, Record]:
     """Run some of a shrunken study to their ends and return their records by the names that were asked for."""
     study = shrunken.shrink(name)
-    by_id = {one.run_id: one for one in matrix.runs(study)}
+    by_id = {one.run_id: one for one in studies.runs(study)}
     chosen = {word: next(run for run_id, run in by_id.items() if f"-tiny-{word}" in run_id) for word in wanted}
     while (status := runner.run(study, list(chosen.values()), folder, 300, False, **options)) == (
         runner.SOME_WITHOUT_OUTCOME
     ):
         pass  # the next slot
     assert status == runner.ALL_OK
-    return {word: record.read(folder / planned.run_id) for word, planned in chosen.items()}
+    return {word: schema.read(folder / planned.run_id) for word, planned in chosen.items()}
 
 
 def test_single_gpu_in_slots_and_home(home):
-    names = [name for name in strategy.names() if not name.startswith("fsdp")]
+    names = [name for name in file.names() if not name.startswith("fsdp")]
     found = run("single-gpu", [f"{name}-1x" for name in names], home / "runs", slot_seconds=150)
     assert len(found) == 12
     engines = {one.strategy: one.proof.engine_class for one in found.values()}

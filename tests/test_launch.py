@@ -13,8 +13,8 @@ import fake_train
 import psutil
 import pytest
 
-from study import bound, launch
-from study.matrix import Run
+from study.running import bound, launch
+from study.running.studies import Run
 
 CONFIG = Path("single.yaml")
 RUN = Run("run", "single", 1, {})

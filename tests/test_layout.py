@@ -14,8 +14,10 @@ from pathlib import Path
 import launching
 import pytest
 
-from study import config, matrix, strategy
+from study import config
 from study.config import build_config
+from study.running import studies
+from study.strategy import file
 
 STUDY = Path(config.__file__).resolve().parent
 FILES = sorted(path for path in STUDY.rglob("*.py") if "metrics" not in path.parts)
@@ -128,15 +130,15 @@ def test_no_file_hides_another_module():
 
 
 def test_every_strategy_has_a_name():
-    assert set(strategy.names()) == {path.stem for path in strategy.CONFIGS.glob("*.yaml")}
-    assert strategy.names()[:2] == ["single", "ddp"]
+    assert set(file.names()) == {path.stem for path in file.CONFIGS.glob("*.yaml")}
+    assert file.names()[:2] == ["single", "ddp"]
 
 
-@pytest.mark.parametrize("name", strategy.names())
+@pytest.mark.parametrize("name", file.names())
 def test_accelerate_file(name, monkeypatch):
     monkeypatch.chdir(launching.ROOT)  # from where the files name their JSON
-    path = strategy.find_strategy(name)
-    read = strategy.read_strategy(path)
+    path = file.find_strategy(name)
+    read = file.read_strategy(path)
     assert read.name == name
     assert read.num_processes == (1 if name == "single" else 2)
     if name.startswith("zero"):
@@ -152,8 +154,8 @@ def test_accelerate_file(name, monkeypatch):
 
 
 def test_every_json_belongs_to_a_file():
-    for path in strategy.CONFIGS.glob("*.json"):
-        assert f"deepspeed_config_file: {strategy.CONFIGS.name}/{path.name}" in path.with_suffix(".yaml").read_text()
+    for path in file.CONFIGS.glob("*.json"):
+        assert f"deepspeed_config_file: {file.CONFIGS.name}/{path.name}" in path.with_suffix(".yaml").read_text()
 
 
 def test_known_keys_are_those_of_deepspeed():
@@ -174,10 +176,10 @@ print("KEYS", json.dumps({
     done = launching.attempt(["python", "-c", code], env={"DS_ACCELERATOR": "cpu"})
     assert done.returncode == 0, done.stderr
     keys = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("KEYS ")).removeprefix("KEYS "))
-    assert set(keys["zero"]) >= set(strategy._ZeroSection.model_fields)
-    assert set(keys["aio"]) >= set(strategy._AioSection.model_fields)
-    assert set(keys["offload_optimizer"]) >= set(strategy._OffloadOptimizer.model_fields)
-    assert set(keys["offload_param"]) >= set(strategy._OffloadParam.model_fields)
+    assert set(keys["zero"]) >= set(file._ZeroSection.model_fields)
+    assert set(keys["aio"]) >= set(file._AioSection.model_fields)
+    assert set(keys["offload_optimizer"]) >= set(file._OffloadOptimizer.model_fields)
+    assert set(keys["offload_param"]) >= set(file._OffloadParam.model_fields)
 
 
 # ---------------------------------------------------------------- commands and studies
@@ -211,17 +213,17 @@ def test_help_of_train_lists_every_knob():
     assert all(field.description for field in config.RunConfig.model_fields.values())
 
 
-@pytest.mark.parametrize("name", matrix.names())
+@pytest.mark.parametrize("name", studies.names())
 def test_runs_of_a_study_are_valid(name, tmp_path):
-    study = matrix.find(name)
-    planned = matrix.runs(study, tmp_path if study.text == "real" else None)
+    study = studies.find(name)
+    planned = studies.runs(study, tmp_path if study.text == "real" else None)
     assert planned
     assert len({run.run_id for run in planned}) == len(planned)
     parser = config.flag_parser()
     for run in planned:
         chosen = build_config(**run.flags)
         chosen.batches(run.num_processes)
-        assert strategy.find_strategy(run.strategy)
+        assert file.find_strategy(run.strategy)
         assert build_config(**vars(parser.parse_args(run.arguments()))) == chosen
 
 

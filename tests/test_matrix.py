@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from study import matrix
-from study.config import Refusal
+from study.errors import Refusal
+from study.running import studies
 
 QUESTION = "question: Which one?\n"
 
 
 @pytest.fixture
 def find(tmp_path):
-    def write_and_find(text: str) -> matrix.Study:
+    def write_and_find(text: str) -> studies.Study:
         (tmp_path / "mine.yaml").write_text(text)
-        return matrix.find(str(tmp_path / "mine.yaml"))
+        return studies.find(str(tmp_path / "mine.yaml"))
 
     return write_and_find
 
@@ -81,12 +81,12 @@ def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
 def test_parts_that_differ_in_flags_only_need_labels(find):
     study = find(QUESTION + "parts: [{strategies: [ddp]}, {strategies: [ddp], flags: {max_steps: 3}}]\n")
     with pytest.raises(Refusal, match="two runs are called bert-imdb-tiny-ddp-2x-seed0; give a part another label"):
-        matrix.runs(study)
+        studies.runs(study)
 
 
 def test_repeats_are_interleaved_and_the_order_rotates(find):
     study = find(QUESTION + "parts: [{strategies: [ddp, zero1, zero2], seeds: [5, 6], repeats: 2}]\n")
-    runs = matrix.runs(study)
+    runs = studies.runs(study)
     assert [run.round for run in runs] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     rounds = [[run.strategy for run in runs[start : start + 3]] for start in (0, 3, 6, 9)]
     assert all(sorted(names) == ["ddp", "zero1", "zero2"] for names in rounds)
@@ -96,7 +96,7 @@ def test_repeats_are_interleaved_and_the_order_rotates(find):
 
 
 def test_no_strategy_always_runs_first_or_after_the_same_one():
-    runs = matrix.runs(matrix.find("multi-gpu"))
+    runs = studies.runs(studies.find("multi-gpu"))
     assert len({runs[at].strategy for at in range(0, len(runs), 8)}) > 2
     before: dict[str, set[str]] = {}
     for one, other in pairwise(runs):
@@ -106,7 +106,7 @@ def test_no_strategy_always_runs_first_or_after_the_same_one():
 
 def test_a_preset_does_not_bring_its_text(find):
     study = find(QUESTION + "parts: [{flags: {preset: paper, micro_batch_size: null}, strategies: [single]}]\n")
-    (run,) = matrix.runs(study)
+    (run,) = studies.runs(study)
     assert run.flags["data"] == "bundled"
     assert "None" not in run.arguments()
     assert "--micro-batch-size" not in run.arguments()
@@ -114,26 +114,26 @@ def test_a_preset_does_not_bring_its_text(find):
 
 def test_published_weights_go_with_real_text_only(find):
     flags = "parts: [{flags: {init: pretrained}, strategies: [single]}]\n"
-    assert matrix.runs(find(QUESTION + "text: real\n" + flags))
+    assert studies.runs(find(QUESTION + "text: real\n" + flags))
     with pytest.raises(Refusal, match=r"parts\.0: --init pretrained needs a published tokenizer"):
         find(QUESTION + flags)
 
 
 def test_batches_go_up_within_a_round(find):
     study = find(QUESTION + "parts: [{strategies: [ddp, zero1], global_batch_sizes: [32, 8, 16], repeats: 2}]\n")
-    runs = matrix.runs(study)
+    runs = studies.runs(study)
     assert [run.flags["global_batch_size"] for run in runs] == [8, 8, 16, 16, 32, 32] * 2
 
 
 def test_single_is_run_once_and_ddp_on_one_process_too(find):
     study = find(QUESTION + "parts: [{strategies: [single, ddp, zero2], world_sizes: [1, 2]}]\n")
-    found = [(run.strategy, run.num_processes) for run in matrix.runs(study)]
+    found = [(run.strategy, run.num_processes) for run in studies.runs(study)]
     assert found == [("single", 1), ("ddp", 1), ("zero2", 1), ("ddp", 2), ("zero2", 2)]
 
 
 def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
     bundled, real = (QUESTION + f"text: {text}\nparts: [{{strategies: [single]}}]\n" for text in ("bundled", "real"))
-    assert matrix.runs(find(real))[0].flags["data"] == "hub"
-    assert matrix.runs(find(real), tmp_path)[0].flags["data_dir"] == tmp_path
+    assert studies.runs(find(real))[0].flags["data"] == "hub"
+    assert studies.runs(find(real), tmp_path)[0].flags["data_dir"] == tmp_path
     with pytest.raises(Refusal, match="trains on the bundled sample; leave it out"):
-        matrix.runs(find(bundled), tmp_path)
+        studies.runs(find(bundled), tmp_path)

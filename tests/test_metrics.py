@@ -9,7 +9,7 @@ import evaluate
 import pytest
 import torch
 
-from study.config import Refusal
+from study.errors import Refusal
 from study.workloads import METRICS, WORKLOADS, load_metric
 
 

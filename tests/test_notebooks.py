@@ -11,7 +11,8 @@ import nbformat
 import pytest
 import reported
 
-from study import colab, report
+from study.report import build as report
+from study.report import colab
 
 each = pytest.mark.parametrize("path", reported.NOTEBOOKS, ids=lambda path: path.stem)
 

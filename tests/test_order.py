@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from study.order import TrainingOrder
+from study.training.order import TrainingOrder
 
 
 def dealt(order: TrainingOrder, micro_batch_size: int, world_size: int) -> list[list[int]]:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from study import record
-from study.compare import collect, pack
-from study.config import Refusal
+from study.errors import Refusal
+from study.records import collect, pack, schema
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_the_manifest_says_where_the_records_come_from(runs, tmp_path, capsys):
     found = members(tmp_path / "box.zip")
     manifest = json.loads(found[pack.MANIFEST])
     assert manifest["format_version"] == pack.FORMAT_VERSION
-    assert manifest["schema_version"] == record.SCHEMA_VERSION
+    assert manifest["schema_version"] == schema.SCHEMA_VERSION
     assert manifest["box"] == "Synthetic CPU, 8 cores"
     assert manifest["num_runs"] == 5
     assert manifest["git_commits"] == ["0" * 40, "1" * 40 + "-dirty"]

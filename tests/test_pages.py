@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import differences, figures, markup, pages, table
-from study.compare.pages import cells
-from study.compare.pages import runs as sections
-from study.config import Refusal
+from study.compare import differences, table
+from study.errors import Refusal
+from study.report import figures, markup, pages
+from study.report.pages import cells
+from study.report.pages import runs as sections
 
 METRICS = ["final_loss", "seconds_per_step"]
 

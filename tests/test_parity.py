@@ -9,10 +9,10 @@ from __future__ import annotations
 import launching
 import pytest
 
-from study import strategy
+from study.strategy import file
 
 TOLERANCE = 1e-5
-DEEPSPEED = [name for name in strategy.names() if name.startswith("zero")]
+DEEPSPEED = [name for name in file.names() if name.startswith("zero")]
 CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}
 UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
 

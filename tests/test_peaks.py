@@ -9,11 +9,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from study import engines, record, strategy
 from study.compare import cases
 from study.compare import peaks as view
 from study.config import build_config
-from study.theory import hardware, peaks, planner, published, shapes
+from study.records import schema
+from study.strategy import engines, file
+from study.theory import hardware, measured_by_others, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Precision
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
@@ -28,13 +29,13 @@ def test_there_are_records():
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_the_peaks_are_those_measured(path):
-    found = view.cell(record.read(path))
+    found = view.cell(schema.read(path))
     steady = found.record.strategy not in UNSTEADY
     assert abs(found.error) <= (0.06 if steady else 0.15)
 
 
 def test_there_are_peaks_of_each_model_batch_and_length():
-    read = [record.read(path) for path in MEASURED]
+    read = [schema.read(path) for path in MEASURED]
     grid = {}
     for r in read:
         if r.strategy == "single" and r.proof.precision == "fp32" and not view._ways(r):
@@ -52,8 +53,8 @@ def test_there_are_peaks_of_each_model_batch_and_length():
 
 def test_every_published_row_fits():
     """All of them ran. And they are near the edge: their authors looked for the largest batch."""
-    rows = published.throughput_rows()
-    free = [planner.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
+    rows = measured_by_others.throughput_rows()
+    free = [on_box.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
     assert min(free) > 0
     needed = [
         1 - left / hardware.usable_memory_bytes(row.box.gpu, row.box.num_gpus)
@@ -62,9 +63,9 @@ def test_every_published_row_fits():
     assert max(needed) > 0.9
 
 
-@pytest.mark.parametrize("case", published.cases("memory"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", measured_by_others.cases("memory"), ids=lambda case: case.name)
 def test_published_memory(case):
-    predicted = planner.predicted_memory(case)
+    predicted = on_box.predicted_memory(case)
     if case.quantity == "fits":
         # ZeRO-Infinity put gradients on the disk; today's DeepSpeed keeps them in the host's memory.
         assert predicted == (case.published and "ZeRO-Infinity" not in case.name)
@@ -76,7 +77,7 @@ def test_published_memory(case):
 def test_a_grid_is_its_cells():
     shape = shapes.find("gpt2-xl")
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
-        chosen = strategy.read_strategy(strategy.find_strategy(name))
+        chosen = file.read_strategy(file.find_strategy(name))
         engine = engines.engine_of(chosen, shape.hidden, 8, engines.precision_class(chosen, "bf16"))
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
@@ -98,8 +99,8 @@ def test_a_grid_is_its_cells():
 @pytest.mark.parametrize("precision", get_args(Precision))
 def test_no_part_is_negative(precision):
     shape = shapes.find("gpt2-xl")
-    for name in strategy.names():
-        chosen = strategy.read_strategy(strategy.find_strategy(name))
+    for name in file.names():
+        chosen = file.read_strategy(file.find_strategy(name))
         engine = engines.engine_of(chosen, shape.hidden, 1 if name == "single" else 4, precision)
         for steps in (1, 4):
             peak = peaks.peak(shape, engine, Job(2, 512, steps))
@@ -121,7 +122,7 @@ def test_offload_moves_bytes_to_the_host_and_the_disk():
     shape = shapes.find("gpt2-xl")
 
     def of(name: str) -> peaks.Peak:
-        chosen = strategy.read_strategy(strategy.find_strategy(name))
+        chosen = file.read_strategy(file.find_strategy(name))
         return peaks.peak(shape, engines.engine_of(chosen, shape.hidden, 4, "bf16"), Job(1, 512))
 
     assert of("zero2").host_bytes == of("zero2").disk_bytes == 0
@@ -157,12 +158,12 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     for folder in ("cpu", "model-states"):
         for path in (RECORDS / folder).glob("*.json"):
             if path.name.count(".") == 1:
-                r = record.read(path)
+                r = schema.read(path)
                 if r.status == "ok":
                     proved.setdefault((r.strategy, r.proof.precision, r.world_size), r)
-    assert {name for name, *_ in proved} == {name for name in strategy.names() if not name.startswith("fsdp2")}
+    assert {name for name, *_ in proved} == {name for name in file.names() if not name.startswith("fsdp2")}
     for (name, precision, world_size), r in proved.items():
-        chosen = strategy.read_strategy(strategy.find_strategy(name))
+        chosen = file.read_strategy(file.find_strategy(name))
         hidden = cases.shape_of(r).hidden
         expected = engines.engine_of(chosen, hidden, world_size, precision)
         told = dataclasses.replace(cases.engine_of(r), sub_group_size=expected.sub_group_size)

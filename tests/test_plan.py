@@ -11,27 +11,32 @@ from types import SimpleNamespace
 import launching
 import pytest
 
-from study import box, ending, engines, forecast, launch, matrix, plan, record, strategy
-from study.box import Box
-from study.config import SIZES, Refusal, build_config
-from study.forecast import Estimate, History
-from study.matrix import Run
-from study.record import Outcome
-from study.strategy import find_strategy, read_strategy
+from study import files, models
+from study.config import build_config
+from study.errors import Refusal
+from study.models import SIZES
+from study.preflight import checks, this_machine
+from study.preflight.this_machine import Machine
+from study.records import schema
+from study.records.schema import Outcome
+from study.running import duration, ending, launch, plan, studies
+from study.running.duration import Estimate, History
+from study.running.studies import Run
+from study.strategy.file import find_strategy, read_strategy
 from study.workloads import sources
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 ANY = SimpleNamespace(device="any")
 GPU_ONLY = SimpleNamespace(device="gpu")
 T4 = 15_835_660_288
-CPU_BOX = Box((), 25_000_000_000)
+CPU_BOX = Machine((), 25_000_000_000)
 
 
-def read(name: str) -> record.Record:
-    return record.read(FIXTURES / f"{name}.json")
+def read(name: str) -> schema.Record:
+    return schema.read(FIXTURES / f"{name}.json")
 
 
-def lacking(here: Box, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
+def lacking(here: Machine, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
     run = Run("run", name, num_processes, flags)
     return plan.lacking(study, run, build_config(**flags), read_strategy(find_strategy(name)), here)
 
@@ -40,7 +45,7 @@ def lacking(here: Box, name: str = "single", num_processes: int = 1, study=ANY, 
 
 
 def test_gpus_that_are_not_there():
-    two = Box((T4, T4), 10**12)
+    two = Machine((T4, T4), 10**12)
     assert lacking(CPU_BOX, "ddp", 4, GPU_ONLY) == "needs 4 GPUs, found 0"
     assert lacking(two, "ddp", 4) == "needs 4 GPUs, found 2"
     assert lacking(CPU_BOX, "single", 1, GPU_ONLY) == "needs 1 GPU, found 0"
@@ -52,10 +57,10 @@ def test_ranks_that_share_a_gpu_need_one_with_room_for_all():
     """BERT-large: 335 million parameters x 16 bytes on each rank."""
     large = {"size": "large", "data": "hub", "share_device": True}
     assert lacking(CPU_BOX, "ddp", 4, GPU_ONLY, **large) == "needs 1 GPU, found 0"
-    assert lacking(Box((30 * 10**9,), 10**12), "ddp", 4, **large) is None
-    found = lacking(Box((T4,), 10**12), "ddp", 4, **large)
+    assert lacking(Machine((30 * 10**9,), 10**12), "ddp", 4, **large) is None
+    found = lacking(Machine((T4,), 10**12), "ddp", 4, **large)
     assert found == "model states alone are 5.4 GB a rank x 4 ranks by the paper's formula, the GPU has 15.8 GB"
-    assert lacking(Box((T4,), 10**12), "zero3", 4, **large) is None
+    assert lacking(Machine((T4,), 10**12), "zero3", 4, **large) is None
 
 
 GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "precision": "bf16", "data": "hub"}
@@ -63,33 +68,33 @@ GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "preci
 
 def test_model_states_that_cannot_fit_on_the_gpu():
     """6.05e9 parameters x (2 + 2 + 12) bytes."""
-    found = lacking(Box((T4,), 10**12), "zero2", **GPT_6B)
+    found = lacking(Machine((T4,), 10**12), "zero2", **GPT_6B)
     assert found == "model states alone are 96.8 GB a rank by the paper's formula, the GPU has 15.8 GB"
     h200 = 150_754_820_096
-    assert lacking(Box((h200,), 10**12), "zero2", **GPT_6B) is None
-    assert "12.1 GB a rank" in lacking(Box((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
+    assert lacking(Machine((h200,), 10**12), "zero2", **GPT_6B) is None
+    assert "12.1 GB a rank" in lacking(Machine((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
 
 
 def test_a_small_gpu_beside_a_large_one_is_no_obstacle():
-    both = Box((2 * 10**9, 10**11), 10**12)
+    both = Machine((2 * 10**9, 10**11), 10**12)
     assert lacking(both, "zero2", **GPT_6B) is None
     assert "the GPU has 2.0 GB" in lacking(both, "zero2", 2, **GPT_6B)
 
 
 def test_offload_moves_model_states_to_the_host():
     """On the GPU parameters stay, 2 bytes each; Adam's states and fp32 gradients, 16 bytes, go to the host."""
-    assert lacking(Box((T4,), 10**12), "zero2_cpu_offload", **GPT_6B) is None
-    found = lacking(Box((T4,), 50_000_000_000), "zero2_cpu_offload", **GPT_6B)
+    assert lacking(Machine((T4,), 10**12), "zero2_cpu_offload", **GPT_6B) is None
+    found = lacking(Machine((T4,), 50_000_000_000), "zero2_cpu_offload", **GPT_6B)
     assert found == "offloaded model states alone are 96.8 GB a rank by the paper's formula, the host has 50.0 GB"
     # With parameters on the host too, and in the end on a disk.
-    assert "108.9 GB a rank" in lacking(Box((T4,), 50_000_000_000), "zero3_cpu_offload", **GPT_6B)
-    assert lacking(Box((10**9,), 10**9), "zero3_nvme_offload", **GPT_6B) is None
+    assert "108.9 GB a rank" in lacking(Machine((T4,), 50_000_000_000), "zero3_cpu_offload", **GPT_6B)
+    assert lacking(Machine((10**9,), 10**9), "zero3_nvme_offload", **GPT_6B) is None
 
 
 def test_on_a_cpu_all_ranks_share_the_host():
     large = {"size": "large", "data": "hub"}  # 335 million parameters x 16 bytes
-    assert lacking(Box((), 11_000_000_000), "ddp", 2, **large) is None
-    found = lacking(Box((), 10_000_000_000), "ddp", 2, **large)
+    assert lacking(Machine((), 11_000_000_000), "ddp", 2, **large) is None
+    found = lacking(Machine((), 10_000_000_000), "ddp", 2, **large)
     assert found == "model states alone are 5.4 GB a rank x 2 ranks by the paper's formula, the host has 10.0 GB"
 
 
@@ -107,14 +112,14 @@ def test_on_a_cpu_all_ranks_share_the_host():
 )
 def test_parameters_are_counted_without_a_model(flags, num_params):
     """As the published models have them, and as records of this study do."""
-    assert forecast.num_params(build_config(**flags)) == num_params
+    assert duration.num_params(build_config(**flags)) == num_params
 
 
 def test_vocabulary_of_the_sample_is_that_of_its_tokenizers():
-    assert engines.BUNDLED_VOCABULARY == sources.VOCABULARY
+    assert models.BUNDLED_VOCABULARY == sources.VOCABULARY
     for workload, sizes in SIZES.items():
         for size in sizes:
-            assert forecast.num_params(build_config(workload=workload, size=size)) > 1e6
+            assert duration.num_params(build_config(workload=workload, size=size)) > 1e6
 
 
 # ---------------------------------------------------------------- this machine
@@ -157,16 +162,16 @@ def test_gpus_are_those_that_cuda_would_show(monkeypatch, visible, expected):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert box.find().gpu_memory_bytes == expected
+    assert this_machine.find().gpu_memory_bytes == expected
 
 
 def test_without_nvml_there_is_no_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    found = box.find()
+    found = this_machine.find()
     assert found.gpu_memory_bytes == ()
     assert found.host_memory_bytes > 1e8
     assert str(found).startswith("no GPU, ")
-    assert str(Box((T4, T4), 10**11)) == "2 GPUs of 15.8 GB, 100.0 GB of host memory"
+    assert str(Machine((T4, T4), 10**11)) == "2 GPUs of 15.8 GB, 100.0 GB of host memory"
 
 
 # ---------------------------------------------------------------- larger batches than one that did not fit
@@ -197,7 +202,7 @@ def test_a_larger_batch_than_one_that_ran_out_of_memory_is_skipped():
 # ---------------------------------------------------------------- how long
 
 
-def past(seconds_per_step: float, wall_seconds: float, **facts) -> record.Record:
+def past(seconds_per_step: float, wall_seconds: float, **facts) -> schema.Record:
     """A run of 100 steps of 8 x 64 tokens."""
     found = read("auto-ddp")
     config = {**found.config, "global_batch_size": 8, "sequence_length": 64}
@@ -223,7 +228,7 @@ def test_time_comes_from_the_most_alike_runs():
         history.add(past(0.1, 1.0), seen(wall_seconds), of_report=True)
     assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 5), 3)  # and world size: the median
     history.add(past(0.4, 42.0), None)  # of this folder; its launch was not timed
-    expected = Estimate(pytest.approx(42 + forecast.UNRECORDED_SECONDS - 40 + 20), 1)
+    expected = Estimate(pytest.approx(42 + duration.UNRECORDED_SECONDS - 40 + 20), 1)
     assert history.estimate(CONFIG, "ddp", 2) == expected
     assert str(history.estimate(CONFIG, "ddp", 2)) == "about 30 s, from 1 earlier run"
 
@@ -244,17 +249,17 @@ def test_runs_that_tell_nothing_of_times_here():
 def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
     """6 x 1 527 938 parameters x 50 x 512 tokens at 5e10 a second on a CPU, and at 2e13 on each of 2 GPUs."""
     on_cpu = History(on_gpu=False).estimate(CONFIG, "ddp", 2)
-    assert on_cpu == Estimate(pytest.approx(forecast.LAUNCH_SECONDS + 4.694, abs=0.01), 0)
+    assert on_cpu == Estimate(pytest.approx(duration.LAUNCH_SECONDS + 4.694, abs=0.01), 0)
     assert str(on_cpu) == "about 25 s, a guess"
     on_gpus = History(on_gpu=True).estimate(CONFIG, "ddp", 2)
-    assert on_gpus.seconds == pytest.approx(forecast.LAUNCH_SECONDS + 0.0059, abs=0.001)
+    assert on_gpus.seconds == pytest.approx(duration.LAUNCH_SECONDS + 0.0059, abs=0.001)
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(35.4, "35 s"), (89, "89 s"), (90, "2 min"), (2460, "41 min"), (12_000, "3 h 20 min")]
 )
 def test_durations_as_people_say_them(seconds, text):
-    assert forecast.duration(seconds) == text
+    assert duration.duration(seconds) == text
 
 
 # ---------------------------------------------------------------- what is kept
@@ -372,9 +377,9 @@ parts:
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text(STUDY)
-    monkeypatch.setattr(ending, "ROOT", tmp_path)  # no reports
-    monkeypatch.setattr(box, "find", lambda: CPU_BOX)
-    return matrix.find(str(tmp_path / "mine.yaml"))
+    monkeypatch.setattr(files, "ROOT", tmp_path)  # no reports
+    monkeypatch.setattr(this_machine, "find", lambda: CPU_BOX)
+    return studies.find(str(tmp_path / "mine.yaml"))
 
 
 def test_a_plan_in_words(study, tmp_path):
@@ -416,26 +421,26 @@ def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeyp
         if chosen.name == "ddp":
             raise Refusal("DeepSpeed's async_io is not built yet")
 
-    monkeypatch.setattr(strategy, "check", refuse)
+    monkeypatch.setattr(checks, "check", refuse)
     made = plan.make(study, plan.select(study, None, ""), tmp_path, 60)
     assert [one.skipped for one in made.runs] == [None, "DeepSpeed's async_io is not built yet", None]
 
 
 def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch):
     """NVML sees a GPU, this torch none."""
-    monkeypatch.setattr(strategy, "check", lambda *_: None)
-    monkeypatch.setattr(box, "find", lambda: Box((T4,), 10**11))
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((T4,), 10**11))
     of_gpus = study.model_copy(update={"device": "gpu"})
     made = plan.make(of_gpus, plan.select(of_gpus, None, "single"), tmp_path, 60)
     assert [one.skipped for one in made.runs] == ["the installed torch sees no GPU; install its build for CUDA"]
 
 
 def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    monkeypatch.setattr(checks, "check", lambda *_: None)
     (tmp_path / "batches.yaml").write_text(
         "question: q\nparts: [{flags: {max_steps: 3}, strategies: [ddp], global_batch_sizes: [4, 8, 16]}]\n"
     )
-    runs = plan.select(matrix.find(str(tmp_path / "batches.yaml")), None, "")
+    runs = plan.select(studies.find(str(tmp_path / "batches.yaml")), None, "")
     exhausted = tmp_path / runs[1].run_id
     exhausted.mkdir()
     write_record(exhausted, "out_of_memory", global_batch_size=8, seed=0)

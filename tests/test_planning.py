@@ -10,30 +10,33 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from study import advise, planning
-from study.benchmarks import planning as benchmark
-from study.compare import markup
-from study.config import Refusal
-from study.planning import sweeps, tables, trees, trust
-from study.theory import model_states, planner, published, shapes, step_time
-from study.theory.decision_trees import TREES, Outcome
+from study import planner
+from study.benchmarks import advise as benchmark
+from study.errors import Refusal
+from study.planner import sweeps, trees
+from study.report import markup
+from study.report.pages import planner as page
+from study.report.pages.planner import accuracy, tables
+from study.report.pages.planner import trees as tree_pages
+from study.theory import measured_by_others, model_states, on_box, shapes, step_time
+from study.theory.decision_trees import TREES, TreeOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def asked(gpu: str = "a100-80gb", num_gpus: int = 8, batch: int = 16, length: int = 1024, **more) -> advise.Asked:
-    return advise.Asked(gpu=gpu, num_gpus=num_gpus, sequence_length=length, global_batch_size=batch, **more)
+def asked(gpu: str = "a100-80gb", num_gpus: int = 8, batch: int = 16, length: int = 1024, **more) -> planner.Asked:
+    return planner.Asked(gpu=gpu, num_gpus=num_gpus, sequence_length=length, global_batch_size=batch, **more)
 
 
 @pytest.fixture(scope="module")
 def advice():
     """A model of which some strategies fit and others do not."""
-    return advise.advise("gpt-j-6b", asked("a100-40gb"))
+    return planner.advise("gpt-j-6b", asked("a100-40gb"))
 
 
 @pytest.fixture(scope="module")
 def found():
-    return planning.load()
+    return page.load()
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +79,12 @@ def rows_of(piece: markup.Html) -> dict[str, list[str]]:
 )
 def test_bad_parameters_are_refused_in_a_line(model, settings, said):
     with pytest.raises(Refusal, match=re.escape(said)) as refused:
-        advise.advise(model, asked(**settings))
+        planner.advise(model, asked(**settings))
     assert "\n" not in str(refused.value)
 
 
 def test_first_words_say_that_nothing_is_measured(advice):
-    text = text_of(planning.in_words(advice))
+    text = text_of(page.in_words(advice))
     assert "gpt-j-6b, 6,050,882,784 parameters, on 8 x a100-40gb: 16 sequences of 1,024 tokens per step." in text
     assert f"Recommended: {advice.recommended.strategy.name}: " in text
     assert "Nothing on this page is measured" in text
@@ -89,26 +92,26 @@ def test_first_words_say_that_nothing_is_measured(advice):
 
 
 def test_what_a_longer_sequence_takes_is_noted():
-    longer = advise.advise("gpt2", asked(length=2048))
-    assert "Note: gpt2 has 1,024 positions" in text_of(planning.in_words(longer))
+    longer = planner.advise("gpt2", asked(length=2048))
+    assert "Note: gpt2 has 1,024 positions" in text_of(page.in_words(longer))
 
 
 def test_where_nothing_fits_it_is_said():
-    nothing = advise.advise("llama-2-70b", asked("t4", 1, batch=1))
-    assert "Recommended" not in text_of(planning.in_words(nothing))
-    assert "None fits; " in text_of(planning.in_words(nothing))
-    assert text_of(planning.front(nothing)) == "No strategy fits at any split of the batch."
-    rows = rows_of(planning.memory(nothing))
+    nothing = planner.advise("llama-2-70b", asked("t4", 1, batch=1))
+    assert "Recommended" not in text_of(page.in_words(nothing))
+    assert "None fits; " in text_of(page.in_words(nothing))
+    assert text_of(page.front(nothing)) == "No strategy fits at any split of the batch."
+    rows = rows_of(page.memory(nothing))
     assert rows.pop("strategy")[1] == "free"
     assert {" ".join(cells[1].split()[:2]) for cells in rows.values()} == {"short of", "too little"}
-    assert planning.speed_against_memory(nothing).alt.endswith("of which 0 fit.")
+    assert page.speed_against_memory(nothing).alt.endswith("of which 0 fit.")
 
 
 # ---------------------------------------------------------------- tables
 
 
 def test_memory_table_has_what_is_predicted(advice):
-    rows = rows_of(planning.memory(advice))
+    rows = rows_of(page.memory(advice))
     head = rows.pop("strategy")
     assert list(rows) == [option.strategy.name for option in advice.options]
     for option in advice.options:
@@ -123,7 +126,7 @@ def test_memory_table_has_what_is_predicted(advice):
 
 
 def test_speed_table_gives_none_to_what_does_not_fit(advice):
-    rows = rows_of(planning.speed(advice))
+    rows = rows_of(page.speed(advice))
     head = rows.pop("strategy")
     for option in advice.options:
         cells = dict(zip(head, rows[option.strategy.name], strict=True))
@@ -153,11 +156,11 @@ def test_front_is_beaten_by_nothing_that_fits(advice):
     assert max(choice.prediction.tokens_per_second_per_gpu for choice in every if choice.prediction.fits) == (
         front[-1].prediction.tokens_per_second_per_gpu
     )
-    assert len(re.findall('<th scope="row">', planning.front(advice).text)) == len(front)
+    assert len(re.findall('<th scope="row">', page.front(advice).text)) == len(front)
 
 
 def test_paper_and_engine_differ_by_what_is_named(advice):
-    rows = rows_of(planning.differences(advice))
+    rows = rows_of(page.differences(advice))
     option = next(option for option in advice.options if option.strategy.name == "ddp")
     paper = model_states.paper_bytes(option.prediction.engine, advice.shape.num_params, "stepping").total
     by_paper, held, difference, why = rows["ddp"]
@@ -165,7 +168,7 @@ def test_paper_and_engine_differ_by_what_is_named(advice):
     assert float(held) - float(by_paper) == pytest.approx(float(difference), abs=0.11)
     assert why == f"ddp-buckets {difference}"
     assert "reduce-bucket" in rows["zero3"][-1]
-    explained = text_of(planning.reasons(advice))
+    explained = text_of(page.reasons(advice))
     assert "ddp-buckets. DistributedDataParallel keeps flat buckets" in explained
     assert all(
         name.split()[0] in explained for cells in rows.values() for name in re.findall(r"[a-z0-9]+-[a-z-]+", cells[-1])
@@ -185,11 +188,11 @@ def test_signed_percent(share, shown):
 @pytest.fixture(scope="module")
 def drawn(advice, found, grid):
     return {
-        "memory_by_part": planning.memory_by_part(advice),
-        "memory_by_gpus": planning.memory_by_gpus(advice),
-        "speed_against_memory": planning.speed_against_memory(advice),
-        "published_speed": planning.published_speed(found),
-        "tree_outcomes": planning.tree_outcomes(grid),
+        "memory_by_part": page.memory_by_part(advice),
+        "memory_by_gpus": page.memory_by_gpus(advice),
+        "speed_against_memory": page.speed_against_memory(advice),
+        "published_speed": page.published_speed(found),
+        "tree_outcomes": page.tree_outcomes(grid),
     }
 
 
@@ -218,8 +221,8 @@ def test_figure_is_whole_and_names_its_axes(drawn, kind):
 
 
 def test_figures_of_other_questions_have_other_names(drawn):
-    other = advise.advise("gpt-j-6b", asked("a100-40gb", batch=32))
-    assert planning.memory_by_part(other).name != drawn["memory_by_part"].name
+    other = planner.advise("gpt-j-6b", asked("a100-40gb", batch=32))
+    assert page.memory_by_part(other).name != drawn["memory_by_part"].name
 
 
 def test_memory_falls_with_more_gpus_only_where_something_is_sharded(advice):
@@ -237,23 +240,23 @@ def test_validation_is_of_the_models_as_they_are(found):
     for row, entry in zip(found.rows, found.content["rows"], strict=True):
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
         now = step_time.tokens_per_second_per_gpu(row.job, time.total)
-        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {trust.COMMAND}"
-    assert [case["name"] for case in found.content["cases"]] == [case.name for case in published.cases()]
+        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {accuracy.COMMAND}"
+    assert [case["name"] for case in found.content["cases"]] == [case.name for case in measured_by_others.cases()]
 
 
 def test_trust_is_said_with_seen_and_unseen_errors(found):
-    text = text_of(planning.trust_in_words(found)).replace("\N{NO-BREAK SPACE}", " ")
+    text = text_of(page.trust_in_words(found)).replace("\N{NO-BREAK SPACE}", " ")
     assert "108 published rows of MPT training" in text
     assert "108 are predicted to fit" in text
     assert f"{found.content['as_they_stand']['median']:.1%}".replace("%", " %") in text
     assert "aimed at were 12 % and 25 %" in text
-    rows = rows_of(planning.errors(found))
+    rows = rows_of(page.errors(found))
     assert rows["all"][0] == "103"
     assert {"Ampere, a model size", "Hopper, a fifth of the rows", "h100-sxm by a100-80gb"} <= set(rows)
 
 
 def test_published_numbers_stand_beside_predicted(found):
-    shown = planning.cases(found)
+    shown = page.cases(found)
     assert shown.text.count("<em>") == len(found.content["cases"])
     assert "LLaMA-7B, 8 x A800" in shown.text
     assert "A800 is A100-80GB with NVLink at 400 GB/s" in text_of(shown)
@@ -264,14 +267,14 @@ def test_published_numbers_stand_beside_predicted(found):
 def test_validation_of_something_else_is_refused(tmp_path):
     path = tmp_path / "there.json"
     with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run python -m study.benchmarks"):
-        planning.load(path)
+        page.load(path)
     for content in ("{", "{}", "[1]"):
         path.write_text(content)
         with pytest.raises(Refusal, match=r"^there.json: not what the benchmark writes; run "):
-            planning.load(path)
+            page.load(path)
     path.write_text(json.dumps({"rows": [{"row": "another"}]}))
     with pytest.raises(Refusal, match=r"^there.json: of other rows than mpt_throughput.csv; run "):
-        planning.load(path)
+        page.load(path)
 
 
 # ---------------------------------------------------------------- decision trees
@@ -295,7 +298,7 @@ def test_grid_is_what_the_planner_says(grid):
         if (case.shape.name, case.box.num_gpus, case.box.gpu.name, case.has_fast_link)
         == ("mpt-30b", 16, "h100-sxm", True)
     )
-    through = advise.advise("mpt-30b", asked("h100-sxm", 16, batch=64, strategy="zero3"))
+    through = planner.advise("mpt-30b", asked("h100-sxm", 16, batch=64, strategy="zero3"))
     (option,) = through.options
     fits, speed = case.results["zero3"]
     assert fits
@@ -316,22 +319,22 @@ def test_slow_links_are_slower(grid):
 
 
 def test_tables_of_trees_add_up(grid):
-    rows = rows_of(trees.published_trees(grid))
+    rows = rows_of(tree_pages.published_trees(grid))
     head = rows.pop("decision tree")
     shown = {name: cells for name, cells in rows.items() if len(cells) > 1}
     assert head
     assert len(shown) == len(TREES)
     for cells in shown.values():
         assert sum(int(cell.split()[0]) for cell in cells[:4]) == pytest.approx(100, abs=2)  # rounded
-    fastest = rows_of(trees.fastest(grid))
+    fastest = rows_of(tree_pages.fastest(grid))
     assert len(fastest["mpt-30b"]) == 2
-    assert "fastest" in text_of(trees.fastest(grid))
+    assert "fastest" in text_of(tree_pages.fastest(grid))
 
 
 def test_usual_outcome_is_the_commonest(grid):
     case = grid.cases[0]
-    judged = [trees.Judged(case, Outcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
-    assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
+    judged = [trees.Judged(case, TreeOutcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
+    assert tree_pages.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
 
 
 # ---------------------------------------------------------------- ten thousand configurations
@@ -358,7 +361,7 @@ def test_ten_thousand_configurations_are_predicted():
 def test_grid_and_single_predictions_agree():
     one = next(benchmark.grid(shapes.find("gpt2")))
     job = one.job.__class__(4, 512, 16, one.job.activation_checkpointing, kernels="fused")
-    alone = planner.predict(shapes.find("gpt2"), one.engine, job, one.box)
+    alone = on_box.predict(shapes.find("gpt2"), one.engine, job, one.box)
     at = (list(benchmark.MICRO_BATCHES.flat).index(4), list(benchmark.SEQUENCE_LENGTHS.flat).index(512))
     accumulation = list(benchmark.ACCUMULATIONS.flat).index(16)
     shape = np.broadcast_shapes(one.needed_bytes.shape, one.step.total.shape)

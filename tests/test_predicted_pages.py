@@ -15,17 +15,19 @@ import pytest
 import reported
 from synthetic import write_run
 
-from study import report
-from study.compare import figures, pages, predicted, table
-from study.config import Refusal
-from study.record import PredictedBox, Prediction, Predictions, Unpredicted, write_json
+from study.compare import predicted, table
+from study.errors import Refusal
+from study.files import write_json
+from study.records.schema import PredictedBox, PredictedRun, PredictedStudy, UnpredictedRun
+from study.report import build as report
+from study.report import figures, pages
 
 GIB = 2**30
 
 
 def prediction(
     strategy: str = "zero2", world_size: int = 2, peak: float = 10, usable: float = 38, **other
-) -> Prediction:
+) -> PredictedRun:
     """A prediction of round numbers; peak and usable are in GiB."""
     values = {
         "workload": "bert-imdb", "size": "large", "strategy": strategy, "world_size": world_size, "precision": "fp32",
@@ -37,19 +39,19 @@ def prediction(
         "seconds_per_step": peak / 10, "seconds_low": peak / 15, "seconds_high": peak * 0.15,
         "tokens_per_second_per_gpu": 1000.0, "mfu": 0.4, "collective_bytes": 10,
     }  # fmt: skip
-    return Prediction(**{**values, **other})
+    return PredictedRun(**{**values, **other})
 
 
-def left_out(**other) -> Unpredicted:
-    shared = prediction(**other).model_dump(include=set(Unpredicted.model_fields))
-    return Unpredicted(**shared, why="bf16: t4 has no unit for it")
+def left_out(**other) -> UnpredictedRun:
+    shared = prediction(**other).model_dump(include=set(UnpredictedRun.model_fields))
+    return UnpredictedRun(**shared, why="bf16: t4 has no unit for it")
 
 
 def write(folder: Path, *ones, gpu: str = "a100-40gb", num_gpus: int = 2, study: str = "multi-gpu") -> Path:
-    made = Predictions(
+    made = PredictedStudy(
         study=study, box=PredictedBox(gpu=gpu, num_gpus=num_gpus), made_with={"zero-study": "0"}, command=["x"],
-        predictions=[one for one in ones if isinstance(one, Prediction)],
-        left_out=[one for one in ones if isinstance(one, Unpredicted)],
+        predictions=[one for one in ones if isinstance(one, PredictedRun)],
+        left_out=[one for one in ones if isinstance(one, UnpredictedRun)],
     )  # fmt: skip
     path = folder / f"{gpu}-{num_gpus}x" / f"{study}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,9 +8,13 @@ import math
 import launching
 import pytest
 
-from study import engines, matrix, predictions, record, strategy
-from study.config import Refusal, build_config
-from study.theory import hardware, planner
+from study.config import build_config
+from study.errors import Refusal
+from study.planner import predictions
+from study.records import schema
+from study.running import studies
+from study.strategy import engines, file
+from study.theory import hardware, on_box
 
 COMMITTED = launching.ROOT / "reports" / "predicted"
 FLAGS = "workload: gpt-wikitext, size: 124m, sequence_length: 512, init: scratch, global_batch_size: 16"
@@ -21,10 +25,10 @@ def at_root(monkeypatch):
     monkeypatch.chdir(launching.ROOT)  # from where accelerate files name their JSON
 
 
-def study_of(tmp_path, parts: str) -> matrix.Study:
+def study_of(tmp_path, parts: str) -> studies.Study:
     path = tmp_path / "mine.yaml"
     path.write_text(f"question: Which?\ncontrol: zero2\ntext: real\nparts:\n{parts}\n")
-    return matrix.find(str(path))
+    return studies.find(str(path))
 
 
 def test_one_prediction_per_configuration(tmp_path):
@@ -52,9 +56,9 @@ def test_is_what_the_planner_says(tmp_path):
         dropout=0, activation_checkpointing=True, micro_batch_size=4,
     )  # fmt: skip
     shape = engines.shape_of(config)
-    engine = engines.engine_of(strategy.read_strategy(strategy.find_strategy("zero2")), 768, 2, "bf16")
+    engine = engines.engine_of(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
     box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 2)  # of two, though the box has eight
-    expected = planner.predict(shape, engine, engines.job_of(config, 2, "gpu"), box)
+    expected = on_box.predict(shape, engine, engines.job_of(config, 2, "gpu"), box)
     assert shape.vocabulary == 50257  # the published tokenizer's, as the study trains with
     assert one.num_params == shape.num_params
     assert (one.micro_batch_size, one.gradient_accumulation_steps) == (4, 2)
@@ -68,9 +72,9 @@ def test_is_what_the_planner_says(tmp_path):
 
 
 def test_says_what_does_not_fit():
-    found = predictions.predict_study(matrix.find("offload"), "t4", 1).left_out
+    found = predictions.predict_study(studies.find("offload"), "t4", 1).left_out
     assert {one.why for one in found} == {"bf16: t4 has no unit for it; it has fp32, fp16"}
-    large = predictions.predict_study(matrix.find("offload"), "a10g", 1).predictions
+    large = predictions.predict_study(studies.find("offload"), "a10g", 1).predictions
     assert {one.strategy: one.fits for one in large}["zero2"] is False
     assert all((one.free_bytes >= 0 and one.lacking is None) == one.fits for one in large)
 
@@ -94,14 +98,14 @@ def test_leaves_out_what_the_study_would_refuse(tmp_path, flags, name, why):
 
 
 def test_bundled_text_has_its_own_vocabulary():
-    found = predictions.predict_study(matrix.find("smoke"), "a100-80gb", 2).predictions
+    found = predictions.predict_study(studies.find("smoke"), "a100-80gb", 2).predictions
     (run,) = {(one.workload, one.size) for one in found if one.workload == "bert-imdb"}
     config = build_config(workload=run[0], size=run[1])
     assert {one.num_params for one in found if one.workload == run[0]} == {engines.shape_of(config).num_params}
 
 
 def test_refuses():
-    study = matrix.find("multi-gpu")
+    study = studies.find("multi-gpu")
     with pytest.raises(Refusal, match=r"^unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb"):
         predictions.predict_study(study, "a100", 8)
     only_two = study.model_copy(update={"parts": (study.parts[0].model_copy(update={"strategies": ("zero2",)}),)})
@@ -114,16 +118,16 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     made = predictions.predict_study(study, "a100-80gb", 2)
     path = predictions.write(tmp_path, made)
     assert path == tmp_path / "a100-80gb-2x" / "mine.json"
-    assert record.read_predictions(path) == made
+    assert schema.read_predictions(path) == made
     assert len([line for line in path.read_text().splitlines() if '"workload"' in line]) == 2  # one line for each
     content = json.loads(path.read_text())
     assert content["status"] == "predicted"
     del content["predictions"][0]["fits"]
     path.write_text(json.dumps(content))
     with pytest.raises(Refusal, match=r"mine\.json: predictions\.0\.fits is missing"):
-        record.read_predictions(path)
+        schema.read_predictions(path)
     with pytest.raises(Refusal, match=r"mine\.json"):  # and it is no measured record
-        record.read(path)
+        schema.read(path)
 
 
 # ---------------------------------------------------------------- what is committed
@@ -138,8 +142,8 @@ def test_committed_are_all():
 @pytest.mark.parametrize(("gpu", "num_gpus", "name"), [("h100-sxm", 8, "multi-gpu"), ("a100-40gb", 1, "single-gpu")])
 def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
     """`zero-study predict` makes them anew; numbers may differ by rounding."""
-    committed = record.read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
-    made = predictions.predict_study(matrix.find(name), gpu, num_gpus)
+    committed = schema.read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
+    made = predictions.predict_study(studies.find(name), gpu, num_gpus)
     assert _differing(committed.model_dump(), made.model_dump()) == []
 
 

@@ -10,12 +10,13 @@ import launching
 import pytest
 
 from study.benchmarks.pairs import RunFailed
-from study.box import Box
-from study.compare import protocol
-from study.compare.pages import published as pages
-from study.compare.protocol import DEFECTS, METRICS, PROGRAMS
-from study.config import Refusal, build_config
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight.this_machine import Machine
+from study.published import effects
 from study.published import protocol as experiment
+from study.published.effects import DEFECTS, METRICS, PROGRAMS
+from study.report.pages import published as pages
 
 COMPARISONS = {(title, name): one for title, group in pages.GROUPS for name, one in group.items()}
 COMMITTED = launching.ROOT / "reports" / "cpu" / "published" / "protocol.json"
@@ -68,16 +69,16 @@ def test_every_program_is_compared():
 
 
 def test_every_defect_is_mended_alone_and_left_alone():
-    assert set(protocol.MENDED_ALONE) == set(DEFECTS)
-    assert set(protocol.LEFT_ALONE) == set(DEFECTS) - {"one-seed", "fixed-order"}
+    assert set(effects.MENDED_ALONE) == set(DEFECTS)
+    assert set(effects.LEFT_ALONE) == set(DEFECTS) - {"one-seed", "fixed-order"}
 
 
 def test_one_thing_differs_where_one_defect_is_mended_or_left():
     """Each comparison differs from the published, or the mended one, in its programs or in its reading, not in both."""
-    for base, group in ((protocol.AS_PUBLISHED, protocol.MENDED_ALONE), (protocol.MENDED, protocol.LEFT_ALONE)):
+    for base, group in ((effects.AS_PUBLISHED, effects.MENDED_ALONE), (effects.MENDED, effects.LEFT_ALONE)):
         for name, one in group.items():
             read_otherwise = one.reading != base.reading
-            assert read_otherwise == (name in protocol.READING_OF)
+            assert read_otherwise == (name in effects.READING_OF)
             assert one != base
 
 
@@ -96,11 +97,11 @@ def test_one_thing_differs_where_one_defect_is_mended_or_left():
     ],
 )
 def test_an_effect_has_a_word(losses, word):
-    assert protocol.effect(results(*losses), protocol.AS_PUBLISHED, "validation loss").word == word
+    assert effects.effect(results(*losses), effects.AS_PUBLISHED, "validation loss").word == word
 
 
 def test_an_effect_is_taken_repeat_by_repeat():
-    found = protocol.effect(results((1.0, 0.9), (2.0, 1.6)), protocol.AS_PUBLISHED, "training loss")
+    found = effects.effect(results((1.0, 0.9), (2.0, 1.6)), effects.AS_PUBLISHED, "training loss")
     assert found.values == pytest.approx({0: -0.1, 1: -0.2})
     assert found.mean == pytest.approx(-0.15)
     assert found.low < -0.15 < found.high
@@ -110,35 +111,35 @@ def test_repeats_of_one_training_are_no_evidence():
     """With seed 42 and an equal head nothing is drawn anew: on a GPU they would differ by rounding alone."""
     found = results((1.0, 0.9), (1.0, 0.9 + 1e-7))
     found["runs"] = {name.replace("published", "seeded-head"): run for name, run in found["runs"].items()}
-    one = protocol.MENDED_ALONE["head-unseeded"]
-    assert protocol.effect(found, one, "validation loss").word == "the same each time"
-    assert protocol.effect(found, one, "peak memory").word == "no difference"
-    assert protocol.added({**results((1.0, 0.9), (1.0, 0.9)), **found}, "head-unseeded", "training loss") is None
+    one = effects.MENDED_ALONE["head-unseeded"]
+    assert effects.effect(found, one, "validation loss").word == "the same each time"
+    assert effects.effect(found, one, "peak memory").word == "no difference"
+    assert effects.added({**results((1.0, 0.9), (1.0, 0.9)), **found}, "head-unseeded", "training loss") is None
 
 
 def test_what_a_defect_adds_is_taken_repeat_by_repeat():
     found = results((1.0, 0.9), (1.0, 0.8))
     mended = results((1.0, 1.0), (1.0, 0.95))["runs"]
     found["runs"] |= {name.replace("published", "fresh"): run for name, run in mended.items()}
-    adds = protocol.added(found, "same-model", "validation loss")
+    adds = effects.added(found, "same-model", "validation loss")
     assert adds.values == pytest.approx({0: -0.1, 1: -0.15})
-    assert protocol.added(found, "one-seed", "validation loss") is None  # was not run
+    assert effects.added(found, "one-seed", "validation loss") is None  # was not run
 
 
 def test_times_are_the_processors_on_a_cpu_and_of_a_review():
     times = {"cpu_seconds": 16.0, "seconds": 20.0, "step_seconds": 1.0, "step_cpu_seconds": 0.4}
     on_cpu, on_gpu = results((1, 1), **times), results((1, 1), gpus=["one"], **times)
-    assert protocol.effect(on_cpu, protocol.AS_PUBLISHED, "time").mean == pytest.approx(1.0)
-    assert protocol.effect(on_gpu, protocol.AS_PUBLISHED, "time").mean == pytest.approx(-0.75)
-    by_step = protocol.MENDED_ALONE["timing-span"]
-    assert protocol.effect(on_cpu, by_step, "time").mean == pytest.approx(1.0)  # 0.4 s of 16 against 0.1 s of 8
-    assert protocol.effect(on_gpu, by_step, "time").mean == pytest.approx(-0.5)
+    assert effects.effect(on_cpu, effects.AS_PUBLISHED, "time").mean == pytest.approx(1.0)
+    assert effects.effect(on_gpu, effects.AS_PUBLISHED, "time").mean == pytest.approx(-0.75)
+    by_step = effects.MENDED_ALONE["timing-span"]
+    assert effects.effect(on_cpu, by_step, "time").mean == pytest.approx(1.0)  # 0.4 s of 16 against 0.1 s of 8
+    assert effects.effect(on_gpu, by_step, "time").mean == pytest.approx(-0.5)
 
 
 def test_an_arm_that_failed_has_no_effect():
     found = results((1.0, 0.9))
     found["runs"]["published/0"]["arms"][2] = {"arm": "zero-16", "error": "RuntimeError: it broke"}
-    assert protocol.effect(found, protocol.AS_PUBLISHED, "time") is None
+    assert effects.effect(found, effects.AS_PUBLISHED, "time") is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
     path = tmp_path / "protocol.json"
     path.write_text(json.dumps(content))
     with pytest.raises(Refusal, match=re.escape(f"{path}: {message}")) as refusal:
-        protocol.read(path)
+        effects.read(path)
     assert "\n" not in str(refusal.value)
 
 
@@ -210,7 +211,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
 
 
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment.box, "find", lambda: Box((1, 1), 1))
+    monkeypatch.setattr(experiment.box, "find", lambda: Machine((1, 1), 1))
     with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
         experiment.main(["--output", str(tmp_path / "out.json")])
 
@@ -254,7 +255,7 @@ def run_small(tmp_path_factory) -> dict:
     assert done.returncode == 0, done.stderr
     again = launching.attempt(["python", "-m", "study.published.protocol", *words])
     assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
-    return protocol.read(path)
+    return effects.read(path)
 
 
 def test_the_published_program_runs_no_zero(run_small):
@@ -276,8 +277,8 @@ def test_the_mended_program_runs_zero_and_learns_the_same(run_small):
         "offload_optimizer_device": "cpu",
     }
     assert zero["first_weights"] == plain["first_weights"]
-    assert abs(protocol.effect(run_small, protocol.MENDED, "validation loss").mean) < protocol.WITHIN
-    assert abs(protocol.effect(run_small, protocol.MENDED, "training loss").mean) < protocol.WITHIN
+    assert abs(effects.effect(run_small, effects.MENDED, "validation loss").mean) < effects.WITHIN
+    assert abs(effects.effect(run_small, effects.MENDED, "training loss").mean) < effects.WITHIN
 
 
 def test_the_pages_parts_are_made_of_it(run_small):
@@ -294,11 +295,11 @@ def test_the_pages_parts_are_made_of_it(run_small):
 def test_the_readme_has_the_effects():
     readme = (launching.ROOT / "README.md").read_text()
     shown = readme.split("<!-- protocol -->\n")[1].split("\n<!-- /protocol -->")[0]
-    assert shown == "\n".join(pages.markdown(protocol.read(COMMITTED)))
+    assert shown == "\n".join(pages.markdown(effects.read(COMMITTED)))
 
 
 def test_the_committed_results_are_whole():
-    found = protocol.read(COMMITTED)
+    found = effects.read(COMMITTED)
     assert found["settings"]["data"] == "files"
     repeats = {
         name: {int(key.partition("/")[2]) for key in found["runs"] if key.partition("/")[0] == name}
@@ -306,5 +307,5 @@ def test_the_committed_results_are_whole():
     }
     assert all(len(done) >= 5 for done in repeats.values()), repeats
     for metric in ("validation loss", "training loss"):
-        assert protocol.effect(found, protocol.MENDED, metric).word == "no difference"
-    assert protocol.effect(found, protocol.AS_PUBLISHED, "validation loss").word == "better"
+        assert effects.effect(found, effects.MENDED, metric).word == "no difference"
+    assert effects.effect(found, effects.AS_PUBLISHED, "validation loss").word == "better"

@@ -7,10 +7,10 @@ import json
 import launching
 import pytest
 
-from study.compare import traps as compared
-from study.compare.pages import published
-from study.config import Refusal
+from study.errors import Refusal
+from study.published import trap_effects as compared
 from study.published import traps
+from study.report.pages import published
 
 
 def arm(*losses: float, **ran: float) -> dict:

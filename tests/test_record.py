@@ -8,9 +8,13 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from study import ending, record, strategy, train
-from study.config import Refusal, build_config
-from study.record import Checksum, Failure, Proof, Record
+from study import files, train
+from study.config import build_config
+from study.errors import Refusal
+from study.records import schema
+from study.records.schema import Checksum, Failure, Proof, Record
+from study.strategy import file, request
+from study.training import journal as journals
 
 LEAST = {
     "run_id": "a",
@@ -35,15 +39,15 @@ def test_what_is_written_is_read(tmp_path):
         failure=Failure(step=3, error="Failed: step 3: the loss is nan"),
         initial_parameters=Checksum(absolute_sum=0.1 + 0.2, square_sum=1e300, sha256="0" * 64),
     )
-    path = record.write(tmp_path, written)
+    path = schema.write(tmp_path, written)
     assert path == tmp_path / "record.json"
-    assert record.read(path) == record.read(tmp_path) == written
+    assert schema.read(path) == schema.read(tmp_path) == written
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     assert json.loads(path.read_text())["final_loss"] is None  # unknown is null
 
 
 def test_a_write_that_is_cut_off_leaves_what_was_there(tmp_path, monkeypatch):
-    path = record.write(tmp_path, Record(**LEAST))
+    path = schema.write(tmp_path, Record(**LEAST))
     before = path.read_text()
 
     def cut_off(number: int) -> None:
@@ -51,7 +55,7 @@ def test_a_write_that_is_cut_off_leaves_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", cut_off)
     with pytest.raises(OSError, match="No space left"):
-        record.write(tmp_path, Record(**{**LEAST, "status": "ok"}))
+        schema.write(tmp_path, Record(**{**LEAST, "status": "ok"}))
     assert path.read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
@@ -62,64 +66,64 @@ def journal(tmp_path, monkeypatch):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     (tmp_path / "here" / "run").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
-    asked = strategy.Launch(strategy.read_strategy(strategy.find_strategy("single")), num_processes=1)
+    asked = request.Launch(file.read_strategy(file.find_strategy("single")), num_processes=1)
     run_dir = tmp_path / "here" / "run"
-    return train.Journal(build_config(), asked, run_dir, ["--output-dir", str(run_dir)])
+    return journals.Journal(build_config(), asked, run_dir, ["--output-dir", str(run_dir)])
 
 
 def test_a_failure_after_the_record_leaves_it(journal):
-    path = record.write(journal.run_dir, Record(**{**LEAST, "status": "ok"}))
+    path = schema.write(journal.run_dir, Record(**{**LEAST, "status": "ok"}))
     before = path.read_bytes()
-    journal.fail(train.Interrupted("interrupted by SIGTERM"))
+    journal.fail(journals.Interrupted("interrupted by SIGTERM"))
     assert path.read_bytes() == before
 
 
 def test_a_record_that_is_cut_off_is_written_once_more(journal, monkeypatch):
     def cut_off() -> None:
-        raise train.Interrupted("interrupted by SIGTERM")
+        raise journals.Interrupted("interrupted by SIGTERM")
 
     journal._file = open(journal.run_dir / "steps.jsonl", "w")  # noqa: SIM115 - as `open` does
     with monkeypatch.context() as patched:
-        patched.setattr("study.measure.machine.describe", cut_off)
-        with pytest.raises(train.Interrupted):
+        patched.setattr("study.training.measure.machine.describe", cut_off)
+        with pytest.raises(journals.Interrupted):
             journal.write("ok")
-    journal.fail(train.Interrupted("interrupted by SIGTERM"))
-    assert record.read(journal.run_dir).status == "interrupted"
+    journal.fail(journals.Interrupted("interrupted by SIGTERM"))
+    assert schema.read(journal.run_dir).status == "interrupted"
 
 
 def test_a_failure_is_recorded_with_a_command_that_shows_no_folder(journal, tmp_path, monkeypatch):
     journal.fail(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    found = record.read(journal.run_dir)
+    found = schema.read(journal.run_dir)
     assert (found.status, found.failure.step) == ("out_of_memory", None)
     assert found.command[-3:] == ["study/train.py", "--output-dir", "./run"]
-    assert not any(str(folder) in word for word in found.command for folder in (tmp_path, ending.ROOT))
+    assert not any(str(folder) in word for word in found.command for folder in (tmp_path, files.ROOT))
 
 
 def test_no_number_that_json_has_not(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        record.write_json(tmp_path / "a.json", {"loss": float("nan")})
+        files.write_json(tmp_path / "a.json", {"loss": float("nan")})
     assert not (tmp_path / "a.json").exists()
     with pytest.raises(ValidationError):
         Record(**LEAST, final_loss=float("nan"))
 
 
 def changed(tmp_path, **changes):
-    content = json.loads(record.write(tmp_path, Record(**LEAST)).read_text())
+    content = json.loads(schema.write(tmp_path, Record(**LEAST)).read_text())
     (tmp_path / "record.json").write_text(json.dumps({**content, **changes}))
     return tmp_path / "record.json"
 
 
 def refusal(path) -> str:
     with pytest.raises(Refusal) as caught:
-        record.read(path)
+        schema.read(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, record.SCHEMA_VERSION + 1, None, "1"])
+@pytest.mark.parametrize("version", [0, schema.SCHEMA_VERSION + 1, None, "1"])
 def test_another_schema_version_is_not_read(version, tmp_path):
     path = changed(tmp_path, schema_version=version)
-    expected = f"{path}: schema_version {version}, this version reads {record.SCHEMA_VERSION}; run it again"
+    expected = f"{path}: schema_version {version}, this version reads {schema.SCHEMA_VERSION}; run it again"
     assert refusal(path) == expected
 
 
@@ -163,5 +167,5 @@ def test_a_proof_says_what_it_knows():
 
 def test_steps(tmp_path):
     (tmp_path / "steps.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": null}\n')
-    assert record.read_steps(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
-    assert len(record.sha256(tmp_path / "steps.jsonl")) == 64
+    assert schema.read_steps(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
+    assert len(files.sha256(tmp_path / "steps.jsonl")) == 64

@@ -21,9 +21,12 @@ import yaml
 from data_folder import make_data_dir
 from launching import ROOT, attempt, environment, words
 
-from study import record
-from study.config import Refusal, build_config
-from study.strategy import CONFIGS, check, find_strategy, read_strategy
+from study import files
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight.checks import check
+from study.records import schema
+from study.strategy.file import CONFIGS, find_strategy, read_strategy
 
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16}
 
@@ -339,13 +342,13 @@ def test_loss_that_is_no_number(folder):
     said = [line for line in done.stdout.splitlines() if not line.startswith("  ")]  # progress is indented
     path = Path("runs/bert-imdb-tiny-single-1x-seed0/record.json")
     assert said == [f"failed: step 2: the loss is nan ({path})"]
-    found = record.read(folder / path)
+    found = schema.read(folder / path)
     assert found.status == "failed"
     assert found.failure.step == 2
     assert found.failure.error == "Failed: step 2: the loss is nan"
     assert found.final_loss is None
     assert found.final_parameters is None
-    assert [step["loss"] is None for step in record.read_steps((folder / path).parent)] == [False, True]
+    assert [step["loss"] is None for step in schema.read_steps((folder / path).parent)] == [False, True]
 
 
 def test_interrupt(folder):
@@ -373,11 +376,11 @@ def test_interrupt(folder):
     _, alive = psutil.wait_procs(processes[1:], timeout=10)
     assert alive == []
     assert not list(run_dir.glob("*.part"))
-    found = record.read(run_dir)
+    found = schema.read(run_dir)
     assert found.status == "interrupted"
     assert found.failure.error.startswith("Interrupted: interrupted by SIGTERM")
-    assert found.steps_done == len(record.read_steps(run_dir)) >= 2
-    assert found.steps_sha256 == record.sha256(run_dir / "steps.jsonl")
+    assert found.steps_done == len(schema.read_steps(run_dir)) >= 2
+    assert found.steps_sha256 == files.sha256(run_dir / "steps.jsonl")
 
 
 def _has_lines(path: Path, number: int) -> bool:
@@ -392,4 +395,4 @@ def test_what_is_no_record(folder, content):
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "record.json").write_text(content)
     with pytest.raises(Refusal, match=r"runs/a/record\.json: "):
-        record.read(folder / "runs" / "a")
+        schema.read(folder / "runs" / "a")

@@ -6,7 +6,6 @@ import html.parser
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -14,10 +13,10 @@ import pytest
 import reported
 from synthetic import write_run
 
-from study import matrix, report
-from study.benchmarks import reporting
 from study.compare import table
-from study.config import Refusal
+from study.errors import Refusal
+from study.report import build as report
+from study.running import studies
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -117,7 +116,7 @@ def test_page_shows_results_and_folds_code(site, name):
 
 def test_first_page_answers_the_question(site):
     text = page_of(site, "summary")
-    assert f"<h1>{matrix.find('cpu').question}</h1>" in text
+    assert f"<h1>{studies.find('cpu').question}</h1>" in text
     assert f"{reported.num_runs()} runs of " in text
     assert text.index("The answer") < text.index("<table>") < text.index("<figure")
     headings = re.findall("<h2>(.*?)</h2>", text)
@@ -242,23 +241,11 @@ def test_outputs_of_every_kind(one_page):
     text = one_page(
         "print('1 < 2')",
         "from IPython.display import Markdown; Markdown('**bold**')",
-        "from study.compare.markup import Html; Html('<p>kept</p>')",
+        "from study.report.markup import Html; Html('<p>kept</p>')",
     ).read_text()
     assert '<pre tabindex="0">1 &lt; 2\n</pre>' in text
     assert "<strong>bold</strong>" in text
     assert "<p>kept</p>" in text
-
-
-def test_benchmark_writes_what_it_is_asked(tmp_path):
-    reporting.write(tmp_path, 30)
-    runs = table.read([tmp_path])
-    assert len(runs) == 30
-    assert set(runs["device"]) == {"cpu", "cuda"}
-    with pytest.raises(Refusal, match="--records 0: must be at least 1"):
-        reporting.main(["--records", "0"])
-    with reporting.sampled() as seen:
-        time.sleep(3 * reporting.SAMPLE_SECONDS)
-    assert max(seen) > 2**20
 
 
 # ---------------------------------------------------------------- the study
@@ -266,7 +253,7 @@ def test_benchmark_writes_what_it_is_asked(tmp_path):
 
 def test_question_of_an_unknown_study_is_its_name():
     assert report.question("elsewhere") == "elsewhere"
-    assert report.question("offload") == matrix.find("offload").question
+    assert report.question("offload") == studies.find("offload").question
 
 
 def test_control_is_the_studys(tmp_path):

@@ -14,12 +14,15 @@ from pathlib import Path
 import fake_train
 import launching
 import pytest
+from soak import interruptions
 
-from study import cli, ending, launch, matrix, record, runner, strategy
-from study.benchmarks import interruptions
-from study.config import Refusal
-from study.forecast import Estimate, History
-from study.record import Outcome
+from study import cli, files
+from study.errors import Refusal
+from study.preflight import checks
+from study.records import schema
+from study.records.schema import Outcome
+from study.running import launch, runner, studies
+from study.running.duration import Estimate, History
 
 STUDY = """\
 question: Which one?
@@ -44,15 +47,15 @@ parts:
 def study(tmp_path, monkeypatch):
     """A study of six fake runs, and nothing of this machine's."""
     (tmp_path / "mine.yaml").write_text(STUDY)
-    monkeypatch.setattr(ending, "ROOT", tmp_path)
-    monkeypatch.setattr(strategy, "check", lambda *_: None)
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "mine.yaml"
 
 
 def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **options) -> int:
-    study = matrix.find(str(path))
-    runs = matrix.runs(study)
+    study = studies.find(str(path))
+    runs = studies.runs(study)
     fakes = path.with_suffix(".json")
     fake_train.prepare(fakes, runs, endings)
     monkeypatch.setattr(launch, "command", fake_train.command(fakes))
@@ -61,7 +64,7 @@ def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **option
 
 
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    found = [record.read_outcome(path) for path in folder.glob("*/outcome.json")]
+    found = [schema.read_outcome(path) for path in folder.glob("*/outcome.json")]
     return {outcome.run_id: outcome for outcome in found}
 
 
@@ -78,7 +81,7 @@ def losses(folder: Path) -> dict[str, list[float]]:
 def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch, capsys):
     assert run(study, monkeypatch) == runner.ALL_OK
     first = outcomes(Path("runs/mine"))
-    planned = matrix.runs(matrix.find("mine.yaml"))
+    planned = studies.runs(studies.find("mine.yaml"))
     assert [first[one.run_id].position for one in planned] == list(range(1, 7))
     assert [first[one.run_id].round for one in planned] == [one.round for one in planned]
     one = first["bert-imdb-tiny-zero2-2x-seed1"]
@@ -163,7 +166,7 @@ def test_a_skipped_run_is_looked_at_again(study, monkeypatch):
         if chosen.name in refused:
             raise Refusal("fsdp2 needs GPUs")
 
-    monkeypatch.setattr(strategy, "check", refuse)
+    monkeypatch.setattr(checks, "check", refuse)
     refused.append("zero3")
     assert run(study, monkeypatch) == runner.ALL_OK
     found = outcomes(Path("runs/mine"))
@@ -330,7 +333,7 @@ def test_twenty_kills_at_random_moments(study, tmp_path, monkeypatch):
     """SIGKILL to the runner; what is finished stays as it is, and one more call completes the rest."""
     study.write_text(TWELVE)
     fakes = tmp_path / "fakes.json"
-    planned = matrix.runs(matrix.find(str(study)))
+    planned = studies.runs(studies.find(str(study)))
     fake_train.prepare(fakes, planned)
     program = Path(__file__).with_name("killed_runner.py")
     done = launching.attempt(["python", program, study, tmp_path / "killed", fakes, "20", "0"], cwd=tmp_path)
@@ -379,14 +382,14 @@ def test_a_killed_study_of_real_runs_has_the_losses_of_an_undisturbed_one(tmp_pa
         undisturbed = launching.run("single", num_processes=1, seed=seed)
         run_dir = folder / f"bert-imdb-tiny-single-1x-seed{seed}"
         assert losses(folder)[run_dir.name] == [line["loss"] for line in undisturbed.steps]
-        assert record.read(run_dir).final_parameters == undisturbed.record.final_parameters
+        assert schema.read(run_dir).final_parameters == undisturbed.record.final_parameters
 
 
 # ---------------------------------------------------------------- the command, and the benchmark
 
 
 def test_commands_plan_and_run(study, monkeypatch, capsys):
-    fake_train.prepare(Path("fakes.json"), matrix.runs(matrix.find("mine.yaml")))
+    fake_train.prepare(Path("fakes.json"), studies.runs(studies.find("mine.yaml")))
     monkeypatch.setattr(launch, "command", fake_train.command(Path("fakes.json").resolve()))
     assert cli.run(["plan", "mine.yaml", "--only", "zero2", "--runs-dir", "elsewhere"]) == 0
     assert not Path("elsewhere").exists()
@@ -430,7 +433,7 @@ def test_benchmark_counts_what_differs(study, monkeypatch):
 
 def test_benchmarks_study_is_of_twelve_runs(tmp_path):
     (tmp_path / "interruptions.yaml").write_text(interruptions.STUDY)
-    planned = matrix.runs(matrix.find(str(tmp_path / "interruptions.yaml")))
+    planned = studies.runs(studies.find(str(tmp_path / "interruptions.yaml")))
     assert len(planned) == 12
     assert {(run.flags["workload"], run.strategy) for run in planned} == {
         (workload, name)

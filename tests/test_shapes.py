@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BertForSequenceClassification
 
 from study.theory import shapes
-from study.weights import parameter_groups
+from study.training.weights import parameter_groups
 
 _GPT = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 101}
 _LLAMA = {

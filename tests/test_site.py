@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import reported
 
-from study import report
 from study.claims import say
 from study.claims.verdicts import WORDS
+from study.report import build as report
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}

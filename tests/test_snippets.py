@@ -16,7 +16,7 @@ from study.claims import ledger, verdicts
 from study.claims.ledger import Execution
 from study.claims.rules import execution
 from study.claims.rules.execution import Result, Results
-from study.config import Refusal
+from study.errors import Refusal
 
 RULE = {
     "type": "execution",

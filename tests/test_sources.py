@@ -18,7 +18,8 @@ import pytest
 import transformers
 from data_folder import make_data_dir
 
-from study.config import Refusal, RunConfig, build_config
+from study.config import RunConfig, build_config
+from study.errors import Refusal
 from study.workloads import sources
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"

@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from study import record
-from study.benchmarks import published_throughput
-from study.config import SIZES, Refusal
-from study.theory import communication, flops, hardware, published, shapes, step_time
+from study.errors import Refusal
+from study.models import SIZES
+from study.planner import accuracy
+from study.records import schema
+from study.theory import communication, flops, hardware, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.shapes import ModelShape
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "reports").rglob("records/**/*.json"))
-ROWS = published.throughput_rows()
+ROWS = measured_by_others.throughput_rows()
 
 GPT2_XL = shapes.find("gpt2-xl")
 BOX = hardware.typical_box(hardware.find_gpu("a100-80gb"), 8)
@@ -45,7 +46,7 @@ def measured_flops() -> dict[tuple, tuple[ModelShape, int, int]]:
     for path in RECORDS:
         if path.name.endswith(".outcome.json"):
             continue
-        run = record.read(path)
+        run = schema.read(path)
         if run.model_flops_per_sequence is None:
             continue
         size = SIZES[run.workload][run.size]
@@ -109,7 +110,7 @@ def test_every_published_row_is_read():
 
 
 def test_errors_on_the_published_rows_are_within_the_target():
-    found = published_throughput.judge(ROWS)
+    found = accuracy.judge(ROWS)
     assert found["as_they_stand"]["median"] < 0.04  # the target is 0.12
     assert found["as_they_stand"]["percentile_90"] < 0.10  # the target is 0.25
     assert found["inside_interval"] >= 0.9
@@ -118,15 +119,15 @@ def test_errors_on_the_published_rows_are_within_the_target():
 @pytest.mark.parametrize("constants", [step_time.AMPERE, step_time.HOPPER], ids=["ampere", "hopper"])
 def test_the_constants_are_what_a_fit_gives(constants):
     pytest.importorskip("scipy")
-    fitted = published_throughput.fit(published_throughput.known(ROWS, constants))
+    fitted = accuracy.fit(accuracy.known(ROWS, constants))
     assert dataclasses.astuple(constants) == pytest.approx(dataclasses.astuple(fitted), rel=0.03)
 
 
 def test_errors_on_sizes_that_the_fit_has_not_seen_are_within_the_target():
     pytest.importorskip("scipy")
-    rows = published_throughput.known(ROWS, step_time.HOPPER)
-    errors = published_throughput.held_out(rows, lambda index: rows[index].model)
-    found = published_throughput.summarize(errors)
+    rows = accuracy.known(ROWS, step_time.HOPPER)
+    errors = accuracy.held_out(rows, lambda index: rows[index].model)
+    found = accuracy.summarize(errors)
     assert found["count"] == len(rows)
     assert found["median"] < 0.05
     assert found["percentile_90"] < 0.15
@@ -134,7 +135,7 @@ def test_errors_on_sizes_that_the_fit_has_not_seen_are_within_the_target():
 
 def test_single_published_numbers_are_of_the_right_size():
     """All within a factor of 1.6, and within the interval but for the one whose machine is least known."""
-    found = {case.name: published_throughput.compare(case) for case in published.cases()}
+    found = {case.name: accuracy.compare(case) for case in measured_by_others.cases()}
     ratios = [result["predicted"] / result["published"] for result in found.values()]
     assert len(ratios) == 19
     assert max(ratios) < 1.6
@@ -144,30 +145,30 @@ def test_single_published_numbers_are_of_the_right_size():
 
 
 def test_rows_of_another_model_are_refused(tmp_path):
-    head, first = published.THROUGHPUT.read_text().splitlines()[:2]
+    head, first = measured_by_others.THROUGHPUT.read_text().splitlines()[:2]
     path = tmp_path / "rows.csv"
     path.write_text(f"{head}\n{first.replace('124131840', '124131841')}\n")
     with pytest.raises(ValueError, match=r"num_params 124131841: mpt-125m has 124131840, in .*rows.csv, line 2"):
-        published.throughput_rows(path)
+        measured_by_others.throughput_rows(path)
     path.write_text(f"{head}\n{first.replace('a100_40gb', 'a100_41gb')}\n")
     with pytest.raises(ValueError, match=r"'a100_41gb': not known, or a column that is missing, in .*line 2"):
-        published.throughput_rows(path)
+        measured_by_others.throughput_rows(path)
 
 
 def test_the_benchmark_judges_rows_of_a_file(tmp_path, capsys):
-    lines = published.THROUGHPUT.read_text().splitlines()
+    lines = measured_by_others.THROUGHPUT.read_text().splitlines()
     path, output = tmp_path / "rows.csv", tmp_path / "result.json"
     path.write_text("\n".join(lines[:4]) + "\n")
-    assert published_throughput.main([str(path), "--output", str(output)]) == 0
+    assert accuracy.main([str(path), "--output", str(output)]) == 0
     assert "3 rows: median" in capsys.readouterr().out
     written = json.loads(output.read_text())
     assert [entry["published"] for entry in written["rows"]] == [156735, 136334, 130535]
     assert "fit" not in written
     with pytest.raises(Refusal, match="No such file"):
-        published_throughput.main([str(tmp_path / "absent.csv")])
+        accuracy.main([str(tmp_path / "absent.csv")])
     path.write_text(lines[0] + "\n")
     with pytest.raises(Refusal, match="no row to judge by; give rows with the columns of mpt_throughput"):
-        published_throughput.main([str(path)])
+        accuracy.main([str(path)])
 
 
 # ---------------------------------------------------------------- physics

@@ -13,10 +13,15 @@ import psutil
 import pytest
 import torch
 
-from study import config, proof, strategy
-from study.config import Refusal, build_config
-from study.record import Proof
-from study.strategy import Launch, check, find_strategy, read_strategy
+from study import files, models
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight.checks import check
+from study.records.schema import Proof
+from study.strategy import accelerators, file, request
+from study.strategy.file import find_strategy, read_strategy
+from study.strategy.request import Launch
+from study.training import gradient_norm, proof
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
 
@@ -26,11 +31,11 @@ def box(monkeypatch):
     """A box without a GPU, its extensions built, in the folder from which the files name their JSON."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(strategy.extensions, "check", lambda needs: None)
-    monkeypatch.chdir(strategy.CONFIGS.parent)
+    monkeypatch.setattr(file.extensions, "check", lambda needs: None)
+    monkeypatch.chdir(file.CONFIGS.parent)
 
 
-def shipped(name: str) -> strategy.Strategy:
+def shipped(name: str) -> file.Strategy:
     return read_strategy(find_strategy(name))
 
 
@@ -108,7 +113,7 @@ def test_a_json_says_what_a_yaml_cannot():
 
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
     """Write a shipped accelerate file beside this DeepSpeed JSON; work in their folder."""
-    folder = shutil.copytree(strategy.CONFIGS, tmp_path / strategy.CONFIGS.name)
+    folder = shutil.copytree(file.CONFIGS, tmp_path / file.CONFIGS.name)
     (folder / f"{name}.json").write_text(text)
     monkeypatch.chdir(tmp_path)
     return Path(folder.name) / f"{name}.yaml"
@@ -185,10 +190,10 @@ def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero}))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path.with_suffix(".json")))
-    plugin = strategy._deepspeed_plugin(build_config(), read_strategy(path), 2, tmp_path)
+    plugin = accelerators._deepspeed_plugin(build_config(), read_strategy(path), 2, tmp_path)
     filled = plugin.deepspeed_config[ZERO]
     assert [filled[key] for key in keys] == [128**2, 14_745, 1280]
-    assert filled["offload_param"]["buffer_size"] == config.swap_buffer_size(128, 2)
+    assert filled["offload_param"]["buffer_size"] == models.swap_buffer_size(128, 2)
 
 
 # ---------------------------------------------------------------- FSDP
@@ -217,7 +222,7 @@ def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     section = shipped("fsdp2").content["fsdp_config"]
-    assert set(section) == set(strategy._FSDPSection.model_fields)
+    assert set(section) == set(file._FSDPSection.model_fields)
     flags = vars(launch_command_parser().parse_args(["study/train.py"]))
     assert set(section) <= set(flags)
     for key, value in section.items():
@@ -260,7 +265,7 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 # ---------------------------------------------------------------- before a start
 
 
-@pytest.mark.parametrize("name", [name for name in strategy.names() if not name.startswith("fsdp2")])
+@pytest.mark.parametrize("name", [name for name in file.names() if not name.startswith("fsdp2")])
 def test_what_is_whole_passes(name):
     chosen = shipped(name)
     check(build_config(), chosen, chosen.num_processes)
@@ -289,14 +294,14 @@ def test_what_cannot_run_here(name, flags, expected):
 
 
 def test_without_deepspeed(monkeypatch):
-    monkeypatch.setattr(strategy.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(file.importlib.util, "find_spec", lambda name: None)
     assert checking("zero2") == "zero2 needs deepspeed, which is not installed; `make setup` installs it"
     check(build_config(), shipped("ddp"), 2)
 
 
 def test_extensions_of_a_box_without_a_gpu(monkeypatch):
     asked = []
-    monkeypatch.setattr(strategy.extensions, "check", asked.append)
+    monkeypatch.setattr(file.extensions, "check", asked.append)
     for name in ("ddp", "zero1", "zero1_cpu_offload"):
         check(build_config(), shipped(name), 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -319,10 +324,10 @@ def test_processes_of_several_machines(monkeypatch):
 
 
 def test_writable(tmp_path):
-    assert strategy.is_writable(tmp_path)
+    assert files.is_writable(tmp_path)
     assert not list(tmp_path.iterdir())
-    assert not strategy.is_writable(tmp_path / "nowhere")
-    assert not strategy.is_writable(Path("/proc"))
+    assert not files.is_writable(tmp_path / "nowhere")
+    assert not files.is_writable(Path("/proc"))
 
 
 # ---------------------------------------------------------------- who started this process
@@ -340,7 +345,7 @@ def test_writable(tmp_path):
     ],
 )
 def test_command_of_a_launcher(command, first):
-    assert strategy._launch_arguments(command.split()) == first
+    assert request._launch_arguments(command.split()) == first
 
 
 class Ancestor:
@@ -360,9 +365,9 @@ class Ancestor:
 )
 def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_processes, num_machines):
     command = f"python -m accelerate.commands.launch --config_file accelerate_configs/zero3.yaml {flags} study/train.py"
-    ancestors = [Ancestor("bash", Path("/")), Ancestor(command, strategy.CONFIGS.parent)]
+    ancestors = [Ancestor("bash", Path("/")), Ancestor(command, file.CONFIGS.parent)]
     monkeypatch.setattr(psutil.Process, "parents", lambda self: ancestors)
-    launch = strategy.read_launch()
+    launch = request.read_launch()
     assert launch.strategy == dataclasses.replace(shipped("zero3"), path=launch.strategy.path)
     assert str(launch.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
     assert (launch.num_processes, launch.num_machines) == (num_processes, num_machines)
@@ -373,15 +378,15 @@ def test_machines_of_the_file(tmp_path, monkeypatch):
     path.write_text(find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2"))
     ancestor = Ancestor(f"accelerate-launch --config_file {path} study/train.py", tmp_path)
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
-    assert strategy.read_launch().num_machines == 2
+    assert request.read_launch().num_machines == 2
     assert Launch(shipped("zero2"), 2).num_machines == 1
 
 
 def test_launch_without_a_file(monkeypatch):
-    ancestor = Ancestor("python -m accelerate.commands.launch study/train.py", strategy.CONFIGS.parent)
+    ancestor = Ancestor("python -m accelerate.commands.launch study/train.py", file.CONFIGS.parent)
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
     with pytest.raises(Refusal, match=r"^no accelerate file: start it as `accelerate launch --config_file"):
-        strategy.read_launch()
+        request.read_launch()
 
 
 # ---------------------------------------------------------------- after it
@@ -470,7 +475,7 @@ def test_the_global_norm_is_exact_where_torchs_own_is_not():
     torch.manual_seed(0)
     tensors = [torch.randn(30_000, 128), torch.randn(512), torch.randn(3, 3)]
     exact = sum(t.double().square().sum() for t in tensors).sqrt().item()
-    assert strategy.global_norm(tensors).item() == pytest.approx(exact, rel=3e-7)
+    assert gradient_norm.global_norm(tensors).item() == pytest.approx(exact, rel=3e-7)
     assert torch.nn.utils.get_total_norm(tensors).item() != pytest.approx(exact, rel=1e-5)
 
 
@@ -484,7 +489,7 @@ def test_clipping_outside_deepspeed_is_torchs(limit):
             parameter.grad = torch.full_like(parameter, float(number))
     norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit or float("inf"))
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="NO"), unscale_gradients=lambda: None)
-    read = strategy.gradient_norm_reader(accelerator, ours, build_config(gradient_clipping=limit))
+    read = gradient_norm.gradient_norm_reader(accelerator, ours, build_config(gradient_clipping=limit))
     assert read().item() == pytest.approx(norm.item(), rel=1e-6)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)

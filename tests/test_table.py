@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import synthetic
 
-from study import record
-from study.benchmarks import reading
-from study.compare import records, table
-from study.config import Refusal
+from study import files
+from study.compare import table
+from study.errors import Refusal
+from study.records import find as records
+from study.records import schema
 from study.theory import hardware
 
 COMMITTED = Path(__file__).parent / "fixtures" / "records"
@@ -45,7 +46,7 @@ def test_columns_are_there_in_order_and_typed(tmp_path):
 
 def test_identity_and_settings(tmp_path):
     path = synthetic.write_run(tmp_path, strategy="zero1", seed=3, study="s", global_batch_size=16, dropout=0.2)
-    row, written = only(tmp_path), record.read(path)
+    row, written = only(tmp_path), schema.read(path)
     assert (row["run_id"], row["study"], row["path"], row["strategy"]) == (written.run_id, "s", str(path), "zero1")
     assert (row["box"], row["device"], row["status"]) == ("Synthetic CPU, 8 cores", "cpu", "ok")
     assert (row["world_size"], row["seed"], row["repeat"]) == (2, 3, 0)
@@ -57,13 +58,13 @@ def test_identity_and_settings(tmp_path):
 
 def test_what_was_learned_is_that_of_the_steps(tmp_path):
     path = synthetic.write_run(tmp_path, num_steps=40)
-    lines = record.read_steps(path)
+    lines = schema.read_steps(path)
     losses, row = [line["loss"] for line in lines], only(tmp_path)
     assert row["final_loss"] == pytest.approx(np.mean(losses[-10:]))
     assert row["last_loss"] == losses[-1]
     assert row["loss_area"] == pytest.approx(np.mean(losses))
     assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines]))
-    held_out = record.read(path).evaluation[-1]
+    held_out = schema.read(path).evaluation[-1]
     assert (row["eval_loss"], row["perplexity"]) == (held_out["loss"], held_out["perplexity"])
     assert math.isnan(row["accuracy"])
 
@@ -71,16 +72,16 @@ def test_what_was_learned_is_that_of_the_steps(tmp_path):
 @pytest.mark.parametrize(("num_steps", "averaged"), [(2, 1), (9, 3), (30, 10)])
 def test_a_short_run_ends_with_a_third_of_its_steps(tmp_path, num_steps, averaged):
     path = synthetic.write_run(tmp_path, num_steps=num_steps)
-    losses = [line["loss"] for line in record.read_steps(path)]
+    losses = [line["loss"] for line in schema.read_steps(path)]
     assert only(tmp_path)["final_loss"] == pytest.approx(np.mean(losses[-averaged:]))
 
 
 def test_a_step_without_a_gradient_norm_is_left_out_of_the_mean(tmp_path):
     path = synthetic.write_run(tmp_path)
-    lines = record.read_steps(path)
+    lines = schema.read_steps(path)
     lines[4]["grad_norm"] = None  # an overflow under a loss scaler
-    record.steps_path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change(path, steps_sha256=record.sha256(record.steps_path(path)))
+    schema.steps_path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(path, steps_sha256=files.sha256(schema.steps_path(path)))
     row = only(tmp_path)
     assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines if line["grad_norm"]]))
     assert table.steps(table.read([tmp_path]))["grad_norm"].isna().sum() == 1
@@ -88,7 +89,7 @@ def test_a_step_without_a_gradient_norm_is_left_out_of_the_mean(tmp_path):
 
 def test_speed_on_gpus(tmp_path):
     path = synthetic.write_run(tmp_path, box="gpu", precision="bf16", seconds=0.25)
-    row, written = only(tmp_path), record.read(path)
+    row, written = only(tmp_path), schema.read(path)
     assert row["box"] == "8 x NVIDIA H200"
     assert row["seconds_per_step"] == written.timing.median_seconds
     assert row["seconds_lower"] < row["seconds_per_step"] < row["seconds_upper"]
@@ -159,7 +160,7 @@ def test_memory_is_the_largest_ranks_while_training(tmp_path):
     content["peak_memory"][2]["first_step"]["allocated_bytes"] = 10**12
     content["peak_memory"][1]["built"]["reserved_bytes"] = 10**13  # before training: not counted
     path.write_text(json.dumps(content))
-    row, ranks = only(tmp_path), record.read(path).peak_memory
+    row, ranks = only(tmp_path), schema.read(path).peak_memory
     assert row["peak_allocated_bytes"] == 10**12
     assert row["peak_reserved_bytes"] == max(phases["steady_steps"].reserved_bytes for phases in ranks)
     assert row["rank_tensor_bytes"][2] == 10**12
@@ -171,7 +172,7 @@ def test_memory_is_the_largest_ranks_while_training(tmp_path):
 
 
 def test_memory_on_a_cpu(tmp_path):
-    row, peaks = None, record.read(synthetic.write_run(tmp_path)).peak_memory
+    row, peaks = None, schema.read(synthetic.write_run(tmp_path)).peak_memory
     row = only(tmp_path)
     tensors = [phases["steady_steps"].tensor_bytes for phases in peaks]
     assert row["rank_tensor_bytes"] == tensors
@@ -184,7 +185,7 @@ def test_memory_on_a_cpu(tmp_path):
 
 def test_ddps_buckets_are_in_its_peak_on_a_cpu(tmp_path):
     """They are C++ tensors, which the probe of live tensors does not see."""
-    written = record.read(synthetic.write_run(tmp_path, strategy="ddp"))
+    written = schema.read(synthetic.write_run(tmp_path, strategy="ddp"))
     row = only(tmp_path)
     seen = max(phases["steady_steps"].tensor_bytes for phases in written.peak_memory)
     buckets = 4 * written.num_params
@@ -198,7 +199,7 @@ def test_model_states_are_those_of_the_rank_with_most(tmp_path):
     content = json.loads(path.read_text())
     content["model_state_bytes"][1]["gradients"] += 1000
     path.write_text(json.dumps(content))
-    row, most = only(tmp_path), record.read(path).model_state_bytes[1]
+    row, most = only(tmp_path), schema.read(path).model_state_bytes[1]
     assert row["model_state_bytes"] == most.parameters + most.gradients + most.optimizer_states
     assert (row["parameter_bytes"], row["gradient_bytes"]) == (most.parameters, most.gradients)
     assert row["optimizer_state_bytes"] == most.optimizer_states
@@ -249,7 +250,7 @@ def test_a_run_that_failed_has_a_curve_and_no_final_loss(tmp_path):
 
 def test_a_run_that_took_no_step(tmp_path):
     path = synthetic.write_run(tmp_path, status="failed")
-    record.steps_path(path).unlink()
+    schema.steps_path(path).unlink()
     change(path, steps_sha256=None, steps_done=0, final_loss=None, proof=None, data=None, peak_memory=None,
            model_state_bytes=None, initial_parameters=None, collectives_per_step=None)  # fmt: skip
     row = only(tmp_path)
@@ -388,7 +389,7 @@ def test_steps_spread_over_rows(tmp_path):
     steps = table.steps(table.read([tmp_path]))
     assert steps.groupby("seed").size().to_dict() == {0: 12, 1: 7}
     mine = steps[steps["seed"] == 0]
-    lines = record.read_steps(path)
+    lines = schema.read_steps(path)
     assert mine["step"].tolist() == list(range(1, 13))
     for name in ("loss", "grad_norm", "learning_rate", "seconds", "tokens"):
         assert mine[name].tolist() == [line[name] for line in lines]
@@ -461,7 +462,7 @@ def test_refuses_the_outcome_of_another_run(tmp_path):
 
 def test_refuses_steps_that_are_missing_or_altered(tmp_path):
     path = synthetic.write_run(tmp_path)
-    steps = record.steps_path(path)
+    steps = schema.steps_path(path)
     steps.write_text(steps.read_text().replace("1", "2", 1))
     with pytest.raises(Refusal, match="not the file that steps_sha256"):
         table.read([tmp_path])
@@ -479,10 +480,3 @@ def test_reads_the_committed_records():
     assert rows["paper_state_bytes"].notna().all()
     assert rows["final_loss"].between(0, 20).all()
     assert (rows["memory_imbalance"] >= 1).all()
-
-
-def test_the_benchmark_reads_what_it_writes(capsys):
-    assert reading.main(["--records", "9"]) == 0
-    assert capsys.readouterr().out.startswith("9 records, 360 steps: ")
-    with pytest.raises(Refusal, match="--records 0: must be at least 1"):
-        reading.main(["--records", "0"])

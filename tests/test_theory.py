@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from study import record
 from study.compare import cases
+from study.records import schema
 from study.theory.case import Engine
 from study.theory.model_states import (
     PARTS,
@@ -158,7 +158,7 @@ def test_nvme_by_hand():
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_the_engines_bytes_are_those_measured(path):
     """To the byte, but for Adam's step counters, 4 bytes a tensor, and one element in place of what is on the disk."""
-    found = record.read(path)
+    found = schema.read(path)
     engine, sizes = cases.engine_of(found), cases.shape_of(found).parameters
     uncounted = {"optimizer_states": 4 * (len(sizes.matrices) + len(sizes.vectors)), "parameters": 2}
     for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
@@ -200,7 +200,7 @@ def test_the_engines_bytes_on_1_2_and_4_processes():
     for path in MODEL_STATES.glob("*.json"):
         if path.name.count(".") > 1:
             continue
-        found = record.read(path)
+        found = schema.read(path)
         if found.status != "ok":
             continue
         seen.add((found.workload, found.proof.precision, found.world_size, found.strategy))

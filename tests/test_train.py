@@ -9,7 +9,7 @@ import launching
 import pytest
 from test_parity import CLIPPED, DEEPSPEED
 
-from study import strategy
+from study.strategy import file
 
 STEP_KEYS = {
     "step",
@@ -38,7 +38,7 @@ def gathered(run: launching.Run) -> float:
 @pytest.mark.parametrize("name", ["ddp", *DEEPSPEED])
 def test_the_record_is_complete_and_proves_the_strategy(name):
     run = launching.run(name, **CLIPPED)
-    asked = strategy.read_strategy(strategy.find_strategy(name))
+    asked = file.read_strategy(file.find_strategy(name))
     facts, proof = run.record, run.record.proof
     assert facts.strategy == name
     assert proof.zero_stage == asked.zero_stage

@@ -22,10 +22,16 @@ from launching import ROOT, attempt
 from safetensors.torch import load_file
 from test_parity import CLIPPED, UNCLIPPED
 
-from study import launch, proof, strategy, weights
-from study.config import Refusal, build_config
-from study.measure.memory import PhaseMemory
-from study.strategy import CONFIGS, Launch, check, find_strategy, read_strategy
+from study import run
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight.checks import check
+from study.running import launch
+from study.strategy import accelerators, file
+from study.strategy.file import CONFIGS, find_strategy, read_strategy
+from study.strategy.request import Launch
+from study.training import gradient_norm, proof, weights
+from study.training.measure.memory import PhaseMemory
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
 COMPARED = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, "num_eval_examples": 15, "save_model": True}
@@ -39,7 +45,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def shipped(name: str) -> strategy.Strategy:
+def shipped(name: str) -> file.Strategy:
     return read_strategy(find_strategy(name))
 
 
@@ -68,7 +74,7 @@ def reading(path: Path) -> str:
     return str(caught.value)
 
 
-def checking(config: dict, chosen: strategy.Strategy, world_size: int = 2) -> str:
+def checking(config: dict, chosen: file.Strategy, world_size: int = 2) -> str:
     with pytest.raises(Refusal) as caught:
         check(build_config(**config), chosen, world_size)
     assert "\n" not in str(caught.value)
@@ -94,7 +100,7 @@ def plugin(name: str, monkeypatch: pytest.MonkeyPatch, **flags) -> dict:
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", section["deepspeed_config_file"])
     else:
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(section["zero_stage"]))
-    return strategy._deepspeed_plugin(build_config(**flags), chosen, 2, Path("run")).deepspeed_config
+    return accelerators._deepspeed_plugin(build_config(**flags), chosen, 2, Path("run")).deepspeed_config
 
 
 # ---------------------------------------------------------------- how many processes, and which engine
@@ -195,7 +201,7 @@ def test_clip_grad_norm_under_deepspeed_clips_nothing():
     """accelerator.clip_grad_norm_(...) under DeepSpeed: the study asks the engine, which clips, for the norm before."""
     engine = SimpleNamespace(zero_optimization_stage=lambda: 2, get_global_grad_norm=lambda: 7.0)
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="DEEPSPEED"))
-    assert strategy.gradient_norm_reader(accelerator, engine, build_config())() == 7.0
+    assert gradient_norm.gradient_norm_reader(accelerator, engine, build_config())() == 7.0
     ddp, zero2 = (launching.run(name, **CLIPPED) for name in ("ddp", "zero2"))
     assert zero2.record.proof.gradient_clipping == CLIPPED["gradient_clipping"]
     assert zero2.steps[0]["grad_norm"] > CLIPPED["gradient_clipping"]
@@ -221,7 +227,7 @@ def test_nvme_path_that_runs_would_share(tmp_path, monkeypatch):
     path = with_json(tmp_path, "zero3_nvme_offload", monkeypatch, zero_optimization=zero)
     assert "zero_optimization.offload_param.nvme_path would be shared by runs; remove it" in reading(path)
     config = build_config(swap_dir=tmp_path)
-    folders = {strategy.swap_folder(config, Path("runs") / name) for name in ("a", "b")}
+    folders = {run.swap_folder(config, Path("runs") / name) for name in ("a", "b")}
     assert folders == {tmp_path / "zero-study-a", tmp_path / "zero-study-b"}
 
 
@@ -340,7 +346,7 @@ def test_fp16_norm_without_clipping_is_unscaled():
     accelerator = SimpleNamespace(
         distributed_type=SimpleNamespace(value="MULTI_GPU"), unscale_gradients=lambda: scaler.unscale_(optimizer)
     )
-    norm = strategy.gradient_norm_reader(accelerator, model, build_config(gradient_clipping=0))
+    norm = gradient_norm.gradient_norm_reader(accelerator, model, build_config(gradient_clipping=0))
     scaler.scale(model(torch.tensor([3.0, 4.0])).sum()).backward()
     assert norm().item() == pytest.approx(5.0)
     scaler.step(optimizer)  # and it is not unscaled a second time

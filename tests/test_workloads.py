@@ -9,7 +9,9 @@ from data_folder import make_data_dir
 from torch.utils.data import DataLoader
 
 from study import workloads
-from study.config import SIZES, Refusal, RunConfig, build_config
+from study.config import RunConfig, build_config
+from study.errors import Refusal
+from study.models import SIZES
 from study.workloads import WORKLOADS, sources
 from study.workloads.sources import Examples, Splits
 

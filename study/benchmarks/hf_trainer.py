@@ -18,13 +18,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from study import extensions, record, strategy
-from study.config import Refusal, RunConfig, build_config, flag_parser
-from study.launch import QUIET
-from study.strategy import Strategy
+from study import files
+from study.config import RunConfig, build_config, flag_parser
+from study.errors import Refusal
+from study.preflight import extensions
+from study.running.launch import QUIET
+from study.strategy import file, request
+from study.strategy.file import Strategy
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
-STRATEGIES = [name for name in strategy.names() if "nvme" not in name and not name.startswith("fsdp")]
+STRATEGIES = [name for name in file.names() if "nvme" not in name and not name.startswith("fsdp")]
 PRECISIONS = ("fp32", "bf16-autocast", "bf16")
 ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "share_device": False}
 
@@ -40,7 +43,7 @@ def main() -> None:
     config = build_config(**flags)
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     check(config, chosen, num_processes)
-    launch = strategy.Launch(strategy.read_strategy(strategy.find_strategy(chosen)), num_processes)
+    launch = request.Launch(file.read_strategy(file.find_strategy(chosen)), num_processes)
     train(config, launch, result)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,7 +63,7 @@ def check(config: RunConfig, strategy_name: str, num_processes: int) -> None:
         raise Refusal("strategy 'ddp' on one process: Trainer builds no DDP there on a GPU; take single")
 
 
-def arguments(config: RunConfig, launch: strategy.Launch, folder: Path, on_cpu: bool) -> dict[str, Any]:
+def arguments(config: RunConfig, launch: request.Launch, folder: Path, on_cpu: bool) -> dict[str, Any]:
     """The TrainingArguments of this work; what is not here is Trainer's default."""
     deepspeed = deepspeed_config(config, launch.strategy)
     by_engine = deepspeed is not None and config.precision == "bf16-autocast"  # the engine's own autocast
@@ -111,15 +114,15 @@ def deepspeed_config(config: RunConfig, chosen: Strategy) -> dict[str, Any] | No
     return engine
 
 
-def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
+def train(config: RunConfig, launch: request.Launch, result: Path) -> None:
     """Train under Trainer, prove that it was this work, and write the result on rank 0. Collective."""
     import torch
     import torch.distributed as dist
     from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
-    from study import proof, weights
-    from study.measure.clock import make_clock
-    from study.order import TrainingOrder
+    from study.training import proof, weights
+    from study.training.measure.clock import make_clock
+    from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, sources
 
     on_cpu = not torch.cuda.is_available()
@@ -170,7 +173,7 @@ def train(config: RunConfig, launch: strategy.Launch, result: Path) -> None:
         dist.all_reduce(mean_losses)
     mean_losses /= launch.num_processes
     if settings.process_index == 0:
-        record.write_json(
+        files.write_json(
             result,
             {
                 **speed(ends, config.timing_warmup_steps, config.global_batch_size),

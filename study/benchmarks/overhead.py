@@ -12,11 +12,12 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from study import record
+from study import files
 from study.benchmarks import pairs
 from study.benchmarks.pairs import Work
 from study.benchmarks.throughput import FLAGS
-from study.config import Parser, Refusal
+from study.config import Parser
+from study.errors import Refusal
 
 
 def main(words: list[str]) -> int:
@@ -42,7 +43,7 @@ def main(words: list[str]) -> int:
     print(f"{options.strategy}: measured/plain seconds a step {pairs.show(result['ratio'])}")
     if options.output:
         head = pairs.report("overhead", options, {"config": pairs.shown_config(plain.config)})
-        record.write_json(options.output, {**head, **result})
+        files.write_json(options.output, {**head, **result})
     return 0
 
 

@@ -17,9 +17,13 @@ from typing import Any
 
 import psutil
 
-from study import launch, matrix, record, strategy
-from study.config import Refusal, RunConfig, build_config
-from study.record import Record
+from study.config import RunConfig, build_config
+from study.errors import Refusal
+from study.preflight import checks
+from study.records import schema
+from study.records.schema import Record
+from study.running import launch, studies
+from study.strategy import file
 
 TIMEOUT_SECONDS = 1800  # of one run
 
@@ -61,7 +65,7 @@ def show(summary: dict[str, float]) -> str:
 class Work:
     """What every run of one comparison does: the flags of `train.py`, checked, under one strategy."""
 
-    strategy: strategy.Strategy
+    strategy: file.Strategy
     flags: dict[str, Any]
     config: RunConfig
     world_size: int
@@ -72,16 +76,16 @@ def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = 
 
     Raises Refusal.
     """
-    chosen = strategy.read_strategy(strategy.find_strategy(strategy_name))
+    chosen = file.read_strategy(file.find_strategy(strategy_name))
     world_size = chosen.num_processes if chosen.name == "single" else num_processes or chosen.num_processes
     work = Work(chosen, flags, build_config(**flags), world_size)
-    strategy.check(work.config, chosen, work.world_size)
+    checks.check(work.config, chosen, work.world_size)
     return work
 
 
 def train_arguments(flags: dict[str, Any]) -> list[str]:
     """Flags as train.py takes them."""
-    return matrix.Run("", "", 1, flags).arguments()
+    return studies.Run("", "", 1, flags).arguments()
 
 
 def run_ours(work: Work) -> tuple[Record, list[dict[str, Any]]]:
@@ -93,7 +97,7 @@ def run_ours(work: Work) -> tuple[Record, list[dict[str, Any]]]:
         )
         if ended.status != "ok":
             raise RunFailed("\n".join([f"{work.strategy.name}: {ended.status}, {ended.message}", *ended.stderr_tail]))
-        return record.read(run_dir), record.read_steps(run_dir)
+        return schema.read(run_dir), schema.read_steps(run_dir)
 
 
 def share_cores(num_processes: int) -> None:
@@ -108,7 +112,7 @@ def text_flags(data_dir: Path | None) -> dict[str, Any]:
 
 def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict[str, Any]:
     """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
-    from study.measure import machine
+    from study.training.measure import machine
 
     return {
         "benchmark": name,

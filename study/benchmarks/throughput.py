@@ -26,12 +26,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from study import record
+from study import files
 from study.benchmarks import hf_trainer, pairs
 from study.benchmarks.pairs import RunFailed, Work
-from study.compare import records, table
-from study.config import Parser, Refusal, RunConfig
-from study.record import Record
+from study.compare import table
+from study.config import Parser, RunConfig
+from study.errors import Refusal
+from study.records import find as records
+from study.records.schema import Record
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
 FLAGS: dict[str, Any] = {
@@ -116,11 +118,11 @@ def main(words: list[str]) -> int:
                 results[name] = summarize(done)
                 longest = max(longest, time.monotonic() - began)
                 if options.output:  # a machine that is lent may end this at any moment
-                    record.write_json(options.output, {**head, "strategies": results})
+                    files.write_json(options.output, {**head, "strategies": results})
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if options.output and results:
             report = pairs.report("throughput", options, head)
-            record.write_json(options.output, {**report, "strategies": results})
+            files.write_json(options.output, {**report, "strategies": results})
     for name, result in results.items():
         mfu = result["mfu"]
         told = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
@@ -143,7 +145,7 @@ def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     """What an earlier call wrote for the same work. Raises Refusal where the file holds another's."""
     if output is None or not output.exists():
         return {}
-    content = record.load(output, "a benchmark's result")
+    content = files.load(output, "a benchmark's result")
     if not isinstance(content, dict) or {key: content.get(key) for key in head} != head:
         raise Refusal(f"--output {output}: holds the result of other work; name another file")
     return content["strategies"]

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from study.claims.rules import arithmetic, execution, record, theory
-from study.config import Refusal, refusing
+from study.errors import Refusal, refusing
 
 FOLDER = Path(__file__).parent / "ledger"
 LONGEST_PHRASE = 12  # words of a source that are quoted

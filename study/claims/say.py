@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from study.claims import ledger, verdicts
 from study.claims.ledger import Claim
 from study.claims.verdicts import AGAIN, WORDS, Verdict
-from study.config import Refusal
+from study.errors import Refusal
 
 # How a claim is decided, by the type of its rule.
 RULES = {

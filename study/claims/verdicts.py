@@ -11,8 +11,8 @@ from study.claims import ledger
 from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Undecidable
 from study.claims.observed import Observed
 from study.claims.rules import arithmetic, execution, record, theory
-from study.config import Refusal, describe, refusing
-from study.record import load, write_json
+from study.errors import Refusal, describe, refusing
+from study.files import load, write_json
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
 AGAIN = "run `zero-study claims --write`"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from study.compare import differences, records
+from study.compare import differences, markdown
 from study.compare import table as tidy
-from study.compare.figures.drawing import in_order
+from study.report.figures.drawing import in_order
 from study.theory.case import parameter_bytes
 
 # What was trained long enough to learn, with the held-out metric and how it is written.
@@ -46,7 +46,7 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
             row.append(_number(means.get(strategy), form))
             row.append(_difference(strategy, control, against))
         rows.append(row + _held(states[states["strategy"] == strategy]))
-    return "\n".join([*records.markdown(head, rows), "", _basis(ok)])
+    return "\n".join([*markdown.markdown(head, rows), "", _basis(ok)])
 
 
 def _cell(rows: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:

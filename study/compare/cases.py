@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from study.config import SIZES, swap_buffer_size
-from study.record import Record
+from study.models import SIZES, swap_buffer_size
+from study.records.schema import Record
 from study.theory import shapes
 from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.shapes import ModelShape

@@ -7,9 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from study.compare import records
+from study.compare import markdown
 from study.compare.cases import engine_of, job_of, shape_of
-from study.record import Record
+from study.records import find as records
+from study.records.schema import Record
 from study.theory import communication as theory
 
 TOLERANCE = 0.01  # of a step's bytes
@@ -23,7 +24,7 @@ over all bytes. Collectives: number of each kind, where theory has another numbe
 is told by no record, and not in theory: of 4 bytes, where DeepSpeed itself takes the norm at stage 0."""
 
 
-class Cell(NamedTuple):
+class CommunicationCell(NamedTuple):
     """One run beside its prediction."""
 
     record: Record
@@ -53,17 +54,17 @@ def table(folders: Sequence[Path]) -> str:
         lines += [f"## {heading}", ""]
         for title, block in groupby(members, key=_title):
             head = ["strategy", "sent", "theory", "paper", "error", "collectives"]
-            lines += [f"### {title}", "", *records.markdown(head, _rows(list(block))), ""]
+            lines += [f"### {title}", "", *markdown.markdown(head, _rows(list(block))), ""]
     known = {c.record.run_id for c in cells}
     unknown = [r.run_id for r in measured if r.run_id not in known]
     lines += [f"No shape is known of the models of: {', '.join(unknown)}.", ""] if unknown else []
     unmeasured = [r.run_id for r in finished if r.collectives_per_step is None]
     lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""] if unmeasured else []
-    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view communication', folders)}`."]
+    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view communication', folders)}`."]
     return "\n".join(lines)
 
 
-def cell(r: Record) -> Cell | None:
+def cell(r: Record) -> CommunicationCell | None:
     """Hold a run's collectives against theory; None where the model is none that theory knows."""
     shape = shape_of(r)
     if shape is None or r.proof.distributed_type == "FSDP":  # whether it reshards is not in the record
@@ -76,7 +77,7 @@ def cell(r: Record) -> Cell | None:
     differing = sum(abs(expected.get(k, (0, 0))[1] - counted.get(k, (0, 0))[1]) for k in {*counted, *expected})
     accumulation = r.proof.gradient_accumulation_steps
     paper = theory.paper_volume(engine.zero_stage, r.num_params, accumulation) if r.world_size > 1 else 0
-    return Cell(
+    return CommunicationCell(
         record=r,
         measured=counted,
         predicted=expected,
@@ -87,7 +88,7 @@ def cell(r: Record) -> Cell | None:
     )
 
 
-def _summary(cells: list[Cell]) -> list[str]:
+def _summary(cells: list[CommunicationCell]) -> list[str]:
     """How far theory is off, and where, in words."""
     worst = max(cells, key=lambda c: c.error)
     beyond = [c for c in cells if c.error > TOLERANCE]
@@ -104,12 +105,12 @@ def _summary(cells: list[Cell]) -> list[str]:
     return lines
 
 
-def _heading(c: Cell) -> str:
+def _heading(c: CommunicationCell) -> str:
     r = c.record
     return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters"
 
 
-def _title(c: Cell) -> str:
+def _title(c: CommunicationCell) -> str:
     r = c.record
     accumulation = r.proof.gradient_accumulation_steps
     words = [f"{r.world_size} process{'es' if r.world_size > 1 else ''}"]
@@ -118,16 +119,16 @@ def _title(c: Cell) -> str:
     return ", ".join(words)
 
 
-def _order(c: Cell) -> tuple:
+def _order(c: CommunicationCell) -> tuple:
     r = c.record
     way = (r.world_size, r.config["activation_checkpointing"], r.proof.gradient_accumulation_steps)
     stage = r.proof.zero_stage if r.proof.zero_stage is not None else -1
     return r.proof.precision, r.workload, r.num_params, _heading(c), way, stage, r.strategy, r.run_id
 
 
-def _rows(block: list[Cell]) -> list[list[str]]:
+def _rows(block: list[CommunicationCell]) -> list[list[str]]:
     """One row per strategy; runs of one strategy with other collectives have rows of their own, under their ids."""
-    kept: dict[str, list[Cell]] = {}
+    kept: dict[str, list[CommunicationCell]] = {}
     for c in block:
         members = kept.setdefault(c.record.strategy, [])
         if all((c.measured, c.predicted) != (other.measured, other.predicted) for other in members):
@@ -146,7 +147,7 @@ def _rows(block: list[Cell]) -> list[list[str]]:
     ]
 
 
-def _counts(c: Cell) -> str:
+def _counts(c: CommunicationCell) -> str:
     words = []
     for kind in sorted({*c.measured, *c.predicted}):
         count, predicted = c.measured.get(kind, (0, 0))[0], c.predicted.get(kind, (0, 0))[0]

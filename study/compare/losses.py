@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from study import record
-from study.compare import records
-from study.compare.records import Found
+from study.compare import markdown
+from study.records import find as records
+from study.records import schema
+from study.records.find import RecordFile
 
 STEPS = 10  # at each end, fewer in a shorter run: the loss of a single small batch is noisy
 
@@ -33,26 +34,26 @@ def table(folders: Sequence[Path]) -> str:
     lines = ["# Losses: does each run learn?", "", EXPLANATION, ""]
     for heading, members in groupby(finished, key=_heading):
         rows = [_row(member) for member in members]
-        lines += [f"## {heading}", "", *records.markdown(HEAD, rows), ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view losses', folders)}`."]
+        lines += [f"## {heading}", "", *markdown.markdown(HEAD, rows), ""]
+    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view losses', folders)}`."]
     return "\n".join(lines)
 
 
-def _heading(found: Found) -> str:
+def _heading(found: RecordFile) -> str:
     r = found.record
     batch = f"{r.config['global_batch_size']} sequences per step"
     return f"{r.workload} {r.size}, {r.proof.precision}, {batch}, {records.box_of(r)}"
 
 
-def _order(found: Found) -> tuple:
+def _order(found: RecordFile) -> tuple:
     facts = found.record
     return _heading(found), facts.strategy != "single", facts.strategy, facts.world_size, facts.seed
 
 
-def _row(found: Found) -> list[str]:
+def _row(found: RecordFile) -> list[str]:
     facts = found.record
-    record.checked_steps(found.path, facts)
-    losses = [line["loss"] for line in record.read_steps(found.path)]
+    schema.checked_steps(found.path, facts)
+    losses = [line["loss"] for line in schema.read_steps(found.path)]
     some = steps_at_an_end(len(losses))
     held_out = facts.evaluation[-1]
     name = "accuracy" if "accuracy" in held_out else "perplexity"
@@ -71,7 +72,7 @@ def _row(found: Found) -> list[str]:
     ]
 
 
-def _peak_resident(found: Found) -> int | None:
+def _peak_resident(found: RecordFile) -> int | None:
     """The largest resident set of any rank in any phase; None on a GPU box, which records none."""
     peaks = [p.resident_bytes for phases in found.record.peak_memory for p in phases.values() if p.resident_bytes]
     return max(peaks, default=None)

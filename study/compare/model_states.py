@@ -6,19 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from study.compare import records
+from study.compare import markdown
 from study.compare.cases import engine_of, shape_of
-from study.compare.records import Found
-from study.record import ModelStateBytes, Record
+from study.records import find as records
+from study.records.find import RecordFile
+from study.records.schema import ModelStateBytes, Record
 from study.theory.case import Engine
-from study.theory.model_states import (
-    PARTS,
-    REASONS,
-    Moment,
-    Part,
-    engine_differences,
-    paper_bytes,
-)
+from study.theory.model_states import PARTS, REASONS, Moment, Part, engine_differences, paper_bytes
 from study.theory.shapes import ParameterSizes
 
 TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
@@ -59,23 +53,23 @@ def table(folders: Sequence[Path]) -> str:
             for moment, title in HEADINGS.items():
                 head = ["strategy", *STATES.values(), "model states", "paper", "ratio", BUFFERS, "ratio with them"]
                 lines += [f"### {world_size} {processes}. {title}", ""]
-                lines += [*records.markdown(head, [_row(name, r, moment, notes) for name, r in rows]), ""]
+                lines += [*markdown.markdown(head, [_row(name, r, moment, notes) for name, r in rows]), ""]
     if notes:
         lines += ["## Reasons", ""]
         lines += [f"{number}. {REASONS[reason]}" for number, reason in enumerate(notes, 1)] + [""]
     unmeasured = [f.record.run_id for f in finished if f not in measured]
     if unmeasured:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view model-states', folders)}`."]
+    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view model-states', folders)}`."]
     return "\n".join(lines)
 
 
-def _heading(found: Found) -> str:
+def _heading(found: RecordFile) -> str:
     r = found.record
     return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters"
 
 
-def _order(found: Found) -> tuple:
+def _order(found: RecordFile) -> tuple:
     r = found.record
     return r.proof.precision, r.workload, r.num_params, _heading(found), r.world_size, _rank_of_strategy(r), r.run_id
 
@@ -86,7 +80,7 @@ def _rank_of_strategy(r: Record) -> tuple[int, str]:
     return stages.get(r.strategy, r.proof.zero_stage if r.proof.zero_stage is not None else 9), r.strategy
 
 
-def _distinct(block: list[Found]) -> list[tuple[str, Record]]:
+def _distinct(block: list[RecordFile]) -> list[tuple[str, Record]]:
     """One row per strategy; runs of one strategy with other bytes have rows of their own, under their ids."""
     by_bytes: dict[str, list[Record]] = {}
     for _, r in block:

@@ -8,11 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from study import record
-from study.compare import records
-from study.compare.records import Found
-from study.config import Refusal, RunConfig
-from study.record import Record
+from study.compare import markdown
+from study.config import RunConfig
+from study.errors import Refusal
+from study.records import find as records
+from study.records import schema
+from study.records.find import RecordFile
+from study.records.schema import Record
 
 WITHIN = 1e-5
 
@@ -55,14 +57,14 @@ def table(folders: Sequence[Path]) -> str:
             ordered = sorted(group, key=_order)
             rows = [_row(found, ordered) for found in ordered]
             box = f", {records.box_of(ordered[0].record)}" if several else ""
-            lines += [f"## {_heading(ordered[0].record)}{box}", "", *records.markdown(HEAD, rows), ""]
+            lines += [f"## {_heading(ordered[0].record)}{box}", "", *markdown.markdown(HEAD, rows), ""]
     if alone:
         lines += [f"Nothing to compare with: {', '.join(alone)}.", ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view parity', folders)}`."]
+    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view parity', folders)}`."]
     return "\n".join(lines)
 
 
-def _group(found: Found) -> str:
+def _group(found: RecordFile) -> str:
     r = found.record
     # A record from before there was such a knob has what is its default now.
     whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
@@ -78,7 +80,7 @@ def _heading(r: Record) -> str:
     return f"{r.workload} {r.size}, {r.proof.precision}, seed {r.seed}, {dropout}, {steps}"
 
 
-def _order(found: Found) -> tuple:
+def _order(found: RecordFile) -> tuple:
     """References first: ddp, then the plainest run."""
     r = found.record
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 2)
@@ -97,7 +99,7 @@ def _incomparable(one: Record, other: Record) -> str | None:
     return f"dropout is on and {differing[0]}" if differing else None
 
 
-def _row(found: Found, group: Sequence[Found]) -> list[str]:
+def _row(found: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     r = found.record
     start = [r.run_id, f"{r.world_size} x {r.proof.micro_batch_size}"]
     others = [other for other in group if other is not found]
@@ -122,11 +124,11 @@ def _row(found: Found, group: Sequence[Found]) -> list[str]:
     ]
 
 
-def _steps(found: Found, reference: Found) -> tuple[float | None, float | None]:
+def _steps(found: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
     """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
     for path, one in (found, reference):
-        record.checked_steps(path, one)
-    mine, theirs = record.read_steps(found.path), record.read_steps(reference.path)
+        schema.checked_steps(path, one)
+    mine, theirs = schema.read_steps(found.path), schema.read_steps(reference.path)
     if [line["step"] for line in mine] != [line["step"] for line in theirs]:
         raise Refusal(f"{found.path}: {len(mine)} steps, {reference.path} has {len(theirs)}; run the shorter one again")
     pairs = list(zip(mine, theirs, strict=True))

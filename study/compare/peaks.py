@@ -7,9 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from study.compare import records
+from study.compare import markdown
 from study.compare.cases import engine_of, job_of, shape_of
-from study.record import Record
+from study.records import find as records
+from study.records.schema import Record
 from study.theory import peaks as theory
 
 WANTED = 0.05  # relative error
@@ -21,7 +22,7 @@ CPU's as its allocator counts them, and DDP's buckets, C++ tensors that Python c
 study/theory/peaks.py for rank 0, and the moment at which it says the step is highest."""
 
 
-class Cell(NamedTuple):
+class PeakCell(NamedTuple):
     """One run beside its prediction, in bytes."""
 
     record: Record
@@ -42,12 +43,12 @@ def table(folders: Sequence[Path]) -> str:
     lines += [_summary(cells), ""] if cells else []
     for heading, members in groupby(sorted(cells, key=_order), key=_heading):
         head = ["strategy", "batch x tokens", "differs in", "measured, MB", "theory, MB", "error", "highest at"]
-        lines += [f"## {heading}", "", *records.markdown(head, [_row(c) for c in members]), ""]
-    lines += [*records.not_ok(found), f"Made by `{records.command('compare --view peaks', folders)}`."]
+        lines += [f"## {heading}", "", *markdown.markdown(head, [_row(c) for c in members]), ""]
+    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view peaks', folders)}`."]
     return "\n".join(lines)
 
 
-def cell(r: Record) -> Cell | None:
+def cell(r: Record) -> PeakCell | None:
     """Hold a run's peak against theory; None where it was not measured, or the model is none that theory knows."""
     shape = shape_of(r)
     if shape is None or not r.peak_memory or r.proof is None or r.proof.distributed_type == "FSDP":
@@ -61,10 +62,10 @@ def cell(r: Record) -> Cell | None:
     predicted = theory.peak(shape, engine, job_of(r))
     buckets = 4 * r.num_params if on_cpu and engine.kind == "ddp" else 0
     host = predicted.host_bytes_then if on_cpu else 0.0  # a GPU's allocator does not count the host's
-    return Cell(r, max(measured) + buckets, float(predicted.total + host), theory.MOMENTS[predicted.moment])
+    return PeakCell(r, max(measured) + buckets, float(predicted.total + host), theory.MOMENTS[predicted.moment])
 
 
-def _summary(cells: list[Cell]) -> str:
+def _summary(cells: list[PeakCell]) -> str:
     """How far theory is off, in words."""
     worst = max(cells, key=lambda c: abs(c.error))
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (WANTED, AT_MOST))
@@ -74,13 +75,13 @@ def _summary(cells: list[Cell]) -> str:
     )
 
 
-def _heading(c: Cell) -> str:
+def _heading(c: PeakCell) -> str:
     r = c.record
     processes = "1 process" if r.world_size == 1 else f"{r.world_size} processes"
     return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters, {processes}"
 
 
-def _order(c: Cell) -> tuple:
+def _order(c: PeakCell) -> tuple:
     r = c.record
     stage = r.proof.zero_stage if r.proof.zero_stage is not None else -1
     return _heading(c), _ways(r), r.config["sequence_length"], r.config["global_batch_size"], stage, r.strategy
@@ -95,7 +96,7 @@ def _ways(r: Record) -> str:
     return ", ".join([*words, *([f"{steps} micro steps"] if steps > 1 else [])])
 
 
-def _row(c: Cell) -> list[str]:
+def _row(c: PeakCell) -> list[str]:
     r = c.record
     batch = f"{r.config['global_batch_size']} x {r.config['sequence_length']}"
     measured, predicted = (f"{value / 1e6:,.1f}" for value in (c.measured, c.predicted))

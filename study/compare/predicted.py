@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from study import record
-from study.config import Refusal
-from study.record import Prediction, Predictions, Unpredicted
+from study import files
+from study.errors import Refusal
+from study.records import schema
+from study.records.schema import PredictedRun, PredictedStudy, UnpredictedRun
 from study.theory import hardware
 
 # What, beside strategy, batch and processes, tells configurations of one study apart.
@@ -24,7 +25,7 @@ SETTING = (
     "attention",
     "activation_checkpointing",
 )
-COLUMNS = tuple(dict.fromkeys(["box", "num_gpus", "study", *Prediction.model_fields, *Unpredicted.model_fields]))
+COLUMNS = tuple(dict.fromkeys(["box", "num_gpus", "study", *PredictedRun.model_fields, *UnpredictedRun.model_fields]))
 
 
 def read(folders: Iterable[Path]) -> pd.DataFrame:
@@ -37,10 +38,10 @@ def read(folders: Iterable[Path]) -> pd.DataFrame:
     found: dict[tuple[str, str], Path] = {}
     rows: list[dict[str, Any]] = []
     for path in dict.fromkeys(path for folder in folders for path in sorted(folder.rglob("*.json"))):
-        content = record.load(path, "JSON")
+        content = files.load(path, "JSON")
         if not isinstance(content, dict) or "schema_version" not in content:  # another file
             continue
-        read = record.parse(path, content, Predictions)
+        read = schema.parse(path, content, PredictedStudy)
         box = _box(path, read)
         other = found.setdefault((box, read.study), path)
         if other != path:
@@ -51,7 +52,7 @@ def read(folders: Iterable[Path]) -> pd.DataFrame:
     return table.astype({"why": object, "lacking": object})  # None: nothing, also where that is so of all
 
 
-def _box(path: Path, read: Predictions) -> str:
+def _box(path: Path, read: PredictedStudy) -> str:
     """Name a box by what torch calls its GPU, as the tables of measured runs do."""
     gpu = hardware.GPUS.get(read.box.gpu)
     if gpu is None:

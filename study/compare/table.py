@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from study import record
-from study.compare import records
 from study.compare.cases import engine_of
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
-from study.config import Refusal, RunConfig, build_config, describe, flag_parser
-from study.record import Outcome, PeakMemory, Record
+from study.config import RunConfig, build_config, flag_parser
+from study.errors import Refusal, describe
+from study.records import find as records
+from study.records import schema
+from study.records.schema import Outcome, PeakMemory, Record
 from study.theory import hardware
 from study.theory.model_states import PARTS, paper_bytes
 
@@ -168,7 +169,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([long, values.astype({"step": "int64"})], axis=1)
 
 
-def _row(found: records.Found, outcome: Outcome | None) -> dict[str, Any]:
+def _row(found: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
     r = found.record
     try:
         config = RunConfig.model_validate(r.config)
@@ -276,12 +277,12 @@ def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
     }
 
 
-def _learning(found: records.Found, config: RunConfig) -> dict[str, Any]:
+def _learning(found: records.RecordFile, config: RunConfig) -> dict[str, Any]:
     """The curve, and what sums it up; the sums only of a run that took all its steps."""
     r = found.record
     if r.steps_sha256 is None or not r.steps_done:
         return {}
-    lines = json.loads("[" + ",".join(record.checked_steps(found.path, r).read_text().splitlines()) + "]")
+    lines = json.loads("[" + ",".join(schema.checked_steps(found.path, r).read_text().splitlines()) + "]")
     curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from study.compare import differences as statistics
-from study.compare import pairs, records
+from study.compare import markdown, pairs
 from study.compare import table as tidy
-from study.compare.figures.drawing import bytes_text
+from study.report.figures.drawing import bytes_text
 
 PLACE = ("box", "workload", "size", "precision")
 WORK = (*PLACE, "global_batch_size")
@@ -41,14 +41,14 @@ def differences(folders: Sequence[Path], control: str) -> str:
     for heading, metrics in _sections(compared, WORK):
         lines += [f"## {heading}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
-            lines += [f"### {metric}", "", *records.markdown(head, map(_difference, rows.to_dict("records"))), ""]
+            lines += [f"### {metric}", "", *markdown.markdown(head, map(_difference, rows.to_dict("records"))), ""]
     left_out = pairs.pair(runs, control).refused.to_dict("records")
     if left_out:
         counted = Counter(run["reason"] + _message(run) for run in left_out).most_common()
         lines += ["## Not compared", "", *(f"- {n} run(s): {why}" for why, n in counted[:SHOWN_REASONS])]
         others = sum(n for _, n in counted[SHOWN_REASONS:])
         lines += [f"- and {others} for other reasons", ""] if others else [""]
-    return "\n".join([*lines, f"Made by `{records.command('compare', folders)}`."])
+    return "\n".join([*lines, f"Made by `{markdown.command('compare', folders)}`."])
 
 
 def largest_batch(folders: Sequence[Path]) -> str:
@@ -70,8 +70,8 @@ def largest_batch(folders: Sequence[Path]) -> str:
             ]
             for row in members.to_dict("records")
         ]
-        lines += [f"## {heading}", "", *records.markdown(head, cells), ""]
-    return "\n".join([*lines, f"Made by `{records.command('compare --view largest-batch', folders)}`."])
+        lines += [f"## {heading}", "", *markdown.markdown(head, cells), ""]
+    return "\n".join([*lines, f"Made by `{markdown.command('compare --view largest-batch', folders)}`."])
 
 
 def scaling(folders: Sequence[Path]) -> str:
@@ -92,12 +92,12 @@ def scaling(folders: Sequence[Path]) -> str:
             ]
             for row in members.to_dict("records")
         ]
-        lines += [f"## {heading}", "", *records.markdown(head, cells), ""]
+        lines += [f"## {heading}", "", *markdown.markdown(head, cells), ""]
     without = runs[runs["status"] != "ok"]
     if len(without):
         ended = [f"- {run['run_id']}: {run['status']}{_message(run)}" for run in without.to_dict("records")]
         lines += ["## Without a result", "", *ended, ""]
-    return "\n".join([*lines, f"Made by `{records.command('compare --view scaling', folders)}`."])
+    return "\n".join([*lines, f"Made by `{markdown.command('compare --view scaling', folders)}`."])
 
 
 def _sections(rows: pd.DataFrame, place: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:

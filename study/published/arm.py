@@ -26,10 +26,12 @@ from accelerate import Accelerator
 from accelerate.utils import DummyOptim, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
-from study import bound, proof, record, weights
+from study import files
 from study.config import RunConfig
-from study.measure import machine
-from study.measure.memory import model_state_bytes
+from study.running import bound
+from study.training import proof, weights
+from study.training.measure import machine
+from study.training.measure.memory import model_state_bytes
 from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits
 
@@ -72,7 +74,7 @@ def run(job: dict[str, Any]) -> None:
         raise RuntimeError(f"the engine is not the same for every seed: {ran}")
     if accelerator.is_main_process:
         described = {"machine": machine.describe(), "data": splits.description}
-        record.write_json(Path(job["result"]), {**described, "ran": ran[0], "seeds": seeds})
+        files.write_json(Path(job["result"]), {**described, "ran": ran[0], "seeds": seeds})
     accelerator.wait_for_everyone()
 
 

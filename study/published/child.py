@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from study import ending
+from study import files
 
 SEED = 42
 MICRO_BATCH_SIZE = 8
@@ -171,7 +171,7 @@ def batch(names: dict[str, Any]) -> dict[str, Any]:
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
     """Let expressions ask for the engine, and for the bytes per parameter that this rank holds of its states."""
-    from study.measure.memory import model_state_bytes
+    from study.training.measure.memory import model_state_bytes
 
     def held(part: str) -> float:
         sizes = (getattr(p, "ds_numel", p.numel()) for p in engine.parameters())
@@ -195,7 +195,7 @@ def described(error: BaseException) -> str:
         lines = [f"{frame.line} ({Path(frame.filename).name})"]
     wanted = 3 if type(error).__name__ == "ValidationError" else 1  # pydantic's first line says only how many there are
     text = ": ".join([type(error).__name__, *lines[:wanted]])
-    return ending.shown(text.replace(sys.prefix, "(python)"))[:MESSAGE_LENGTH]
+    return files.shown_text(text.replace(sys.prefix, "(python)"))[:MESSAGE_LENGTH]
 
 
 if __name__ == "__main__":

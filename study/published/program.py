@@ -3,7 +3,7 @@
     python -m study.published.program SPEC RESULT
 
 One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: a program of
-`study.compare.protocol`, the repeat, the workload and the starting weights. What is observed of each arm is written to
+`study.published.effects`, the repeat, the workload and the starting weights. What is observed of each arm is written to
 RESULT; which of it is compared with what is for the analysis to say.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from study import extensions, record
-from study.compare.protocol import PUBLISHED_SEED, Program
+from study import files
 from study.config import RunConfig
-from study.launch import QUIET
+from study.preflight import extensions
+from study.published.effects import PUBLISHED_SEED, Program
+from study.running.launch import QUIET
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def main() -> None:
         facts = train_body(config, body)
     else:
         facts = run(Program(**spec["program"]), spec["repeat"], config, body)
-    record.write_json(result, facts)
+    files.write_json(result, facts)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason
@@ -86,7 +87,7 @@ def main() -> None:
 
 def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
     """Start the program once: every arm's facts; the error of the arm that did not end, and none after it."""
-    from study.measure import machine
+    from study.training.measure import machine
 
     seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
     data = load(config, seed, body is not None)
@@ -207,8 +208,8 @@ def train(
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from study.measure.clock import make_clock
-    from study.measure.memory import PhaseMemory
+    from study.training.measure.clock import make_clock
+    from study.training.measure.memory import PhaseMemory
 
     kind, batch_size = arm.split("-")
     with_zero, batch_size = kind == "zero", int(batch_size)
@@ -311,7 +312,7 @@ def _sum(model: PreTrainedModel) -> float:
 
 def _ran(trainer: Trainer) -> dict[str, Any]:
     """Read from the engine what the arm really was."""
-    from study.proof import base_optimizer
+    from study.training.proof import base_optimizer
 
     engine = trainer.model_wrapped
     facts = {

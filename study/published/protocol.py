@@ -2,9 +2,9 @@
 
     python -m study.published.protocol --data files --data-dir DIR --output FILE
 
-Runs every program of `study.compare.protocol`, each start in a process of its own, repeat by repeat. What FILE has
+Runs every program of `study.published.effects`, each start in a process of its own, repeat by repeat. What FILE has
 already is kept, so that an experiment that was stopped goes on. With `--data hub` the model's body has the published
-weights; otherwise it is trained first, on reviews that the protocol does not see. `study.compare.protocol` reads FILE.
+weights; otherwise it is trained first, on reviews that the protocol does not see. `study.published.effects` reads FILE.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from study import bound, box, ending, extensions, record
+from study import files
 from study.benchmarks.pairs import RunFailed, end
-from study.compare.protocol import PROGRAMS, read
-from study.config import Parser, Refusal, RunConfig, build_config
+from study.config import Parser, RunConfig, build_config
+from study.errors import Refusal
+from study.preflight import extensions, this_machine
+from study.published.effects import PROGRAMS, read
 from study.published.program import BODY_SHARE
+from study.running import bound, ending
 from study.workloads import sources
 
 TRAINED_HERE = ("tiny", "micro", "mini")  # by a rate and in a number of epochs that suit small models
@@ -74,7 +77,7 @@ def main(words: list[str]) -> int:
             found["machine"] = _same_machine(output, found.get("machine"), run.pop("machine"))
             found["runs"][f"{name}/{repeat}"] = run
             found["finished_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            record.write_json(output, found)
+            files.write_json(output, found)
     return 0
 
 
@@ -99,7 +102,7 @@ def _check(config: RunConfig, output: Path) -> None:
         )
     if not output.parent.is_dir():
         raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
-    if (num_gpus := len(box.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
+    if (num_gpus := len(this_machine.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
         raise Refusal(f"the protocol is of one GPU, found {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)")
     extensions.check(["cpu_adam"])
 
@@ -134,7 +137,7 @@ def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, 
     """
     spec, result = folder / "spec.json", folder / "result.json"
     result.unlink(missing_ok=True)
-    record.write_json(
+    files.write_json(
         spec,
         {
             "config": config.model_dump(mode="json"),

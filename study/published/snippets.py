@@ -25,16 +25,19 @@ from typing import Any
 import psutil
 import yaml
 
-from study import bound, ending, extensions
+from study import files
 from study.benchmarks.pairs import RunFailed, end
 from study.claims import ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
 from study.claims.rules.execution import Result, Results
-from study.config import Parser, Refusal
-from study.launch import QUIET
+from study.config import Parser
+from study.errors import Refusal
+from study.files import write_json
+from study.preflight import extensions
 from study.published import child
-from study.record import write_json
+from study.running import bound, ending
+from study.running.launch import QUIET
 
 FRESH = multiprocessing.get_context("forkserver")
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub")
@@ -140,7 +143,7 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
     if ended := [signal.Signals(-status).name for status in statuses if status < 0]:
         return f"ended by {ended[0]}"
     raised = ending.raised_in(errors)
-    return ending.shown((raised[-1].text if raised else errors[-1]).replace(sys.prefix, "(python)"))
+    return files.shown_text((raised[-1].text if raised else errors[-1]).replace(sys.prefix, "(python)"))
 
 
 def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[int]:

@@ -4,8 +4,8 @@
 
 A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
 setting is matched. Arms are small trainings from scratch, started by accelerate as published scripts are; the file gets
-what each engine was and what it learned. Arms and seeds that are in it already are kept. `study.compare.traps` derives
-the effects. Without --data-dir the text is the bundled sample.
+what each engine was and what it learned. Arms and seeds that are in it already are kept.
+`study.published.trap_effects` derives the effects. Without --data-dir the text is the bundled sample.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study import bound, box, extensions, record
+from study import files
 from study.benchmarks.pairs import RunFailed, end
-from study.config import Parser, Refusal, RunConfig
-from study.launch import QUIET
+from study.config import Parser, RunConfig
+from study.errors import Refusal
+from study.preflight import extensions, this_machine
+from study.running import bound
+from study.running.launch import QUIET
 from study.workloads import sources
 
 ARM = Path(__file__).resolve().with_name("arm.py")
@@ -252,7 +255,7 @@ def main(words: list[str]) -> int:
                 name: asdict(trap) for name, trap in TRAPS.items() if set(arms_of(trap)) <= set(content["arms"])
             }
             content["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-            record.write_whole(options.output, shown(content).encode())
+            files.write_whole(options.output, shown(content).encode())
     return 0
 
 
@@ -278,7 +281,7 @@ def arms_of(trap: Trap) -> list[str]:
 
 def check_machine(arms: list[str]) -> None:
     """Refuse what would fail here, or compile for minutes."""
-    num_gpus = len(box.find().gpu_memory_bytes)
+    num_gpus = len(this_machine.find().gpu_memory_bytes)
     two = [arm for arm in arms if ARMS[arm].file["num_processes"] == 2]
     if num_gpus == 1 and two:
         raise Refusal(f"{two[0]} needs 2 GPUs, found 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU")
@@ -297,7 +300,7 @@ def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
     begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
     if not path.exists():
         return {**begun, "arms": {}, "traps": {}}
-    content = record.load(path, "measured traps")
+    content = files.load(path, "measured traps")
     asked = {arm: asked_of(arm) for arm in ARMS}
     if (
         not isinstance(content, dict)
@@ -346,7 +349,7 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
             ) from None
         if done.returncode or not result.exists():
             raise RunFailed(f"{arm}: the launch failed: {last_error(done.stderr)}")
-        return record.load(result, "the result of an arm")
+        return files.load(result, "the result of an arm")
 
 
 def last_error(text: str) -> str:

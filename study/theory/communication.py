@@ -27,7 +27,7 @@ ENGINE_BUCKET_ELEMENTS = 500_000_000  # engine.py, MEMORY_OPT_ALLREDUCE_SIZE: wi
 
 
 @dataclass(frozen=True)
-class Collective:
+class ExpectedCollective:
     """One kind of collective in one steady optimizer step of rank 0; arrays where the job is a grid."""
 
     kind: str
@@ -43,7 +43,8 @@ class Collective:
 def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: Numbers = 1) -> Numbers:
     """Count the elements that a rank moves in an optimizer step (arXiv:1910.02054, sec. 7).
 
-    Times the bytes of an element it compares with the sum of `Collective.moved_bytes`; like the paper it leaves out the
+    Times the bytes of an element it compares with the sum of `ExpectedCollective.moved_bytes`; like the paper it leaves
+    out the
     factor (N - 1) / N of a ring. The paper counts one micro step: 2 Psi to average gradients under data parallelism and
     P_os, as much for P_os+g, 3 Psi for P_os+g+p. Its accounting is carried on to accumulation: where a rank
     keeps whole gradients (stages 0 and 1) they are averaged once; stage 2 gives away what it does not own, so its
@@ -59,12 +60,13 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
     raise ValueError(f"zero_stage {zero_stage}: must be 0, 1, 2 or 3")
 
 
-def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[Collective]:
+def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCollective]:
     """List what rank 0 runs in a steady optimizer step, by kind; counts and bytes are arrays where accumulation is.
 
     Steady: stage 3 has seen the order of the modules and follows it, which is from the third step on. The norm of the
     gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. FSDP2's norm
-    is one too, which happens inside a DTensor, where `study.measure` does not see it. Sub-groups of stage 3, each with
+    is one too, which happens inside a DTensor, where `study.training.measure` does not see it. Sub-groups of stage 3,
+    each with
     a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
     once, each = parts(engine, shape, job.activation_checkpointing, job.dropout)
@@ -72,7 +74,7 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[Collective]
     found = []
     for kind in sorted({*once, *each}):
         (count, size), (count_each, size_each) = once.get(kind, (0, 0)), each.get(kind, (0, 0))
-        found.append(Collective(kind, count + steps * count_each, size + steps * size_each))
+        found.append(ExpectedCollective(kind, count + steps * count_each, size + steps * size_each))
     return found
 
 

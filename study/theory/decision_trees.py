@@ -51,7 +51,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Recommendation:
     """What a tree advises, by a file of accelerate_configs, and the rule that says so."""
 
     strategy: str | None  # None: no rule names one
@@ -63,7 +63,7 @@ class Advice:
         return f"{self.section}: " + (f'"{self.phrase}"' if self.phrase else "no rule for this case")
 
 
-Tree = Callable[[Question], Advice]
+Tree = Callable[[Question], Recommendation]
 
 # ---------------------------------------------------------------- hf-analysis
 
@@ -71,55 +71,55 @@ Tree = Callable[[Question], Advice]
 def _for_several_gpus(tree: Tree) -> Tree:
     """Put the source's clarification, that ZeRO is for several GPUs only, before one of its trees."""
 
-    def decide(question: Question) -> Advice:
+    def decide(question: Question) -> Recommendation:
         if question.num_gpus == 1:
-            return Advice("single", "When NOT to Use ZeRO", "Single GPU training")
+            return Recommendation("single", "When NOT to Use ZeRO", "Single GPU training")
         return tree(question)
 
     return decide
 
 
-def _hf_tree(question: Question) -> Advice:
+def _hf_tree(question: Question) -> Recommendation:
     """Follow the arrows: they end at questions 1 and 2, and lead to none of questions 3 to 5."""
     section = "Decision Tree: A Systematic Approach"
     if question.does_fit("ddp"):
-        return Advice("ddp", section, "Consider ZeRO-0 for maximum speed")
+        return Recommendation("ddp", section, "Consider ZeRO-0 for maximum speed")
     if question.does_fit("zero2"):
-        return Advice("zero2", section, "Consider ZeRO-2 for balanced performance")
-    return Advice("zero3", section, "Must use ZeRO-3")
+        return Recommendation("zero2", section, "Consider ZeRO-2 for balanced performance")
+    return Recommendation("zero3", section, "Must use ZeRO-3")
 
 
-def _hf_purpose(question: Question) -> Advice:
+def _hf_purpose(question: Question) -> Recommendation:
     """Ask question 3 alone."""
     section = "Decision Tree: A Systematic Approach, 3"
     if question.purpose == "production":
-        return Advice("zero2", section, "Prefer ZeRO-2 for reliability")
-    return Advice("zero3", section, "Consider ZeRO-3 for larger model experiments")
+        return Recommendation("zero2", section, "Prefer ZeRO-2 for reliability")
+    return Recommendation("zero3", section, "Consider ZeRO-3 for larger model experiments")
 
 
-def _hf_priority(question: Question) -> Advice:
+def _hf_priority(question: Question) -> Recommendation:
     """Ask question 4 alone. Its answers are orders; the first that fits is taken."""
     section = "Decision Tree: A Systematic Approach, 4"
     if question.speed_critical:
         order, phrase = ("ddp", "zero2", "zero3"), "ZeRO-0 > ZeRO-2 > ZeRO-3"
     else:
         order, phrase = ("zero3", "zero2", "ddp"), "ZeRO-3 > ZeRO-2 > ZeRO-0"
-    return Advice(next((name for name in order if question.does_fit(name)), None), section, phrase)
+    return Recommendation(next((name for name in order if question.does_fit(name)), None), section, phrase)
 
 
-def _hf_bandwidth(question: Question) -> Advice:
+def _hf_bandwidth(question: Question) -> Recommendation:
     """Ask question 5 alone, with the guidance on hardware that says the same and names what to use instead.
 
     A fast link makes ZeRO-3 "viable", which chooses nothing. Necessity is read as: ZeRO-2 does not fit.
     """
     if question.has_fast_link:
-        return Advice(None, "Decision Tree: A Systematic Approach, 5", "ZeRO-3 viable")
+        return Recommendation(None, "Decision Tree: A Systematic Approach, 5", "ZeRO-3 viable")
     if question.does_fit("zero2"):
-        return Advice("zero2", "Hardware-Specific Guidance", "Prefer ZeRO-2 unless memory-constrained")
-    return Advice("zero3", "Decision Tree: A Systematic Approach, 5", "Avoid ZeRO-3 unless necessary")
+        return Recommendation("zero2", "Hardware-Specific Guidance", "Prefer ZeRO-2 unless memory-constrained")
+    return Recommendation("zero3", "Decision Tree: A Systematic Approach, 5", "Avoid ZeRO-3 unless necessary")
 
 
-def _hf_recommendations(question: Question) -> Advice:
+def _hf_recommendations(question: Question) -> Recommendation:
     """Go by purpose: research by size, production by what is set up.
 
     Several nodes are taken before the established architecture, which all models of the study have.
@@ -127,27 +127,27 @@ def _hf_recommendations(question: Question) -> Advice:
     if question.purpose == "production":
         section = "Recommendations, For Production Training"
         if question.num_nodes > 1:
-            return Advice("zero3", section, "ZeRO-3 with careful communication optimization")
-        return Advice("zero2", section, "ZeRO-2 for reliability and performance")
+            return Recommendation("zero3", section, "ZeRO-3 with careful communication optimization")
+        return Recommendation("zero2", section, "ZeRO-2 for reliability and performance")
     section = "Recommendations, For Research and Development"
     if question.num_params <= 7 * BILLION:
-        return Advice("ddp", section, "Models ≤7B: ZeRO-0 for maximum iteration speed")
+        return Recommendation("ddp", section, "Models ≤7B: ZeRO-0 for maximum iteration speed")
     if question.num_params <= 13 * BILLION:
-        return Advice("zero2", section, "Models 7-13B: ZeRO-2 for balanced performance")
-    return Advice("zero3", section, "Models >13B: ZeRO-3 (only viable option)")
+        return Recommendation("zero2", section, "Models 7-13B: ZeRO-2 for balanced performance")
+    return Recommendation("zero3", section, "Models >13B: ZeRO-3 (only viable option)")
 
 
-def _hf_sizes(question: Question) -> Advice:
+def _hf_sizes(question: Question) -> Recommendation:
     """Go by size in the section on costs, which leaves out 7B to 9B and small models that do not fit."""
     section = "Cost-Performance Trade-offs"
     if question.num_params <= 7 * BILLION:
         phrase = "Best for models ≤7B parameters where memory permits"
-        return Advice("ddp" if question.does_fit("ddp") else None, section, phrase)
+        return Recommendation("ddp" if question.does_fit("ddp") else None, section, phrase)
     if 9 * BILLION <= question.num_params <= 13 * BILLION:
-        return Advice("zero2", section, "Optimal sweet spot for 9-13B models")
+        return Recommendation("zero2", section, "Optimal sweet spot for 9-13B models")
     if question.num_params > 13 * BILLION:
-        return Advice("zero3", section, "Essential for models >13B parameters")
-    return Advice(None, section, None)
+        return Recommendation("zero3", section, "Essential for models >13B parameters")
+    return Recommendation(None, section, None)
 
 
 # Effective batch from, to and including; the table's last column. Of "ZeRO-2/ZeRO-3" the first is taken.
@@ -159,27 +159,27 @@ _HF_BATCHES = (
 )
 
 
-def _hf_batch(question: Question) -> Advice:
+def _hf_batch(question: Question) -> Recommendation:
     """Go by the table of effective batch sizes, which has gaps between its rows."""
     section = "Communication Amortization Effects, Optimal Choice"
     if question.global_batch_size is not None:
         for least, most, strategy, phrase in _HF_BATCHES:
             if least <= question.global_batch_size <= most:
-                return Advice(strategy, section, phrase)
-    return Advice(None, section, None)
+                return Recommendation(strategy, section, phrase)
+    return Recommendation(None, section, None)
 
 
-def _hf_conclusion(question: Question) -> Advice:
+def _hf_conclusion(question: Question) -> Recommendation:
     """Go by the conclusion, which speaks of production and of small models, without a number: read as of any."""
     if question.purpose == "production":
-        return Advice("zero3", "Conclusion", "this trade-off often favors ZeRO-3")
-    return Advice(None, "Conclusion", None)
+        return Recommendation("zero3", "Conclusion", "this trade-off often favors ZeRO-3")
+    return Recommendation(None, "Conclusion", None)
 
 
 # ---------------------------------------------------------------- zero3-blog
 
 
-def _blog_insight(question: Question) -> Advice:
+def _blog_insight(question: Question) -> Recommendation:
     """Go by size, with the optimizer offloaded in setups short of memory, read as: the stage alone does not fit.
 
     The study's file for stage 3 offloads the parameters too.
@@ -190,49 +190,51 @@ def _blog_insight(question: Question) -> Advice:
     else:
         stage, phrase = "zero2", "ZeRO-2 suffices for smaller scales"
     if question.does_fit(stage):
-        return Advice(stage, section, phrase)
-    return Advice(f"{stage}_cpu_offload", section, "offload_optimizer for memory-constrained setups")
+        return Recommendation(stage, section, phrase)
+    return Recommendation(f"{stage}_cpu_offload", section, "offload_optimizer for memory-constrained setups")
 
 
-def _blog_offload(question: Question) -> Advice:
+def _blog_offload(question: Question) -> Recommendation:
     """Offload by size or by memory; ZeRO-Offload is there called a feature of ZeRO-3.
 
     The guide ("Tune Offloading for Large Models") has the same threshold, for parameters and optimizer both.
     """
     section = "Parameter Offloading: Balancing CPU and GPU Workloads"
     if question.num_params > 10 * BILLION:
-        return Advice("zero3_cpu_offload", section, "Use ZeRO-Offload for models >10B parameters")
+        return Recommendation("zero3_cpu_offload", section, "Use ZeRO-Offload for models >10B parameters")
     if question.gpu_memory_bytes < 1.5 * WEIGHT_BYTES * question.num_params:
-        return Advice("zero3_cpu_offload", section, "when GPU memory is <1.5x model size")
-    return Advice(None, section, None)
+        return Recommendation("zero3_cpu_offload", section, "when GPU memory is <1.5x model size")
+    return Recommendation(None, section, None)
 
 
-def _blog_takeaways(question: Question) -> Advice:
+def _blog_takeaways(question: Question) -> Recommendation:
     section = "Key Takeaways for Practitioners"
     if question.num_params > BILLION:
-        return Advice("zero3", section, "Use ZeRO-3 for models >1B parameters")
-    return Advice(None, section, None)
+        return Recommendation("zero3", section, "Use ZeRO-3 for models >1B parameters")
+    return Recommendation(None, section, None)
 
 
-def _blog_nvme(question: Question) -> Advice:
+def _blog_nvme(question: Question) -> Recommendation:
     """Offload to NVMe from one billion parameters on.
 
     Its example keeps optimizer states on the host; the study's file has them on the disk as well.
     """
     section = "Case Study: Training Billion-Parameter Models"
     if question.num_params >= BILLION:
-        return Advice("zero3_nvme_offload", section, "For billion-parameter models, combine ZeRO-3 with NVMe offload")
-    return Advice(None, section, None)
+        return Recommendation(
+            "zero3_nvme_offload", section, "For billion-parameter models, combine ZeRO-3 with NVMe offload"
+        )
+    return Recommendation(None, section, None)
 
 
-def _blog_multi_node(question: Question) -> Advice:
+def _blog_multi_node(question: Question) -> Recommendation:
     """Choose where to offload on several nodes; capacity is read as "extreme memory savings"."""
     section = "Overcoming Bottlenecks in Distributed Systems"
     if question.num_nodes == 1:
-        return Advice(None, section, None)
+        return Recommendation(None, section, None)
     if question.speed_critical:
-        return Advice("zero3_cpu_offload", section, "prioritize CPU offload for speed")
-    return Advice("zero3_nvme_offload", section, "NVMe offload for extreme memory savings")
+        return Recommendation("zero3_cpu_offload", section, "prioritize CPU offload for speed")
+    return Recommendation("zero3_nvme_offload", section, "NVMe offload for extreme memory savings")
 
 
 # ---------------------------------------------------------------- stages-analysis
@@ -243,26 +245,28 @@ _STAGES_OFFLOAD = (
 )
 
 
-def _stages_by_need(question: Question) -> Advice:
+def _stages_by_need(question: Question) -> Recommendation:
     """Take the lowest stage that memory allows, and offload where stage 3 does not fit.
 
     A constraint is read as "not severe" where stage 1 fits, and as "critical" where stage 2 does not. The source knows
     no plain data parallelism.
     """
     if question.does_fit("zero1"):
-        return Advice("zero1", "ZeRO Stage 1", "when memory constraints are present but not severe")
+        return Recommendation("zero1", "ZeRO Stage 1", "when memory constraints are present but not severe")
     if question.does_fit("zero2"):
-        return Advice("zero2", "ZeRO Stage 2", "models that need more memory-efficient solutions")
+        return Recommendation("zero2", "ZeRO Stage 2", "models that need more memory-efficient solutions")
     if question.does_fit("zero3"):
-        return Advice("zero3", "ZeRO Stage 3", "where device memory is a critical bottleneck")
-    return Advice("zero3_cpu_offload", *_STAGES_OFFLOAD)
+        return Recommendation("zero3", "ZeRO Stage 3", "where device memory is a critical bottleneck")
+    return Recommendation("zero3_cpu_offload", *_STAGES_OFFLOAD)
 
 
-def _stages_start(question: Question) -> Advice:
+def _stages_start(question: Question) -> Recommendation:
     """Start as the section on parameters recommends, with the offload that it recommends where that does not fit."""
     if question.does_fit("zero2"):
-        return Advice("zero2", "DeepSpeed Training Parameters, zero_optimization", "the recommended starting point")
-    return Advice("zero2_cpu_offload", *_STAGES_OFFLOAD)
+        return Recommendation(
+            "zero2", "DeepSpeed Training Parameters, zero_optimization", "the recommended starting point"
+        )
+    return Recommendation("zero2_cpu_offload", *_STAGES_OFFLOAD)
 
 
 # Names begin with the source's.
@@ -291,7 +295,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TreeOutcome:
     """What came of one tree's advice in one case."""
 
     kind: Kind
@@ -300,7 +304,7 @@ class Outcome:
     left_behind: float | None  # share of the best one's speed; None where nothing advised fits
 
 
-def compare(advice: Advice, results: Mapping[str, tuple[bool, float]]) -> Outcome:
+def compare(advice: Recommendation, results: Mapping[str, tuple[bool, float]]) -> TreeOutcome:
     """Hold advice against what the planner finds: by strategy, whether it fits and its tokens per second and GPU.
 
     The best is the best of `results`: leave out what is not to be chosen. The speed of what does not fit is not read.
@@ -312,14 +316,14 @@ def compare(advice: Advice, results: Mapping[str, tuple[bool, float]]) -> Outcom
         raise ValueError(f"results: nothing of {advised}, which is advised; add what the planner finds of it")
     speeds = {name: speed for name, (fits, speed) in results.items() if fits}
     if not speeds:
-        return Outcome("nothing fits", advised, None, None)
+        return TreeOutcome("nothing fits", advised, None, None)
     best = max(speeds, key=speeds.__getitem__)
     if advised is None:
-        return Outcome("no answer", None, best, None)
+        return TreeOutcome("no answer", None, best, None)
     if advised not in speeds:
-        return Outcome("out of memory", advised, best, None)
+        return TreeOutcome("out of memory", advised, best, None)
     kind: Kind = "agrees" if speeds[advised] >= KEEPS_UP * speeds[best] else "slower"
-    return Outcome(kind, advised, best, 1 - speeds[advised] / speeds[best])
+    return TreeOutcome(kind, advised, best, 1 - speeds[advised] / speeds[best])
 
 
 @dataclass(frozen=True)
@@ -332,7 +336,7 @@ class Summary:
     worst_left_behind: float | None
 
 
-def summarize(outcomes: Iterable[Outcome]) -> Summary:
+def summarize(outcomes: Iterable[TreeOutcome]) -> Summary:
     """Count a tree's outcomes over a grid; raises ValueError where there are none."""
     outcomes = list(outcomes)
     if not outcomes:

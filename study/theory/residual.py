@@ -19,7 +19,7 @@ Arithmetic = Literal["fp32", "autocast", "half"]
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockBytes:
     """Tensors that one transformer block keeps for its backward without dropout, by their size per token."""
 
     hidden: dict[Arithmetic, tuple[int, int]]  # of the hidden size: in fp32, and in the type of the products
@@ -35,7 +35,7 @@ class Block:
 _TEMPORARIES = {"fp32": 13.0, "autocast": 15.0, "half": 13.0}
 _NO_PROJECTIONS = {"projections": (0, 0), "wide": 2, "temporaries": _TEMPORARIES}
 _GPT_OUTSIDE = {"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)}
-_LLAMA = Block(
+_LLAMA = BlockBytes(
     hidden={"fp32": (0, 6), "autocast": (4, 5), "half": (2, 4)},
     outside={"fp32": (0, 3), "autocast": (2, 1), "half": (1, 2)},
     projections=(2, 2),
@@ -45,8 +45,8 @@ _LLAMA = Block(
     dropouts=0,
     temporaries={"fp32": 25.0, "autocast": 14.0, "half": 16.0},
 )
-BLOCKS: dict[Architecture, Block] = {
-    "bert": Block(
+BLOCKS: dict[Architecture, BlockBytes] = {
+    "bert": BlockBytes(
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
         outside={"fp32": (0, 2), "autocast": (1, 0), "half": (0, 2)},
         softmax={"fp32": (0, 1), "autocast": (0, 1), "half": (0, 1)},
@@ -54,7 +54,7 @@ BLOCKS: dict[Architecture, Block] = {
         dropouts=2,
         **_NO_PROJECTIONS,
     ),
-    "gpt2": Block(
+    "gpt2": BlockBytes(
         hidden={"fp32": (0, 8), "autocast": (2, 6), "half": (0, 8)},
         outside=_GPT_OUTSIDE,
         softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (0, 1)},
@@ -62,7 +62,7 @@ BLOCKS: dict[Architecture, Block] = {
         dropouts=2,
         **_NO_PROJECTIONS,
     ),
-    "gpt-neo": Block(
+    "gpt-neo": BlockBytes(
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (2, 6)},
         outside=_GPT_OUTSIDE,
         softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
@@ -70,7 +70,7 @@ BLOCKS: dict[Architecture, Block] = {
         dropouts=2,
         **_NO_PROJECTIONS,
     ),
-    "gpt-j": Block(
+    "gpt-j": BlockBytes(
         hidden={"fp32": (0, 6), "autocast": (1, 8), "half": (2, 4)},
         outside=_GPT_OUTSIDE,
         softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
@@ -81,7 +81,7 @@ BLOCKS: dict[Architecture, Block] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
-    "gemma2": Block(
+    "gemma2": BlockBytes(
         hidden={"fp32": (0, 10), "autocast": (8, 5), "half": (8, 2)},
         outside={"fp32": (0, 3), "autocast": (2, 1), "half": (2, 1)},
         projections=(2, 2),

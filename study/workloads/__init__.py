@@ -10,14 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from study.config import Refusal
+from study.errors import Refusal
 
 if TYPE_CHECKING:
     import evaluate
 
 WORKLOADS: dict[str, ModuleType]
 
-METRICS = Path(__file__).resolve().parent.parent / "metrics"
+METRICS = Path(__file__).resolve().parent / "metrics"
 
 
 def __getattr__(name: str) -> Any:

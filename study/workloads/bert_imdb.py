@@ -8,7 +8,9 @@ import torch
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification
 
-from study.config import SIZES, Refusal, RunConfig
+from study.config import RunConfig
+from study.errors import Refusal
+from study.models import SIZES
 from study.workloads import sources
 from study.workloads.sources import Examples, Splits
 

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from study.config import Refusal, RunConfig
+from study.config import RunConfig
+from study.errors import Refusal
 
 if TYPE_CHECKING:
     import datasets

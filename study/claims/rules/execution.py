@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.claims.observed import Observed
-from study.config import Refusal, describe
-from study.record import load
+from study.errors import Refusal, describe
+from study.files import ROOT, load
 
 if TYPE_CHECKING:
     from study.claims.ledger import Execution
 
-ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
 COMMAND = "python -m study.published.snippets"
 

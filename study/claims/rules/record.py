@@ -12,16 +12,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from study import record as files
 from study.claims.observed import Observed
-from study.compare import records
-from study.compare.records import Found
-from study.record import Record
+from study.files import ROOT
+from study.records import find as records
+from study.records import schema as files
+from study.records.find import RecordFile
+from study.records.schema import Record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CPU = Path(__file__).resolve().parents[3] / "reports" / "cpu"
+CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
 WORLD_SIZE = 2  # of the runs whose losses are compared
@@ -31,11 +32,11 @@ REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
 @lru_cache(maxsize=16)
-def _found(study: str) -> list[Found]:
+def _found(study: str) -> list[RecordFile]:
     return [found for found in records.find([RECORDS / study]) if found.record.status == "ok"]
 
 
-def _some(found: Iterable[Found], what: str) -> list[Found]:
+def _some(found: Iterable[RecordFile], what: str) -> list[RecordFile]:
     kept = list(found)
     if not kept:
         raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
@@ -138,7 +139,7 @@ def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_wo
     return Observed(one.value / other.value, one.evidence + other.evidence, interval, told=one.told)
 
 
-def _from_least_to_most(values: list[float], found: list[Found]) -> Observed:
+def _from_least_to_most(values: list[float], found: list[RecordFile]) -> Observed:
     interval = None if len(set(values)) == 1 else (min(values), max(values))
     evidence = tuple(f.record.run_id for f in found)
     return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
@@ -147,7 +148,7 @@ def _from_least_to_most(values: list[float], found: list[Found]) -> Observed:
 # ---------------------------------------------------------------- what is sent
 
 
-def _sending(strategy: str, world_size: int, accumulation: int) -> list[Found]:
+def _sending(strategy: str, world_size: int, accumulation: int) -> list[RecordFile]:
     wanted = (_name(strategy), world_size, accumulation, False)
     return _some(
         (f for f in _found("communication") if _of_step(f.record) == wanted),
@@ -214,7 +215,7 @@ def accumulation_norm_ratio(workload: str, strategy: str, micro_batch: int) -> O
     return Observed(value, (accumulated.record.run_id, plain.record.run_id))
 
 
-def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Found, Found]:
+def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[RecordFile, RecordFile]:
     """The runs of the study `parity`, without dropout and clipping, with accumulation and without."""
     alike = [
         f
@@ -240,15 +241,15 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Found,
 def protocol_effect(program: str, metric: str) -> Observed:
     """What ZeRO's arm of a published program has over the plain one's, less 1, with its interval over repeats.
 
-    program: published, or mended, of all its defects. metric: one of study.compare.protocol's.
+    program: published, or mended, of all its defects. metric: one of study.published.effects's.
     """
-    from study.compare import protocol
+    from study.published import effects
 
-    programs = {"published": protocol.AS_PUBLISHED, "mended": protocol.MENDED}
-    for name, value, known in (("program", program, programs), ("metric", metric, protocol.METRICS)):
+    programs = {"published": effects.AS_PUBLISHED, "mended": effects.MENDED}
+    for name, value, known in (("program", program, programs), ("metric", metric, effects.METRICS)):
         if value not in known:
             raise ValueError(f"{name} {value!r}: must be one of {', '.join(known)}")
-    found = protocol.effect(protocol.read(PROTOCOL), programs[program], metric)
+    found = effects.effect(effects.read(PROTOCOL), programs[program], metric)
     if found is None or found.low is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
     told = f"95 % over {len(found.values)} repeats"

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from study import engines, strategy
 from study.claims.observed import Observed
-from study.theory import communication, hardware, model_states, peaks, planner, shapes, step_time
+from study.strategy import engines, file
+from study.theory import communication, hardware, model_states, on_box, peaks, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.hardware import Box
-from study.theory.planner import Prediction
+from study.theory.on_box import Prediction
 from study.theory.shapes import ModelShape
 
 GIB = 2**30
@@ -206,7 +206,7 @@ def _shape(model: str | dict[str, Any]) -> ModelShape:
 
 
 def _engine(name: str, hidden: int, world_size: int, precision: str) -> Engine:
-    chosen = strategy.read_by_name(name)
+    chosen = file.read_by_name(name)
     return engines.engine_of(chosen, hidden, world_size, engines.precision_class(chosen, precision), "bf16")
 
 
@@ -232,7 +232,7 @@ def _peak(case: str) -> peaks.Peak:
 @lru_cache(maxsize=4096)
 def _predicted(case: str) -> Prediction:
     asked = _Case.of(json.loads(case))
-    return planner.predict(asked.shape, asked.engine, asked.job, asked.box)
+    return on_box.predict(asked.shape, asked.engine, asked.job, asked.box)
 
 
 def _key(arguments: Mapping[str, Any]) -> str:
@@ -269,17 +269,17 @@ def fits(**arguments: Any) -> Observed:
     found, case = _peak(_key(arguments)), _Case.of(arguments)
     worst, best = (_has_room(found, case.box, factor) for factor in _WORST_AND_BEST)
     usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
-    needed = planner.needed_bytes(found)
+    needed = on_box.needed_bytes(found)
     evidence = f"{case.name}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
-    lacking = planner.lacking(found, case.box)
+    lacking = on_box.lacking(found, case.box)
     if lacking:
         evidence += f"; the node has too little {lacking}"
     return Observed(_has_room(found, case.box, 1.0), (evidence,), (worst, best))
 
 
 def _has_room(found: peaks.Peak, box: Box, factor: float) -> bool:
-    needed = factor * planner.needed_bytes(found)
-    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and planner.lacking(found, box) is None
+    needed = factor * on_box.needed_bytes(found)
+    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and on_box.lacking(found, box) is None
 
 
 def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -> Observed:
@@ -297,7 +297,7 @@ def capacity_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 @lru_cache(maxsize=256)
 def _largest(name: str, gpu: str, gpus: int, node: str | None, factor: float) -> float:
-    from study.advise.choose import gpt
+    from study.planner.choose import gpt
 
     box = _box(gpu, gpus, node)
     precision = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
@@ -385,9 +385,11 @@ def speed_ratio_growth(of: dict[str, Any], to: dict[str, Any], along: str, start
 
 def published_tflops(case: str) -> Observed:
     """Predicted TFLOP/s of a GPU, recomputation counted, of a case of theory/published/numbers.yaml."""
-    from study.theory import flops, published
+    from study.theory import flops, measured_by_others
 
-    found = next((one for one in published.cases() if one.name == case and one.quantity == "tflops_per_gpu"), None)
+    found = next(
+        (one for one in measured_by_others.cases() if one.name == case and one.quantity == "tflops_per_gpu"), None
+    )
     if found is None:
         raise ValueError(f"case {case!r}: is none in TFLOP/s of theory/published/numbers.yaml")
     job = found.job
@@ -445,12 +447,12 @@ def tree_share(tree: str) -> Observed:
 
 def strategy_share(strategy: str) -> Observed:
     """In which share of the planner's cases one strategy, always advised, does what `tree_share` asks of a tree."""
-    from study.theory.decision_trees import Advice, compare
+    from study.theory.decision_trees import Recommendation, compare
 
     cases = [case for case in _grid().cases if any(fits for fits, _ in case.results.values())]
     if not any(strategy in case.results for case in cases):
         raise ValueError(f"strategy {strategy!r}: is not in the planner's grid")
-    found = [compare(Advice(strategy, "", None), case.results) for case in cases if strategy in case.results]
+    found = [compare(Recommendation(strategy, "", None), case.results) for case in cases if strategy in case.results]
     return _agreeing(strategy, found)
 
 
@@ -483,7 +485,7 @@ def _agreeing(name: str, outcomes: Iterable[Any]) -> Observed:
 
 @lru_cache(maxsize=1)
 def _grid() -> Any:
-    from study.planning import trees  # pandas and matplotlib come with it
+    from study.planner import trees  # pandas and matplotlib come with it
 
     return trees.evaluate()
 

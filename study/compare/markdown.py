@@ -1,0 +1,27 @@
+"""How does a table become Markdown, for a terminal or a page of a repository?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from study.files import shown_path
+from study.records.find import RecordFile
+
+
+def not_ok(found: Iterable[RecordFile]) -> list[str]:
+    """Lines about the runs that did not finish, so that no table drops them unseen."""
+    lines = [f"- {r.run_id}: {r.status}" for _, r in found if r.status != "ok"]
+    return ["", "Runs without a result:", "", *lines] if lines else []
+
+
+def command(name: str, folders: Sequence[Path]) -> str:
+    """The command that makes a page, with folders as seen from the current one."""
+    return " ".join(["zero-study", name, *map(shown_path, folders)])
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A Markdown table; all columns but the first are to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]

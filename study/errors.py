@@ -1,0 +1,43 @@
+"""How is a request refused? One line for the user: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+
+class Refusal(ValueError):
+    """A request that the study refuses: one line for the user, exit status 2, nothing started."""
+
+
+class refusing:
+    """Turn a ValueError of what is called into a refusal, which says where, if that is given."""
+
+    def __init__(self, where: str = "") -> None:
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, ValueError):
+            raise Refusal(f"{self._where}: {error}" if self._where else str(error)) from None
+
+
+def describe(error: ValidationError, where: str = "") -> str:
+    """One line for a pydantic error: the key, what is wrong with the value seen, where."""
+    errors = error.errors()
+    # A misspelt key comes as two errors: one that is missing, and one that is not known.
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "value_error":  # ours: it already says everything
+        message = str(first["ctx"]["error"])
+    elif first["type"] == "extra_forbidden":
+        message = f"unknown key {key!r}"
+    elif first["type"] == "missing":
+        message = f"{key} is missing"
+    else:
+        message = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        if not where:
+            message += f"; change --{key.replace('_', '-')}"
+    return f"{where}: {message}" if where else message

@@ -1,0 +1,41 @@
+"""Which sizes and vocabularies have the models that the study trains? The one place for them."""
+
+from __future__ import annotations
+
+# The shapes that each workload can take: everything about a model that a check needs before one is built.
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.
+    "bert-imdb": {
+        "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 512},
+        "micro": {"layers": 4, "hidden": 128, "heads": 2, "positions": 512},
+        "mini": {"layers": 4, "hidden": 256, "heads": 4, "positions": 512},
+        "small": {"layers": 4, "hidden": 512, "heads": 8, "positions": 512},
+        "medium": {"layers": 8, "hidden": 512, "heads": 8, "positions": 512},
+        "base": {"layers": 12, "hidden": 768, "heads": 12, "positions": 512},
+        "large": {"layers": 24, "hidden": 1024, "heads": 16, "positions": 512},
+    },
+    # The GPT-2 family, GPT-Neo 2.7B and GPT-J 6B as published; tiny and mini are the study's own.
+    "gpt-wikitext": {
+        "tiny": {"layers": 2, "hidden": 128, "heads": 2, "positions": 1024},
+        "mini": {"layers": 4, "hidden": 128, "heads": 4, "positions": 1024},
+        "124m": {"layers": 12, "hidden": 768, "heads": 12, "positions": 1024},
+        "355m": {"layers": 24, "hidden": 1024, "heads": 16, "positions": 1024},
+        "774m": {"layers": 36, "hidden": 1280, "heads": 20, "positions": 1024},
+        "1.5b": {"layers": 48, "hidden": 1600, "heads": 25, "positions": 1024},
+        "2.7b": {"layers": 32, "hidden": 2560, "heads": 20, "positions": 2048},
+        "6b": {"layers": 28, "hidden": 4096, "heads": 16, "positions": 2048},
+    },
+}
+
+# Rows of the largest embedding among the workloads, rounded up: it bounds the largest single parameter.
+LARGEST_VOCABULARY = 50_432
+
+
+def swap_buffer_size(hidden: int, world_size: int) -> int:
+    """Elements that a rank's shard of the largest parameter has at most: NVMe offload swaps through such buffers."""
+    return -(-LARGEST_VOCABULARY * hidden // world_size)
+
+
+# Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
+BUNDLED_VOCABULARY = 8192
+VOCABULARY = {"bert": 30522, "gpt2": 50257, "gpt-neo": 50257, "gpt-j": 50400}

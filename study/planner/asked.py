@@ -1,0 +1,127 @@
+"""What does one want to know: which GPUs, which batch, which strategies? Refused where it makes no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from study.errors import Refusal, refusing
+from study.strategy import file
+from study.strategy.file import Strategy
+from study.theory import hardware, shapes
+from study.theory.case import Precision
+from study.theory.hardware import Box
+from study.theory.shapes import ModelShape
+
+Kernels = Literal["transformers", "fused"]
+
+MOST_GPUS = 1_000_000
+DEFAULT_LENGTH = 1024  # tokens
+SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one wants to know. Raises Refusal where it makes no sense."""
+
+    gpu: str
+    num_gpus: int = 1
+    sequence_length: int | None = None  # None: 1,024, or as many as the model has positions
+    global_batch_size: int | None = None
+    strategy: str | None = None  # None: all of them
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    precision: Precision | None = None  # None: bf16 where the GPU has it, else fp16
+    activation_checkpointing: bool | None = None  # None: where it makes a strategy fit, or faster
+    kernels: Kernels = "fused"
+
+    def __post_init__(self) -> None:
+        counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
+        if self.num_gpus > MOST_GPUS:
+            raise Refusal(f"num_gpus={self.num_gpus}: is more than anybody has; {MOST_GPUS:,} is the most")
+        for name, known in (("precision", (None, *get_args(Precision))), ("kernels", get_args(Kernels))):
+            if getattr(self, name) not in known:
+                raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, known))}")
+
+    def box(self, num_gpus: int | None = None) -> Box:
+        with refusing():
+            return hardware.typical_box(hardware.find_gpu(self.gpu), num_gpus or self.num_gpus)
+
+    @cached_property
+    def chosen_precision(self) -> Precision:
+        has = self.box(1).gpu.peak_flops_per_second
+        precision = self.precision or ("bf16" if "bf16" in has else "fp16")
+        kind = precision.removeprefix("pure-").removesuffix("-autocast")
+        if kind not in has:
+            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} has no unit for it; take fp16 or fp32")
+        return precision
+
+    def strategies(self, num_gpus: int) -> list[Strategy]:
+        """The one asked for, or all that train on this many GPUs."""
+        if self.strategy is not None:
+            chosen = file.read_by_name(self.strategy)
+            if chosen.distributed_type == "NO" and num_gpus > 1:
+                raise Refusal(f"--strategy {self.strategy}: runs one process, --gpus asks for {num_gpus}; take ddp")
+            return [chosen]
+        # One process has nobody to average or share with, and `single` knows no other.
+        wrong = ("ddp", "fsdp2", "fsdp2_no_reshard") if num_gpus == 1 else ("single",)
+        return [file.read_by_name(name) for name in file.names() if name not in wrong]
+
+    @property
+    def takes_one_process(self) -> bool:
+        """Whether the one strategy that is asked for runs a single process."""
+        return self.strategy is not None and self.strategies(1)[0].distributed_type == "NO"
+
+    def batch(self) -> tuple[int, int | None, int | None]:
+        """Sequences per GPU and step; micro batch and accumulation where they are given. Refuses to round."""
+        micro, accumulation, whole = self.micro_batch_size, self.gradient_accumulation_steps, self.global_batch_size
+        if micro is not None and accumulation is None and whole is None:
+            accumulation = 1
+        if micro is not None and accumulation is not None:
+            made = micro * accumulation * self.num_gpus
+            if whole not in (None, made):
+                raise Refusal(
+                    f"--global-batch-size {whole} is not --micro-batch-size {micro} x --gradient-accumulation-steps "
+                    f"{accumulation} x --gpus {self.num_gpus} = {made}; leave one of them out"
+                )
+            return micro * accumulation, micro, accumulation
+        if whole is None and accumulation is not None:
+            raise Refusal("--gradient-accumulation-steps goes with --micro-batch-size or --global-batch-size; add one")
+        if whole is None:
+            whole = SEQUENCES_PER_GPU * self.num_gpus
+        each, rest = divmod(whole, self.num_gpus)
+        if rest or each == 0:
+            raise Refusal(
+                f"--global-batch-size {whole} does not divide over --gpus {self.num_gpus}; change one of them"
+            )
+        part, flag = (micro, "--micro-batch-size") if micro else (accumulation, "--gradient-accumulation-steps")
+        if part:
+            other, rest = divmod(each, part)
+            if rest or other == 0:
+                raise Refusal(
+                    f"--global-batch-size {whole} on --gpus {self.num_gpus} is {each} sequences per GPU, which "
+                    f"{flag} {part} does not divide; change one of them"
+                )
+            micro, accumulation = (part, other) if micro else (other, part)
+        return each, micro, accumulation
+
+
+def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
+    """Find a model, and settle the length where none is asked for; a learned position embedding grows, and it is said.
+
+    Raises Refusal for a model that is not known.
+    """
+    with refusing():
+        shape = shapes.find(name)
+    length = asked.sequence_length or min(DEFAULT_LENGTH, shape.positions)
+    asked = dataclasses.replace(asked, sequence_length=length)
+    if length <= shape.positions:
+        return shape, asked, []
+    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
+    return dataclasses.replace(shape, positions=length), asked, [note]

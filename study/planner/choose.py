@@ -1,0 +1,199 @@
+"""Which strategies fit, how fast are they, and which is to be taken? And the largest model, and the fewest GPUs."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from study.errors import Refusal, refusing
+from study.planner import say
+from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
+from study.strategy import engines
+from study.strategy.file import Strategy
+from study.theory import on_box, peaks, shapes
+from study.theory.case import Job
+from study.theory.hardware import Box
+from study.theory.on_box import Prediction
+from study.theory.peaks import Peak
+from study.theory.shapes import ModelShape
+
+# Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
+EQUALLY_FAST = 0.03
+LARGEST_HIDDEN = 1 << 17
+GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One strategy, at its best or as asked."""
+
+    strategy: Strategy
+    prediction: Prediction
+    largest_micro_batch: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Every strategy on one box, and the one to take."""
+
+    shape: ModelShape
+    asked: Asked
+    box: Box
+    notes: list[str]
+    options: list[Option]
+    recommended: Option | None
+    reason: str
+
+
+def advise(model: str, asked: Asked) -> Advice:
+    """Predict every strategy for a model on a box, each at its fastest split of the batch that fits, or as asked."""
+    shape, asked, notes = find_model(model, asked)
+    box = asked.box()
+    asked.batch()  # what is wrong with it is wrong for every strategy
+    _ = asked.chosen_precision
+    options = []
+    for chosen in asked.strategies(asked.num_gpus):
+        try:
+            options.append(_option(shape, box, asked, chosen))
+        except Refusal as refusal:
+            if asked.strategy is not None:
+                raise
+            notes.append(f"{chosen.name} is left out: {refusal}")
+    if not options:
+        raise Refusal(notes[-1])
+    recommended, reason = _recommend(options)
+    return Advice(shape, asked, box, notes, options, recommended, reason)
+
+
+def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Option:
+    each, micro, accumulation = asked.batch()
+    engine = engines.advised_engine(chosen, shape.hidden, box.num_gpus, asked.chosen_precision)
+    made = []
+    checkpointing = asked.activation_checkpointing
+    with refusing():
+        for checkpointed in (False, True) if checkpointing is None else (checkpointing,):
+            job = Job(
+                micro_batch_size=micro or 1,
+                sequence_length=asked.sequence_length,
+                gradient_accumulation_steps=accumulation or 1,
+                activation_checkpointing=checkpointed,
+                kernels=asked.kernels,
+            )
+            if micro is None:
+                made.append(on_box.best_split(shape, engine, job, box, each))
+            else:
+                made.append(on_box.predict(shape, engine, job, box))
+        # The fastest that fits; where none does, what misses least.
+        best = min(made, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
+        return Option(chosen, best, on_box.largest_micro_batch(shape, engine, best.job, box))
+
+
+def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
+    fitting = [option for option in options if option.prediction.fits]
+    if not fitting:
+        nearest = max(options, key=lambda option: option.prediction.free_bytes)
+        lacking = nearest.prediction.lacking or f"{say.gib(-nearest.prediction.free_bytes)} GiB a GPU"
+        return None, f"none fits; {nearest.strategy.name} is nearest, short of {lacking}: take more GPUs"
+    fastest = max(fitting, key=_speed)
+    near = [option for option in fitting if _speed(option) >= (1 - EQUALLY_FAST) * _speed(fastest)]
+    simplest = min(near, key=_complexity)
+    room = f"fits with {say.gib(simplest.prediction.free_bytes)} GiB of a GPU to spare"
+    if simplest is fastest:
+        return simplest, f"{simplest.strategy.name}: it {room}, and of those that fit it is predicted to be the fastest"
+    behind = 100 * (1 - _speed(simplest) / _speed(fastest))
+    return simplest, (
+        f"{simplest.strategy.name}: it {room}, and is the simplest of those within {100 * EQUALLY_FAST:.0f} % of the "
+        f"fastest ({fastest.strategy.name}, {behind:.1f} % ahead)"
+    )
+
+
+def _speed(option: Option) -> float:
+    return option.prediction.tokens_per_second_per_gpu
+
+
+def _complexity(option: Option) -> tuple:
+    """What there is to configure and to go wrong: offload, then sharding, then files with sizes of their own."""
+    engine, chosen = option.prediction.engine, option.strategy
+    offloaded = (engine.offload_optimizer, engine.offload_param)
+    return (
+        [("none", "cpu", "nvme").index(device) for device in offloaded],
+        engine.zero_stage,
+        chosen.deepspeed_json is not None,
+        chosen.name,
+    )
+
+
+# ---------------------------------------------------------------- the other way round
+
+
+@dataclass(frozen=True)
+class LargestModels:
+    """The largest GPT that each strategy holds on a box; None: not even the smallest."""
+
+    asked: Asked
+    shapes: dict[str, ModelShape | None]
+
+
+@dataclass(frozen=True)
+class FewestGpus:
+    """The fewest GPUs on which each strategy trains a model, and what is left of one; None: not on `most` of them."""
+
+    asked: Asked
+    shape: ModelShape
+    notes: list[str]
+    found: dict[str, tuple[int, float] | None]
+    most: int
+
+
+def gpt(hidden: int, positions: int) -> ModelShape:
+    """Make a GPT of this width, with about the layers of GPT-3's models of that width (arXiv:2005.14165, table 2.1)."""
+    layers = max(24 if hidden >= 1024 else 12, hidden // 128)
+    return shapes.plain(f"GPT {hidden} x {layers}", "gpt2", layers, hidden, hidden // 64, positions, 50257)
+
+
+def largest_models(asked: Asked) -> LargestModels:
+    """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
+    asked = dataclasses.replace(asked, sequence_length=asked.sequence_length or DEFAULT_LENGTH)
+    box, job = asked.box(), _smallest_job(asked, "--model")
+    family = [gpt(hidden, max(2048, asked.sequence_length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
+    found = {}
+    for chosen in asked.strategies(asked.num_gpus):
+        fitting = bisect.bisect_left(
+            family, True, key=lambda shape, chosen=chosen: not _fits(_peak(shape, asked, chosen, job, box), box)
+        )
+        found[chosen.name] = family[fitting - 1] if fitting else None
+    return LargestModels(asked, found)
+
+
+def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
+    """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
+    shape, asked, notes = find_model(model, asked)
+    job = _smallest_job(asked, "--gpus")
+    found: dict[str, tuple[int, float] | None] = {}
+    for num_gpus in GPU_COUNTS:
+        for chosen in [] if num_gpus > 1 and asked.takes_one_process else asked.strategies(num_gpus):
+            if found.get(chosen.name) is None:
+                box = asked.box(num_gpus)
+                peak = _peak(shape, asked, chosen, job, box)
+                found[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
+    return FewestGpus(asked, shape, notes, found, 1 if asked.takes_one_process else GPU_COUNTS[-1])
+
+
+def _smallest_job(asked: Asked, missing: str) -> Job:
+    """One sequence a GPU; a batch would be ignored, and is refused."""
+    for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"):
+        if getattr(asked, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise Refusal(f"{flag} goes with both --model and --gpus; add {missing}, or leave {flag} out")
+    checkpointed = asked.activation_checkpointing is not False
+    return Job(1, asked.sequence_length, activation_checkpointing=checkpointed, kernels=asked.kernels)
+
+
+def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> Peak:
+    return peaks.peak(shape, engines.advised_engine(chosen, shape.hidden, box.num_gpus, asked.chosen_precision), job)
+
+
+def _fits(peak: Peak, box: Box) -> bool:
+    return bool(on_box.fits(peak, box))

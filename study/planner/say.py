@@ -1,0 +1,281 @@
+"""How does advice read: to people, to programs, and to accelerate?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from study import files
+from study.errors import Refusal
+from study.theory import model_states, peaks
+from study.theory.on_box import ALLOCATOR_SLACK
+
+if TYPE_CHECKING:
+    from study.planner.asked import Asked
+    from study.planner.choose import Advice, FewestGpus, LargestModels, Option
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"
+
+
+def text(advice: Advice) -> str:
+    """Say it in tables of plain text."""
+    asked, box, shape = advice.asked, advice.box, advice.shape
+    nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
+    usable = gib(advice.options[0].prediction.usable_bytes)
+    lines = [
+        f"{shape.name}: {shape.num_params:,} parameters; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB "
+        f"usable of each; {asked.sequence_length:,} tokens a sequence",
+        *_KERNELS[asked.kernels],
+        "Predicted, not measured; times with the interval that nine of ten published ones lay in.",
+        *(f"Note: {note}." for note in advice.notes),
+        "",
+    ]
+    head = ["strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
+            "sent GB", "$/1e9 tokens", "host", "disk GiB"]  # fmt: skip
+    rows = [_row(option) for option in advice.options]
+    lines += _aligned([head, *rows])
+    lines += [
+        "",
+        f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
+        "micro batch x accumulation, c: activation checkpointing.",
+        "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
+        "arithmetics:",
+        "autocast over fp32 parameters, and 16-bit parameters with fp32 masters, DeepSpeed's.",
+        "Where a GPU's bytes are, in GiB:",
+        "",
+    ]
+    parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
+    lines += _aligned(
+        [
+            ["strategy", *(part.replace("_", " ") for part in parts), "highest"],
+            *(
+                [
+                    option.strategy.name,
+                    *(gib(option.prediction.peak.parts[part]) for part in parts),
+                    peaks.MOMENTS[option.prediction.peak.moment],
+                ]
+                for option in advice.options
+            ),
+        ]
+    )
+    return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
+
+
+_KERNELS = {
+    "fused": (
+        "Kernels: fused; attention, norms, activation functions and the loss in one kernel each, as in LLM Foundry.",
+        "With --kernels transformers: what this study's own trainer runs.",
+    ),
+    "transformers": (
+        "Kernels: those of transformers, as this study's trainer runs them: logits in fp32, composed activations.",
+    ),
+}
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2g}" if seconds < 99.5 else f"{seconds:,.0f}"
+
+
+def _row(option: Option) -> list[str]:
+    one = option.prediction
+    job = one.job
+    dollars = one.dollars_per_billion_tokens
+    batch = f"{job.micro_batch_size} x {job.gradient_accumulation_steps}" + (
+        " c" if job.activation_checkpointing else ""
+    )
+    return [
+        option.strategy.name,
+        one.engine.precision,
+        "yes" if one.fits else f"no: {one.lacking}" if one.lacking else "no",
+        gib(one.needed_bytes),
+        gib(one.free_bytes),
+        batch,
+        str(option.largest_micro_batch),
+        f"{one.step.total:.3g} ({_short(one.step.low)}-{_short(one.step.high)})",
+        f"{one.tokens_per_second_per_gpu:,.0f}",
+        f"{100 * one.mfu:.0f} %",
+        f"{one.communicated_bytes / 1e9:.2f}",
+        "?" if dollars is None else f"{dollars:,.0f}",
+        gib(one.host_bytes_per_node) if one.peak.host_bytes else "",
+        gib(one.disk_bytes_per_node) if one.peak.disk_bytes else "",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Pad columns, the first to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def content(advice: Advice) -> dict[str, Any]:
+    """Say it as plain data, in bytes and seconds."""
+    gpu = advice.box.gpu
+    return {
+        "model": advice.shape.name,
+        "num_params": advice.shape.num_params,
+        "gpu": gpu.name,
+        "num_gpus": advice.box.num_gpus,
+        "num_nodes": advice.box.num_nodes,
+        "sequence_length": advice.asked.sequence_length,
+        "kernels": advice.asked.kernels,
+        "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
+        "price_per_gpu_hour": gpu.price_per_hour,
+        "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
+        "notes": advice.notes,
+        "strategies": [_option_content(option, advice.shape.num_params) for option in advice.options],
+        "recommended": advice.recommended.strategy.name if advice.recommended else None,
+        "reason": advice.reason,
+    }
+
+
+def _option_content(option: Option, num_params: int) -> dict[str, Any]:
+    one = option.prediction
+    paper = model_states.paper_bytes_by_place(one.engine, num_params)
+    return {
+        "strategy": option.strategy.name,
+        "fits": bool(one.fits),
+        "lacking": one.lacking,
+        "peak_bytes_per_gpu": round(one.peak.total),
+        "needed_bytes_per_gpu": round(one.needed_bytes),
+        "free_bytes_per_gpu": round(one.free_bytes),
+        "memory": {part: round(value) for part, value in one.peak.parts.items()},
+        "highest_moment": peaks.MOMENTS[one.peak.moment],
+        "paper_model_state_bytes": {
+            "device": round(paper.device),
+            "host": round(paper.host),
+            "disk": round(paper.disk),
+        },
+        "precision": one.engine.precision,
+        "micro_batch_size": one.job.micro_batch_size,
+        "gradient_accumulation_steps": one.job.gradient_accumulation_steps,
+        "global_batch_size": one.job.micro_batch_size * one.job.gradient_accumulation_steps * one.box.num_gpus,
+        "activation_checkpointing": one.job.activation_checkpointing,
+        "largest_micro_batch_size": option.largest_micro_batch,
+        "seconds_per_step": float(one.step.total),
+        "seconds_per_step_low": float(one.step.low),
+        "seconds_per_step_high": float(one.step.high),
+        "tokens_per_second_per_gpu": float(one.tokens_per_second_per_gpu),
+        "mfu": float(one.mfu),
+        "communicated_bytes_per_step": round(one.communicated_bytes),
+        "collectives_per_step": [
+            {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in one.collectives
+        ],
+        "dollars_per_billion_tokens": one.dollars_per_billion_tokens,
+        "host_bytes_per_node": round(one.host_bytes_per_node),
+        "disk_bytes_per_node": round(one.disk_bytes_per_node),
+    }
+
+
+def check_free(path: Path) -> None:
+    """Raise Refusal where a file cannot be written."""
+    if path.exists():
+        raise Refusal(f"--write {path}: is there already; name another file")
+    if not path.parent.is_dir():
+        raise Refusal(f"--write {path}: no folder {path.parent}; make it first")
+
+
+def write(advice: Advice, path: Path) -> None:
+    """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
+    if advice.recommended is None:
+        raise Refusal(f"--write {path}: nothing to write, since {advice.reason}")
+    check_free(path)
+    option, box = advice.recommended, advice.box
+    precision = option.prediction.engine.precision
+    content = {**option.strategy.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    told = [
+        f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
+        "What is trained are flags of the study's trainer:",
+        f"accelerate launch --config_file {path} study/train.py {' '.join(_flags(advice, option))}",
+    ]
+    if precision != "fp32" and option.prediction.engine.kind == "fsdp":
+        told.append("(which trains FSDP2 in fp32 only; in your own program write mixed_precision: bf16 here.)")
+    if box.num_nodes > 1:
+        told.append(
+            "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
+        )
+        if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
+            content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
+    made = "".join(f"# {line}\n" for line in told) + yaml.safe_dump(content, sort_keys=False)
+    try:
+        files.write_whole(path, made.encode())
+    except OSError as error:
+        raise Refusal(f"--write {path}: {error.strerror}; name another file") from None
+
+
+def _flags(advice: Advice, option: Option) -> list[str]:
+    """What the predicted batch and precision are called by study/train.py."""
+    job, precision = option.prediction.job, option.prediction.engine.precision
+    values = {
+        "sequence-length": job.sequence_length,
+        "global-batch-size": job.micro_batch_size * job.gradient_accumulation_steps * advice.box.num_gpus,
+        "micro-batch-size": job.micro_batch_size,
+        "precision": precision,
+    }
+    switch = ["--activation-checkpointing"] if job.activation_checkpointing else []
+    return [*(f"--{name} {value}" for name, value in values.items()), *switch]
+
+
+def text_of_largest(largest: LargestModels) -> str:
+    """Say which is the largest model for a box."""
+    rows = [["strategy", "largest GPT", "billions of parameters"]]
+    for name, shape in largest.shapes.items():
+        rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
+    asked = largest.asked
+    head = f"The largest GPT (width x layers, as GPT-3's are) on {asked.num_gpus} x {asked.box().gpu.name}"
+    return "\n".join([_with_conditions(head, asked), "", *_aligned(rows)])
+
+
+def content_of_largest(largest: LargestModels) -> dict[str, Any]:
+    """Say the same as plain data."""
+    found = [
+        {"strategy": name, **({"hidden": shape.hidden, "layers": shape.layers} if shape else {}),
+         "num_params": shape.num_params if shape else None}
+        for name, shape in largest.shapes.items()
+    ]  # fmt: skip
+    return {"gpu": largest.asked.box().gpu.name, "num_gpus": largest.asked.num_gpus, "largest_models": found}
+
+
+def text_of_fewest(fewest: FewestGpus) -> str:
+    """Say how many GPUs a model takes."""
+    rows = [["strategy", "GPUs", "GiB of each to spare"]]
+    for name, there in sorted(fewest.found.items(), key=lambda item: item[1] or (1 << 30, 0)):
+        rows.append([name, str(there[0]), gib(there[1])] if there else [name, f"more than {fewest.most}", ""])
+    shape, asked = fewest.shape, fewest.asked
+    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({shape.num_params:,} parameters), of powers of two"
+    notes = [f"Note: {note}." for note in fewest.notes]
+    return "\n".join([_with_conditions(head, asked), *notes, "", *_aligned(rows)])
+
+
+def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
+    """Say the same as plain data."""
+    found = [
+        {
+            "strategy": name,
+            "num_gpus": there[0] if there else None,
+            "free_bytes_per_gpu": round(there[1]) if there else None,
+        }
+        for name, there in fewest.found.items()
+    ]
+    shape = fewest.shape
+    return {
+        "model": shape.name,
+        "num_params": shape.num_params,
+        "gpu": fewest.asked.box(1).gpu.name,
+        "fewest_gpus": found,
+    }
+
+
+def _with_conditions(head: str, asked: Asked) -> str:
+    checkpointed = "" if asked.activation_checkpointing is False else ", checkpointed"
+    return f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured."

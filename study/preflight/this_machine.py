@@ -1,0 +1,77 @@
+"""What has this machine that a run needs: GPUs and memory? Asked without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, as far as a plan depends on it."""
+
+    gpu_memory_bytes: tuple[int, ...]  # of each GPU that a run would see
+    host_memory_bytes: int
+
+    def __str__(self) -> str:
+        host = f"{self.host_memory_bytes / 1e9:.1f} GB of host memory"
+        if not self.gpu_memory_bytes:
+            return f"no GPU, {host}"
+        each = " and ".join(sorted({f"{size / 1e9:.1f} GB" for size in self.gpu_memory_bytes}))
+        number = len(self.gpu_memory_bytes)
+        return f"{number} {'GPU' if number == 1 else 'GPUs'} of {each}, {host}"
+
+
+def find() -> Machine:
+    """Look at this machine."""
+    return Machine(tuple(_gpu_memory_bytes()), _host_memory_bytes())
+
+
+def _gpu_memory_bytes() -> list[int]:
+    """Memory of each GPU that CUDA_VISIBLE_DEVICES leaves, by NVML; none where that is not installed."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
+    except pynvml.NVMLError:  # no driver
+        return []
+    found = []
+    with suppress(pynvml.NVMLError):  # CUDA stops at the first bad one, too
+        for name in (str(name).strip() for name in names):
+            if name.isdigit():
+                handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+            else:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+            found.append(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return found
+
+
+def _host_memory_bytes() -> int:
+    """The host's memory, or what a control group leaves of it."""
+    return min([psutil.virtual_memory().total, *_control_group_limits()])
+
+
+def _control_group_limits() -> Iterator[int]:
+    """The memory limits of this process's control groups, of version 1 or 2 and those above them."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+            if controllers:
+                root, name = root / "memory", "memory.limit_in_bytes"
+            own = root / path.lstrip("/")
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(root):
+                    with suppress(OSError, ValueError):  # not there, or "max"
+                        yield int((folder / name).read_text())

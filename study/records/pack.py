@@ -1,0 +1,155 @@
+"""How do one box's records get to another machine? In one file that says what it holds, checked when it arrives."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from study import files
+from study.errors import Refusal, describe
+from study.records import collect, schema
+from study.records import find as records
+from study.records.schema import Record
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+
+# Of every member, so that equal records make equal bytes. 1980 is where zip's time begins.
+TIME = (1980, 1, 1, 0, 0, 0)
+REGULAR_FILE = 0o100644 << 16
+
+
+class Manifest(BaseModel):
+    """What a pack holds, and what its records say of where they come from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: int
+    schema_version: int  # of the records
+    box: str
+    num_runs: int
+    git_commits: list[str]  # of the study's code that made them; -dirty: with changes
+    libraries: dict[str, list[str]]  # name -> versions
+    sha256: dict[str, str]  # name of every other member -> digest
+
+
+def pack(folders: Sequence[Path], file: Path) -> int:
+    """Write what is kept of the runs below the folders into one new zip file; return how many runs there are.
+
+    Equal records make a file of equal bytes. Raises Refusal as `collect.find` does, where two runs of one name differ,
+    where the records are of several boxes, and where the file is there.
+    """
+    if file.exists():
+        raise Refusal(f"{file}: is there already; name another file, or delete it")
+    found = collect.find(folders)
+    origin = _origin([run.record for run in found if run.record is not None], folders)
+    content = {name: path.read_bytes() for name, path in sorted(collect.distinct(found).items())}
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        schema_version=schema.SCHEMA_VERSION,
+        num_runs=len({run.run_id for run in found}),
+        sha256={name: hashlib.sha256(member).hexdigest() for name, member in content.items()},
+        **origin,
+    )
+    members = {MANIFEST: (manifest.model_dump_json(indent=1) + "\n").encode(), **content}
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in members.items():
+            entry = zipfile.ZipInfo(name, TIME)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, REGULAR_FILE
+            archive.writestr(entry, member)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write_whole(file, packed.getvalue())
+    print(f"packed {manifest.num_runs} runs on {manifest.box} into {file}")
+    return manifest.num_runs
+
+
+def merge(file: Path, folder: Path) -> int:
+    """Take a pack's runs into a folder of collected records as `collect.put` does; return how many runs there are.
+
+    Raises Refusal, before the first write, for a file that is no pack, a version that does not fit, members that are
+    not those of the manifest, records that are not whole, and a run that is there already and differs.
+    """
+    manifest, members = _read(file)
+    with tempfile.TemporaryDirectory() as unpacked:
+        for name, member in members.items():
+            Path(unpacked, name).write_bytes(member)
+        try:
+            found = collect.find([Path(unpacked)])
+            stray = set(members) - set(collect.distinct(found))
+            if stray:
+                raise Refusal(f"{file}: {min(stray)} is no file of a finished run; pack the records again")
+            collect.put(found, folder)
+        except Refusal as refusal:
+            raise Refusal(str(refusal).replace(unpacked, str(file))) from None
+    num_runs = len({run.run_id for run in found})
+    print(f"merged {num_runs} runs on {manifest.box} into {folder}")
+    return num_runs
+
+
+def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:
+    """The box, commits and versions of the records. Raises Refusal unless there is one box."""
+    boxes = sorted({records.box_of(one) for one in facts})
+    if len(boxes) != 1:
+        found = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
+        raise Refusal(f"{' '.join(map(str, folders))}: {found}; pack one box's folders at a time")
+    commits, libraries = set(), {}
+    for machine in (facts.machine for facts in facts):
+        if machine.get("git_commit"):
+            commits.add(machine["git_commit"] + ("-dirty" if machine.get("git_dirty") else ""))
+        for name, version in machine.get("libraries", {}).items():
+            if version is not None:
+                libraries.setdefault(name, set()).add(version)
+    versions = {name: sorted(found) for name, found in sorted(libraries.items())}
+    return {"box": boxes[0], "git_commits": sorted(commits), "libraries": versions}
+
+
+def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest and the other members of a pack, each of which is what the manifest says."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            found = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
+    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None
+    members = dict(found)
+    for name in members:
+        if name in ("", ".", "..") or not set(name).isdisjoint("/\\:"):
+            raise Refusal(f"{file}: member {name!r} is no plain file name; `zero-study pack` writes no such file")
+    if len(members) != len(found):
+        raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
+    manifest = _manifest(file, members.pop(MANIFEST, b""))
+    for name in sorted(set(members) ^ set(manifest.sha256)):
+        state = "missing" if name in manifest.sha256 else "not in its manifest"
+        raise Refusal(f"{file}: {name} is {state}; take it from its box again")
+    for name, member in members.items():
+        if hashlib.sha256(member).hexdigest() != manifest.sha256[name]:
+            raise Refusal(f"{file}: {name} is not the file that its manifest names; take it from its box again")
+    return manifest, members
+
+
+def _manifest(file: Path, text: bytes) -> Manifest:
+    try:
+        content = json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        content = None
+    if not isinstance(content, dict) or "format_version" not in content:
+        raise Refusal(f"{file}: no pack, its {MANIFEST} says no format_version; `zero-study pack` makes one")
+    for key, fits in (("format_version", FORMAT_VERSION), ("schema_version", schema.SCHEMA_VERSION)):
+        if content.get(key) != fits:
+            raise Refusal(
+                f"{file}: {key} {content.get(key)}, this version reads {fits}; pack and merge with one version"
+            )
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, f"{file}: {MANIFEST}")) from None

@@ -1,0 +1,329 @@
+"""What does a run leave behind? The schema of record.json, written atomically and read strictly.
+
+A record holds raw facts of one run and nothing derived from several; what is unknown is null. `steps.jsonl` beside it
+has one line per optimizer step; its digest is in the record.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from study.errors import Refusal, describe
+from study.files import load, sha256, write_json
+
+SCHEMA_VERSION = 1
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Facts = TypeVar("Facts", bound=_Facts)
+
+
+class Proof(_Facts):
+    """What the engine really is, read back after `prepare`; bytes are in `Record.model_state_bytes`."""
+
+    world_size: int
+    distributed_type: str
+    backend: str | None = None  # None: no process group
+    device: str
+    engine_class: str
+    optimizer_class: str  # the optimizer that does the arithmetic, inside all wrappers
+    zero_optimizer_class: str | None = None  # DeepSpeed's own around it; None: stage 0, or not DeepSpeed
+    zero_stage: int | None = None  # None: not DeepSpeed
+    offload_optimizer_device: Literal["none", "cpu", "nvme"] = "none"
+    offload_param_device: Literal["none", "cpu", "nvme"] = "none"
+    swap_folder: str | None = None
+    gradient_clipping: float  # 0: no clipping; outside DeepSpeed the study's loop clips, and this is what it does
+    gradient_accumulation_steps: int
+    micro_batch_size: int
+    precision: str
+    autocast_dtype: str | None = None
+    accumulation_dtype: str | None = None  # of gradients over micro batches, by DeepSpeed; None: the gradients' own
+    parameter_dtypes: list[str]
+    gradient_dtypes: list[str] | None = None  # of the gradients that the optimizer reads
+    master_dtypes: list[str] | None = None  # None: the parameters are their own masters
+    moment_dtypes: list[str] | None = None
+    overlap_comm: bool | None = None
+    reduce_bucket_size: int | None = None  # elements
+    allgather_bucket_size: int | None = None  # elements
+    prefetch_bucket_size: int | None = None  # elements
+    param_persistence_threshold: int | None = None  # elements
+    max_live_parameters: int | None = None  # elements
+    max_reuse_distance: int | None = None  # elements
+    use_multi_rank_bucket_allreduce: bool | None = None
+    sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
+    partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
+    num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
+    swap_bytes_written: list[int] | None = None  # per rank, whole training
+    swap_bytes_read: list[int] | None = None
+
+
+class ModelStateBytes(_Facts):
+    """Bytes that one rank holds in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
+
+    parameters: int
+    gradients: int
+    optimizer_states: int  # moments, step counts and fp32 masters
+    communication_buffers: int  # reduce buckets, and what gradients keep of them; not in the paper
+    swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
+    by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
+
+    @property
+    def model_states(self) -> int:
+        """What the paper counts: everything but the communication buffers."""
+        return self.parameters + self.gradients + self.optimizer_states
+
+
+class Collective(_Facts):
+    """One kind of collective in one steady optimizer step of rank 0."""
+
+    kind: str
+    count: int
+    bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        return self.bytes * (2 if self.kind == "all_reduce" else 1)
+
+
+class PeakMemory(_Facts):
+    """Peaks of one rank in one phase."""
+
+    tensor_bytes: int | None = None  # CPU: live tensors of the probed step at its highest
+    resident_bytes: int | None = None  # CPU: high-water mark of the process's resident set since the phase began
+    allocated_bytes: int | None = None  # GPU: torch's allocator, reset at the phase's start
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None  # GPU: NVML's figure for the process, sampled
+    process_average_bytes: int | None = None
+
+
+class Timing(_Facts):
+    """Seconds per optimizer step, the slowest rank of each step, without warm-up and probed steps."""
+
+    num_steps: int
+    num_warmup_steps: int
+    probed_steps: list[int]
+    median_seconds: float | None
+    lower_quartile_seconds: float | None
+    upper_quartile_seconds: float | None
+    data_wait_median_seconds: float | None  # of the host, for the next batch; a GPU computes meanwhile
+    samples_per_second: float | None  # world total, at the median
+    tokens_per_second: float | None  # world total, padding not counted
+
+
+class Checksum(_Facts):
+    """All parameters of the unsharded model in the order of their names, as fp32."""
+
+    absolute_sum: float  # in double precision
+    square_sum: float
+    sha256: str
+
+
+class Failure(_Facts):
+    step: int | None  # the last step begun; None: before the first
+    error: str
+
+
+class Record(_Facts):
+    """The raw facts of one run."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    status: Literal["ok", "out_of_memory", "failed", "interrupted"]
+    failure: Failure | None = None
+    started_at: str
+    wall_seconds: float
+    command: list[str]
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    seed: int
+    init: Literal["pretrained", "scratch"]
+    config: dict[str, Any]
+    num_params: int | None = None
+    model_flops_per_sequence: int | None = None  # forward and backward, by torch.utils.flop_counter (measure/flops.py)
+    data: dict[str, Any] | None = None
+    proof: Proof | None = None
+    model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step
+    resting_state_bytes: list[ModelStateBytes] | None = None  # one per rank, between two steps
+    peak_memory: list[dict[str, PeakMemory]] | None = None  # per rank: phase -> peaks
+    collectives_per_step: list[Collective] | None = None
+    initial_parameters: Checksum | None = None
+    final_parameters: Checksum | None = None
+    steps_done: int = 0
+    final_loss: float | None = None
+    energy_joules: list[float | None] | None = None  # per rank: of its whole GPU while all steps were trained
+    tokens: int | None = None  # trained on, padding not counted
+    samples: int | None = None
+    evaluation: list[dict[str, float | None]] = Field(default_factory=list)  # null: beyond what a float holds
+    timing: Timing | None = None
+    machine: dict[str, Any]
+    steps_sha256: str | None = None
+
+
+OutcomeStatus = Literal[
+    "ok",
+    "out_of_memory",  # of the device
+    "killed",  # by the kernel, for want of host memory
+    "build_failed",  # a DeepSpeed extension did not compile or load
+    "offload_failed",  # the disk or its swap files
+    "timed_out",
+    "misconfigured",  # refused by the program or the engine before a step was taken
+    "failed",  # it ran and did not train: a loss that is no number
+    "crashed",
+    "crashed_after_result",  # the record is whole, the exit status is not 0
+    "skipped",  # not started; the message says why
+]
+
+
+class Outcome(_Facts):
+    """What the runner saw of one planned run: outcome.json in its run directory, whether or not there is a record."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    study: str
+    run_id: str
+    status: OutcomeStatus
+    message: str  # one line
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    seed: int
+    global_batch_size: int
+    round: int  # of the study's rotation, from 0
+    position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
+    started_at: str
+    wall_seconds: float | None  # launch to end; None: not started
+    returncode: int | None
+    command: list[str]  # that was started, or that would have been
+    stderr_tail: list[str]  # the last lines, oldest first
+
+
+class _Asked(_Facts):
+    """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
+
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    precision: str
+    accumulation_dtype: str = "fp32"
+    global_batch_size: int
+    sequence_length: int
+    dropout: float
+    attention: str
+    activation_checkpointing: bool = False
+
+
+class PredictedRun(_Asked):
+    """What theory expects of one configuration: no run stands behind it."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    num_params: int
+    fits: bool
+    lacking: str | None = None  # what a node lacks for offload, though its GPUs may have room
+    peak_bytes_per_gpu: int  # of tensors
+    parts: dict[str, int]  # of the peak; a part that is not there is 0
+    moment: str  # of the step, at which the peak is
+    usable_bytes: int  # of a GPU, for torch's allocator
+    free_bytes: int  # of them, beside the peak and what the allocator reserves beyond it; negative: what is missing
+    host_bytes: int = 0  # of a rank, offloaded
+    disk_bytes: int = 0  # of a rank, offloaded
+    seconds_per_step: float  # as if it fitted, where it does not
+    seconds_low: float  # nine times of ten it is between these two
+    seconds_high: float
+    tokens_per_second_per_gpu: float
+    mfu: float
+    collective_bytes: int  # of rank 0 in a step, as Collective.moved_bytes
+
+
+class UnpredictedRun(_Asked):
+    """A configuration of which theory expects nothing."""
+
+    why: str
+
+
+class PredictedBox(_Facts):
+    gpu: str  # as theory/hardware.py names it
+    num_gpus: int
+
+
+class PredictedStudy(_Facts):
+    """What theory expects of a study on a box: the predicted records of one file."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    status: Literal["predicted"] = "predicted"
+    study: str
+    box: PredictedBox
+    made_with: dict[str, str]  # this project's version, and those of the libraries that its models describe
+    command: list[str]
+    predictions: list[PredictedRun]
+    left_out: list[UnpredictedRun]
+
+
+def write(run_dir: Path, record: Record) -> Path:
+    """Write record.json, last of all that a run writes."""
+    path = run_dir / "record.json"
+    write_json(path, record.model_dump(mode="json"))
+    return path
+
+
+def read(path: Path) -> Record:
+    """Read a record.json, or the one in a run directory. Raises Refusal naming the file and the key."""
+    path = path / "record.json" if path.is_dir() else path
+    return parse(path, load(path, "a record"), Record)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read an outcome.json. Raises Refusal naming the file and the key."""
+    return parse(path, load(path, "an outcome"), Outcome)
+
+
+def read_predictions(path: Path) -> PredictedStudy:
+    """Read a file of predicted records. Raises Refusal naming the file and the key."""
+    return parse(path, load(path, "predicted records"), PredictedStudy)
+
+
+def parse(path: Path, content: Any, schema: type[Facts]) -> Facts:
+    """Check what a file holds against a schema. Raises Refusal naming the file and the key."""
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        found = content.get("schema_version") if isinstance(content, dict) else None
+        raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+
+
+def steps_path(path: Path) -> Path:
+    """The steps that belong to a run directory, its record.json, or a collected <run_id>.json."""
+    if path.is_dir():
+        return path / "steps.jsonl"
+    return path.with_name("steps.jsonl" if path.name == "record.json" else path.stem + ".steps.jsonl")
+
+
+def checked_steps(path: Path, record: Record) -> Path:
+    """The file with a record's steps. Raises Refusal unless it is there and is the one that the run wrote."""
+    steps = steps_path(path)
+    if not steps.is_file():
+        raise Refusal(f"{steps}: not there, though steps_sha256 in {path} names it; restore it, or run it again")
+    if sha256(steps) != record.steps_sha256:
+        raise Refusal(f"{steps}: not the file that steps_sha256 in {path} names; restore it, or run it again")
+    return steps
+
+
+def read_steps(path: Path) -> list[dict[str, float]]:
+    """Read steps.jsonl.
+
+    Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
+    """
+    return [json.loads(line) for line in steps_path(path).read_text().splitlines()]

@@ -1,0 +1,91 @@
+"""How does a notebook in Colab get runs of its own? A few strategies train the paper preset on its GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+# The one place that names where the project is published; the notebooks' badges and set-up cells repeat it, and
+# tests/test_notebooks.py holds them together.
+REPOSITORY = "https://github.com/OWNER/zero-study"
+
+STRATEGIES = ("single", "zero2", "zero3")  # none needs a compiled extension on a GPU
+RUNS = Path("runs/colab")
+
+
+class ColabGpu(NamedTuple):
+    name: str  # as the driver says it: Tesla T4, NVIDIA L4, NVIDIA A100-SXM4-40GB
+    capability: float  # CUDA's compute capability
+
+
+def address(notebook: str) -> str:
+    """Where Colab opens a notebook of the project."""
+    return (
+        f"{REPOSITORY.replace('github.com', 'colab.research.google.com/github')}/blob/main/notebooks/{notebook}.ipynb"
+    )
+
+
+def find_gpu() -> ColabGpu | None:
+    """Ask the driver for the first GPU; None where there is no driver or no GPU."""
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return None
+    name, _, capability = lines[0].rpartition(",")
+    return ColabGpu(name.strip(), float(capability))
+
+
+def precision(gpu: ColabGpu) -> str:
+    """bf16 under autocast where the GPU computes in it, from Ampere on; a T4 does not, and gets fp32."""
+    return "bf16-autocast" if gpu.capability >= 8 else "fp32"
+
+
+def commands(gpu: ColabGpu) -> list[list[str]]:
+    """The runs, one process each: the a100-replication protocol, text and weights from the hub."""
+    return [
+        [
+            *("zero-study", "train", "--preset", "paper", "--strategy", strategy, "--num-processes", "1"),
+            *("--precision", precision(gpu), "--output-dir", str(_run_dir(strategy, gpu))),
+        ]
+        for strategy in STRATEGIES
+    ]
+
+
+def _run_dir(strategy: str, gpu: ColabGpu) -> Path:
+    return RUNS / f"paper-{strategy}-{precision(gpu)}"
+
+
+def train(committed: list[str], clone: Path) -> list[str]:
+    """Train where there is a GPU and return the folder of the new runs; without one, return the committed records.
+
+    A run that fails is said and passed over: what it left is part of the result. One that has a record is kept.
+    """
+    committed = [str(clone / folder) for folder in committed]
+    gpu = find_gpu()
+    if gpu is None:
+        print("No GPU here, so these are the committed records. Runtime > Change runtime type > T4 GPU gives new ones.")
+        return committed
+    print(f"{gpu.name}: the paper preset in {precision(gpu)}, {len(STRATEGIES)} runs of some minutes each", flush=True)
+    for strategy, command in zip(STRATEGIES, commands(gpu), strict=True):
+        if (clone / _run_dir(strategy, gpu) / "record.json").exists():
+            print(f"{strategy}: kept", flush=True)
+        else:
+            print(" ".join(command), flush=True)
+            _run([sys.executable, "-m", "study", *command[1:]], clone)
+    if not any((clone / RUNS).glob("*/record.json")):
+        print("No run left a record, so these are the committed ones.")
+        return committed
+    return [str(clone / RUNS)]
+
+
+def _run(command: list[str], folder: Path) -> None:
+    """Run a command and print its lines as they come: what a child writes itself does not reach a notebook."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)

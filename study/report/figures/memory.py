@@ -1,0 +1,235 @@
+"""What fills a rank's memory? Model states by kind, what comes on top, and the paper's figure beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from study.report.figures.drawing import (
+    INK,
+    Figure,
+    Unit,
+    at_edge,
+    below,
+    beside,
+    bytes_text,
+    bytes_unit,
+    counted,
+    finish,
+    house_style,
+    in_order,
+    panels,
+    rows,
+    setting,
+    unmeasured,
+    with_results,
+    without_value,
+)
+
+STATES = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer_states": "#B9BCF5"}
+COLOURS = {**STATES, "on_gpu": "#7073D8", "communication_buffers": "#C79A2B", "rest": "#9A9A9A"}
+WORDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_states": "optimizer states",
+    "on_gpu": "states left on the GPU",
+    "communication_buffers": "communication buffers",
+    "rest": "activations, temporaries",
+    "reserved": "reserved beyond allocated",
+    "paper": "model states by the paper",
+}
+RESERVED = {"fill": False, "edgecolor": COLOURS["rest"], "linewidth": 1.0}
+BAR = 0.66  # of a row
+WITHIN_REACH = 1.6  # times the longest bar: how far away the card's limit may be for the axis to go there
+
+
+def peak_memory(table: pd.DataFrame) -> Figure:
+    """Draw what a rank's memory is filled with at its peak, per strategy, beside the paper's model states.
+
+    Of several runs the one with the highest peak. Up to two ranks have a bar each; of more, the rank with the most and
+    the one with the least. Raises ValueError where nothing is measured or the runs are not of one setting.
+    """
+    about = setting(table)
+    name = f"peak-memory-{about.slug}"
+    on_gpu = "cuda" in set(table["device"])
+    column = "peak_allocated_bytes" if on_gpu else "peak_tensor_bytes"
+    table = with_results(table.assign(peak=table[column].where(table["rank_parts"].notna())), "peak")
+    strategies = in_order(table["strategy"])
+    missing = unmeasured(table, "peak")
+    measured = table.dropna(subset=["peak"])
+    highest = measured.loc[measured.groupby("strategy")["peak"].idxmax()].set_index("strategy")
+    bars = {strategy: _bars(highest.loc[strategy, "rank_parts"], on_gpu) for strategy in highest.index}
+    paper = highest["paper_state_bytes"].dropna().to_dict()
+
+    tops = {s: max(bar["peak"] for bar in drawn) for s, drawn in bars.items()}
+    reserved = {s: max((bar["reserved"] or 0) - bar["peak"] for bar in drawn) for s, drawn in bars.items()}
+    longest = max(tops[s] + max(0, reserved[s]) for s in bars)
+    states = {s: max(sum(bar[part] for part in STATES) for bar in drawn) for s, drawn in bars.items()}
+    host = {s: max(bar["host"] or 0 for bar in drawn) for s, drawn in bars.items()}
+    largest_states = max([*states.values(), *paper.values()])
+    # What is a sliver beside the rest, or lies on the host, gets a panel of its own.
+    apart = largest_states < longest / 2 or any(host.values())
+    limit = highest["device_memory_bytes"].max() if on_gpu else None
+
+    with house_style(name):
+        height = (0.44 if any(host.values()) else 0.33) * len(strategies) + 0.65
+        canvas, axes = panels([height, height] if apart else [height])
+        labels = [f"{s}\n({why})" if (why := missing.get(s)) and s in bars else s for s in strategies]
+        unit = bytes_unit(longest)
+        top = axes[0]
+        rows(top, labels)
+        for row, strategy in enumerate(strategies):
+            if strategy not in bars:
+                at_edge(top, row, missing[strategy])
+                continue
+            for low, thickness, bar in _places(row, bars[strategy]):
+                _stack(top, low, thickness, bar, unit, ["on_gpu"] if bar["host"] else list(STATES))
+            if not apart and strategy in paper:
+                _outline(top, row, paper[strategy] / unit.size)
+            also = f"\n+ {bytes_text(host[strategy])} host" if host[strategy] else ""
+            beside(top, row, unit.text(tops[strategy]) + also, fontsize="small" if also else None)
+        top.set_xlim(0, longest / unit.size * 1.03)
+        far = _draw_limit(top, limit, longest, unit)
+        top.set_xlabel(f"peak memory of a rank, {unit.name}{far}")
+        top.xaxis.set_major_locator(MaxNLocator(6))
+        if apart:
+            _states_panel(axes[1], strategies, bars, paper, missing, largest_states)
+        below(canvas, *_legend(bars, paper))
+
+        alt = _alt(tops, states, paper, limit) + without_value(missing)
+        caption = _caption(on_gpu, apart, bars, host, measured, highest, far)
+        return finish(canvas, name, alt, caption + about.words + without_value(missing))
+
+
+def _bars(ranks: list[dict[str, Any]], on_gpu: bool) -> list[dict[str, Any]]:
+    """The ranks to draw, each with what its peak is made of."""
+    bars = []
+    for rank in ranks:
+        bar = {"host": None, "reserved": None, **rank}
+        held = sum(bar[part] for part in STATES)
+        bar["on_gpu"] = held - (bar["host"] or 0)
+        in_peak = (bar["on_gpu"] if on_gpu else held) + bar["communication_buffers"]
+        bar["rest"] = max(0, bar["peak"] - in_peak)
+        bars.append(bar)
+    if len(bars) <= 2:
+        return bars
+    ordered = sorted(bars, key=lambda bar: bar["peak"])
+    return [ordered[-1], ordered[0]]
+
+
+def _places(row: int, bars: list[dict[str, Any]]) -> list[tuple[float, float, dict[str, Any]]]:
+    """Where each of a strategy's bars goes: lower edge and thickness."""
+    thickness = BAR / len(bars)
+    gap = 0.1 * thickness if len(bars) > 1 else 0.0
+    return [(row - BAR / 2 + i * thickness, thickness - gap, bar) for i, bar in enumerate(bars)]
+
+
+def _stack(
+    ax: Axes, low: float, thickness: float, bar: dict[str, Any], unit: Unit, states: list[str], alone: bool = False
+) -> None:
+    """One bar of segments; `alone` without what is no model state."""
+    start = 0.0
+    for part in states if alone else [*states, "communication_buffers", "rest"]:
+        size = bar[part] / unit.size
+        ax.add_patch(Rectangle((start, low), size, thickness, facecolor=COLOURS[part], linewidth=0))
+        start += size
+    if not alone and bar["reserved"]:
+        more = (bar["reserved"] - bar["peak"]) / unit.size
+        ax.add_patch(Rectangle((start, low), more, thickness, **RESERVED))
+
+
+def _outline(ax: Axes, row: int, size: float) -> None:
+    ax.add_patch(Rectangle((0, row - 0.45), size, 0.9, fill=False, edgecolor=INK, linewidth=0.9))
+
+
+def _draw_limit(ax: Axes, limit: float | None, longest: float, unit: Unit) -> str:
+    """Draw the card's memory as a line if it is near; otherwise return the words that say where it is."""
+    if limit is None or pd.isna(limit):
+        return ""
+    if limit > WITHIN_REACH * longest:
+        return f"; the card has {bytes_text(limit)}"
+    ax.axvline(limit / unit.size, color=INK, linewidth=1.5)
+    ax.annotate(f"card: {bytes_text(limit)}", (limit / unit.size, 1), xycoords=("data", "axes fraction"),
+                xytext=(0, 3), textcoords="offset points", ha="right", annotation_clip=False)  # fmt: skip
+    ax.set_xlim(0, max(limit, longest) / unit.size * 1.03)
+    return ""
+
+
+def _states_panel(
+    ax: Axes,
+    strategies: list[str],
+    bars: dict[str, list[dict[str, Any]]],
+    paper: dict[str, float],
+    missing: dict[str, str],
+    largest: float,
+) -> None:
+    unit = bytes_unit(largest)
+    rows(ax, strategies)
+    for row, strategy in enumerate(strategies):
+        if strategy not in bars:
+            at_edge(ax, row, missing[strategy])
+            continue
+        for low, thickness, bar in _places(row, bars[strategy]):
+            _stack(ax, low, thickness, bar, unit, list(STATES), alone=True)
+        if strategy in paper:
+            _outline(ax, row, paper[strategy] / unit.size)
+        held = max(sum(bar[part] for part in STATES) for bar in bars[strategy])
+        beside(ax, row, unit.text(held))
+    ax.set_xlim(0, largest / unit.size * 1.03)
+    ax.set_xlabel(f"model states of a rank, {unit.name}")
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _legend(bars: dict[str, list[dict[str, Any]]], paper: dict[str, float]) -> tuple[list[Patch], list[str]]:
+    drawn = [bar for several in bars.values() for bar in several]
+    parts = [*STATES, *(["on_gpu"] if any(bar["host"] for bar in drawn) else []), "communication_buffers", "rest"]
+    handles = [Patch(facecolor=COLOURS[part], linewidth=0) for part in parts]
+    if any(bar["reserved"] for bar in drawn):
+        parts.append("reserved")
+        handles.append(Patch(**RESERVED))
+    if paper:
+        parts.append("paper")
+        handles.append(Patch(fill=False, edgecolor=INK, linewidth=0.9))
+    return handles, [WORDS[part] for part in parts]
+
+
+def _alt(tops: dict[str, float], states: dict[str, float], paper: dict[str, float], limit: float | None) -> str:
+    least, most = min(tops, key=tops.get), max(tops, key=tops.get)
+    alt = f"Peak memory of a rank under {len(tops)} strategies: from {bytes_text(tops[least])} ({least}) to "
+    alt += f"{bytes_text(tops[most])} ({most})." if len(tops) > 1 else f"{bytes_text(tops[most])}."
+    alt += f" Model states take {bytes_text(min(states.values()))} to {bytes_text(max(states.values()))}"
+    if paper:
+        alt += f", by the paper {bytes_text(min(paper.values()))} to {bytes_text(max(paper.values()))}"
+    card = "" if limit is None or pd.isna(limit) else f" The card has {bytes_text(limit)}."
+    return f"{alt}.{card}"
+
+
+def _caption(
+    on_gpu: bool,
+    apart: bool,
+    bars: dict[str, list[dict[str, Any]]],
+    host: dict[str, float],
+    measured: pd.DataFrame,
+    highest: pd.DataFrame,
+    far: str,
+) -> str:
+    kind = "allocated by torch" if on_gpu else "live tensors of the probed step"
+    num_ranks = max(len(drawn) for drawn in bars.values())
+    ranks = "one bar per rank, rank 0 above"
+    if (highest["world_size"] > 2).any():
+        ranks = "the rank with the most, and below it the one with the least"
+    counts = counted(measured.groupby("strategy").size(), "run")
+    caption = f"Peak memory ({kind})" + (f", {ranks}" if num_ranks > 1 else "")
+    caption += f"; of several runs the one with the highest peak ({counts})."
+    caption += " Model states as the optimizer is about to step"
+    caption += ", enlarged in the lower panel" if apart else ""
+    caption += "; framed: by the paper's formula (arXiv:1910.02054, sec. 3.1 and 5), which counts neither buffers nor "
+    caption += "activations."
+    if any(host.values()):
+        caption += " The lower panel counts them wherever they are, on the GPU or, offloaded, on the host."
+    caption += f" Not in the picture: {far.removeprefix('; ')}." if far else ""
+    return caption

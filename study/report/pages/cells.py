@@ -1,0 +1,163 @@
+"""How does a value read in a cell? Numbers of three digits, verdicts with their intervals; None is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from study.compare import pairs
+from study.report import markup
+from study.report.figures.drawing import Unit, bytes_unit, in_order, listed
+from study.report.figures.drawing import number as three_digits
+from study.report.markup import Html
+from study.report.pages.runs import SETTING, PageRow
+
+NAMED_AT_MOST = 6  # strategies in a sentence
+SMALL = 1e-3  # relative difference, below which per cent are no help
+
+# What a higher or a lower value is called.
+HIGHER_LOWER = {"final_loss": ("higher", "lower"), "seconds_per_step": ("slower", "faster")}
+
+
+def number(value: float) -> str | None:
+    """Three digits, so that a column reads evenly."""
+    if pd.isna(value):
+        return None
+    return f"{value:#.3g}".rstrip(".") if 1e-3 <= abs(value) < 999.5 else three_digits(value)
+
+
+def fixed(value: float, decimals: int) -> str | None:
+    return None if pd.isna(value) else f"{value:,.{decimals}f}"
+
+
+def unit_of(runs: pd.DataFrame, *names: str) -> Unit:
+    """The unit that suits the largest value in these columns of bytes."""
+    largest = runs[list(names)].max().max()
+    return bytes_unit(0.0 if pd.isna(largest) else largest)
+
+
+def peak_column(runs: pd.DataFrame) -> str:
+    """What says best how much memory a rank needed: allocated on a GPU, live tensors on a CPU."""
+    return "peak_allocated_bytes" if "cuda" in set(runs["device"]) else "peak_tensor_bytes"
+
+
+def named(strategies: pd.Series | pd.Index) -> str:
+    """Strategies as a sentence lists them, not all of many."""
+    names = in_order(strategies)
+    more = len(names) - NAMED_AT_MOST
+    return listed(names if more <= 0 else [*names[:NAMED_AT_MOST], f"{more} more"])
+
+
+def relative(value: float) -> str:
+    """A relative difference with its sign, in per cent unless it is so small that its power of ten reads better."""
+    plus = "+" if value > 0 else ""
+    in_percent = abs(value) >= SMALL or value == 0
+    return f"{plus}{three_digits(100 * value)} %" if in_percent else f"{plus}{three_digits(value)}"
+
+
+def outcomes(row: PageRow) -> Html:
+    """How many runs there are, and what came of those without a result."""
+    others = row.runs.loc[row.runs["status"] != "ok", "status"].value_counts()
+    said = ", ".join(f"{amount} {status.replace('_', ' ')}" for status, amount in others.items())
+    return Html(f"{len(row.runs)}{f'<small>{markup.escape(said)}</small>' if said else ''}")
+
+
+def learned(row: PageRow, name: str) -> float:
+    """The mean over seeds of what the runs that are ok learned, however often a seed was repeated."""
+    ok = row.runs[row.runs["status"] == "ok"]
+    return ok.groupby("seed")[name].mean().mean()
+
+
+def held_out(row: PageRow) -> str | None:
+    accuracy = learned(row, "accuracy")
+    return fixed(learned(row, "perplexity"), 1) if pd.isna(accuracy) else f"{accuracy:.3f}"
+
+
+def final_loss(row: PageRow) -> str | None:
+    return fixed(learned(row, "final_loss"), 4)
+
+
+def time(row: PageRow) -> Html | str | None:
+    """The median time of a step over runs; where it says nothing of the strategy, why."""
+    crowded = next((why for run in row.runs.to_dict("records") if (why := pairs.crowding(run))), None)
+    return markup.missing(crowded) if crowded else number(row.runs["seconds_per_step"].median())
+
+
+def speed(make: Callable[[PageRow], str | None]) -> Callable[[PageRow], str | None]:
+    """A column of speeds, which stays empty where `time` says why there is none."""
+    return lambda row: "" if row.runs["oversubscribed"].any() else make(row)
+
+
+def states(row: PageRow) -> str | None:
+    """Bytes of model states per parameter, and in parentheses by the paper."""
+    held, paper = (
+        (row.runs[name] / row.runs["num_params"]).max() for name in ("model_state_bytes", "paper_state_bytes")
+    )
+    return None if pd.isna(held) else f"{held:.2f} ({three_digits(paper)})"
+
+
+class Verdicts:
+    """The comparisons with the control, by the row that each is about."""
+
+    def __init__(self, compared: pd.DataFrame, control: str, metric: str) -> None:
+        self.control = control
+        self.metric = metric
+        self.found: dict[tuple, list[dict[str, Any]]] = {}
+        for one in compared[compared["metric"] == metric].to_dict("records"):
+            key = tuple(one[name] for name in SETTING)
+            self.found.setdefault((one["box"], one["strategy"], one["world_size"], key), []).append(one)
+
+    def of(self, row: PageRow) -> list[dict[str, Any]]:
+        """Usually one; more where libraries or data changed between runs of one setting."""
+        return self.found.get((row.runs["box"].iloc[0], row.strategy, row.world_size, row.key), [])
+
+    def cell(self, row: PageRow) -> Html:
+        if found := self.of(row):
+            return Html("<br>".join(self._words(one) for one in found))
+        return markup.missing("the control" if row.strategy == self.control else "not comparable")
+
+    def margin(self, row: PageRow) -> str | None:
+        known = [one["relative_margin"] for one in self.of(row) if pd.notna(one["relative_margin"])]
+        if row.strategy == self.control:
+            return ""
+        return "; ".join(f"\N{PLUS-MINUS SIGN}{relative(margin).lstrip('+')}" for margin in known) or None
+
+    def _words(self, one: dict[str, Any]) -> str:
+        higher, lower = HIGHER_LOWER[self.metric]
+        word = {"higher": higher, "lower": lower}.get(one["verdict"], one["verdict"])
+        if pd.isna(one["relative_difference"]):
+            return word
+        interval = ""
+        if pd.notna(one["relative_low"]):
+            interval = f" [{relative(one['relative_low'])}, {relative(one['relative_high'])}]"
+        return f"{word}<small>{relative(one['relative_difference'])}{interval}</small>"
+
+
+def counted_verdicts(compared: pd.DataFrame, metric: str, control: str, what: str) -> str:
+    """How the comparisons of a metric with the control came out: a sentence for each model."""
+    mine = compared[compared["metric"] == metric]
+    if mine.empty:
+        return f"No run could be compared with {control} in {what}."
+    models = mine.groupby(["workload", "size", "precision"], sort=False)
+    return " ".join(
+        f"{markup.count(len(rows), 'comparison')} of {what} with {control}'s, {' '.join(model)}: "
+        f"{_counted(rows, metric)}."
+        for model, rows in models
+    )
+
+
+def _counted(rows: pd.DataFrame, metric: str) -> str:
+    higher, lower = HIGHER_LOWER[metric]
+    words = {"no difference": "no difference", "higher": higher, "lower": lower, "inconclusive": "inconclusive"}
+    parts = []
+    for verdict, word in words.items():
+        found = rows[rows["verdict"] == verdict]
+        if found.empty:
+            continue
+        number = "all" if len(found) == len(rows) else str(len(found))
+        parts.append(f"{word} in {number} ({named(found['strategy'])})")
+        if verdict == "inconclusive":
+            parts[-1] += f", mostly because {found['why'].mode()[0]}"
+    return "; ".join(parts)

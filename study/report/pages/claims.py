@@ -1,0 +1,249 @@
+"""What became of each claim, as a page: the tally, the disputes, and a list that can be filtered."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import get_args
+from urllib.parse import urlencode
+
+from study.claims import disputes, ledger
+from study.claims.ledger import Arithmetic, Claim, Execution, Undecidable
+from study.claims.say import RULES, Decided
+from study.claims.verdicts import WORDS, Seen
+from study.report import markup
+from study.report.markup import Html, count, escape
+
+MEANINGS = {
+    "replicated": "what was observed lies within the tolerance, fixed before; where it was moved, the note says so.",
+    "differs": "theory, records or an execution give something else.",
+    "inconsistent": "it does not agree with the source's own numbers, or with what that cites.",
+    "outdated": "it was true of an older engine, and is not of today's.",
+    "not tested here": "it takes other hardware or a run that was not made, or the interval allows both answers.",
+}
+# How a dispute came out, but for those in which the evidence is with a source.
+OUTCOMES = {
+    disputes.IN_PART: "Part of what is said here holds, and part does not.",
+    disputes.NONE_HOLDS: "None of it holds.",
+    disputes.OPEN: "Open: not enough of it was tested here.",
+}
+
+
+# ---------------------------------------------------------------- the opening
+
+
+def opening(found: Sequence[Decided]) -> Html:
+    """Say in two sentences what there is."""
+    counts = Counter(one.verdict.verdict for one in found)
+    fails = sum(counts[word] for word in WORDS[1:-1])
+    names = {one.source for one in found}
+    return Html(
+        f'<p class="lead">{count(len(found), "claim")} of {count(len(names), "published source")}, each with its '
+        "conditions, its tolerance and the rule that decides it: "
+        f"{counts[WORDS[0]]} hold, {fails} do not, and {counts[WORDS[-1]]} are not tested here. "
+        'To look a sentence up, search <a href="#list">the list</a>; a number below sets its filter.</p>'
+    )
+
+
+def tally(found: Sequence[Decided]) -> Html:
+    """Count verdicts by source; each number sets the filter of the list."""
+    counts = Counter((one.source, one.verdict.verdict) for one in found)
+    names = list(dict.fromkeys(one.source for one in found))
+    totals = {word: sum(counts[name, word] for name in names) for word in WORDS}
+    rows = [
+        [
+            _filter(name, source=name),
+            *(_filter(counts[name, word], source=name, verdict=word) for word in WORDS),
+            _filter(sum(counts[name, word] for word in WORDS), source=name),
+        ]
+        for name in names
+    ]
+    rows.append(["all", *(_filter(totals[word], verdict=word) for word in WORDS), Html(str(len(found)))])
+    table = markup.table("Verdicts by source", ["source", *map(_word, WORDS), "claims"], [("", rows)])
+    sources = [Html(f"<strong>{one.source}</strong>: {_cited(one)}") for one in ledger.read() if one.source in names]
+    words = [Html(f"{_word(word).text} {meaning}") for word, meaning in MEANINGS.items()]
+    rules = [Html(f"<strong>{name}</strong>: {meaning}") for name, meaning in RULES.items()]
+    folded = [
+        markup.details("The sources", markup.items(sources)),
+        markup.details("What a verdict means", markup.items(words)),
+        markup.details("How a claim is decided", markup.items(rules)),
+    ]
+    return Html("\n".join([table, *folded]))
+
+
+def _cited(source: ledger.Source) -> str:
+    title = escape(source.title)
+    return f'<a href="{html.escape(source.url)}">{title}</a>' if source.url else title
+
+
+def _filter(shown: object, **asked: str) -> Html:
+    return Html(f'<a href="#{html.escape(urlencode(asked))}">{shown}</a>' if shown else "0")
+
+
+# ---------------------------------------------------------------- disputes
+
+
+def contradictions(found: Sequence[Decided]) -> Html:
+    """Show what sources say against one another, and against themselves, each side with its verdicts."""
+    all_of_them = disputes.disputes(found)
+    between = [one for one in all_of_them if len(one.sources) == 2]
+    decided = Counter(one.outcome for one in between if one.outcome in one.sources)
+    told = ", ".join(f"{name} {number}" for name, number in decided.most_common())
+    said = (
+        f"{count(len(between), 'dispute')} between two sources, and {len(all_of_them) - len(between)} of a source with "
+        "itself: claims that the ledger links because they say something else of the same subject, and that do not all "
+        f"hold. In {decided.total()} between two, the evidence is with one of them{f' ({told})' if told else ''}: what "
+        "that source says holds, and what the other says of it does not. A phrase that was read in several ways, or "
+        "decided by several rules, has several verdicts."
+    )
+    parts = [markup.paragraphs(said)]
+    parts += [_between(sources, list(group)) for sources, group in groupby(all_of_them, lambda one: one.sources)]
+    return Html("\n".join(parts))
+
+
+def _between(sources: tuple[str, ...], group: Sequence[disputes.Dispute]) -> str:
+    one, other = sources[0], sources[-1]
+    outcomes = Counter(dispute.outcome for dispute in group)
+    told = ", ".join(
+        f"{number} {f'with {outcome}' if outcome in sources else outcome}" for outcome, number in outcomes.most_common()
+    )
+    title = f"<strong>{one}</strong> against {f'<strong>{other}</strong>' if one != other else 'itself'}"
+    by_outcome = sorted(group, key=lambda dispute: [*sources, *OUTCOMES].index(dispute.outcome))
+    shown = "\n".join(f"<li>{_dispute(dispute)}</li>" for dispute in by_outcome)
+    summary = Html(f"{title}: {count(len(group), 'dispute')} ({told})")
+    return markup.details(summary, f'<ul class="disputes">\n{shown}\n</ul>')
+
+
+def _dispute(dispute: disputes.Dispute) -> str:
+    outcome = OUTCOMES.get(dispute.outcome, f"Of what was tested, the evidence is with {dispute.outcome}.")
+    sides = "".join(
+        f"<div><strong>{source}</strong>{_side([one for one in dispute.claims if one.source == source])}</div>"
+        for source in dispute.sources
+    )
+    return f'<p class="note">{outcome}</p><div class="sides">{sides}</div>'
+
+
+def _side(claims: Sequence[Decided]) -> str:
+    """Each phrase once, with the verdict of every claim that was made of it."""
+    phrases = dict.fromkeys(one.claim.phrase for one in claims)
+    return markup.items(
+        Html(f"{escape(phrase)} {' '.join(_verdict(one) for one in claims if one.claim.phrase == phrase)}")
+        for phrase in phrases
+    )
+
+
+def _verdict(one: Decided) -> str:
+    """A verdict that leads to its claim."""
+    word = one.verdict.verdict
+    return f'<a data-verdict="{word}" href="#{one.claim.id}">{word}</a>'
+
+
+def _word(word: str) -> Html:
+    return Html(f'<span data-verdict="{word}">{word}</span>')
+
+
+# ---------------------------------------------------------------- the list
+
+
+def listed(found: Sequence[Decided]) -> Html:
+    """List every claim on a line that opens; the page's script shows the filters above it."""
+    by_id = {one.claim.id: one for one in found}
+    phrases = Counter(one.claim.phrase for one in found)
+    kinds = {kind: kind for kind in get_args(ledger.Kind)}
+    fields = [
+        _choice("source", {one.source: one.source for one in found}),
+        _choice("verdict", {word: word for word in WORDS}),
+        _choice("kind", kinds),
+        _choice("rule", {name: f"{name}: {meaning}" for name, meaning in RULES.items()}, "decided by"),
+        '<label class="words">words of the phrase, conditions, why or name <input type="search" name="words"></label>',
+        '<button type="reset">Show all</button>',
+    ]
+    return Html(
+        '<div id="list">\n<form id="filters" class="filters" role="search" aria-label="Filter the claims" hidden>\n'
+        + "\n".join(fields)
+        + f'\n</form>\n<p id="shown" class="note" role="status">{count(len(found), "claim")}</p>\n'
+        + "\n".join(_listed(one, phrases[one.claim.phrase] > 1, by_id) for one in found)
+        + "\n</div>"
+    )
+
+
+def _choice(name: str, options: dict[str, str], label: str = "") -> str:
+    shown = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options.items())
+    return f'<label>{label or name} <select name="{name}"><option value="">all</option>{shown}</select></label>'
+
+
+def _listed(one: Decided, is_repeated: bool, by_id: dict[str, Decided]) -> str:
+    """One claim; where others have its phrase, its line has its name."""
+    claim, verdict = one.claim, one.verdict
+    word = verdict.verdict
+    data = f'data-source="{one.source}" data-verdict="{word}" data-kind="{claim.kind}" data-rule="{claim.rule.type}"'
+    terms = [  # of which the script searches the first two
+        ("why", escape(verdict.why)),
+        ("conditions", escape(claim.conditions)),
+        ("where", escape(claim.where)),
+        ("expected", escape(_expected(claim))),
+        ("decided by", _rule(claim.rule)),
+        ("observed", escape(_observed(verdict.observed)) if verdict.observed else ""),
+        ("evidence", _lines(f"<code>{escape(line)}</code>" for line in verdict.evidence)),
+        ("says otherwise", _lines(_other(by_id[link]) for link in claim.links if link in by_id)),
+        ("note", escape(claim.note)),
+        ("name", f'<a href="#{claim.id}">{claim.id}</a>, {claim.kind}'),
+    ]
+    if isinstance(claim.rule, Undecidable):  # whose reason is what would decide it
+        terms[0] = ("would decide it", _decider(claim.rule))
+    shown = "".join(f"<dt>{name}</dt><dd>{content}</dd>" for name, content in terms if content)
+    name = f" <small>{claim.id.removeprefix(f'{one.source}.')}</small>" if is_repeated else ""
+    return (
+        f'<details id="{claim.id}" {data}>\n<summary><span>{escape(claim.phrase)}{name}</span> '
+        f"<small>{one.source}</small> <b>{word}</b></summary>\n<dl>{shown}</dl>\n</details>"
+    )
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "<br>".join(lines)
+
+
+def _other(one: Decided) -> str:
+    return f'<a href="#{one.claim.id}">{escape(one.claim.phrase)}</a> ({one.source}, {one.verdict.verdict})'
+
+
+def _expected(claim: Claim) -> str:
+    value, tolerance = claim.expected.value, claim.expected.tolerance
+    shown = f"{_value(value[0])} to {_value(value[1])}" if isinstance(value, tuple) else _value(value)
+    if tolerance.relative is not None:
+        shown += f", within {100 * tolerance.relative:g} %"
+    elif tolerance.absolute is not None:
+        shown += f", within {_value(tolerance.absolute)}"
+    return f"{claim.expected.unit}: {shown}"
+
+
+def _observed(seen: Seen) -> str:
+    between = "" if seen.low in (None, seen.high) else f", between {_value(seen.low)} and {_value(seen.high)}"
+    told = f" ({seen.told})" if between and seen.told else ""
+    return f"{_value(seen.value)}{between}{told}"
+
+
+def _value(value: bool | float | str) -> str:
+    """With all digits that are committed."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.6g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+
+
+def _rule(rule: ledger.Arithmetic | ledger.Theory | ledger.OfRecords | Execution | Undecidable) -> str:
+    match rule:
+        case Arithmetic() | Undecidable():  # whose formula is in the evidence, and whose box is what would decide it
+            return rule.type
+        case Execution():
+            return f"{rule.type} ({rule.through}){markup.code_block([rule.snippet])}"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in rule.arguments.items())
+    return f"{rule.type}: <code>{html.escape(f'{rule.function}({arguments})', quote=False)}</code>"
+
+
+def _decider(rule: Undecidable) -> str:
+    command = f"<code>{escape(rule.command)}</code>" if rule.command else "this study has no command for it"
+    return f"{escape(rule.box)}: {escape(rule.run)}<br>{command}"

@@ -1,0 +1,66 @@
+"""Which figures does a page show, and what stands beside what? Each is of one box, setting and number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from study.compare import table
+from study.report import figures, markup
+from study.report.figures import Figure
+from study.report.figures.drawing import processes
+from study.report.markup import Html
+from study.report.pages.runs import SETTING, blocks, boxes, worlds
+
+Draw = Callable[[pd.DataFrame], Figure]
+
+
+def drawn(runs: pd.DataFrame, draw: Draw, by_world: bool = True) -> Html:
+    """A figure of each setting and number of processes; those of several boxes stand side by side."""
+    shown = []
+    for block in blocks(runs):
+        parts = [members for _, members in worlds(block.runs)] if by_world else [block.runs]
+        shown.append((block.words, [[part[part["box"] == box] for part in parts] for box in boxes(runs)]))
+    return _side_by_side(shown, draw)
+
+
+def compared_drawn(runs: pd.DataFrame, compared: pd.DataFrame, draw: Draw, metric: str) -> Html:
+    """A figure of the comparisons of one metric, for each setting; those of several boxes stand side by side."""
+    mine = compared[compared["metric"] == metric]
+    of_setting = dict(list(mine.groupby(list(SETTING))))
+    shown = [
+        (block.words, [[of_setting[block.key][of_setting[block.key]["box"] == box]] for box in boxes(runs)])
+        for block in blocks(runs)
+        if block.key in of_setting
+    ]
+    return _side_by_side(shown, draw)
+
+
+def loss_curves(control: str) -> Draw:
+    """What draws losses beside the control's."""
+    return lambda runs: figures.loss_curves(table.steps(runs), control, runs)
+
+
+def _side_by_side(shown: Sequence[tuple[str, list[list[pd.DataFrame]]]], draw: Draw) -> Html:
+    """One column per box for each setting; where there is one box, settings stand side by side."""
+    columns = [
+        (markup.escape(words), ["".join(_figure(runs, draw) for runs in column if len(runs)) for column in by_box])
+        for words, by_box in shown
+    ]
+    if all(len(by_box) == 1 for _, by_box in columns):
+        parts = [f"<section>\n<h3>{words}</h3>\n{figure}\n</section>" for words, (figure,) in columns]
+        return Html(f'<div class="beside">\n{"".join(parts)}\n</div>')
+    parts = [
+        f'<h3>{words}</h3>\n<div class="beside">\n{"".join(f"<div>{figure}</div>" for figure in by_box)}\n</div>'
+        for words, by_box in columns
+    ]
+    return Html("\n".join(parts))
+
+
+def _figure(runs: pd.DataFrame, draw: Draw) -> str:
+    try:
+        return draw(runs)._repr_html_()
+    except ValueError as nothing:  # the figures' word for: there is nothing to draw
+        where = f"{runs['box'].iloc[0]}, {processes(runs['world_size'].max())}"
+        return markup.paragraphs(f"No figure for {where}: {nothing}.", kind="note")

@@ -1,0 +1,37 @@
+"""What does the planner page say? Tables and figures of predictions, and how far to trust them; no number is typed."""
+
+from study.planner.accuracy import load
+from study.planner.trees import evaluate
+from study.report.figures.planner import (
+    memory_by_gpus,
+    memory_by_part,
+    published_speed,
+    speed_against_memory,
+    tree_outcomes,
+)
+from study.report.pages.planner.accuracy import cases, errors, memory_cases, trust_in_words
+from study.report.pages.planner.tables import differences, front, in_words, memory, reasons, speed
+from study.report.pages.planner.trees import fastest, published_trees, trees_in_words
+
+__all__ = [
+    "cases",
+    "differences",
+    "errors",
+    "evaluate",
+    "fastest",
+    "front",
+    "in_words",
+    "load",
+    "memory",
+    "memory_by_gpus",
+    "memory_by_part",
+    "memory_cases",
+    "published_speed",
+    "published_trees",
+    "reasons",
+    "speed",
+    "speed_against_memory",
+    "tree_outcomes",
+    "trees_in_words",
+    "trust_in_words",
+]

@@ -1,0 +1,216 @@
+"""What would each strategy need and reach, and where do engines depart from the paper? Sentences and tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from study.planner import sweeps
+from study.planner.choose import Advice, Option
+from study.planner.sweeps import Choice
+from study.report import markup
+from study.report.figures.drawing import listed
+from study.report.markup import Html
+from study.report.pages.cells import number
+from study.report.words import GIB, batch, gib, percent
+from study.theory import model_states, on_box, peaks
+
+PREDICTED = "Predicted, no run of it."  # ends the caption of every table
+SHOWN_GIB = 0.05  # what one decimal shows
+
+
+def in_words(advice: Advice) -> Html:
+    """Say what is asked, what to take, and that none of it is measured."""
+    asked, box, shape = advice.asked, advice.box, advice.shape
+    sequences, _, _ = asked.batch()
+    nodes = f" in {box.num_nodes} nodes" if box.num_nodes > 1 else ""
+    setting = (
+        f"{shape.name}, {shape.num_params:,} parameters, on {box.num_gpus} x {box.gpu.name}{nodes}: "
+        f"{sequences * box.num_gpus:,} sequences of {asked.sequence_length:,} tokens per step."
+    )
+    taken = (
+        f"Recommended: {advice.reason}." if advice.recommended else f"{advice.reason[:1].upper()}{advice.reason[1:]}."
+    )
+    kernels = {
+        "fused": "Kernels are taken to be fused, as LLM Foundry has them, whose throughput the times are held against.",
+        "transformers": "Kernels are those of transformers, which the study's own trainer runs.",
+    }[asked.kernels]
+    warning = Html(
+        "<strong>Nothing on this page is measured</strong>, except what is called published: it is what "
+        f"study/theory says, before anybody rents a GPU. {markup.escape(kernels)}"
+    )
+    notes = [f"Note: {note}." for note in advice.notes]
+    return Html(
+        "\n".join(
+            [
+                markup.paragraphs(f"{setting} {taken}", kind="lead"),
+                markup.paragraphs(warning),
+                markup.paragraphs(*notes, kind="note"),
+            ]
+        )
+    )
+
+
+# ---------------------------------------------------------------- strategies
+
+
+def memory(advice: Advice) -> Html:
+    """Tabulate what fills a GPU under each strategy, and what is left of it or missing."""
+    parts = [part for part in peaks.PARTS if any(o.prediction.peak.parts[part] for o in advice.options)]
+    head = ["strategy", "batch", "free", "needed", *(part.replace("_", " ") for part in parts), "highest at"]
+    rows = [
+        [
+            option.strategy.name,
+            batch(option.prediction.job),
+            free(option),
+            gib(option.prediction.needed_bytes),
+            *(gib(option.prediction.peak.parts[part]) for part in parts),
+            peaks.MOMENTS[option.prediction.peak.moment],
+            gib(option.prediction.host_bytes_per_node),
+            gib(option.prediction.disk_bytes_per_node),
+        ]
+        for option in advice.options
+    ]
+    note = (
+        "GiB. Each strategy at its fastest split of the batch that fits, or the one that misses least (micro "
+        "batch x accumulation); c: with activation checkpointing. Needed: all parts, and "
+        f"{percent(on_box.ALLOCATOR_SLACK)} that the allocator is assumed to add; a GPU has "
+        f"{gib(advice.options[0].prediction.usable_bytes)} to give. Host and disk: of a node. {PREDICTED}"
+    )
+    head += ["host", "disk"]
+    return predicted(
+        markup.table("Memory of a GPU at its highest moment", head, [("", rows)], note, ["batch", "highest at"])
+    )
+
+
+def speed(advice: Advice) -> Html:
+    """Tabulate time, throughput, price and what is communicated under each strategy."""
+    head = [
+        "strategy", "precision", "batch", "largest micro batch", "seconds per step", "tokens/s per GPU", "MFU",
+        "GB communicated per step", "$ per billion tokens",
+    ]  # fmt: skip
+    rows = []
+    for option in advice.options:
+        one = option.prediction
+        dollars = one.dollars_per_billion_tokens
+        price = markup.missing("unknown") if dollars is None else f"{dollars:,.0f}"
+        step = f"{number(one.step.total)}<small>{number(one.step.low)} to {number(one.step.high)}</small>"
+        rows.append(
+            [
+                option.strategy.name,
+                one.engine.precision,
+                batch(one.job),
+                option.largest_micro_batch or "none",
+                Html(step) if one.fits else markup.missing("does not fit"),
+                number(one.tokens_per_second_per_gpu) if one.fits else "",
+                percent(one.mfu) if one.fits else "",
+                number(one.communicated_bytes / 1e9),
+                price if one.fits else "",
+            ]
+        )
+    gpu = advice.box.gpu
+    rent = (
+        f"${gpu.price_per_hour:.2f} an hour and GPU: {gpu.price_source}, {gpu.price_date}" if gpu.price_per_hour else ""
+    )
+    spread = max(option.prediction.step.spread for option in advice.options)
+    note = (
+        f"Below a time the interval that nine of ten published times lay in, by a factor of up to {spread:g} either "
+        "way: strategies whose intervals overlap are not told apart. Communicated: by one rank, without a ring's "
+        "factor (N - 1) / N. MFU: model FLOPs over the dense peak of the type that is multiplied. "
+        f"{rent and rent + '. '}{PREDICTED}"
+    )
+    return predicted(markup.table("Time and price of a step", head, [("", rows)], note, ["precision", "batch"]))
+
+
+def front(advice: Advice) -> Html:
+    """Tabulate the choices that nothing beats in both memory and speed, the fastest first."""
+    kept = sweeps.pareto(sweeps.choices(advice))
+    if not kept:
+        return Html(markup.paragraphs("No strategy fits at any split of the batch.", kind="note"))
+    rows = [_choice(choice) for choice in reversed(kept)]
+    head = ["strategy", "batch", "needed, GiB", "tokens/s per GPU", "seconds per step"]
+    note = (
+        f"What fits, and is beaten by nothing in both memory and speed. c: with activation checkpointing. {PREDICTED}"
+    )
+    return predicted(markup.table("The front", head, [("", rows)], note, ["batch"]))
+
+
+def _choice(choice: Choice) -> list[str]:
+    one = choice.prediction
+    return [
+        choice.strategy,
+        batch(one.job),
+        gib(one.needed_bytes),
+        number(one.tokens_per_second_per_gpu),
+        number(one.step.total),
+    ]
+
+
+def predicted(table: str) -> Html:
+    """Give a table the look of what is not measured."""
+    return Html(f'<div class="predicted">\n{table}\n</div>')
+
+
+def free(option: Option) -> Html | str:
+    """What is left of a GPU, or why the strategy does not fit."""
+    one = option.prediction
+    if one.fits:
+        return gib(one.free_bytes)
+    if one.free_bytes < 0:
+        return markup.missing(f"short of {gib(-one.free_bytes)}")
+    return markup.missing(f"too little {one.lacking}")
+
+
+# ---------------------------------------------------------------- the paper and the engines
+
+
+def differences(advice: Advice) -> Html:
+    """Tabulate model states by the paper and as the engines hold them, with the name of each difference."""
+    rows = []
+    for option in advice.options:
+        engine = option.prediction.engine
+        paper = model_states.paper_bytes(engine, advice.shape.num_params, "stepping").total
+        named = _differences(advice, option)
+        held = paper + sum(named.values())
+        shown = [f"{reason} {_signed(size)}" for reason, size in named.items() if _is_shown(size)]
+        small = [reason for reason, size in named.items() if not _is_shown(size)]
+        shown += [f"{listed(small)} below {SHOWN_GIB}"] if small else []
+        rows.append(
+            [
+                option.strategy.name,
+                gib(paper),
+                gib(held),
+                _signed(held - paper),
+                Html("<br>".join(map(markup.escape, shown or ["none known"]))),
+            ]
+        )
+    head = ["strategy", "by the paper", "as held", "difference", "of which"]
+    note = (
+        "GiB of rank 0, wherever they are, as the optimizer is about to step; arXiv:1910.02054, sec. 3.1 and 5, "
+        f"against DeepSpeed 0.19.8, DistributedDataParallel and FSDP2. {PREDICTED}"
+    )
+    return predicted(
+        markup.table("Model states by the paper and as engines hold them", head, [("", rows)], note, ["of which"])
+    )
+
+
+def reasons(advice: Advice) -> Html:
+    """Say what the names of the differences mean."""
+    there = {reason for option in advice.options for reason in _differences(advice, option)}
+    told = [markup.led(name, text.replace("`", "")) for name, text in model_states.REASONS.items() if name in there]
+    return Html(markup.details("What the names mean", markup.items(told)))
+
+
+def _differences(advice: Advice, option: Option) -> dict[str, float]:
+    """Bytes by reason, the largest first."""
+    sums: dict[str, float] = defaultdict(float)
+    for one in model_states.engine_differences(option.prediction.engine, advice.shape.parameters, 0, "stepping"):
+        sums[one.reason] += one.num_bytes
+    return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+
+
+def _is_shown(num_bytes: float) -> bool:
+    return abs(num_bytes) >= SHOWN_GIB * GIB
+
+
+def _signed(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:+,.1f}".replace("-", "\N{MINUS SIGN}") if _is_shown(num_bytes) else "0"

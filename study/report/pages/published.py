@@ -1,0 +1,284 @@
+"""What became of the published protocol? Tables, figures and sentences from what its programs did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from study.published import effects, trap_effects
+from study.published.effects import DEFECTS, METRICS, PROGRAMS, Comparison, Effect, Metric
+from study.report import markup
+from study.report.figures import Figure
+from study.report.figures.drawing import bytes_text, listed
+from study.report.figures.drawing import number as three_digits
+from study.report.figures.effects import effects as draw_effects
+from study.report.markup import Html
+from study.report.pages import runs
+from study.report.pages.cells import relative
+
+# As the program prints them; it has no plain training at 16.
+LABELS = {
+    "plain-8": "Standard BS=8",
+    "plain-16": "Standard BS=16",
+    "zero-8": "ZeRO Stage2 BS=8",
+    "zero-16": "ZeRO Stage2 BS=16",
+}
+HIDDEN = "zero-8"  # the row that is commented out
+
+GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
+    ("as published", {"all defects": effects.AS_PUBLISHED}),
+    ("one defect mended, the others left", effects.MENDED_ALONE),
+    (
+        "all mended",
+        {
+            "batch 8": effects.MENDED,
+            "batch 16": effects.MENDED_AT_16,
+            "plain twice, other heads": effects.CHANCE,
+            "one process, ZeRO first": effects.ZERO_FIRST,
+        },
+    ),
+    ("all mended but one", effects.LEFT_ALONE),
+)
+
+
+def load_protocol(path: str) -> dict[str, Any]:
+    """Read the results of the protocol; a file that is not there is looked for in the project. Raises Refusal."""
+    return effects.read(runs.in_project(path))
+
+
+def effects_of(found: Mapping[str, Any], metric: Metric) -> list[tuple[str, dict[str, Effect | None]]]:
+    """Every comparison's effect on one metric, group by group."""
+    return [
+        (title, {name: effects.effect(found, one, metric) for name, one in comparisons.items()})
+        for title, comparisons in GROUPS
+    ]
+
+
+def protocol_in_words(found: Mapping[str, Any]) -> Html:
+    """Say what the published program finds, what the mended one finds, and which defects alone find ZeRO better."""
+    lines = []
+    for metric in METRICS:
+        published, mended = (effects.effect(found, one, metric) for one in (effects.AS_PUBLISHED, effects.MENDED))
+        left = {name: effects.effect(found, one, metric) for name, one in effects.LEFT_ALONE.items()}
+        alone = [name for name, one in left.items() if one is not None and one.word == "better"]
+        makes = f"Alone, it is made by {listed(alone)}" if alone else "No defect alone is seen to make ZeRO better"
+        if published is not None and published.word == "better":
+            mending = {name: effects.effect(found, one, metric) for name, one in effects.MENDED_ALONE.items()}
+            adds = {name: effects.added(found, name, metric) for name in mending}
+            cures = [
+                name for name, one in adds.items() if one and one.word == "better" and mending[name].word != "better"
+            ]
+            makes += f"; it goes with any one of {listed(cures)} mended" if cures else "; no single mend removes it"
+        lines.append(
+            markup.led(
+                metric.capitalize(),
+                f"as published {_effect(published)}; with all defects mended {_effect(mended)}. {makes}.",
+            )
+        )
+    lines.append(markup.led("What ran", _mislabelled(found)))
+    return Html(markup.items(lines))
+
+
+def _mislabelled(found: Mapping[str, Any]) -> str:
+    """Say in which programs an arm was not what it is called."""
+    of: dict[str, list[dict[str, Any]]] = {name: [] for name in PROGRAMS}
+    for key, run in found["runs"].items():
+        of[key.partition("/")[0]] += [arm for arm in run["arms"] if "error" not in arm]
+    stages = {
+        name: {(arm["arm"].partition("-")[0], arm["ran"]["zero_stage"]) for arm in arms} for name, arms in of.items()
+    }
+    no_zero = [name for name, seen in stages.items() if ("zero", None) in seen]
+    said = [f"No arm called ZeRO was any in {listed(no_zero)}"] if no_zero else []
+    said += [
+        f"Plain training was ZeRO of stage {stage} in {name}, because the engine before it in that process had left "
+        "its setting in the environment"
+        for name, seen in stages.items()
+        for kind, stage in seen
+        if kind == "plain" and stage is not None
+    ]
+    return f"{'. '.join(said)}." if said else "Every arm was what it is called."
+
+
+def what_ran(found: Mapping[str, Any]) -> Html:
+    """Tabulate one start of each program: what its table prints, and what the engine says that it was."""
+    first, *others = [(name, _arms(found, name)) for name in PROGRAMS if f"{name}/0" in found["runs"]]
+    note = (
+        f" First repeat. {_clock(found)} Losses: training and validation, as Trainer logs them last. Peak: since the "
+        "program started."
+    )
+    head = ["printed", "what ran", "starts from", "steps", "evaluations", "time", "peak", "losses"]
+    words = ("what ran", "starts from", "steps", "losses")
+    one = markup.table("The published program", head, [("", first[1])], note, words)
+    rest = markup.table("The programs with defects mended", head, others, note, words) if others else ""
+    return Html(one + (markup.details("The programs with defects mended", rest) if rest else ""))
+
+
+def _arms(found: Mapping[str, Any], program: str) -> list[list[Any]]:
+    arms = found["runs"][f"{program}/0"]["arms"]
+    rows = []
+    for arm in arms:
+        label = LABELS[arm["arm"]] + (" (commented out)" if arm["arm"] == HIDDEN and program == "published" else "")
+        if "error" in arm:
+            rows.append([label, arm["error"], *[None] * 6])
+            continue
+        ran = arm["ran"]
+        stage = "no ZeRO" if ran["zero_stage"] is None else f"stage {ran['zero_stage']}"
+        rows.append(
+            [
+                label,
+                f"{stage}, {ran['engine_class']}, {ran['optimizer_class']}",
+                _start(arms, arm),
+                f"{ran['num_steps']} of {ran['batch_size']}",
+                ran["num_evaluations"],
+                f"{arm[f'{effects.clock_of(found)}seconds']:.1f} s",
+                bytes_text(arm["life_peak_bytes"]),
+                f"{arm['logged_train_loss']:.4f}, {arm['logged_eval_loss']:.4f}",
+            ]
+        )
+    return rows
+
+
+def _start(arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
+    before = arms[: arms.index(arm)]
+    if not before:
+        return "the given weights"
+    same = before[0]["first_weights"] == arm["first_weights"]
+    return "the given weights" if same else f"what {LABELS[before[-1]['arm']]} left"
+
+
+def effects_drawn(found: Mapping[str, Any], metric: Metric) -> Figure:
+    """Draw every comparison's effect on one metric."""
+    count = len({name.partition("/")[2] for name in found["runs"]})
+    return draw_effects(
+        metric,
+        effects_of(found, metric),
+        f"Effect on the {metric}, below 0 where ZeRO's arm is better: mean and 95 % interval over "
+        f"{markup.count(count, 'repeat')}. {_setting(found)}",
+    )
+
+
+def effects_table(found: Mapping[str, Any]) -> Html:
+    """Tabulate every comparison's effects."""
+    of = {metric: effects_of(found, metric) for metric in METRICS}
+    groups = [
+        (title, [[name, *(_cell(of[metric][number][1][name]) for metric in METRICS)] for name in comparisons])
+        for number, (title, comparisons) in enumerate(GROUPS)
+    ]
+    return Html(
+        markup.table(
+            "ZeRO's arm against plain training",
+            ["", *METRICS],
+            groups,
+            " Relative difference with its 95 % interval; below 0 ZeRO is better. As published, repeats differ in the "
+            "head alone; mended, in split, order and dropout too. Of so many intervals some leave out 0 by chance, and "
+            "two starts of one program differ in time by some per cent, as the row of plain training twice shows. Left "
+            "alone, same-model and peak-kept are in one process besides, without which they cannot be. "
+            f"{_setting(found)} {_clock(found)}",
+        )
+    )
+
+
+def shares(found: Mapping[str, Any]) -> Html:
+    """Tabulate how much of the published effect is gone with each defect mended."""
+    rows = []
+    for name in effects.MENDED_ALONE:
+        rows.append([name, *(_points(effects.added(found, name, metric)) for metric in METRICS)])
+    return Html(
+        markup.table(
+            "What each defect adds to the published effect",
+            ["defect", *METRICS],
+            [("", rows)],
+            " Percentage points, with a 95 % interval over repeats: the effect as published less that with this defect "
+            "mended. Defects act on one another, so a column need not add up.",
+        )
+    )
+
+
+def markdown(found: Mapping[str, Any]) -> list[str]:
+    """Tabulate for a README what is learned: as published, mended, and with each defect that alone changes it."""
+    rows = {"as published": effects.AS_PUBLISHED, "all defects mended": effects.MENDED}
+    rows |= {f"all mended but `{name}`": one for name, one in effects.LEFT_ALONE.items()}
+    lines = [f"| program | {' | '.join(effects.LOSSES)} |", f"| --- |{' --- |' * len(effects.LOSSES)}"]
+    for name, comparison in rows.items():
+        cells = [effects.effect(found, comparison, metric) for metric in effects.LOSSES]
+        if comparison in (effects.AS_PUBLISHED, effects.MENDED) or {one.word for one in cells} != {"no difference"}:
+            lines.append(f"| {name} | {' | '.join(map(_effect, cells))} |")
+    return [*lines, "", _setting(found)]
+
+
+def defects() -> Html:
+    """List what is wrong in the program and what the mended one does."""
+    rows = [[name, defect.published, defect.mended] for name, defect in {**DEFECTS, **effects.IN_WORDS}.items()]
+    return Html(markup.table("Defects", ["", "as published", "mended"], [("", rows)], words=("as published", "mended")))
+
+
+def trapped(path: str) -> Html:
+    """Tabulate the difference that each parity trap makes, and what is left of it once the setting is matched."""
+    place = runs.in_project(path)
+    content, effects_found = trap_effects.read(place), trap_effects.effects(place)
+    groups = []
+    for name, of_trap in effects_found.groupby("trap", sort=False):
+        rows = []
+        for quantity, both in of_trap.groupby("quantity", sort=False):
+            cells = both.set_index("arm")
+            size = f"{three_digits(100 * cells.loc['trapped', 'size'])} %"
+            shown = (_trap_cell(cells.loc[arm]) for arm in ("trapped", "matched"))
+            rows.append([quantity.replace("_", " "), size, *shown])
+        groups.append((f"{name}: {content['traps'][name]['what']}", rows))
+    data, settings = content["data"], content["settings"]
+    note = (
+        " Difference from the control, without its sign, and its mean and 95 % interval over "
+        f"{effects_found['n_seeds'].min()} seeds. BERT {settings['size']} from scratch, "
+        f"{settings['num_train_examples']} reviews of {settings['sequence_length']} tokens ({data['source']}), "
+        f"{markup.count(settings['epochs'], 'epoch')}, one or two processes on a CPU."
+    )
+    head = ["", "in one pair of runs", "mean with the trap", "mean with the setting matched"]
+    return Html(markup.table("Traps", head, groups, note))
+
+
+def _trap_cell(found: Any) -> Html:
+    if found.verdict == "no difference":
+        return Html(found.verdict)
+    return Html(f"{markup.escape(relative(found.difference))}<small>{markup.escape(found.verdict)}</small>")
+
+
+def _clock(found: Mapping[str, Any]) -> str:
+    return "Times are the processor's." if effects.clock_of(found) else "Times are the wall's."
+
+
+def _setting(found: Mapping[str, Any]) -> str:
+    settings, machine = found["settings"], found["machine"]
+    where = ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"{machine['cpu']}, one thread"
+    return (
+        f"BERT {settings['size']}, {settings['num_train_examples']} reviews of {settings['sequence_length']} tokens, "
+        f"{markup.count(settings['epochs'], 'epoch')}; {where}."
+    )
+
+
+def _effect(found: Effect | None) -> str:
+    if found is None:
+        return "has no value"
+    return f"{_interval(found)}, {found.word}"
+
+
+def _interval(found: Effect) -> str:
+    if found.low is None or found.low == found.high:
+        return relative(found.mean)
+    return f"{relative(found.mean)} ({relative(found.low)} to {relative(found.high)})"
+
+
+def _cell(found: Effect | None) -> Html | None:
+    if found is None:
+        return None
+    interval = "" if found.low is None else f"{relative(found.low)} to {relative(found.high)}, "
+    return Html(f"{markup.escape(relative(found.mean))}<small>{markup.escape(interval + found.word)}</small>")
+
+
+def _points(found: Effect | None) -> Html | None:
+    if found is None:
+        return None
+    mean, low, high = (
+        "" if value is None else f"{'+' if value > 0 else ''}{three_digits(100 * value)}"
+        for value in (found.mean, found.low, found.high)
+    )
+    return Html(f"{mean}<small>{low} to {high}</small>" if low else mean)

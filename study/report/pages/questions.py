@@ -1,0 +1,327 @@
+"""What is the answer to each page's own question? Losses, memory, time, processes, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from study.compare import pairs
+from study.report import markup
+from study.report.figures.drawing import bytes_text, listed, processes
+from study.report.figures.drawing import number as three_digits
+from study.report.markup import Html, count
+from study.report.pages.cells import (
+    Verdicts,
+    counted_verdicts,
+    final_loss,
+    fixed,
+    held_out,
+    named,
+    number,
+    outcomes,
+    peak_column,
+    speed,
+    states,
+    time,
+    unit_of,
+)
+from study.report.pages.runs import SETTING, PageRow, blocks, boxes, by_box, plain, rows, table_of
+from study.report.pages.summary import extremes
+
+CLOSE = 0.01  # relative; measured and by the paper
+
+LOSSES_NOTE = """\
+Final loss: the mean of the last steps, over seeds. Against the control: the verdict, and the relative difference with
+its 95 % interval. Margin: how far repeats of the control are from one another. Same weights: pairs with the control
+that ended with bit-identical parameters."""
+
+MEMORY_NOTE = """\
+Of the rank with the most, as the optimizer is about to step, on host and device together; peaks over all training
+steps. By the paper: arXiv:1910.02054, sec. 3.1 and 5. Buffers: the engine's communication buffers, which the paper
+does not count. Imbalance: the largest rank's peak over the smallest's. Nothing is summed over ranks."""
+
+TIMES_NOTE = """\
+Seconds per step: the slowest rank's, without warm-up and the probed step; median over runs. Middle half: of the
+steps. Tokens: without padding. MFU: model FLOPs of forward and backward, counted by torch.utils.flop_counter, over
+the card's dense peak."""
+
+SCALING_NOTE = """\
+Strong scaling: the global batch is the same on every number of processes. Efficiency: tokens per second and process
+over the base's. Model states: bytes per parameter on the rank with the most, in parentheses by the paper. Sent: the
+collectives of a step, an all-reduce twice."""
+
+PROOF_NOTE = """\
+Read back from the engine before the first step; a run that is not what was asked stops there. Ranks: how many counted
+their bytes. Bucket: elements. Sharded: parameters that are really partitioned."""
+
+
+def verdicts_in_words(runs: pd.DataFrame, compared: pd.DataFrame, control: str, metric: str, what: str) -> Html:
+    """How the comparisons of one metric came out."""
+
+    def make(here: pd.DataFrame) -> str:
+        mine = compared[compared["box"].isin(boxes(here))]
+        return markup.paragraphs(counted_verdicts(mine, metric, control, what))
+
+    return by_box(runs, make)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
+    """What was learned, and how far that is from the control."""
+    verdicts = Verdicts(compared, control, "final_loss")
+    same = _same_weights(runs, control)
+
+    def same_weights(row: PageRow) -> str | None:
+        mine = same[same.index.isin(row.runs.index)]
+        if mine.empty:
+            return "" if row.strategy == control else None
+        return f"{int(mine.sum())} of {len(mine)}"
+
+    columns: dict[str, Callable[[PageRow], Any]] = {
+        "seeds": lambda row: row.runs["seed"].nunique(),
+        "held out": held_out,
+        "final loss": final_loss,
+        f"against {control}": verdicts.cell,
+        "margin": verdicts.margin,
+        "same weights": same_weights,
+    }
+    return by_box(
+        runs, lambda here: table_of(here, "What was learned", columns, LOSSES_NOTE, words=[f"against {control}"])
+    )
+
+
+def _same_weights(runs: pd.DataFrame, control: str) -> pd.Series:
+    """For each run that is in a pair: did it end with the control's parameters, bit by bit?"""
+    compared = pairs.pair(runs, control).compared
+    mine, theirs = (runs.loc[compared[name], "final_sha256"].to_numpy() for name in ("run", "control_run"))
+    return pd.Series(mine == theirs, index=compared["run"], dtype=bool)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def memory_in_words(runs: pd.DataFrame) -> Html:
+    """How far the measured model states are from the paper's formula."""
+
+    def make(here: pd.DataFrame) -> str:
+        known = here.dropna(subset=["model_state_bytes", "paper_state_bytes"])
+        ratio = (known["model_state_bytes"] / known["paper_state_bytes"]).groupby(known["strategy"]).max()
+        if ratio.empty:
+            return markup.paragraphs("No model states were measured.")
+        near = (ratio - 1).abs() <= CLOSE
+        said = f"{near.sum()} of {count(len(ratio), 'strategy', 'strategies')} hold what the paper's formula says"
+        said += f", to within {100 * CLOSE:g} %: {named(ratio[near].index)}" if near.any() else ""
+        if not near.all():
+            far = ratio[~near]
+            most = far.idxmax() if far.max() > 1 else far.idxmin()
+            said += f". Furthest from it is {most}, with {three_digits(far[most])} times as much"
+        return markup.paragraphs(f"{said}.", extremes(here))
+
+    return by_box(runs, make)
+
+
+def memory(runs: pd.DataFrame) -> Html:
+    """What the rank with the most holds, part by part, beside the paper; and its peak."""
+    parts = {
+        "parameters": "parameter_bytes", "gradients": "gradient_bytes", "optimizer states": "optimizer_state_bytes",
+        "model states": "model_state_bytes", "by the paper": "paper_state_bytes",
+    }  # fmt: skip
+
+    def make(here: pd.DataFrame) -> str:
+        on_gpu = "cuda" in set(here["device"])
+        peaks = {"buffers": "communication_buffer_bytes", "peak": peak_column(here)}
+        peaks |= {"reserved": "peak_reserved_bytes"} if on_gpu else {"resident": "peak_resident_bytes"}
+        columns: dict[str, Callable[[PageRow], Any]] = {}
+        for named_columns in (parts, peaks):
+            unit = unit_of(here, *named_columns.values())
+            for words, name in named_columns.items():
+                columns[f"{words}, {unit.name}"] = lambda row, name=name, unit=unit: number(
+                    row.runs[name].max() / unit.size
+                )
+        columns["imbalance"] = lambda row: fixed(row.runs["memory_imbalance"].max(), 2)
+        limits = sorted(here["device_memory_bytes"].dropna().unique())
+        has = (
+            f" The {'card' if on_gpu else 'host'} has {listed([bytes_text(limit) for limit in limits])}."
+            if limits
+            else ""
+        )
+        return table_of(here, "What a rank holds", columns, MEMORY_NOTE + has)
+
+    return by_box(runs, make)
+
+
+# ---------------------------------------------------------------- time
+
+
+def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
+    """How long a step takes, and what that is per token, per FLOP and per joule."""
+    verdicts = Verdicts(compared, control, "seconds_per_step")
+
+    def middle_half(row: PageRow) -> str | None:
+        lower, upper = (row.runs[name].median() for name in ("seconds_lower", "seconds_upper"))
+        return None if pd.isna(lower) else f"{number(lower)} to {number(upper)}"
+
+    columns: dict[str, Callable[[PageRow], Any]] = {
+        "runs": outcomes,
+        "seconds per step": time,
+        "middle half": speed(middle_half),
+        f"against {control}": verdicts.cell,
+        "margin": verdicts.margin,
+        "tokens per second and process": speed(lambda row: number(row.runs["tokens_per_second_per_gpu"].median())),
+        "model TFLOP per second and process": speed(
+            lambda row: number(row.runs["model_flops_per_second"].median() / row.world_size / 1e12)
+        ),
+        "MFU": lambda row: fixed(row.runs["mfu"].median(), 3),
+        "joules per token": lambda row: number(row.runs["joules_per_token"].median()),
+    }
+    return by_box(
+        runs, lambda here: table_of(here, "How long a step takes", columns, TIMES_NOTE, words=[f"against {control}"])
+    )
+
+
+def largest_batch(runs: pd.DataFrame) -> Html:
+    """What each strategy does at the largest global batch that fits, where a study tried several."""
+
+    def make(here: pd.DataFrame) -> str:
+        found = pairs.largest_batch(here)
+        peak = peak_column(here)
+        unit = unit_of(here, peak)
+        groups = []
+        for (workload, size, precision), members in found.groupby(["workload", "size", "precision"], dropna=False):
+            lines = [
+                [
+                    one["strategy"],
+                    one["world_size"],
+                    number(one["global_batch_size"]),
+                    number(one["tokens_per_second_per_gpu"]),
+                    number(one[peak] / unit.size),
+                    number(one["next_batch_size"]) or "",
+                    one["next_outcome"].replace("_", " "),
+                ]
+                for one in members.to_dict("records")
+            ]
+            known = "unknown precision" if pd.isna(precision) else precision
+            groups.append((f"{workload} {size}, {known}", lines))
+        head = ["strategy", "processes", "global batch", "tokens per second and process", f"peak memory, {unit.name}",
+                "next batch", "what came of it"]  # fmt: skip
+        return markup.table("The largest global batch that fits", head, groups, words=["what came of it"])
+
+    tried = runs.groupby(["workload", "size", "strategy", "world_size"])["global_batch_size"].nunique()
+    if tried.max() == 1:
+        return Html(markup.paragraphs("Every strategy was run at one global batch, so none is the largest that fits."))
+    return by_box(runs, make)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def scaling_in_words(runs: pd.DataFrame) -> Html:
+    """The best and the worst efficiency on the largest number of processes whose times count."""
+
+    def make(here: pd.DataFrame) -> str:
+        known = pairs.scaling(here)
+        known = known[(known["world_size"] > 1) & known["scaling_efficiency"].notna()]
+        said = []
+        for block in blocks(here):
+            mine = known[(known[list(SETTING)] == pd.Series(block.key, index=list(SETTING))).all(axis=1)]
+            if mine.empty:
+                continue
+            mine = mine[mine["world_size"] == mine["world_size"].max()].sort_values("scaling_efficiency")
+            worst, best = mine.iloc[0], mine.iloc[-1]
+            said.append(
+                f"{block.words}, on {processes(best['world_size'])}: each does from "
+                f"{100 * worst['scaling_efficiency']:.0f} % ({worst['strategy']}) to "
+                f"{100 * best['scaling_efficiency']:.0f} % ({best['strategy']}) of what {best['base']} does."
+            )
+        crowded = sorted(here.loc[here["oversubscribed"], "world_size"].unique())
+        if crowded:
+            said.append(
+                f"Times on {listed(crowded)} processes are left out: they shared the {boxes(here)[0]}, and say "
+                "nothing of a strategy."
+            )
+        return markup.paragraphs(*said or ["No time can be compared with that of one process."])
+
+    return by_box(runs, make)
+
+
+def scaling(runs: pd.DataFrame) -> Html:
+    """What more processes leave of each one's speed, and what each then holds, at one global batch."""
+
+    def make(here: pd.DataFrame) -> str:
+        found: dict[tuple, list[dict[str, Any]]] = {}
+        for one in pairs.scaling(here).to_dict("records"):
+            found.setdefault((tuple(one[name] for name in SETTING), one["strategy"], one["world_size"]), []).append(one)
+        sent = unit_of(here, "collective_bytes")
+
+        def of(row: PageRow) -> list[dict[str, Any]]:
+            return found.get((row.key, row.strategy, row.world_size), [])
+
+        columns: dict[str, Callable[[PageRow], Any]] = {
+            "runs": outcomes,
+            "seconds per step": time,
+            "tokens per second and process": speed(lambda row: number(row.runs["tokens_per_second_per_gpu"].median())),
+            "efficiency": lambda row: (
+                "; ".join(f"{100 * one['scaling_efficiency']:.0f} %" for one in of(row) if pd.isna(one["why"])) or None
+            ),
+            "against": lambda row: "; ".join(one["base"] if pd.isna(one["why"]) else one["why"] for one in of(row)),
+            "model states (paper)": states,
+            f"sent per step, {sent.name}": lambda row: number(row.runs["collective_bytes"].max() / sent.size),
+        }
+        return table_of(here, "One process and several", columns, SCALING_NOTE, words=["against"])
+
+    return by_box(runs, make)
+
+
+# ---------------------------------------------------------------- the proof
+
+
+def proof_in_words(runs: pd.DataFrame) -> Html:
+    """How many runs proved what they are, and how many never came so far."""
+    proved = runs[runs["engine_class"].notna()]
+    staged = proved[proved["zero_stage"].notna() & proved["strategy"].str.match(r"zero\d")]
+    agree = staged["strategy"].str[4].astype(int) == staged["zero_stage"]
+    whole = proved["num_ranks_proved"] == proved["world_size"]
+    said = (
+        f"{len(proved)} of {count(len(runs), 'run')} read back what they are, {whole.sum()} of them with bytes counted "
+        f"by every rank. In {agree.sum()} of {count(len(staged), 'DeepSpeed run')} the engine's stage is that in the "
+        "strategy's name."
+    )
+    return Html(markup.paragraphs(said))
+
+
+def proof(runs: pd.DataFrame) -> Html:
+    """What was asked, and what the engine said it was when it was built."""
+    shown = {
+        "engine": "engine_class", "optimizer": "optimizer_class", "stage": "zero_stage",
+        "optimizer offload": "offload_optimizer_device", "parameter offload": "offload_param_device",
+        "precision": "precision", "backend": "backend", "clipping": "gradient_clipping", "overlap": "overlap_comm",
+        "bucket": "reduce_bucket_size", "sharded": "partitioned_parameters",
+    }  # fmt: skip
+    head = ["asked", "processes", "runs", "ranks", *shown]
+    words = ["engine", "optimizer", "optimizer offload", "parameter offload", "precision", "backend", "overlap"]
+
+    def make(here: pd.DataFrame) -> str:
+        groups = []
+        for (workload, size), members in here.groupby(["workload", "size"]):
+            lines = []
+            for row in rows(members):
+                known = row.runs[row.runs["engine_class"].notna()]
+                for _, alike in known.groupby(list(shown.values()), dropna=False):
+                    counts = sorted(alike["num_ranks_proved"].dropna().unique())
+                    ranks = ", ".join(f"{ranks:.0f}" for ranks in counts) or None
+                    facts = [_proved(name, alike.iloc[0][name]) for name in shown.values()]
+                    lines.append([row.strategy, row.world_size, len(alike), ranks, *facts])
+            groups.append((f"{workload} {size}", lines))
+        return markup.table("What was asked, and what ran", head, groups, PROOF_NOTE, words)
+
+    return by_box(runs, make)
+
+
+def _proved(name: str, value: Any) -> str:
+    if pd.isna(value):
+        return "\N{EN DASH}"  # it has none: stages and buckets are DeepSpeed's
+    return f"{value:,.0f}" if name == "reduce_bucket_size" else plain(value)

@@ -1,0 +1,140 @@
+"""What will a run need, before it is started: how long, by the runs before it, and how much memory for model states?"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from study.config import RunConfig
+from study.records.schema import Outcome, Record
+from study.strategy import engines
+from study.strategy.file import Strategy
+from study.theory import model_states
+
+# What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
+LAUNCH_SECONDS = 20.0
+CPU_FLOPS_PER_SECOND = 5e10  # of the whole machine
+GPU_FLOPS_PER_SECOND = 2e13  # of each
+UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds begin
+
+
+# ---------------------------------------------------------------- memory
+
+
+def num_params(config: RunConfig) -> int:
+    """Count the parameters of a run's model without building it."""
+    return engines.shape_of(config).num_params
+
+
+def model_state_bytes(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[float, float]:
+    """Predict one rank's model states by the paper on its device, and those offloaded to the host.
+
+    No buffer is counted, so what does not fit by this does not fit.
+    """
+    shape = engines.shape_of(config)
+    engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+    placed = model_states.paper_bytes_by_place(engine, shape.num_params)
+    return placed.device, placed.host
+
+
+# ---------------------------------------------------------------- time
+
+
+class Estimate(NamedTuple):
+    seconds: float
+    num_earlier_runs: int  # that it comes from; 0: a guess
+
+    def __str__(self) -> str:
+        if not self.num_earlier_runs:
+            return f"about {duration(self.seconds)}, a guess"
+        return f"about {duration(self.seconds)}, from {counted(self.num_earlier_runs, 'earlier run')}"
+
+
+@dataclass(frozen=True)
+class _Past:
+    """How long an earlier run took."""
+
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    share_device: bool
+    fixed_seconds: float  # launch, building, evaluation
+    seconds_per_token: float
+    timed: bool  # False: too short to time its steps, so what is fixed is a guess
+
+
+# In what an earlier run must equal a planned one, the most telling first.
+_LIKENESS = (
+    ("share_device", "workload", "size", "strategy", "world_size"),
+    ("share_device", "workload", "size", "strategy"),
+    ("share_device", "workload", "size"),
+)
+
+
+@dataclass
+class History:
+    """The earlier runs by which the time of others is estimated: this study folder's, and those of reports."""
+
+    on_gpu: bool
+    _own: list[_Past] = field(default_factory=list)
+    _of_reports: list[_Past] = field(default_factory=list)
+
+    def add(self, written: Record, seen: Outcome | None, of_report: bool = False) -> None:
+        """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
+        if written.status != "ok" or (written.proof.device != "cpu") != self.on_gpu:
+            return
+        whole = written.wall_seconds + UNRECORDED_SECONDS
+        if seen and seen.wall_seconds is not None:
+            whole = seen.wall_seconds
+        step = written.timing.median_seconds if written.timing else None
+        timed = step is not None
+        if not timed:
+            step = max(0.0, whole - LAUNCH_SECONDS) / written.steps_done
+        tokens_per_step = written.config["global_batch_size"] * written.config["sequence_length"]
+        past = _Past(
+            workload=written.workload,
+            size=written.size,
+            strategy=written.strategy,
+            world_size=written.world_size,
+            share_device=written.config.get("share_device", False),
+            fixed_seconds=max(0.0, whole - step * written.steps_done),
+            seconds_per_token=step / tokens_per_step,
+            timed=timed,
+        )
+        (self._of_reports if of_report else self._own).append(past)
+
+    def estimate(self, config: RunConfig, strategy_name: str, world_size: int) -> Estimate:
+        """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
+        wanted = {
+            "workload": config.workload,
+            "size": config.size,
+            "strategy": strategy_name,
+            "world_size": world_size,
+            "share_device": config.share_device,
+        }
+        tokens = config.num_steps * config.global_batch_size * config.sequence_length
+        for keys in _LIKENESS:
+            for past in (self._own, self._of_reports):
+                alike = [one for one in past if all(getattr(one, key) == wanted[key] for key in keys)]
+                alike = [one for one in alike if one.timed] or alike
+                if alike:
+                    fixed = statistics.median(one.fixed_seconds for one in alike)
+                    each = statistics.median(one.seconds_per_token for one in alike)
+                    return Estimate(fixed + each * tokens, len(alike))
+        # 6 floating-point operations per parameter and token: 2 forward, 4 backward (arXiv:2001.08361, sec. 2.1).
+        speed = GPU_FLOPS_PER_SECOND * world_size if self.on_gpu else CPU_FLOPS_PER_SECOND
+        return Estimate(LAUNCH_SECONDS + 6 * num_params(config) * tokens / speed, 0)
+
+
+def duration(seconds: float) -> str:
+    """Say seconds as people do: 35 s, 41 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,284 @@
+"""What will a study's runs do here: which are finished, which cannot run and why, and how long do the others take?
+
+Only `strategy.check` needs torch; where that is missing, a plan says what it could not look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from study import files
+from study.config import RunConfig, build_config
+from study.errors import Refusal
+from study.preflight import checks, this_machine
+from study.preflight.this_machine import Machine
+from study.records import find as records
+from study.records import schema
+from study.records.schema import Outcome, OutcomeStatus, Record
+from study.running import ending, launch, studies
+from study.running.duration import Estimate, History, counted, duration, model_state_bytes
+from study.running.studies import Run, Study
+from study.strategy import file
+from study.strategy.file import Strategy
+
+# What of a configuration, beside the batch, decides whether a run fits into memory.
+DECIDES_MEMORY = (
+    "workload",
+    "size",
+    "sequence_length",
+    "dropout",
+    "precision",
+    "accumulation_dtype",
+    "attention",
+    "activation_checkpointing",
+    "compile",
+    "share_device",
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run and what is to become of it: kept, skipped, or run."""
+
+    run: Run
+    config: RunConfig
+    run_dir: Path
+    kept: OutcomeStatus | None = None  # how it ended earlier, where that is a result
+    skipped: str | None = None  # why
+
+    @property
+    def strategy(self) -> str:
+        return Path(self.run.strategy).stem
+
+    @property
+    def to_run(self) -> bool:
+        return self.kept is None and self.skipped is None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study's runs in the order in which they are to be run, on this machine."""
+
+    study: Study
+    folder: Path
+    box: Machine
+    runs: list[Planned]
+    history: History
+    timeout_seconds: float
+    checked: bool  # False: torch is not installed, so not everything was looked at
+
+    def estimate(self, planned: Planned) -> Estimate:
+        """Estimate a run's time, which its time limit ends."""
+        found = self.unlimited(planned)
+        return found._replace(seconds=min(found.seconds, self.timeout_seconds))
+
+    def unlimited(self, planned: Planned) -> Estimate:
+        return self.history.estimate(planned.config, planned.strategy, planned.run.num_processes)
+
+    def in_words(self, planned: Planned) -> str:
+        whole = self.unlimited(planned)
+        limit = f"; --timeout would end it after {duration(self.timeout_seconds)}"
+        return f"{whole}{limit if whole.seconds > self.timeout_seconds else ''}"
+
+
+# ---------------------------------------------------------------- making a plan
+
+
+def select(study: Study, data_dir: Path | None, only: str) -> list[Run]:
+    """List a study's runs whose id contains `only`. Raises Refusal where there is none."""
+    chosen = [run for run in studies.runs(study, data_dir) if only in run.run_id]
+    if not chosen:
+        raise Refusal(f"--only {only}: no run of study {study.name!r} has that in its id")
+    return chosen
+
+
+def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
+    """Look at what is there and at this machine; writes nothing. With `retry`, what failed is to run again.
+
+    Raises Refusal where a run directory holds the record of a run with other flags.
+    """
+    here = this_machine.find()
+    planned: list[Planned] = []
+    checked = True
+    for run in runs:
+        config = build_config(**run.flags)
+        run_dir = folder / run.run_id
+        kept = finished(run, config, run_dir, timeout_seconds, retry)
+        skipped = None
+        if kept is None:
+            try:
+                chosen = file.read_strategy(file.find_strategy(run.strategy))
+                skipped = lacking(study, run, config, chosen, here)
+                if skipped is None:
+                    checks.check(config, chosen, run.num_processes, chosen.num_machines)
+                    skipped = _blind_torch(study)
+            except Refusal as refusal:
+                skipped = str(refusal)
+            except ModuleNotFoundError as missing:
+                if missing.name != "torch":
+                    raise
+                checked = False
+        planned.append(Planned(run, config, run_dir, kept, skipped))
+    exhausted = [one for one in planned if one.kept == "out_of_memory"]
+    planned = [replace(one, skipped=too_large_batch(one, exhausted)) if one.to_run else one for one in planned]
+    history = _history(folder, on_gpu=bool(here.gpu_memory_bytes))
+    return Plan(study, folder, here, planned, history, timeout_seconds, checked)
+
+
+def finished(
+    run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float, retry: bool = True
+) -> OutcomeStatus | None:
+    """Say how a run ended earlier where that is a result: a whole record, out of memory, or no less time than now.
+
+    Everything else is run again; what was started and failed, only with `retry`. Raises Refusal where the record is of
+    a run with other flags.
+    """
+    seen = read_outcome(run_dir)
+    path = run_dir / "record.json"
+    if path.exists():
+        written = schema.read(path)
+        _check_same(config, written, path)
+        if written.status == "ok":
+            return "crashed_after_result" if seen and seen.status == "crashed_after_result" else "ok"
+        if written.status == "out_of_memory":
+            return "out_of_memory"
+    if seen is None or seen.command[:-2] != planned_command(run):
+        return None
+    if seen.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
+        return None
+    if seen.status == "timed_out":
+        return seen.status if seen.wall_seconds >= timeout_seconds else None
+    return None if retry and seen.status != "out_of_memory" else seen.status
+
+
+def read_outcome(run_dir: Path) -> Outcome | None:
+    """Read what an earlier call saw of a run; None: it was never started, or did not get to its end."""
+    path = run_dir / "outcome.json"
+    return schema.read_outcome(path) if path.exists() else None
+
+
+def planned_command(run: Run) -> list[str]:
+    """The command of a run as an outcome has it, without `--output-dir FOLDER` at its end."""
+    arguments = launch.command(file.find_strategy(run.strategy), run.num_processes, run.arguments())
+    return ending.shown_command(arguments)
+
+
+def _check_same(config: RunConfig, written: Record, path: Path) -> None:
+    planned = config.model_dump(mode="json")
+    for name in sorted(set(planned) - {"output_dir"}):
+        # A record from before there was such a knob has what is its default now.
+        if written.config.get(name, RunConfig.model_fields[name].default) != planned[name]:
+            raise Refusal(
+                f"{path}: holds a run with {name}={written.config.get(name)!r}, the study plans {planned[name]!r}; "
+                "pass another --runs-dir, or delete it"
+            )
+
+
+def _history(folder: Path, on_gpu: bool) -> History:
+    """Collect the runs of this folder and of the reports; one that cannot be read tells nothing of times."""
+    history = History(on_gpu)
+    for path in sorted(folder.glob("*/record.json")):
+        with suppress(Refusal):
+            history.add(schema.read(path), read_outcome(path.parent))
+    for report in sorted(files.ROOT.glob("reports/*/records")):
+        with suppress(Refusal):
+            for found in records.find_runs([report]):
+                if found.record:
+                    history.add(found.record.record, found.outcome, of_report=True)
+    return history
+
+
+# ---------------------------------------------------------------- why a run is skipped
+
+
+def too_large_batch(planned: Planned, exhausted: Iterable[Planned]) -> str | None:
+    """Say which of the runs that ran out of memory shows that this one would, too.
+
+    It differs in a smaller global batch and has no larger micro batch.
+    """
+    for other in exhausted:
+        alike = planned.strategy == other.strategy and planned.run.num_processes == other.run.num_processes
+        alike = alike and all(getattr(planned.config, key) == getattr(other.config, key) for key in DECIDES_MEMORY)
+        smaller = other.config.global_batch_size < planned.config.global_batch_size
+        if alike and smaller and _micro_batch_size(other) <= _micro_batch_size(planned):
+            return f"{other.run.run_id} ran out of memory, with a smaller batch"
+    return None
+
+
+def _micro_batch_size(planned: Planned) -> int:
+    return planned.config.batches(planned.run.num_processes)[0]
+
+
+def lacking(study: Study, run: Run, config: RunConfig, chosen: Strategy, here: Machine) -> str | None:
+    """Say which GPUs, or how much memory, this machine lacks for a run."""
+    num_local = -(-run.num_processes // chosen.num_machines)
+    found = len(here.gpu_memory_bytes)
+    num_gpus = 1 if config.share_device else num_local
+    if num_gpus > found and (found or study.device == "gpu"):
+        return f"needs {counted(num_gpus, 'GPU')}, found {found}"
+    on_device, on_host = model_state_bytes(config, chosen, run.num_processes)
+    if not found:  # a rank's device is the host
+        return _too_large("model states", on_device + on_host, num_local, "host", here.host_memory_bytes)
+    # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
+    smallest = sorted(here.gpu_memory_bytes, reverse=True)[num_gpus - 1]
+    return _too_large("model states", on_device, num_local // num_gpus, "GPU", smallest) or _too_large(
+        "offloaded model states", on_host, num_local, "host", here.host_memory_bytes
+    )
+
+
+def _blind_torch(study: Study) -> str | None:
+    """Say that a study of GPUs would be trained on the CPU, where torch's build cannot use the GPUs that are there."""
+    if study.device != "gpu":
+        return None
+    import torch
+
+    return None if torch.cuda.device_count() else "the installed torch sees no GPU; install its build for CUDA"
+
+
+def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, available_bytes: int) -> str | None:
+    if rank_bytes * num_ranks <= available_bytes:
+        return None
+    times = f" x {num_ranks} ranks" if num_ranks > 1 else ""
+    return (
+        f"{what} alone are {rank_bytes / 1e9:.1f} GB a rank{times} by the paper's formula, the {where} has "
+        f"{available_bytes / 1e9:.1f} GB"
+    )
+
+
+# ---------------------------------------------------------------- showing it
+
+
+def show(plan: Plan) -> str:
+    """Say what each run will do, and how long all of it takes."""
+    digits = len(str(len(plan.runs)))
+    width = max(len(one.run.run_id) for one in plan.runs)
+    lines = []
+    for number, one in enumerate(plan.runs, 1):
+        if one.to_run:
+            what, why = "run", plan.in_words(one)
+        else:
+            what, why = ("keep", one.kept) if one.kept else ("skip", one.skipped)
+        lines.append(f"{number:{digits}}  {what:4}  {one.run.run_id:{width}}  {why}")
+    return "\n".join([heading(plan), "", *lines, "", summary(plan)])
+
+
+def heading(plan: Plan) -> str:
+    return f"{plan.study.name}: {plan.study.question}\n{len(plan.runs)} runs in {plan.folder}; here: {plan.box}"
+
+
+def summary(plan: Plan) -> str:
+    """Say how many runs will do what, for how long, and what could not be looked at."""
+    estimates = [plan.estimate(one) for one in plan.runs if one.to_run]
+    num_kept = sum(one.kept is not None for one in plan.runs)
+    text = f"{len(estimates)} to run, {num_kept} kept, {len(plan.runs) - num_kept - len(estimates)} skipped"
+    if estimates:
+        guesses = sum(not estimate.num_earlier_runs for estimate in estimates)
+        basis = "a guess" if guesses == len(estimates) else f"{guesses} of them a guess" if guesses else ""
+        basis = basis or "from earlier runs"
+        text += f"; about {duration(sum(estimate.seconds for estimate in estimates))}, {basis}"
+    if not plan.checked:
+        text += "\nnot checked, because torch is not installed here: DeepSpeed's extensions, data, packages"
+    return text

@@ -1,0 +1,199 @@
+"""Which runs does a study consist of, and in which order? A study is plain data: one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from study import files
+from study.config import RunConfig, build_config
+from study.errors import Refusal, describe
+from study.strategy import file
+
+STUDIES = Path(__file__).resolve().parents[1] / "studies"
+
+# What a part says in lists, or somebody else for all runs; nothing of it is a flag of one part.
+_NOT_FLAGS = {
+    "seed": "list it under seeds",
+    "data": "write text: real, or text: bundled, beside parts",
+    "data_dir": "pass --data-dir to zero-study run",
+    "output_dir": "the runner says it",
+    "swap_dir": "a run swaps in its own folder; pass --runs-dir on the disk to be measured",
+}
+_SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+
+
+class Part(_Strict):
+    """A block of runs: every combination of its lists, with the same flags."""
+
+    flags: dict[str, Any] = {}  # train.py's, by the names of RunConfig's fields
+    strategies: tuple[str, ...] = tuple(file.names())  # names, or paths of accelerate files
+    world_sizes: Sizes = (2,)
+    global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
+    seeds: Seeds = (0,)
+    repeats: int = Field(1, ge=1)  # of every combination, with equal flags
+    label: str = Field("", pattern=r"^[a-z0-9_]*$")  # tells apart parts that differ in flags only
+
+    @model_validator(mode="after")
+    def _check(self) -> Part:
+        misplaced = _NOT_FLAGS.keys() & self.flags.keys()
+        if misplaced:
+            name = min(misplaced)
+            raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
+        if self.global_batch_sizes and "global_batch_size" in self.flags:
+            raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
+        if not self.strategies:
+            raise ValueError("strategies is empty; leave it out for every strategy")
+        for key in ("strategies", "world_sizes", "global_batch_sizes", "seeds"):
+            values = getattr(self, key) or ()
+            if len(set(values)) < len(values):
+                twice = next(value for value in values if values.count(value) > 1)
+                raise ValueError(f"{key}: {twice} is there twice; for the same run several times write repeats: 2")
+        unknown = set(self.flags) - {"preset", *RunConfig.model_fields}
+        if unknown:
+            raise ValueError(f"flags.{min(unknown)} is not a flag of train.py; `zero-study train --help` lists them")
+        for name, value in self.flags.items():
+            if value is not None and isinstance(value, bool) != (name in _SWITCHES):
+                wanted = "true or false, without quotes" if name in _SWITCHES else "a value"
+                raise ValueError(f"flags.{name}={value!r}: write {wanted}")
+        for name in self.strategies:
+            file.find_strategy(name)  # a Refusal is a ValueError
+        return self
+
+    def _cells(self) -> list[dict[str, int]]:
+        if self.global_batch_sizes is None:
+            return [{}]
+        return [{"global_batch_size": batch} for batch in sorted(self.global_batch_sizes)]
+
+    def round(self, index: int) -> Iterator[tuple[str, int, dict[str, int]]]:
+        """Yield (strategy, processes, batch) of one round, block by block of equal work.
+
+        From block to block and from round to round the strategies start elsewhere, and every other round goes through
+        them backwards. So none always runs first, when a box is cold, or always after the same one.
+        """
+        step = max(1, len(self.strategies) // self.num_rounds)
+        blocks = [(world_size, cell) for world_size in self.world_sizes for cell in self._cells()]
+        for number, (world_size, cell) in enumerate(blocks):
+            first, direction = index * step + number, -1 if index % 2 else 1
+            for place in range(len(self.strategies)):
+                name = self.strategies[(first + direction * place) % len(self.strategies)]
+                if name == "single" and world_size != self.world_sizes[0]:
+                    continue  # one run whatever the world
+                yield name, 1 if name == "single" else world_size, cell
+
+    @property
+    def num_rounds(self) -> int:
+        return self.repeats * len(self.seeds)
+
+
+class Study(_Strict):
+    """A question and the runs that answer it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # the file's
+    question: str = Field(min_length=1)
+    control: str = "ddp"  # the strategy that the others are compared with
+    text: Literal["bundled", "real"] = "bundled"  # real: from --data-dir, else from the hub
+    device: Literal["any", "gpu"] = "any"
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        known = {*file.names(), *(Path(name).stem for part in self.parts for name in part.strategies)}
+        if self.control not in known:
+            raise ValueError(f"control {self.control!r} is unknown; it is a strategy, by default 'ddp'")
+        for number, part in enumerate(self.parts):
+            for _, _, cell in part.round(0):
+                try:
+                    build_config(**part.flags, **cell, data="hub" if self.text == "real" else "bundled")
+                except Refusal as refusal:
+                    raise ValueError(f"parts.{number}: {refusal}") from None
+        return self
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch."""
+
+    run_id: str
+    strategy: str
+    num_processes: int
+    flags: dict[str, Any] = field(hash=False)
+    round: int = 0  # the how-manieth repetition of its part, over seeds and repeats
+
+    def arguments(self) -> list[str]:
+        """The run's flags as train.py takes them."""
+        words: list[str] = []
+        for name, value in self.flags.items():
+            if value is None:  # unset, as YAML's null says it
+                continue
+            flag = "--" + name.replace("_", "-")
+            words += (
+                [flag if value else flag.replace("--", "--no-", 1)] if isinstance(value, bool) else [flag, str(value)]
+            )
+        return words
+
+
+def names() -> list[str]:
+    """The studies that the project ships."""
+    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
+
+
+def find(name: str) -> Study:
+    """Read a shipped study by its name, or a user's own by its path. Raises Refusal naming file and key."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
+    if not path.is_file():
+        raise Refusal(f"study {name!r} is unknown; name a YAML file or one of {', '.join(names())}")
+    content = files.read_yaml(path, STUDIES)
+    if "name" in content:
+        raise Refusal(f"{path}: name is not a key; the file's own name is the study's")
+    try:
+        return Study.model_validate({"name": path.stem, **content})
+    except ValidationError as error:
+        first = error.errors()[0]
+        # Errors of our own say what is wrong, but not in which part.
+        place = ".".join(map(str, first["loc"])) if first["type"] == "value_error" else ""
+        raise Refusal(describe(error, f"{path}: {place}" if place else str(path))) from None
+
+
+def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
+    """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved."""
+    text: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
+    if study.text == "real":
+        text = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
+    elif data_dir:
+        raise Refusal(f"--data-dir {data_dir}: study {study.name!r} trains on the bundled sample; leave it out")
+    planned: dict[str, Run] = {}
+    for index in range(max(part.num_rounds for part in study.parts)):
+        for part in study.parts:
+            if index >= part.num_rounds:
+                continue
+            repeat, nth_seed = divmod(index, len(part.seeds))
+            seed = part.seeds[nth_seed]
+            for name, processes, cell in part.round(index):
+                flags = {**part.flags, **cell, **text, "seed": seed}
+                run = Run(_run_id(part, name, processes, cell, flags, repeat), name, processes, flags, index)
+                if run.run_id in planned:
+                    raise Refusal(f"study {study.name!r}: two runs are called {run.run_id}; give a part another label")
+                planned[run.run_id] = run
+    return list(planned.values())
+
+
+def _run_id(part: Part, name: str, processes: int, cell: dict[str, int], flags: dict[str, Any], repeat: int) -> str:
+    config = build_config(**flags)
+    words = [config.workload, config.size, Path(name).stem, f"{processes}x", f"seed{config.seed}"]
+    words += [f"batch{batch}" for batch in cell.values()]
+    words += [part.label] if part.label else []
+    words += [f"repeat{repeat}"] if repeat else []
+    return "-".join(words)

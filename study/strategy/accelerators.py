@@ -1,0 +1,132 @@
+"""How does a strategy become an Accelerator? From its file, and from what must agree between strategies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study.config import RunConfig
+from study.errors import Refusal
+from study.models import SIZES, swap_buffer_size
+from study.run import swap_folder
+from study.strategy.file import Strategy, suited_buckets
+from study.strategy.request import Launch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_dir: Path) -> Accelerator:
+    """Make the Accelerator: the strategy from its file, everything that must agree between strategies from the run.
+
+    Collective: every rank calls it. Raises Refusal where the process that came up is not the one that was asked for.
+    """
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import (
+        DataLoaderConfiguration,
+        GradientAccumulationPlugin,
+        InitProcessGroupKwargs,
+        TorchDynamoPlugin,
+    )
+
+    class Replicas(Accelerator):
+        """Accelerate's own leaves out DDP, and its no_sync, where a GPU's process is the only one."""
+
+        @property
+        def use_distributed(self) -> bool:
+            return True
+
+    strategy = launch.strategy
+    _, accumulation = config.batches(world_size)
+    on_cpu = not torch.cuda.is_available()
+    is_deepspeed = strategy.distributed_type == "DEEPSPEED"
+    if on_cpu and is_deepspeed:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
+    started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    # Then accelerate drops DeepSpeed.
+    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    if is_deepspeed != (started and not on_cpu_only):
+        raise Refusal(
+            f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
+            f"{'a run without DeepSpeed' if is_deepspeed else 'DeepSpeed'}; "
+            "remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
+        )
+    if config.share_device and strategy.distributed_type != "NO":
+        _share_device()
+    autocast = config.precision.endswith("-autocast")
+    mixed_precision = "no"
+    if config.precision != "fp32" and not (is_deepspeed and autocast):
+        mixed_precision = config.precision.removesuffix("-autocast")
+    return (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
+        # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
+        cpu=on_cpu and not is_deepspeed,
+        mixed_precision=mixed_precision,
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # from pinned memory, while the GPU computes
+        # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=accumulation, sync_each_batch=strategy.distributed_type == "FSDP"
+        ),
+        deepspeed_plugin=_deepspeed_plugin(config, strategy, world_size, run_dir) if is_deepspeed else None,
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
+        if uses_gloo(config, on_cpu) and strategy.distributed_type != "NO"
+        else None,
+        log_with=None if config.log_with == "none" else config.log_with,
+        project_dir=run_dir,
+    )
+
+
+def uses_gloo(config: RunConfig, on_cpu: bool) -> bool:
+    """Say which runs communicate through the host: NCCL is for GPUs, and refuses two ranks on one."""
+    return on_cpu or config.share_device
+
+
+def _share_device() -> None:
+    """Put this rank on the first GPU, in a group of gloo's, before anything else chooses a GPU or a backend.
+
+    By the sources (torch 2.13, accelerate 1.15, deepspeed 0.19.8), for no GPU has run it yet: DDP and DeepSpeed's
+    engine take the GPU from LOCAL_RANK. DeepSpeed would bind its group to a GPU, which gloo cannot; a group that is
+    there it takes as it is. gloo moves CUDA tensors through the host in what DDP and the stages call: broadcast,
+    reduce, all-reduce, all-gather. Its reduce-scatter, stage 3's, is the all-reduce of a copy on the GPU: up to a
+    reduce bucket more at the peak than under NCCL, whose own buffers there are none of. Only what gathers several
+    tensors in one call would fail, and no strategy here does.
+    """
+    import torch
+
+    os.environ["LOCAL_RANK"] = "0"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0)
+    torch.distributed.init_process_group("gloo")
+
+
+def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, run_dir: Path) -> Any:
+    """Make accelerate's DeepSpeed plugin and set what the run says: after it, no value is left to a default unseen."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    micro_batch_size, accumulation = config.batches(world_size)
+    plugin = DeepSpeedPlugin()  # reads the strategy, as the launcher passes it on
+    engine = plugin.deepspeed_config
+    hidden = SIZES[config.workload][config.size]["hidden"]
+    zero = engine["zero_optimization"]
+    # An absent, "auto" or zero clipping in accelerate's own fields means 1.0 to the engine; a number put here does not.
+    engine["gradient_clipping"] = config.gradient_clipping
+    engine["gradient_accumulation_steps"] = accumulation
+    engine["train_micro_batch_size_per_gpu"] = micro_batch_size
+    engine["train_batch_size"] = config.global_batch_size
+    if config.precision in ("bf16", "fp16"):
+        engine[config.precision] = {"enabled": True}
+        engine["data_types"] = {"grad_accum_dtype": config.accumulation_dtype}
+    elif config.precision != "fp32":
+        dtype = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[config.precision]
+        engine["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    for key, value in suited_buckets(hidden).items():  # now, because zero.Init reads the config before `prepare`
+        if zero.get(key) == "auto":
+            zero[key] = value
+    if zero.get("offload_param", {}).get("buffer_size") == "auto":
+        zero["offload_param"]["buffer_size"] = swap_buffer_size(hidden, world_size)
+    for key in ("offload_optimizer", "offload_param"):
+        if zero.get(key, {}).get("device") == "nvme":
+            zero[key]["nvme_path"] = str(swap_folder(config, run_dir))
+    return plugin

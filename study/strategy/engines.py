@@ -1,0 +1,102 @@
+"""Which engine does a strategy's file configure? What the models of theory are asked, without a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from study.config import RunConfig
+from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, swap_buffer_size
+from study.strategy.file import Strategy, suited_buckets
+from study.theory import shapes
+from study.theory.case import Engine, Job, Precision, parameter_bytes
+from study.theory.model_states import is_bf16_optimizer
+from study.theory.shapes import ModelShape
+
+# What DeepSpeed 0.19.8 takes where a file is silent (runtime/zero/config.py); elements.
+DEEPSPEED_DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "sub_group_size": Engine.sub_group_size,
+}
+
+
+def precision_class(chosen: Strategy, asked: Precision) -> Precision:
+    """The class in which a strategy trains in 16 bits: with 16-bit parameters only DeepSpeed's stages 1 to 3 keep fp32
+    masters; the others compute under autocast."""
+    if asked in ("bf16", "fp16") and not chosen.zero_stage:
+        return f"{asked}-autocast"
+    return asked
+
+
+def engine_of(
+    chosen: Strategy, hidden: int, world_size: int, precision: Precision, accumulation_dtype: str = "fp32"
+) -> Engine:
+    """Describe the engine that a file configures for a model of this hidden size."""
+    size = parameter_bytes(precision)
+    in_fp32 = size == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
+    accumulation_bytes = 4 if in_fp32 else 2
+    if chosen.distributed_type == "FSDP":
+        reshard = chosen.content["fsdp_config"]["fsdp_reshard_after_forward"]
+        return Engine("fsdp", 3, world_size, precision, accumulation_bytes, reshard_after_forward=reshard)
+    if chosen.distributed_type != "DEEPSPEED":
+        kind = "torch" if chosen.distributed_type == "NO" else "ddp"
+        return Engine(kind, 0, world_size, precision, accumulation_bytes)
+    zero = (chosen.deepspeed_json or {}).get("zero_optimization", {})
+    written = {key: value for key, value in zero.items() if value != "auto"}
+    suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}
+    known = {**DEEPSPEED_DEFAULTS, **written, **suited}
+    stage_3 = chosen.zero_stage == 3
+    engine = Engine(
+        kind="deepspeed",
+        zero_stage=chosen.zero_stage or 0,
+        world_size=world_size,
+        precision=precision,
+        accumulation_bytes=accumulation_bytes,
+        offload_optimizer=chosen.offload_optimizer_device,
+        offload_param=chosen.offload_param_device,
+        reduce_bucket_size=known["reduce_bucket_size"],
+        persistence_threshold=known["stage3_param_persistence_threshold"] if stage_3 else 0,
+        prefetch_bucket_size=known["stage3_prefetch_bucket_size"] if stage_3 else 0,
+        max_live_parameters=known["stage3_max_live_parameters"] if stage_3 else 0,
+        max_reuse_distance=known["stage3_max_reuse_distance"] if stage_3 else 0,
+        sub_group_size=known["sub_group_size"],
+        param_swap_buffer_size=swap_buffer_size(hidden, world_size) if chosen.offload_param_device == "nvme" else 0,
+        overlap_comm=known.get("overlap_comm", stage_3),
+        multi_rank_allreduce=known.get("use_multi_rank_bucket_allreduce", True),
+    )
+    has_bucket = engine.zero_stage > 0 and not is_bf16_optimizer(engine)
+    return engine if has_bucket else dataclasses.replace(engine, reduce_bucket_size=0)
+
+
+def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precision) -> Engine:
+    """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies."""
+    return engine_of(chosen, hidden, world_size, precision_class(chosen, asked))
+
+
+def shape_of(config: RunConfig) -> ModelShape:
+    """The model that a run trains, without building it."""
+    architecture = shapes.architecture_of(config.workload, config.size)
+    vocabulary = BUNDLED_VOCABULARY if config.data == "bundled" else VOCABULARY[architecture]
+    size = SIZES[config.workload][config.size]
+    return shapes.plain(
+        f"{config.workload} {config.size}", architecture, size["layers"], size["hidden"], size["heads"],
+        size["positions"], vocabulary,
+    )  # fmt: skip
+
+
+def job_of(config: RunConfig, world_size: int, device: str) -> Job:
+    """What a rank computes in a step of a run."""
+    micro_batch_size, accumulation = config.batches(world_size)
+    return Job(
+        micro_batch_size=micro_batch_size,
+        sequence_length=config.sequence_length,
+        gradient_accumulation_steps=accumulation,
+        activation_checkpointing=config.activation_checkpointing,
+        attention=config.attention,
+        dropout=config.dropout > 0,
+        kernels="transformers",
+        device=device,
+    )

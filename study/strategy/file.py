@@ -1,0 +1,372 @@
+"""Which strategy is this, is it fit to run here, and how does it become an Accelerator?
+
+A strategy is one accelerate file. It is read strictly, because accelerate and DeepSpeed ignore what they do not know
+(a nested typo, an NVMe path in the YAML) and then silently run something else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from study.errors import Refusal, describe
+from study.files import ROOT, read_yaml
+
+if TYPE_CHECKING:
+    pass
+
+
+CONFIGS = ROOT / "accelerate_configs"
+
+Device = Literal["none", "cpu", "nvme"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _number_or_auto(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if value == "auto":
+        return value
+    try:
+        return validate(value)
+    except ValidationError as error:
+        # A union would name its branches in the key.
+        raise PydanticCustomError("or_auto", "{text} or 'auto'", {"text": error.errors()[0]["msg"]}) from None
+
+
+OrAuto = WrapValidator(_number_or_auto)  # only where the study fills "auto" in
+# DeepSpeed's own examples write 5e8.
+Count = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0)]
+
+
+class _DeepSpeedSection(_Strict):
+    """The deepspeed_config section of an accelerate file, without the keys that accelerate drops."""
+
+    deepspeed_config_file: str | None = None
+    zero_stage: int | None = Field(None, ge=0, le=3)
+    offload_optimizer_device: Device = "none"
+    offload_param_device: Device = "none"
+    zero3_init_flag: bool = False
+    zero3_save_16bit_model: bool = False
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: Annotated[float, OrAuto] = "auto"
+    deepspeed_multinode_launcher: str | None = None
+    deepspeed_hostfile: str | None = None
+
+
+class _FSDPSection(_Strict):
+    """The fsdp_config section of an accelerate file; a key left out would be the launcher's default, made for FSDP1."""
+
+    fsdp_version: Literal[2]
+    fsdp_reshard_after_forward: bool
+    fsdp_auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"]  # the layers that the model's `_no_split_modules` names
+    fsdp_cpu_ram_efficient_loading: Literal[False]  # every rank builds the same weights
+    fsdp_offload_params: Literal[False]  # no record would show it
+    fsdp_state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
+
+
+class _AccelerateFile(_Strict):
+    """An accelerate file as the study allows it: how a run is distributed, nothing about what is trained."""
+
+    compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
+    distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
+    deepspeed_config: _DeepSpeedSection | None = None
+    fsdp_config: _FSDPSection | None = None
+    num_processes: int = Field(ge=1)
+    num_machines: int = Field(1, ge=1)
+    machine_rank: int = Field(0, ge=0)
+    main_process_ip: str | None = None
+    main_process_port: int | None = None
+    main_training_function: str | None = None
+    gpu_ids: str | int | None = None
+    rdzv_backend: str | None = None
+    same_network: bool = True
+    debug: bool = False
+    enable_cpu_affinity: bool = False
+    mixed_precision: Literal["no"] = "no"
+    use_cpu: Literal[False] = False
+
+    @field_validator("distributed_type", mode="before")
+    @classmethod
+    def _explain_multi_cpu(cls, value: Any) -> Any:
+        if value == "MULTI_CPU":
+            raise ValueError(
+                "distributed_type: MULTI_CPU starts a single process unless mpirun starts it; write MULTI_GPU, "
+                "which serves a box without a GPU too"
+            )
+        return value
+
+    @field_validator("use_cpu", mode="before")
+    @classmethod
+    def _explain_use_cpu(cls, value: Any) -> Any:
+        if value is True:
+            raise ValueError(
+                "use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it"
+            )
+        return value
+
+    @field_validator("deepspeed_config", mode="before")
+    @classmethod
+    def _explain_auto_accumulation(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
+            raise ValueError(
+                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it"
+            )
+        return value
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _explain_mixed_precision(cls, value: Any) -> Any:
+        if value is False:
+            raise ValueError("mixed_precision: no is YAML for false and crashes accelerate; write 'no' with quotes")
+        if value != "no":
+            raise ValueError(f"mixed_precision: {value} belongs to the run; write 'no' and pass --precision")
+        return value
+
+
+# A DeepSpeed JSON as the study allows it: what describes a distribution, nothing about a run. None stands for
+# DeepSpeed's own default; null cannot be written.
+
+
+class _OffloadOptimizer(_Strict):
+    device: Device = "none"
+    buffer_count: Count = None
+    pin_memory: bool = None
+    pipeline_read: bool = None
+    pipeline_write: bool = None
+    fast_init: bool = None
+    ratio: float = Field(None, ge=0, le=1)
+
+
+class _OffloadParam(_Strict):
+    device: Device = "none"
+    buffer_count: Count = None
+    buffer_size: Annotated[Count, OrAuto] = None
+    max_in_cpu: Count = None
+    pin_memory: bool = None
+
+
+class _ZeroSection(_Strict):
+    stage: Literal[0, 1, 2, 3]
+    contiguous_gradients: bool = None
+    reduce_scatter: bool = None
+    reduce_bucket_size: Annotated[Count, Field(gt=0), OrAuto] = None
+    use_multi_rank_bucket_allreduce: bool = None
+    allgather_partitions: bool = None
+    allgather_bucket_size: Count = None
+    overlap_comm: bool = None
+    offload_param: _OffloadParam = _OffloadParam()
+    offload_optimizer: _OffloadOptimizer = _OffloadOptimizer()
+    sub_group_size: Count = None
+    round_robin_gradients: bool = None
+    stage3_prefetch_bucket_size: Annotated[Count, OrAuto] = None
+    stage3_param_persistence_threshold: Annotated[Count, OrAuto] = None
+    stage3_model_persistence_threshold: Count = None
+    stage3_max_live_parameters: Count = None
+    stage3_max_reuse_distance: Count = None
+    stage3_gather_16bit_weights_on_model_save: bool = None
+    stage3_module_granularity_threshold: Count = None
+    zero_hpz_partition_size: Count = None
+
+    @field_validator("stage", mode="before")
+    @classmethod
+    def _explain_stage(cls, value: Any) -> Any:
+        if type(value) is not int or not 0 <= value <= 3:
+            raise ValueError(f"zero_optimization.stage must be 0, 1, 2 or 3, is {value!r}")
+        return value
+
+    @field_validator("offload_param", "offload_optimizer", mode="before")
+    @classmethod
+    def _explain_nvme_path(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, dict) and "nvme_path" in value:
+            raise ValueError(
+                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it, pass --swap-dir"
+            )
+        return value
+
+
+class _AioSection(_Strict):
+    block_size: Annotated[Count, Field(gt=0)] = None
+    queue_depth: Annotated[Count, Field(gt=0)] = None
+    intra_op_parallelism: Annotated[Count, Field(gt=0)] = None
+    single_submit: bool = None
+    overlap_events: bool = None
+    use_gds: bool = None
+
+
+class _DeepSpeedFile(_Strict):
+    zero_optimization: _ZeroSection
+    aio: _AioSection = None
+    gradient_accumulation_steps: Annotated[int, Field(ge=1), OrAuto] = "auto"
+    gradient_clipping: Annotated[float, Field(ge=0), OrAuto] = "auto"
+    train_micro_batch_size_per_gpu: Literal["auto"] = "auto"  # a number here would be replaced by the run's
+    train_batch_size: Literal["auto"] = "auto"
+    communication_data_type: Literal["fp32", "bf16", "fp16"] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explain_run_keys(cls, content: Any) -> Any:
+        run_keys = {"optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "data_types"} & set(content)
+        if run_keys:
+            raise ValueError(f"{min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it")
+        return content
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One accelerate file, read and checked."""
+
+    name: str
+    path: Path
+    distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
+    num_processes: int  # what the file says; the launcher's --num_processes overrides it
+    num_machines: int  # likewise
+    zero_stage: int | None  # None: not DeepSpeed
+    offload_optimizer_device: Device
+    offload_param_device: Device
+    zero3_init: bool  # build the model partitioned
+    deepspeed_json: dict[str, Any] | None  # the JSON beside the file, where it names one
+    gradient_clipping: float | None  # None: left to the run
+    gradient_accumulation_steps: int | None  # None: left to the run
+    content: dict[str, Any]  # the file as read
+
+    @property
+    def offloads_to_nvme(self) -> bool:
+        return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
+
+    @property
+    def needed_extensions(self) -> set[str]:
+        """The compiled DeepSpeed extensions that a run of this strategy loads; a box without a GPU adds one."""
+        needs = {"cpu_adam"} if self.offload_optimizer_device != "none" else set()
+        return needs | ({"async_io"} if self.offloads_to_nvme else set())
+
+
+def names() -> list[str]:
+    """The strategies that the project ships, in the order of its tables."""
+    found = [path.stem for path in CONFIGS.glob("*.yaml")]
+    return sorted(found, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
+
+
+def find_strategy(name: str) -> Path:
+    """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
+    if name.endswith((".yaml", ".yml", ".json")):
+        path = Path(name)
+    else:  # also of a folder there, as buckets/
+        path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
+    if not path.is_file():
+        raise Refusal(f"strategy {name!r} is unknown; name a file or one of {', '.join(names())}")
+    return path
+
+
+@lru_cache(maxsize=64)
+def read_by_name(name: str) -> Strategy:
+    """Read a strategy that is not launched: a shipped one, with its JSON, wherever one stands. Raises Refusal."""
+    path = find_strategy(name)
+    return read_strategy(path, CONFIGS.parent if path.is_relative_to(CONFIGS) else Path())
+
+
+def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
+    """Read an accelerate file strictly; `folder`: from where the path of its JSON is seen, as launched the current one.
+
+    Raises Refusal naming the file, the key and the remedy.
+    """
+    content = read_yaml(path, CONFIGS)
+    section = content.get("deepspeed_config")
+    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
+        if isinstance(section, dict) and key in section:
+            raise Refusal(f"{path}: deepspeed_config.{key} is dropped by accelerate; remove it and pass --swap-dir")
+    try:
+        file = _AccelerateFile.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+    if (file.distributed_type == "DEEPSPEED") != (file.deepspeed_config is not None):
+        raise Refusal(f"{path}: distributed_type: DEEPSPEED and a deepspeed_config section belong together")
+    if (file.distributed_type == "FSDP") != (file.fsdp_config is not None):
+        raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
+
+    deepspeed = file.deepspeed_config or _DeepSpeedSection()
+    written = beside = None
+    if deepspeed.deepspeed_config_file is not None:
+        ignored = {"zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_save_16bit_model"}
+        extra = (ignored | {"gradient_clipping", "gradient_accumulation_steps"}) & set(section)
+        if extra or "mixed_precision" in content:
+            key = min(extra, default="mixed_precision")
+            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
+        written, beside = _read_json(path, folder / deepspeed.deepspeed_config_file)
+    elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
+        raise Refusal(
+            f"{path}: deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"
+        )
+
+    in_charge = beside or deepspeed
+    zero = beside.zero_optimization if beside else None
+    clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
+    return Strategy(
+        name=path.stem,
+        path=path,
+        distributed_type=file.distributed_type,
+        num_processes=file.num_processes,
+        num_machines=file.num_machines,
+        zero_stage=zero.stage if zero else deepspeed.zero_stage,
+        offload_optimizer_device=zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device,
+        offload_param_device=zero.offload_param.device if zero else deepspeed.offload_param_device,
+        zero3_init=deepspeed.zero3_init_flag,
+        deepspeed_json=written,
+        gradient_clipping=None if clipping == "auto" else clipping,
+        gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
+        content=content,
+    )
+
+
+def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:
+    """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
+    if not path.is_file():
+        raise Refusal(f"{yaml_path}: deepspeed_config_file {path} is not a file seen from {Path.cwd()}; start there")
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+    try:
+        return content, _DeepSpeedFile.model_validate(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path)) + _known_keys(error)) from None
+
+
+def _known_keys(error: ValidationError) -> str:
+    """What may stand in the place of a DeepSpeed JSON's unknown key, where that is the error."""
+    unknown = next((e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"), None)
+    if unknown is None:
+        return ""
+    section: Any = _DeepSpeedFile
+    for key in unknown[:-1]:
+        section = section.model_fields[key].annotation
+    return f"; known: {', '.join(sorted(section.model_fields))}"
+
+
+def suited_buckets(hidden: int) -> dict[str, int]:
+    """Sizes, in elements, that accelerate's `prepare` writes for "auto" to a model of this hidden size."""
+    return {
+        "reduce_bucket_size": hidden**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }

@@ -1,0 +1,69 @@
+"""What was the launcher asked for? Read from the command line of the `accelerate launch` above this process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from study.errors import Refusal
+from study.strategy.file import Strategy, read_strategy
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the user asked of the launcher."""
+
+    strategy: Strategy
+    num_processes: int
+    num_machines: int = 1
+
+
+def read_launch() -> Launch:
+    """Find the `accelerate launch` that started this process and what it was asked.
+
+    Accelerate hands its children flags, not the name of the file they came from; the launcher's own command line,
+    found among this process's ancestors, has it. Raises Refusal where there is none.
+    """
+    from accelerate.commands.launch import launch_command_parser
+
+    for parent in psutil.Process().parents():
+        try:
+            command = parent.cmdline()
+        except psutil.Error:  # a parent that ended or is not ours
+            continue
+        if (start := _launch_arguments(command)) is None:
+            continue
+        arguments = launch_command_parser().parse_args(command[start:])
+        if arguments.config_file is None:
+            break
+        path = Path(parent.cwd()) / arguments.config_file
+        strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
+        return Launch(
+            strategy,
+            num_processes=arguments.num_processes or strategy.num_processes,
+            num_machines=arguments.num_machines or strategy.num_machines,
+        )
+    raise Refusal(
+        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
+        "study/train.py`, or as `zero-study train --strategy zero3`"
+    )
+
+
+def _launch_arguments(command: list[str]) -> int | None:
+    """Index of the first argument of `accelerate launch` in a command line, None where it is another program's."""
+    for index, word in enumerate(command[:4]):
+        base = os.path.basename(word)
+        if base == "accelerate-launch" or word == "accelerate.commands.launch":
+            return index + 1
+        if base in ("accelerate", "accelerate.commands.accelerate_cli") and command[index + 1 : index + 2] == [
+            "launch"
+        ]:
+            return index + 2
+    return None

@@ -1,0 +1,190 @@
+"""What would a strategy need and reach on a box: does it fit, with which batch, and how long is a step?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from study.theory import communication, flops, peaks, step_time
+from study.theory.case import Engine, Job, Numbers
+from study.theory.communication import ExpectedCollective
+from study.theory.hardware import Box, peak_flops_per_second, usable_memory_bytes
+from study.theory.measured_by_others import MeasuredCase
+from study.theory.peaks import Peak
+from study.theory.shapes import ModelShape
+from study.theory.step_time import StepTime
+
+# torch reserves more than tensors take, because freed blocks do not fit what comes next: assumed. A public report of 13
+# billion parameters on 8 x A100 has 9 % over the peak at stage 2 and 23 % at stage 3 (DeepSpeed issue 3734, default
+# allocator); the rows of published/mpt_throughput.csv leave room for no more than 9 % by these models.
+ALLOCATOR_SLACK = 0.05
+
+LARGEST_MICRO_BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One strategy on one box; arrays where the job is a grid."""
+
+    engine: Engine
+    job: Job
+    box: Box
+    peak: Peak
+    step: StepTime
+    collectives: list[ExpectedCollective]  # of one step
+    model_flops_per_step: Numbers  # of one GPU, nothing that is recomputed
+
+    @property
+    def needed_bytes(self) -> Numbers:
+        return needed_bytes(self.peak)
+
+    @property
+    def usable_bytes(self) -> int:
+        return usable_memory_bytes(self.box.gpu, self.box.num_gpus)
+
+    @property
+    def free_bytes(self) -> Numbers:
+        return free_bytes(self.peak, self.box)
+
+    @property
+    def host_bytes_per_node(self) -> float:
+        return self.peak.host_bytes * _ranks_per_node(self.box)
+
+    @property
+    def disk_bytes_per_node(self) -> float:
+        return self.peak.disk_bytes * _ranks_per_node(self.box)
+
+    @property
+    def lacking(self) -> str | None:
+        return lacking(self.peak, self.box)
+
+    @property
+    def fits(self) -> Numbers:
+        return fits(self.peak, self.box)
+
+    @property
+    def tokens_per_second_per_gpu(self) -> Numbers:
+        return step_time.tokens_per_second_per_gpu(self.job, self.step.total)
+
+    @property
+    def mfu(self) -> Numbers:
+        """Model FLOPs over the dense peak of the type that is multiplied (arXiv:2204.02311, appendix B)."""
+        return self.model_flops_per_step / self.step.total / peak_flops_per_second(
+            self.box.gpu, self.engine.precision, tf32=False
+        )  # fmt: skip
+
+    @property
+    def communicated_bytes(self) -> Numbers:
+        """What a rank sends in a step, without a ring's factor (N - 1) / N; one process has nobody to send to."""
+        return sum(one.moved_bytes for one in self.collectives) if self.engine.world_size > 1 else 0
+
+    @property
+    def dollars_per_billion_tokens(self) -> Numbers | None:
+        price = self.box.gpu.price_per_hour
+        return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9
+
+
+def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction:
+    """Predict memory, communication and time of one configuration, or of a grid of batches and lengths."""
+    return Prediction(
+        engine=engine,
+        job=job,
+        box=box,
+        peak=peaks.peak(shape, engine, job),
+        step=step_time.seconds(shape, engine, job, box),
+        collectives=communication.collectives(engine, shape, job),
+        model_flops_per_step=flops.model_flops_per_sequence(shape, job.sequence_length)
+        * job.micro_batch_size
+        * job.gradient_accumulation_steps,
+    )
+
+
+def lacking(peak: Peak, box: Box) -> str | None:
+    """Say what a node lacks for offload: host memory, or a disk. None: nothing, or its size is not known."""
+    for what, needed, there in (
+        ("host memory", peak.host_bytes, box.host_memory_bytes),
+        ("disk", peak.disk_bytes, box.disk_bytes),
+    ):
+        if there is not None and needed * _ranks_per_node(box) > there:
+            return what
+    return None
+
+
+def fits(peak: Peak, box: Box) -> Numbers:
+    """Say whether a GPU has room, and the node for what is offloaded."""
+    return np.less_equal(needed_bytes(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (lacking(peak, box) is None)
+
+
+def predicted_memory(case: MeasuredCase) -> float | bool:
+    """Predict a published amount of memory, in its quantity."""
+    peak = peaks.peak(case.shape, case.engine, case.job)
+    if case.quantity == "fits":
+        return bool(fits(peak, case.box))
+    if case.quantity == "peak_gibibytes":
+        return peak.total / 2**30
+    return sum(peaks.states(case.engine, case.shape, "resting").device.values()) / 2**30
+
+
+def _ranks_per_node(box: Box) -> int:
+    return min(box.num_gpus, box.gpus_per_node)
+
+
+def needed_bytes(peak: Peak) -> Numbers:
+    """Of one GPU: the peak, and what the allocator reserves beyond it."""
+    return peak.total * (1 + ALLOCATOR_SLACK)
+
+
+def free_bytes(peak: Peak, box: Box) -> Numbers:
+    """What is left of a GPU's memory; negative: what is missing."""
+    return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak)
+
+
+def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:
+    """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
+
+    def has_room(batches: np.ndarray) -> np.ndarray:
+        return free_bytes(peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches)), box) >= 0
+
+    powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
+    fitting = int(has_room(powers).sum())  # memory grows with the batch
+    if fitting in (0, len(powers)):
+        return 0 if fitting == 0 else LARGEST_MICRO_BATCH
+    between = np.unique(np.linspace(powers[fitting - 1], powers[fitting], 1025).astype(int))
+    return int(between[has_room(between)].max())
+
+
+def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
+    """List how a GPU's share of the global batch divides into (micro batch, accumulation), the largest first."""
+    small = [n for n in range(1, math.isqrt(sequences_per_gpu) + 1) if not sequences_per_gpu % n]
+    found = {n for one in small for n in (one, sequences_per_gpu // one)}
+    return [(micro, sequences_per_gpu // micro) for micro in sorted(found, reverse=True)]
+
+
+def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:
+    """Predict the fastest split of a GPU's share of the global batch that fits; where none does, the smallest."""
+    micro, accumulation = (np.array(column) for column in zip(*splits(sequences_per_gpu), strict=True))
+    job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
+    grid = predict(shape, engine, job, box)
+    seconds = np.where(grid.fits, grid.step.total, np.inf)
+    chosen = int(seconds.argmin()) if grid.fits.any() else len(micro) - 1
+    return predict(
+        shape,
+        engine,
+        dataclasses.replace(
+            job, micro_batch_size=int(micro[chosen]), gradient_accumulation_steps=int(accumulation[chosen])
+        ),
+        box,
+    )
+
+
+def pareto(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Keep those that no other beats in both memory and speed."""
+    kept: list[Prediction] = []
+    for one in sorted(predictions, key=lambda p: (p.peak.total, -p.tokens_per_second_per_gpu)):
+        if not kept or one.tokens_per_second_per_gpu > kept[-1].tokens_per_second_per_gpu:
+            kept.append(one)
+    return kept

@@ -1,0 +1,1 @@
+"""What does a run observe of itself, prove and leave behind?"""

@@ -1,0 +1,42 @@
+"""How long does an optimizer step take?"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from study.records.schema import Timing
+
+
+def make_clock(device: torch.device) -> Callable[[], float]:
+    """Return a function that waits for the device and tells the time in seconds: for the two edges of a step only."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def summarize(steps: Sequence[dict[str, float]], num_warmup_steps: int, probed_steps: Sequence[int]) -> Timing:
+    """Summarize step times without the first `num_warmup_steps` and the probed steps; null where none is left."""
+    timed = [s for s in steps if s["step"] > num_warmup_steps and s["step"] not in probed_steps]
+    seconds = [s["seconds"] for s in timed]
+    middle = statistics.median(seconds) if seconds else None
+    quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (None, None, None)
+    return Timing(
+        num_steps=len(timed),
+        num_warmup_steps=num_warmup_steps,
+        probed_steps=list(probed_steps),
+        median_seconds=middle,
+        lower_quartile_seconds=quartiles[0],
+        upper_quartile_seconds=quartiles[2],
+        data_wait_median_seconds=statistics.median(s["data_wait_seconds"] for s in timed) if timed else None,
+        samples_per_second=timed[0]["samples"] / middle if timed else None,
+        tokens_per_second=statistics.mean(s["tokens"] for s in timed) / middle if timed else None,
+    )

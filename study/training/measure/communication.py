@@ -1,0 +1,64 @@
+"""Which collectives does an optimizer step run, and how many bytes do they carry?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from study.records.schema import Collective
+
+# Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none.
+_WHOLE = {
+    "all_reduce": 0,
+    "broadcast": 0,
+    "reduce": 0,
+    "gather": 0,
+    "scatter": 1,
+    "all_gather": 0,  # the output, first in c10d
+    "reduce_scatter": 1,  # the input
+    "all_to_all": 1,
+    "barrier": None,
+}
+_SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
+
+
+def _kind(operator: str) -> str:
+    """all_gather for _allgather_base_, allgather_into_tensor_coalesced_, all_gather_into_tensor and the like."""
+    name = operator.lstrip("_")
+    while (shorter := next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)) != name:
+        name = shorter
+    return {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
+
+
+class CollectiveProbe(TorchDispatchMode):
+    """Count the collectives that this rank issues inside a `with` block, whichever library issues them.
+
+    DDP's reducer, DeepSpeed and FSDP all go through the `c10d::` operators of PyTorch's dispatcher. It slows every
+    operator down, so it runs on a designated step that timing leaves out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count: dict[str, int] = defaultdict(int)
+        self._bytes: dict[str, int] = defaultdict(int)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
+        if functional or func.namespace == "c10d":
+            kind = _kind(func._schema.name.split("::")[1])
+            if kind != "wait":
+                self._count[kind] += 1
+                where = _WHOLE.get(kind, 0)
+                whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
+                if where is not None:
+                    tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
+                    self._bytes[kind] += sum(t.numel() * t.element_size() for t in tensors)
+        return result
+
+    def collectives(self) -> list[Collective]:
+        return [Collective(kind=k, count=self._count[k], bytes=self._bytes[k]) for k in sorted(self._count)]

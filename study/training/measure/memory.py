@@ -1,0 +1,279 @@
+"""How many bytes does a rank hold: exact model states, peaks per phase, traffic to the swap folder?"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.autograd.profiler import profile
+
+from study.records.schema import ModelStateBytes, PeakMemory
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested lists and dicts."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from (t for value in values.values() for t in _tensors(value))
+    elif isinstance(values, (list, tuple)):
+        yield from (t for value in values for t in _tensors(value))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor (FSDP2) that this rank holds; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class _Ledger:
+    """Counts storages once, in the category that claims them first."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self.by_device: dict[str, int] = {}
+
+    def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
+        """Return the bytes of new storages, and how many of them the tensors themselves cover."""
+        held = 0
+        covered: dict[tuple[int, int], int] = {}
+        new: set[int] = set()
+        for tensor in map(_local, tensors):
+            storage = tensor.untyped_storage()
+            if tensor.device.type == "meta" or storage.nbytes() == 0:
+                continue
+            pointer = storage.data_ptr()
+            if pointer not in self._seen:
+                self._seen.add(pointer)
+                new.add(pointer)
+                held += storage.nbytes()
+                kind = tensor.device.type
+                self.by_device[kind] = self.by_device.get(kind, 0) + storage.nbytes()
+            if pointer in new:
+                size = tensor.numel() * tensor.element_size()
+                covered[(pointer, tensor.storage_offset())] = max(
+                    size, covered.get((pointer, tensor.storage_offset()), 0)
+                )
+        return held, min(held, sum(covered.values()))
+
+
+def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
+    """Collect the tensors of each model state from wherever the engine keeps them.
+
+    Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
+    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py and, for bf16 stage 1, bf16_optimizer.py).
+    """
+    parameters = list(model.parameters())
+    base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
+    masters = [
+        *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
+        *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
+        *_tensors(getattr(optimizer, "fp32_groups_flat_partition", [])),
+    ]
+    states = list(_tensors([dict(state) for state in base.state.values()]))
+    working = [
+        *(p.data for p in parameters),
+        *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")),
+        *_tensors(getattr(optimizer, "bit16_groups_flat", [])),
+        *_tensors(getattr(optimizer, "bf16_groups_flat", [])),
+        *_tensors(getattr(optimizer, "lp_param_buffer", None)),
+    ]
+    gradients = [
+        *_tensors(getattr(optimizer, "averaged_gradients", {})),
+        *_tensors(getattr(optimizer, "all_grad_tensors", {})),
+        *_tensors(getattr(optimizer, "grad_partitions_flat_buffer", None)),
+        *_tensors(getattr(optimizer, "accumulated_grads_in_cpu", {})),
+        *_tensors(getattr(optimizer, "fp32_groups_gradients_flat", [])),
+        *(t.grad for t in [*parameters, *masters] if t.grad is not None),
+    ]
+    buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+    return {
+        "parameters": working,
+        "gradients": gradients,
+        "optimizer_states": [*masters, *states],
+        "communication_buffers": list(_tensors(buckets)),
+    }
+
+
+def model_state_bytes(model: Any, optimizer: Any, swap_folder: Path | None) -> ModelStateBytes:
+    """Count the bytes of model states that this rank holds at this moment."""
+    ledger = _Ledger()
+    tensors = engine_tensors(model, optimizer)
+    counts = {name: ledger.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
+    # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
+    held, counts["gradients"] = ledger.claim(tensors["gradients"])
+    counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps DDP once more
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and not model.gradient_as_bucket_view:
+        # The reducer's flat buckets are C++ tensors as large as the gradients; Python cannot reach them to walk them.
+        size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        counts["communication_buffers"] += size
+        ledger.by_device[model.device.type] = ledger.by_device.get(model.device.type, 0) + size
+    return ModelStateBytes(
+        **counts,
+        swapped=None if swap_folder is None else _files_bytes(swap_folder),
+        by_device=ledger.by_device,
+    )
+
+
+def _files_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def swap_traffic() -> tuple[int, int]:
+    """Bytes that this process has read from and written to disks so far, by the kernel's count (/proc/self/io)."""
+    counters = psutil.Process().io_counters()
+    return counters.read_bytes, counters.write_bytes
+
+
+def _live_tensor_bytes() -> int:
+    """Bytes of all CPU storages that Python can reach."""
+    gc.collect()
+    ledger = _Ledger()
+    # Exact types, because isinstance wakes lazy module proxies that gc also holds.
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]
+
+
+class CpuPeak:
+    """Peak bytes of live CPU tensors inside a `with` block: those before it, plus what the allocator reports."""
+
+    def __init__(self) -> None:
+        self.tensor_bytes: int | None = None
+
+    def __enter__(self) -> CpuPeak:
+        self._before = _live_tensor_bytes()
+        self._profile = profile(profile_memory=True, record_shapes=False, use_device=None)
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._profile.__exit__(*exception)
+        if exception[0] is not None:
+            return
+        changes = sorted(
+            (event.start_ns(), event.nbytes())
+            for event in self._profile.kineto_results.events()
+            if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        )
+        live = highest = 0
+        for _, change in changes:
+            live += change
+            highest = max(highest, live)
+        self.tensor_bytes = self._before + highest
+
+
+class PhaseMemory:
+    """Peaks of this rank per phase: one phase begins where the one before it ends, and peaks are reset there.
+
+    A phase that is taken up again, after an evaluation between steps, keeps the larger of its peaks.
+    """
+
+    def __init__(self, device: torch.device, enabled: bool) -> None:
+        self._device = device
+        self._enabled = enabled
+        self._phases: dict[str, PeakMemory] = {}
+        self.current: str | None = None
+        self._sampler: _ProcessMemorySampler | None = None
+
+    def begin(self, name: str | None) -> None:
+        """End the current phase and begin the next; None ends the last."""
+        if not self._enabled:
+            return
+        if self.current is not None:
+            self._update(self.current, **self._peaks())
+        self.current = name
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            if name is not None:
+                self._sampler = _ProcessMemorySampler(self._device)
+                self._sampler.start()
+        else:
+            _reset_resident_peak()
+
+    def note_tensor_bytes(self, name: str, tensor_bytes: int | None) -> None:
+        self._update(name, tensor_bytes=tensor_bytes)
+
+    def phases(self) -> dict[str, PeakMemory]:
+        return dict(self._phases)
+
+    def _update(self, name: str, **peaks: int | None) -> None:
+        known = self._phases.get(name, PeakMemory())
+        larger = {
+            k: max((v for v in (getattr(known, k), new) if v is not None), default=None) for k, new in peaks.items()
+        }
+        self._phases[name] = known.model_copy(update=larger)
+
+    def _peaks(self) -> dict[str, int | None]:
+        if self._device.type != "cuda":
+            return {"resident_bytes": _resident_peak()}
+        peak, average = self._sampler.stop()
+        return {
+            "allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+            "reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            "process_bytes": peak,
+            "process_average_bytes": average,
+        }
+
+
+def _reset_resident_peak() -> None:
+    """Set the kernel's high-water mark of this process back to what is resident now (proc(5), clear_refs)."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:  # not permitted in some containers: the mark then covers the whole run
+        pass
+
+
+def _resident_peak() -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            kilobytes = next(line.split()[1] for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return None
+    return int(kilobytes) * 1024
+
+
+def nvml_handle(device: torch.device) -> Any:
+    """NVML's handle of a GPU, whatever CUDA_VISIBLE_DEVICES calls it. Raises pynvml.NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+
+
+class _ProcessMemorySampler(threading.Thread):
+    """Samples NVML's memory of this process, CUDA context and all, every 100 ms."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(daemon=True)
+        self._device = device
+        self._samples: list[int] = []
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        import pynvml
+
+        try:
+            handle = nvml_handle(self._device)
+            while True:
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                        self._samples.append(process.usedGpuMemory)
+                if self._done.wait(0.1):
+                    return
+        except pynvml.NVMLError:  # no such permission, or a container that hides processes: unknown
+            self._samples.clear()
+
+    def stop(self) -> tuple[int | None, int | None]:
+        self._done.set()
+        self.join()
+        if not self._samples:
+            return None, None
+        return max(self._samples), sum(self._samples) // len(self._samples)

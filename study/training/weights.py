@@ -1,0 +1,112 @@
+"""With which weights does a run start, and with which does it end? The same start for every strategy, provably."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from safetensors.torch import save_file
+
+from study.config import RunConfig
+from study.records.schema import Checksum
+from study.strategy.file import Strategy
+from study.workloads.sources import Splits
+
+
+def build_model(
+    accelerator: Accelerator, workload: ModuleType, config: RunConfig, splits: Splits, strategy: Strategy, run_dir: Path
+) -> torch.nn.Module:
+    """Build the model so that equal seeds give equal weights under every strategy. Collective.
+
+    Building under zero.Init draws other random numbers than building whole. So where the strategy wants a partitioned
+    model, rank 0 builds it whole once and every rank loads those weights partitioned.
+    """
+    set_seed(config.seed)  # for a published model's new head too
+    if not (strategy.zero_stage == 3 and strategy.zero3_init):
+        with unpartitioned():
+            return workload.build_model(config, splits)
+    folder = run_dir / "initial_weights"
+    if accelerator.is_main_process:
+        with unpartitioned():
+            workload.build_model(config, splits).save_pretrained(folder)
+    accelerator.wait_for_everyone()
+    model = workload.load_model(config, splits, folder)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(folder)
+    return model
+
+
+class unpartitioned:
+    """Keep transformers from building under zero.Init, which it does at stage 3 whatever zero3_init_flag says."""
+
+    def __enter__(self) -> None:
+        import transformers.integrations.deepspeed as integration
+
+        self._module, self._kept = integration, integration._hf_deepspeed_config_weak_ref
+        integration._hf_deepspeed_config_weak_ref = None
+
+    def __exit__(self, *_: Any) -> None:
+        self._module._hf_deepspeed_config_weak_ref = self._kept
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two AdamW groups: matrices decay; biases and norms (one dimension) do not."""
+
+    def dimensions(parameter: Any) -> int:
+        return len(getattr(parameter, "ds_shape", parameter.shape))  # a partitioned parameter is empty
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if dimensions(p) > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if dimensions(p) <= 1], "weight_decay": 0.0},
+    ]
+
+
+def num_params(model: torch.nn.Module) -> int:
+    """Parameters of the unsharded model, tied ones counted once (the paper's Psi)."""
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+
+
+def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every parameter whole, gathered one at a time, in the order of their names. Collective."""
+    for name, parameter in sorted(model.named_parameters()):
+        name = name.replace("_orig_mod.", "").removeprefix("module.")
+        if hasattr(parameter, "ds_id"):
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter]):
+                yield name, parameter.detach()
+        elif hasattr(parameter, "full_tensor"):
+            yield name, parameter.detach().full_tensor()
+        else:
+            yield name, parameter.detach()
+
+
+def checksum(model: torch.nn.Module) -> Checksum:
+    """Sum and hash all parameters of the unsharded model as fp32. Collective; the same on every rank."""
+    digest = hashlib.sha256()
+    absolute = square = 0.0
+    for name, tensor in full_parameters(model):
+        values = tensor.float().cpu().contiguous()
+        digest.update(name.encode())
+        digest.update(values.numpy().data)
+        exact = values.double()
+        absolute += exact.abs().sum().item()
+        square += exact.square().sum().item()
+    return Checksum(absolute_sum=absolute, square_sum=square, sha256=digest.hexdigest())
+
+
+def save(model: torch.nn.Module, folder: Path, is_main_process: bool) -> None:
+    """Write the trained weights, whole, as one safetensors file on rank 0. Collective."""
+    tensors = {name: tensor.cpu().clone() for name, tensor in full_parameters(model)}
+    if is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "model.safetensors")

@@ -1,0 +1,163 @@
+"""Does a study survive its runner? Killed at random moments and called once more, is it what it would have been?
+
+    python tests/soak/interruptions.py [--kills 20] [--seed 0] [--output FILE]
+
+Twelve real runs of both workloads on one and two processes: once undisturbed; then with SIGKILL to the runner after a
+random part of the time of two runs, again and again, and one call more. Exit status 1 where a finished record has
+changed, a process was left, the last call did not end well, or a loss differs in its last bit.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from study import files
+from study.benchmarks import pairs
+from study.benchmarks.pairs import RunFailed
+from study.config import Parser
+from study.errors import Refusal
+from study.records import schema
+from study.running import studies
+
+STUDY = """\
+question: What is left of a study whose runner is killed?
+parts:
+  - flags: &short
+      workload: bert-imdb
+      num_train_examples: 64
+      num_eval_examples: 16
+      max_steps: 8
+      learning_rate: 1.0e-3
+    strategies: &few [single, ddp, zero2, zero3]
+    seeds: [0, 1]
+  - flags: {<<: *short, workload: gpt-wikitext}
+    strategies: *few
+"""
+RUNS_BETWEEN_KILLS = 2  # at most, by the time that runs take undisturbed
+LEFT_SECONDS = 10  # for the kernel to end what a killed runner started
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(prog="tests/soak/interruptions.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--kills", type=int, default=20, help="times that the runner is killed (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments (default: 0)")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    options = parser.parse_args(words)
+    if options.kills < 1:
+        raise Refusal(f"--kills {options.kills}: must be at least 1")
+    pairs.share_cores(num_processes=2)
+    with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
+        study = Path(folder) / "interruptions.yaml"
+        study.write_text(STUDY)
+        result = measure(study, Path(folder), options.kills, random.Random(options.seed))
+    print(
+        "{num_runs} runs; killed {kills} times; {finished_before_the_last_call} finished before the last call; "
+        "{changed} of their records changed, {processes_left} processes left, {differing} runs differ".format(**result)
+    )
+    if options.output:
+        files.write_json(
+            options.output, {**pairs.report("interruptions", options, {"seed": options.seed, "study": STUDY}), **result}
+        )
+    return 1 if failed(result) else 0
+
+
+def measure(study: Path, folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
+    """Run the study undisturbed and interrupted. Raises RunFailed where the undisturbed one did not end well."""
+    num_runs = len(studies.runs(studies.find(str(study))))
+    started = time.monotonic()
+    with start(study, folder / "undisturbed") as runner:
+        if runner.wait():
+            said = log(folder / "undisturbed").read_text()[-2000:]
+            raise RunFailed(f"the undisturbed study: exit status {runner.returncode}\n{said}")
+    undisturbed_seconds = time.monotonic() - started
+    print(f"undisturbed: {num_runs} runs in {undisturbed_seconds:.0f} s", flush=True)
+
+    each, finished, left = [], {}, 0
+    interrupted = folder / "interrupted"
+    for number in range(1, kills + 1):
+        seconds = moments.uniform(0, RUNS_BETWEEN_KILLS * undisturbed_seconds / num_runs)
+        with start(study, interrupted) as runner:
+            time.sleep(seconds)
+            ended_before = runner.poll() is not None
+            runner.send_signal(signal.SIGKILL)
+        left += processes_left(interrupted)
+        finished = {**finished_records(interrupted), **finished}
+        each.append({"after_seconds": seconds, "ended_before": ended_before, "finished_runs": len(finished)})
+        print(f"{number}/{kills}: killed after {seconds:.1f} s, {len(finished)} runs finished", flush=True)
+    with start(study, interrupted) as runner:
+        status = runner.wait()
+    at_the_end = finished_records(interrupted)
+    return {
+        "num_runs": num_runs,
+        "undisturbed_seconds": undisturbed_seconds,
+        "kills": kills,
+        "each_kill": each,
+        "finished_before_the_last_call": len(finished),
+        "changed": sum(at_the_end.get(name) != digest for name, digest in finished.items()),
+        "processes_left": left,
+        "last_exit_status": status,
+        "finished_at_the_end": len(at_the_end),
+        "differing": differing(folder / "undisturbed", interrupted),
+    }
+
+
+def failed(result: dict[str, Any]) -> bool:
+    complete = result["finished_at_the_end"] == result["num_runs"]
+    bad = result["changed"], result["processes_left"], result["last_exit_status"], result["differing"]
+    return not complete or any(bad)
+
+
+def start(study: Path, runs_dir: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "study", "run", str(study), "--runs-dir", str(runs_dir)]
+    with open(log(runs_dir), "a") as said:
+        return subprocess.Popen(command, stdout=said, stderr=said)
+
+
+def log(runs_dir: Path) -> Path:
+    return runs_dir.with_suffix(".log")
+
+
+def processes_left(folder: Path) -> int:
+    """Count the processes that still work below a folder once the kernel has had its time to end them."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while (found := _working_below(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _working_below(folder: Path) -> int:
+    commands = (process.info["cmdline"] or [] for process in psutil.process_iter(["pid", "cmdline"]))
+    return sum(any(word.startswith(str(folder) + os.sep) for word in command) for command in commands)
+
+
+def finished_records(folder: Path) -> dict[str, str]:
+    """Digests of the records that are ok, by the runs' names."""
+    paths = folder.glob("*/*/record.json")
+    return {path.parent.name: files.sha256(path) for path in paths if schema.read(path).status == "ok"}
+
+
+def differing(one: Path, other: Path) -> int:
+    """Count the runs whose losses or final parameters are not the same to the last bit in both folders."""
+    facts = []
+    for folder in (one, other):
+        found = {}
+        for path in folder.glob("*/*/record.json"):
+            read = schema.read(path)
+            losses = [line["loss"] for line in schema.read_steps(path)]
+            found[read.run_id] = losses, read.final_parameters and read.final_parameters.sha256
+        facts.append(found)
+    return sum(facts[0].get(name) != facts[1].get(name) for name in facts[0].keys() | facts[1].keys())
+
+
+if __name__ == "__main__":
+    pairs.end(main)
