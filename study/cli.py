@@ -186,7 +186,8 @@ def _train(arguments: list[str]) -> int:
     from study.preflight import checks
     from study.run import default_output_dir
     from study.running import launch
-    from study.strategy import file, request
+    from study.strategy import file
+    from study.training import request
 
     parser = flag_parser(prog="zero-study train", description="Check, launch and record one run.")
     parser.add_argument("--strategy", help=f"a file, or one of {', '.join(file.names())} (default: single)")
@@ -366,7 +367,8 @@ def _predict(options: argparse.Namespace) -> int:
 def _claims(options: argparse.Namespace) -> int:
     import json
 
-    from study.claims import say, verdicts
+    from study.claims import verdicts
+    from study.planner import say
 
     if options.check or options.write:
         if options.source or options.verdict or options.json or (options.check and options.write):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from study.config import RunConfig
 from study.strategy.file import Strategy
-from study.strategy.request import Launch
+from study.training.request import Launch
 
 if TYPE_CHECKING:
     pass

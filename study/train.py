@@ -25,10 +25,10 @@ from study.run import default_output_dir, remove_swap_folder
 from study.running import bound
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
-from study.strategy.accelerators import build_accelerator
-from study.strategy.request import Launch, read_launch
+from study.training.accelerators import build_accelerator
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Built, Failed, Interrupted, Journal
+from study.training.request import Launch, read_launch
 
 if TYPE_CHECKING:
     pass

@@ -13,8 +13,9 @@ from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Checksum, Failure, Proof, Record
-from study.strategy import file, request
+from study.strategy import file
 from study.training import journal as journals
+from study.training import request
 
 LEAST = {
     "run_id": "a",
@@ -84,7 +85,7 @@ def test_a_record_that_is_cut_off_is_written_once_more(journal, monkeypatch):
 
     journal._file = open(journal.run_dir / "steps.jsonl", "w")  # noqa: SIM115 - as `open` does
     with monkeypatch.context() as patched:
-        patched.setattr("study.training.measure.machine.describe", cut_off)
+        patched.setattr("study.records.machine.describe", cut_off)
         with pytest.raises(journals.Interrupted):
             journal.write("ok")
     journal.fail(journals.Interrupted("interrupted by SIGTERM"))

@@ -18,10 +18,10 @@ from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
 from study.records.schema import Proof
-from study.strategy import accelerators, file, request
+from study.strategy import file
 from study.strategy.file import find_strategy, read_strategy
-from study.strategy.request import Launch
-from study.training import gradient_norm, proof
+from study.training import accelerators, gradient_norm, proof, request
+from study.training.request import Launch
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
 

@@ -27,11 +27,11 @@ from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
 from study.running import launch
-from study.strategy import accelerators, file
+from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
-from study.strategy.request import Launch
-from study.training import gradient_norm, proof, weights
+from study.training import accelerators, gradient_norm, proof, weights
 from study.training.measure.memory import PhaseMemory
+from study.training.request import Launch
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
 COMPARED = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, "num_eval_examples": 15, "save_model": True}

@@ -23,8 +23,9 @@ from study.config import RunConfig, build_config, flag_parser
 from study.errors import Refusal
 from study.preflight import extensions
 from study.running.launch import QUIET
-from study.strategy import file, request
+from study.strategy import file
 from study.strategy.file import Strategy
+from study.training import request
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
 STRATEGIES = [name for name in file.names() if "nvme" not in name and not name.startswith("fsdp")]

@@ -112,7 +112,7 @@ def text_flags(data_dir: Path | None) -> dict[str, Any]:
 
 def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict[str, Any]:
     """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
-    from study.training.measure import machine
+    from study.records import machine
 
     return {
         "benchmark": name,

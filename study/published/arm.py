@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader
 
 from study import files
 from study.config import RunConfig
+from study.records import machine
 from study.running import bound
 from study.training import proof, weights
-from study.training.measure import machine
 from study.training.measure.memory import model_state_bytes
 from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits

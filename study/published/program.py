@@ -87,7 +87,7 @@ def main() -> None:
 
 def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
     """Start the program once: every arm's facts; the error of the arm that did not end, and none after it."""
-    from study.training.measure import machine
+    from study.records import machine
 
     seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
     data = load(config, seed, body is not None)

@@ -20,7 +20,7 @@ from study.files import missing_folders, remove_empty, shown_text
 from study.records import schema
 from study.run import remove_swap_folder, swap_folder
 from study.running.ending import is_out_of_memory
-from study.strategy.request import Launch
+from study.training.request import Launch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -151,7 +151,7 @@ class Journal:
             raise Failed(f"step {step}: the evaluation loss is {result['loss']}")
 
     def write(self, status: str, **facts: Any) -> None:
-        from study.training.measure import machine
+        from study.records import machine
 
         if self._file:
             os.fsync(self._file.fileno())  # a record that outlives a power cut names steps that do, too

@@ -16,9 +16,9 @@ from study.config import RunConfig
 from study.errors import Refusal
 from study.records.schema import Proof
 from study.run import swap_folder
-from study.strategy.accelerators import uses_gloo
-from study.strategy.request import Launch
+from study.training.accelerators import uses_gloo
 from study.training.measure.memory import engine_tensors
+from study.training.request import Launch
 
 
 def _names(dtypes: set[torch.dtype]) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from study.claims.ledger import Execution
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
-COMMAND = "python -m study.published.snippets"
+COMMAND = "python -m study.claims.snippets"
 
 Outcome = Literal["accepted", "rejected", "ignored"]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 
@@ -36,6 +35,8 @@ ENVIRONMENT = (
 
 def describe() -> dict[str, Any]:
     """Describe this process's machine. Unknown is None."""
+    import torch
+
     return {
         "cpu": _cpu_model(),
         "num_cores": psutil.cpu_count(logical=False),
@@ -63,11 +64,15 @@ def _cpu_model() -> str | None:
 
 
 def _gpus() -> list[dict[str, Any]]:
+    import torch
+
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [{"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"} for p in properties]
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
+    import torch
+
     if not torch.cuda.is_available():
         return None
     try:

@@ -11,7 +11,7 @@ from study.errors import Refusal
 from study.models import SIZES, swap_buffer_size
 from study.run import swap_folder
 from study.strategy.file import Strategy, suited_buckets
-from study.strategy.request import Launch
+from study.training.request import Launch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,6 +1,6 @@
 """What do today's engines do with the lines that the sources print? Each claim's are given to them, in a fresh process.
 
-    python -m study.published.snippets [--claim ID ...] [--output FILE]
+    python -m study.claims.snippets [--claim ID ...] [--output FILE]
 
 On a CPU, a few seconds each. The results are a file from which `zero-study claims` makes its verdicts.
 """
@@ -27,7 +27,7 @@ import yaml
 
 from study import files
 from study.benchmarks.pairs import RunFailed, end
-from study.claims import ledger
+from study.claims import child, ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
 from study.claims.rules.execution import Result, Results
@@ -35,7 +35,6 @@ from study.config import Parser
 from study.errors import Refusal
 from study.files import write_json
 from study.preflight import extensions
-from study.published import child
 from study.running import bound, ending
 from study.running.launch import QUIET
 
@@ -62,7 +61,7 @@ LEAST = {
 
 def main(words: list[str]) -> int:
     """Execute what is asked for. Raises Refusal, and RunFailed where a claim's lines could not be executed."""
-    parser = Parser(prog="study.published.snippets", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog="study.claims.snippets", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--claim", nargs="+", metavar="ID", help="execute these only; the other results stay")
     parser.add_argument("--output", type=Path, default=execution.RESULTS, help="JSON file of the results")
     flags = parser.parse_args(words)
