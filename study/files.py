@@ -20,6 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]  # of the project, where it is instal
 _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
 
+def require_clone(what: str) -> None:
+    """Raise Refusal where the project is installed without what only a clone holds."""
+    if not (ROOT / "pyproject.toml").is_file():
+        raise Refusal(f"{what} are not part of an installed package; clone the project, run pip install -e . in it")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     scratch = path.with_name(path.name + ".part")
