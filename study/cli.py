@@ -278,7 +278,7 @@ def _report(study: str, records: tuple[Path, ...], output: Path | None) -> None:
     from study.report import build as report
     from study.running import studies
 
-    require_clone("the notebooks and the committed records")
+    require_clone("the notebooks that become pages")
     _require("papermill")
     name = studies.find(study).name
     print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name))
@@ -434,7 +434,7 @@ def _claims(source: str | None, verdict: str | None, as_json: bool, check: bool,
     if check or write:
         if source or verdict or as_json or (check and write):
             raise Refusal("--check and --write decide every claim; give one of them alone")
-        require_clone("the committed records, which decide claims")
+        require_clone("the records that claims are decided by")
         return _decide_claims(write)
     from study.claims import say
 

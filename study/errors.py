@@ -76,6 +76,6 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
     for line in required:
         name, extra = re.match(r"[\w.-]+", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.
-        if extra and missing and name.lower().replace("-", "_").startswith(missing):
+        if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
             return f"{name} is not installed; run: pip install 'zero-study[{extra[1]}]' (in a clone: '.[{extra[1]}]')"
     return None

@@ -21,9 +21,9 @@ _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
 
 def require_clone(what: str) -> None:
-    """Raise Refusal where the project is installed without what only a clone holds."""
+    """Raise Refusal where the project is installed without its repository."""
     if not (ROOT / "pyproject.toml").is_file():
-        raise Refusal(f"{what} are not part of an installed package; clone the project, run pip install -e . in it")
+        raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
 
 
 def write_whole(path: Path, content: bytes) -> None:
