@@ -39,6 +39,8 @@ WORKS = ("small", "bert-large", "gpt2-xl")
 
 LARGEST_NUMBER = 1_000_000_000
 
+A_STUDY = "a study that the project ships, or a YAML file of your own"
+RECORDS = "folders of run directories or of collected records"
 DATA_FOLDER = "folder with imdb/, wikitext-2/ and tokenizers/, for real text"
 
 
@@ -163,7 +165,7 @@ def _train(strategy: str, num_processes: int | None, timeout: int | None, **opti
 def _of_a_study(command: Any) -> Any:
     """Add what `plan` and `run` share: the study, and which of its runs, where and for how long."""
     options = [
-        click.argument("study"),
+        click.argument("study", help=A_STUDY),
         click.option("--data-dir", type=PATH, help=DATA_FOLDER),
         click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
         click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
@@ -177,10 +179,7 @@ def _of_a_study(command: Any) -> Any:
 @zero_study.command("plan")
 @_of_a_study
 def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int) -> None:
-    """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes.
-
-    STUDY: one that the project ships, or a YAML file of your own.
-    """
+    """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes."""
     from study.running import plan, studies
 
     chosen = studies.find(study)
@@ -201,8 +200,6 @@ def _run(
     study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int, fail_fast: bool, minutes: int | None
 ) -> int:
     """Run a study's runs one after another; finished ones are kept.
-
-    STUDY: one that the project ships, or a YAML file of your own.
 
     Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
@@ -235,34 +232,28 @@ def _require(module: str) -> None:
 
 
 @zero_study.command("collect")
-@click.argument("runs", type=PATH)
-@click.argument("records", type=PATH)
+@click.argument("runs", type=PATH, help="folder of run directories")
+@click.argument("records", type=PATH, help="folder to copy into, for instance reports/cpu/records")
 def _collect(runs: Path, records: Path) -> None:
-    """Copy the records and steps of finished runs into a folder to commit.
-
-    RUNS: folder of run directories. RECORDS: folder to copy into, for instance reports/cpu/records.
-    """
+    """Copy the records and steps of finished runs into a folder to commit."""
     from study.records import collect
 
     collect.collect(runs, records)
 
 
 @zero_study.command("compare")
-@click.argument("records", type=PATH, nargs=-1, required=True)
+@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.option("--view", type=click.Choice(tuple(VIEWS)), default="differences", help="which table")
 @click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
 def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
-    """Compare runs with the control, with intervals and verdicts, as Markdown.
-
-    RECORDS: folders of run directories or of collected records.
-    """
+    """Compare runs with the control, with intervals and verdicts, as Markdown."""
     module, table = VIEWS[view].split(".")
     make = getattr(importlib.import_module(f"study.compare.{module}"), table)
     print(make(records, control) if view in WITH_CONTROL else make(records))
 
 
 @zero_study.command("report")
-@click.argument("study")
+@click.argument("study", help=A_STUDY)
 @click.option(
     "--records",
     type=PATH,
@@ -271,10 +262,7 @@ def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
 )
 @click.option("--output", type=PATH, help="where the pages go [default: reports/STUDY]")
 def _report(study: str, records: tuple[Path, ...], output: Path | None) -> None:
-    """Execute the notebooks on a study's records: pages.
-
-    STUDY: one that the project ships, or a YAML file of your own.
-    """
+    """Execute the notebooks on a study's records: pages."""
     from study.report import build as report
     from study.running import studies
 
@@ -285,26 +273,20 @@ def _report(study: str, records: tuple[Path, ...], output: Path | None) -> None:
 
 
 @zero_study.command("pack")
-@click.argument("records", type=PATH, nargs=-1, required=True)
-@click.argument("packed", type=PATH, metavar="FILE")
+@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
+@click.argument("packed", type=PATH, metavar="FILE", help="file to write, for instance my-box.zip")
 def _pack(records: tuple[Path, ...], packed: Path) -> None:
-    """Put a box's records into one file, with their digests.
-
-    RECORDS: folders of run directories or of collected records. FILE: the file to write, for instance my-box.zip.
-    """
+    """Put a box's records into one file, with their digests."""
     from study.records import pack
 
     pack.pack(records, packed)
 
 
 @zero_study.command("merge")
-@click.argument("packed", type=PATH, metavar="FILE")
-@click.argument("records", type=PATH)
+@click.argument("packed", type=PATH, metavar="FILE", help="what `zero-study pack` wrote")
+@click.argument("records", type=PATH, help="folder to copy into, for instance reports/STUDY/records/my-box")
 def _merge(packed: Path, records: Path) -> None:
-    """Take a packed file's records into a folder.
-
-    FILE: what `zero-study pack` wrote. RECORDS: folder to take them into, for instance reports/STUDY/records/my-box.
-    """
+    """Take a packed file's records into a folder."""
     from study.records import pack
 
     pack.merge(packed, records)
@@ -378,15 +360,12 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
 
 
 @zero_study.command("predict")
-@click.argument("study", required=False)
+@click.argument("study", required=False, help=A_STUDY)
 @click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
 def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
-    """Predict a study's runs on a box that nobody here has; without a study, all of the reports'.
-
-    STUDY: one that the project ships, or a YAML file of your own.
-    """
+    """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
     from study.planner import predictions
     from study.running import studies
 
@@ -402,14 +381,17 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
 
 
 @zero_study.command("accuracy")
-@click.argument("rows", type=PATH, required=False, metavar="[FILE.csv]")
+@click.argument(
+    "rows",
+    type=PATH,
+    required=False,
+    metavar="[FILE.csv]",
+    help="rows of your own, with the columns of those in study/theory/measured_by_others; nothing is fitted to them",
+)
 @click.option("--output", type=PATH, help="JSON file to write")
 @click.pass_context
 def _accuracy(context: click.Context, rows: Path | None, output: Path | None) -> None:
-    """Compare the planner's step times with throughput that others published, and fit its constants again.
-
-    FILE.csv: other rows of the tables in study/theory/measured_by_others; these then judge the constants as they stand.
-    """
+    """Compare the planner's step times with throughput that others published, and fit its constants again."""
     from study.planner import accuracy
 
     accuracy.measure(rows, output, _recorded(context))
