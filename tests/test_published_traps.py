@@ -151,7 +151,7 @@ def test_other_settings_are_refused(tmp_path):
 def test_a_launch_that_failed_says_why():
     text = "[rank0]: Traceback\n[rank0]:   x()\n[rank0]: ValueError: no such thing\nChildFailedError: the launcher's\n"
     assert traps.last_error(text) == "ValueError: no such thing"
-    assert traps.last_error("") == "no word"
+    assert traps.last_error("") == "nothing on stderr"
 
 
 @pytest.fixture(scope="module")

@@ -274,7 +274,7 @@ def test_what_is_whole_passes(name):
 @pytest.mark.parametrize(
     ("name", "flags", "expected"),
     [
-        ("fsdp2", {}, "fsdp2 needs GPUs: on a CPU accelerate does not shard and trains something else"),
+        ("fsdp2", {}, "fsdp2 needs GPUs: on a CPU accelerate trains without sharding; take ddp or a zero"),
         (
             "ddp",
             {"precision": "fp16-autocast"},
@@ -284,7 +284,7 @@ def test_what_is_whole_passes(name):
         (
             "zero2",
             {"accumulation_dtype": "bf16"},
-            "--accumulation-dtype bf16 goes with --precision bf16, not with fp32",
+            "--accumulation-dtype bf16 needs --precision bf16, the run has fp32; change",
         ),
         ("zero2", {"global_batch_size": 9}, "global_batch_size=9 does not divide over 2 processes"),
     ],
@@ -295,7 +295,7 @@ def test_what_cannot_run_here(name, flags, expected):
 
 def test_without_deepspeed(monkeypatch):
     monkeypatch.setattr(file.importlib.util, "find_spec", lambda name: None)
-    assert checking("zero2") == "zero2 needs deepspeed, which is not installed; `make setup` installs it"
+    assert checking("zero2") == "zero2 needs deepspeed, which is not installed; run: make setup"
     check(build_config(), shipped("ddp"), 2)
 
 
@@ -314,11 +314,12 @@ def test_processes_of_several_machines(monkeypatch):
     config, chosen = build_config(global_batch_size=32), shipped("zero2")
     check(config, chosen, 16, num_machines=2)
     with pytest.raises(
-        Refusal, match=r"^16 processes asked, 8 GPU\(s\) found; pass --num_processes 8, or --share-device$"
+        Refusal, match=r"^the run asks for 16 processes, 8 GPUs are found; pass --num_processes 8, or --share-device$"
     ):
         check(config, chosen, 16)
     with pytest.raises(
-        Refusal, match=r"^32 .* 8 GPU\(s\) found on this one of 2 machines; pass --num_processes 16, or"
+        Refusal,
+        match=r"^the run asks for 32 .* 8 GPUs are found on this one of 2 machines; pass --num_processes 16, or",
     ):
         check(config, chosen, 32, num_machines=2)
 

@@ -161,10 +161,10 @@ def train(config: RunConfig, launch: request.Launch, result: Path) -> None:
     trainer = Ordered(model, settings, train_dataset=examples, callbacks=[Clock()])
     trainer.train()
 
-    found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, config, launch)
-    proof.verify(found, config, launch, result.parent)
+    engine = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, config, launch)
+    proof.verify(engine, config, launch, result.parent)
     if len(ends) != config.num_steps:
-        raise RuntimeError(f"Trainer took {len(ends)} steps, asked for {config.num_steps}")
+        raise RuntimeError(f"Trainer took {len(ends)} steps, the run asks for {config.num_steps}")
     mean_losses = torch.stack(losses).double()
     if dist.is_initialized():
         dist.all_reduce(mean_losses)
@@ -175,7 +175,7 @@ def train(config: RunConfig, launch: request.Launch, result: Path) -> None:
             {
                 **speed(ends, config.timing_warmup_steps, config.global_batch_size),
                 "losses": mean_losses.tolist(),
-                "proof": found.model_dump(mode="json"),
+                "proof": engine.model_dump(mode="json"),
             },
         )
     if dist.is_initialized():

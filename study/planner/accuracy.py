@@ -64,10 +64,10 @@ def load(path: Path = VALIDATION) -> Validation:
     except OSError as error:
         raise Refusal(f"{path.name}: {error.strerror}; {again}") from None
     except (ValueError, KeyError, TypeError):
-        raise Refusal(f"{path.name}: not what the benchmark writes; {again}") from None
+        raise Refusal(f"{path.name}: not what {COMMAND} writes; {again}") from None
     rows = measured_by_others.throughput_rows()
     if titles != [row.title for row in rows]:
-        raise Refusal(f"{path.name}: of other rows than {measured_by_others.THROUGHPUT.name}; {again}")
+        raise Refusal(f"{path.name}: has other rows than {measured_by_others.THROUGHPUT.name}; {again}")
     return Validation(content, rows)
 
 
@@ -115,7 +115,7 @@ def summarize(errors: Numbers) -> dict[str, float]:
 
 def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
     """Judge the constants as they stand. Rows in fp8 apart: they are predicted as if they were in bf16."""
-    found = [
+    judged = [
         {
             "row": row.title,
             "published": row.tokens_per_second_per_gpu,
@@ -125,12 +125,12 @@ def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
         }
         for row, error in zip(rows, map(relative_error, rows), strict=True)
     ]
-    errors = [entry["error"] for entry in found if not entry["fp8"]]
+    errors = [entry["error"] for entry in judged if not entry["fp8"]]
     spread = step_time.FITTED_SPREAD
     return {
         "as_they_stand": summarize(errors),
         "inside_interval": sum(1 / spread <= 1 + error <= spread for error in errors) / len(errors),
-        "rows": found,
+        "rows": judged,
     }
 
 
@@ -145,8 +145,8 @@ def fit(rows: list[MeasuredRow]) -> Constants:
         of_rows = np.log([1 + relative_error(row, constants) for row in rows])
         return np.concatenate([of_rows, ROBUST_SCALE * (logarithms - start)])
 
-    found = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
-    return Constants(*map(float, np.exp(found.x)))
+    fitted = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
+    return Constants(*map(float, np.exp(fitted.x)))
 
 
 def cross_validate(rows: list[MeasuredRow]) -> dict[str, Any]:
@@ -217,12 +217,12 @@ def say(result: dict[str, Any]) -> None:
     num_fp8 = sum(entry["fp8"] for entry in worst_first)
     for entry in worst_first[: num_fp8 + 5]:
         print(f"  {'predicted as bf16' if entry['fp8'] else 'among the worst'} {entry['error']:+.1%} {entry['row']}")
-    for name, found in result.get("fit", {}).items():
-        print(f"{name}: fitted {', '.join(f'{key} {value:.3g}' for key, value in found['constants'].items())}")
-        print(f"  unseen size      {_shown(found['model_size'])}")
-        print(f"  unseen fifth     {_shown(found['folds'])}")
-    for name, found in result.get("other_device", {}).items():
-        print(f"{name}: {_shown(found)}")
+    for name, fitted in result.get("fit", {}).items():
+        print(f"{name}: fitted {', '.join(f'{key} {value:.3g}' for key, value in fitted['constants'].items())}")
+        print(f"  unseen size      {_shown(fitted['model_size'])}")
+        print(f"  unseen fifth     {_shown(fitted['folds'])}")
+    for name, summary in result.get("other_device", {}).items():
+        print(f"{name}: {_shown(summary)}")
     for case in result.get("cases", []):
         note = " (a constant was set by it)" if case["calibrates"] else ""
         print(

@@ -143,14 +143,14 @@ def stale_locks() -> list[Path]:
 
 def _open_locks(process: Path) -> set[tuple[int, int]]:
     """Return device and inode of each file called lock that this folder of /proc shows as open."""
-    found = set()
+    locks = set()
     for descriptor in os.listdir(process / "fd"):
         link = process / "fd" / descriptor
         with suppress(FileNotFoundError):  # closed while we looked
             if os.readlink(link).endswith("/lock"):
                 status = link.stat()
-                found.add((status.st_dev, status.st_ino))
-    return found
+                locks.add((status.st_dev, status.st_ino))
+    return locks
 
 
 def build() -> int:
@@ -187,8 +187,8 @@ def _is_built(name: str) -> bool:
 
 def _came_along(part: str) -> bool:
     """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
-    found = importlib.util.find_spec("deepspeed")
-    places = found.submodule_search_locations or [] if found else []
+    package = importlib.util.find_spec("deepspeed")
+    places = package.submodule_search_locations or [] if package else []
     return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
 
 
@@ -197,11 +197,11 @@ def _obstacle(name: str) -> str | None:
     for lock in stale_locks():
         if lock.parent.name in EXTENSIONS[name].folders:
             return (
-                f"{lock} was left by a build that was killed: no process is building, and every run would wait for it "
-                f"for ever; delete it: rm {shlex.quote(str(lock))}"
+                f"{lock} was left by a build that was killed, and every run would wait for it for ever; run: "
+                f"rm {shlex.quote(str(lock))}"
             )
     if shutil.which("ninja", path=_search_path()) is None:
-        return f"ninja is not on PATH, and torch loads DeepSpeed's {name} only with it; run: pip install ninja"
+        return f"ninja, which torch needs to load DeepSpeed's {name}, is not on PATH; run: pip install ninja"
 
     # DeepSpeed links a program against libaio whenever it loads async_io; the others, once built, need no compiler.
     if _is_built(name) and name != "async_io":
@@ -217,12 +217,12 @@ def _obstacle(name: str) -> str | None:
     if not _is_built(name) and not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return (
-            f"{header} is missing, and compiling DeepSpeed's {name} needs it; install python{version}-dev (apt-get) "
+            f"{header} is missing, which compiling DeepSpeed's {name} needs; install python{version}-dev (apt-get) "
             f"or python{version}-devel (dnf), then run: make setup"
         )
     if name == "async_io" and (lacking := _lacking_of_libaio(compiler)):
         return (
-            f"the compiler finds no {lacking}, and DeepSpeed's async_io needs it; install libaio-dev (apt-get) or "
+            f"the compiler finds no {lacking}, which DeepSpeed's async_io needs; install libaio-dev (apt-get) or "
             "libaio-devel (dnf), or set CPATH and LIBRARY_PATH to where libaio is, then run: make setup"
         )
     return None
@@ -237,10 +237,10 @@ def _lacking_of_libaio(compiler: str) -> str | None:
     if ask("-E", "-x", "c++", "-", source="#include <libaio.h>\n").returncode != 0:
         return "libaio.h"
     # The bare name comes back where there is no such file.
-    found = any(
+    has_library = any(
         Path(ask(f"-print-file-name={name}").stdout.strip()).is_absolute() for name in ("libaio.so", "libaio.a")
     )
-    return None if found else "libaio.so"
+    return None if has_library else "libaio.so"
 
 
 def _load(name: str) -> str | None:

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train every seed, then the first again, and write what was found. Raises RuntimeError where that one differs."""
+    """Train every seed, then the first again, and write what each learned. Raises RuntimeError where it differs."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     program, settings = job["program"], job["settings"]
@@ -64,11 +64,11 @@ def run(job: dict[str, Any]) -> None:
     accelerator = build_accelerator(program)
     ran, seeds = [], {}
     for seed in [*job["seeds"], job["seeds"][0]]:
-        facts, found = train(accelerator, program, settings, config, splits, seed)
+        facts, learned = train(accelerator, program, settings, config, splits, seed)
         ran.append(facts)
         # The first seed had this process to itself. That it comes out the same after all others shows that no seed
         # leaves anything behind for the next one, which is not so everywhere: old hooks fire, state is inherited.
-        if seeds.setdefault(str(seed), found) != found:
+        if seeds.setdefault(str(seed), learned) != learned:
             raise RuntimeError(f"seed {seed}, trained again in the same process, comes out differently")
     if any(facts != ran[0] for facts in ran):
         raise RuntimeError(f"the engine is not the same for every seed: {ran}")
@@ -158,7 +158,7 @@ def train(
                 drawn.update(json.dumps(sorted(indices)).encode())
                 loss_sum, indices, sequences = 0.0, [], len(indices)
     last = settings["last_updates"]
-    found = {
+    learned = {
         "train_loss": sum(losses[-last:]) / last,
         "eval_loss": evaluate(accelerator, model, eval_batches),
         "losses": [round(value, 4) for value in losses],
@@ -166,13 +166,13 @@ def train(
         "samples": drawn.hexdigest()[:16],  # of the examples in each of the program's steps, whatever their order in it
     }
     if not all(map(math.isfinite, losses)):
-        raise RuntimeError(f"seed {seed}: the loss is no number: {losses}")
+        raise RuntimeError(f"seed {seed}: the loss is NaN or infinite: {losses}")
     ran = read_back(accelerator, model, optimizer) | {
         "micro_steps": micro_steps,
         "sequences_per_program_step": sequences,
         "scheduler_steps": None if scheduler is None else scheduler.scheduler.last_epoch,
     }
-    return ran, found
+    return ran, learned
 
 
 def schedule(step: int, num_steps: int, settings: dict[str, Any]) -> float:

@@ -346,13 +346,13 @@ def _learned(trainer: Trainer, losses: list[torch.Tensor], data: Data) -> dict[s
     history = trainer.state.log_history
     of_steps = torch.stack(losses).double()
     steps_per_epoch = len(losses) // int(trainer.args.num_train_epochs)
-    found = trainer.predict(data.held_out)
+    predicted = trainer.predict(data.held_out)
     return {
         "logged_train_loss": next(entry["loss"] for entry in reversed(history) if "loss" in entry),
         "logged_eval_loss": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
         "epoch_losses": [epoch.mean().item() for epoch in of_steps.split(steps_per_epoch)],
-        "held_out_loss": found.metrics["test_loss"],
-        "held_out_accuracy": float((np.argmax(found.predictions, axis=-1) == found.label_ids).mean()),
+        "held_out_loss": predicted.metrics["test_loss"],
+        "held_out_accuracy": float((np.argmax(predicted.predictions, axis=-1) == predicted.label_ids).mean()),
     }
 
 

@@ -269,7 +269,9 @@ def check_machine(arms: list[str]) -> None:
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     two = [arm for arm in arms if ARMS[arm].file["num_processes"] == 2]
     if num_gpus == 1 and two:
-        raise Refusal(f"{two[0]} needs 2 GPUs, found 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU")
+        raise Refusal(
+            f"{two[0]} needs 2 GPUs, this machine has 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU"
+        )
     needed = set()
     for arm in arms:
         if ARMS[arm].file["distributed_type"] == "DEEPSPEED" and not num_gpus:
@@ -293,7 +295,7 @@ def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
         or ("--data-dir" in content.get("command", "")) != from_files
         or any(asked.get(arm) != facts["asked"] for arm, facts in content["arms"].items())
     ):
-        raise Refusal(f"{path}: made with other settings or another kind of text; choose another --output")
+        raise Refusal(f"{path}: was made with other settings or another kind of text; choose another --output")
     return content
 
 
@@ -342,23 +344,23 @@ def last_error(text: str) -> str:
     """The last line of a launch's stderr that names an error of the program's, not of the launcher's."""
     lines = [line.split("]:")[-1].strip() for line in text.splitlines()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Refusal): ", line)]
-    return (named or lines or ["no word"])[0 if named else -1]
+    return (named or lines or ["nothing on stderr"])[0 if named else -1]
 
 
-def add(content: dict[str, Any], arm: str, found: dict[str, Any]) -> None:
+def add(content: dict[str, Any], arm: str, result: dict[str, Any]) -> None:
     """Put one launch into the file's content. Raises Refusal where it does not belong to what is in there."""
-    machine = {name: found["machine"][name] for name in ("cpu", "num_cores", "gpus", "python", "libraries")}
-    for key, value in (("machine", machine), ("data", found["data"])):
+    machine = {name: result["machine"][name] for name in ("cpu", "num_cores", "gpus", "python", "libraries")}
+    for key, value in (("machine", machine), ("data", result["data"])):
         content[key] = content[key] or value
         if content[key] != value:
             raise Refusal(f"{key}: the file has {content[key]}, this is {value}; choose another --output")
-    known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": found["ran"], "seeds": {}})
-    if known["ran"] != found["ran"]:
-        raise Refusal(f"{arm}: the file has {known['ran']}, this is {found['ran']}; choose another --output")
-    known["seeds"] |= found["seeds"]
+    known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": result["ran"], "seeds": {}})
+    if known["ran"] != result["ran"]:
+        raise Refusal(f"{arm}: the file has {known['ran']}, this is {result['ran']}; choose another --output")
+    known["seeds"] |= result["seeds"]
 
 
 def shown(content: dict[str, Any]) -> str:
     """JSON with lists of plain values on one line."""
     text = json.dumps(content, indent=1, allow_nan=False)
-    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
+    return re.sub(r"\[[^][{}]*\]", lambda inner: re.sub(r"\s*\n\s*", " ", inner[0]), text) + "\n"

@@ -1,7 +1,7 @@
-"""Which strategy is this, is it fit to run here, and how does it become an Accelerator?
+"""Which strategy is this? One accelerate file, with the DeepSpeed JSON that it names.
 
-A strategy is one accelerate file. It is read strictly, because accelerate and DeepSpeed ignore what they do not know
-(a nested typo, an NVMe path in the YAML) and then silently run something else.
+It is read strictly, because accelerate and DeepSpeed ignore what they do not know (a nested typo, an NVMe path in the
+YAML) and then silently run something else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -28,10 +28,6 @@ from pydantic_core import PydanticCustomError
 
 from study.errors import Refusal, describe
 from study.files import ROOT, read_yaml
-
-if TYPE_CHECKING:
-    pass
-
 
 CONFIGS = ROOT / "accelerate_configs"
 
@@ -109,8 +105,8 @@ class _AccelerateFile(_Strict):
     def _explain_multi_cpu(cls, value: Any) -> Any:
         if value == "MULTI_CPU":
             raise ValueError(
-                "distributed_type: MULTI_CPU starts a single process unless mpirun starts it; write MULTI_GPU, "
-                "which serves a box without a GPU too"
+                "distributed_type: MULTI_CPU starts one process unless mpirun starts it; write MULTI_GPU, which also "
+                "serves a box without a GPU"
             )
         return value
 
@@ -119,7 +115,7 @@ class _AccelerateFile(_Strict):
     def _explain_use_cpu(cls, value: Any) -> Any:
         if value is True:
             raise ValueError(
-                "use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it"
+                "use_cpu: true turns every strategy into plain DDP; remove it: a box without a GPU takes the CPU anyway"
             )
         return value
 
@@ -128,7 +124,7 @@ class _AccelerateFile(_Strict):
     def _explain_auto_accumulation(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
             raise ValueError(
-                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it"
+                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run sets it"
             )
         return value
 
@@ -198,7 +194,7 @@ class _ZeroSection(_Strict):
     def _explain_nvme_path(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, dict) and "nvme_path" in value:
             raise ValueError(
-                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it, pass --swap-dir"
+                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it and pass --swap-dir"
             )
         return value
 
@@ -261,8 +257,8 @@ class Strategy:
 
 def names() -> list[str]:
     """The strategies that the project ships, in the order of its tables."""
-    found = [path.stem for path in CONFIGS.glob("*.yaml")]
-    return sorted(found, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
+    stems = [path.stem for path in CONFIGS.glob("*.yaml")]
+    return sorted(stems, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
 
 
 def find_strategy(name: str) -> Path:
@@ -309,7 +305,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         extra = (ignored | {"gradient_clipping", "gradient_accumulation_steps"}) & set(section)
         if extra or "mixed_precision" in content:
             key = min(extra, default="mixed_precision")
-            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
+            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or write it in the JSON")
         written, beside = _read_json(path, folder / deepspeed.deepspeed_config_file)
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
         raise Refusal(
@@ -340,8 +336,8 @@ def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedF
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     if not path.is_file():
         raise Refusal(
-            f"{yaml_path}: deepspeed_config_file {path} is no file seen from {Path.cwd()}; start from the folder that "
-            "it is relative to"
+            f"{yaml_path}: deepspeed_config_file {path} does not exist as seen from {Path.cwd()}; start in the folder "
+            "that it is relative to"
         )
     try:
         content = json.loads(path.read_text())
