@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from study.config import build_config
 from study.records import schema
 from study.records.schema import Record
+from study.run import as_words, make_run
 from study.running.launch import command
-from study.running.studies import Run as PlannedRun
-from study.strategy.file import find_strategy
+from study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 300
@@ -88,12 +89,13 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
 
 def words(flags: Mapping[str, Any]) -> list[str]:
     """Flags as train.py takes them: {"max_steps": 8, "measure": False} is --max-steps 8 --no-measure."""
-    return PlannedRun("", "", 1, dict(flags)).arguments()
+    return as_words(flags)
 
 
 def _start(config_file: Path, num_processes: int, flags: dict[str, Any]) -> Run:
     run_dir = _folder() / f"{len(_finished)}-{config_file.stem}-{num_processes}x"
-    arguments = command(config_file, num_processes, [*words(flags), "--output-dir", str(run_dir)])
+    config = build_config(**flags, output_dir=run_dir)
+    arguments = command(make_run(config, read_strategy(config_file, ROOT), num_processes))
     assert arguments[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert "--config_file" in arguments  # or the user's own default leaks in
     try:

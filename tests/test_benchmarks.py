@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -226,7 +227,7 @@ def test_trainer_refuses_the_ddp_that_it_would_not_build():
 
 def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
-    broken = pairs.Work(work.strategy, {**TINY, "schedule": "cosine"}, work.config, 2)
+    broken = dataclasses.replace(work, config=build_config(**{**TINY, "schedule": "cosine"}))
     with pytest.raises(pairs.RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
         throughput.trainer(broken)
 

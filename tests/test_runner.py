@@ -262,10 +262,10 @@ def test_ctrl_c_leaves_the_run_without_an_outcome(study, monkeypatch, capsys):
     hanging = "bert-imdb-tiny-zero2-2x-seed0"
     launched = launch.launch
 
-    def interrupted(*arguments):
-        if arguments[3].name == hanging:
+    def interrupted(run, *options):
+        if run.run_id == hanging:
             raise KeyboardInterrupt
-        return launched(*arguments)
+        return launched(run, *options)
 
     monkeypatch.setattr(launch, "launch", interrupted)
     assert run(study, monkeypatch) == runner.SOME_WITHOUT_OUTCOME
@@ -435,7 +435,7 @@ def test_benchmarks_study_is_of_twelve_runs(tmp_path):
     (tmp_path / "interruptions.yaml").write_text(interruptions.STUDY)
     planned = studies.runs(studies.find(str(tmp_path / "interruptions.yaml")))
     assert len(planned) == 12
-    assert {(run.flags["workload"], run.strategy) for run in planned} == {
+    assert {(run.config.workload, run.strategy.name) for run in planned} == {
         (workload, name)
         for workload in ("bert-imdb", "gpt-wikitext")
         for name in ("single", "ddp", "zero2", "zero3")

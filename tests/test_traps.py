@@ -22,16 +22,15 @@ from launching import ROOT, attempt
 from safetensors.torch import load_file
 from test_parity import CLIPPED, UNCLIPPED
 
-from study import run
 from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
+from study.run import Run, make_run
 from study.running import launch
 from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, weights
 from study.training.measure.memory import PhaseMemory
-from study.training.request import Launch
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
 COMPARED = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, "num_eval_examples": 15, "save_model": True}
@@ -76,7 +75,7 @@ def reading(path: Path) -> str:
 
 def checking(config: dict, chosen: file.Strategy, world_size: int = 2) -> str:
     with pytest.raises(Refusal) as caught:
-        check(build_config(**config), chosen, world_size)
+        check(make_run(build_config(**config), chosen, world_size))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -84,7 +83,7 @@ def checking(config: dict, chosen: file.Strategy, world_size: int = 2) -> str:
 def verifying(found, config: dict, name: str) -> str:
     """What is said when the engine turns out to be `found`."""
     with pytest.raises(Refusal) as caught:
-        proof.verify(found, build_config(**config), Launch(shipped(name), 2), Path("run"))
+        proof.verify(found, Run(build_config(**config), shipped(name), 2, Path("run")))
     return str(caught.value)
 
 
@@ -100,7 +99,7 @@ def plugin(name: str, monkeypatch: pytest.MonkeyPatch, **flags) -> dict:
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", section["deepspeed_config_file"])
     else:
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(section["zero_stage"]))
-    return accelerators._deepspeed_plugin(build_config(**flags), chosen, 2, Path("run")).deepspeed_config
+    return accelerators._deepspeed_plugin(Run(build_config(**flags), chosen, 2, Path("run"))).deepspeed_config
 
 
 # ---------------------------------------------------------------- how many processes, and which engine
@@ -227,7 +226,8 @@ def test_nvme_path_that_runs_would_share(tmp_path, monkeypatch):
     path = with_json(tmp_path, "zero3_nvme_offload", monkeypatch, zero_optimization=zero)
     assert "zero_optimization.offload_param.nvme_path would be shared by runs; remove it" in reading(path)
     config = build_config(swap_dir=tmp_path)
-    folders = {run.swap_folder(config, Path("runs") / name) for name in ("a", "b")}
+    runs = [Run(config, shipped("zero3_nvme_offload"), 2, Path("runs") / name) for name in ("a", "b")]
+    folders = {run.swap_folder for run in runs}
     assert folders == {tmp_path / "zero-study-a", tmp_path / "zero-study-b"}
 
 
@@ -448,7 +448,7 @@ def test_each_run_is_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)
     said = []
     for name in ("a", "b"):
-        outcome = launch.launch(CONFIGS / "zero2.yaml", 2, [], tmp_path / name)
+        outcome = launch.launch(Run(build_config(), shipped("zero2"), 2, tmp_path / name))
         assert outcome.status == "crashed"  # it left no record
         said.append((tmp_path / name / "stdout.log").read_text().split())
     assert len({said[0][0], said[1][0], str(os.getpid())}) == 3
