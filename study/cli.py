@@ -183,6 +183,7 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: list[str]) -> int:
+    from study.compare import brief
     from study.preflight import checks
     from study.run import make_run
     from study.running import launch
@@ -206,6 +207,8 @@ def _train(arguments: list[str]) -> int:
     if ended.status == "misconfigured" and ended.record_path is None:
         raise Refusal(ended.message)
     print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
+    if ended.status == "ok":
+        print(brief.text(run.folder))
     if ended.status == "crashed":
         print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1

@@ -15,6 +15,7 @@ import time
 import traceback
 from typing import Any
 
+from study.compare import brief
 from study.config import build_config, flag_parser
 from study.errors import Failed, Interrupted, Refusal
 from study.preflight import checks, extensions
@@ -25,6 +26,7 @@ from study.training.built import Built, build
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import requested_run
+from study.training.screen import LibraryWarnings, tell_launcher
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
     bound.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
-    status = 0
+    status, cause = 0, None
     local_rank = os.environ.get("LOCAL_RANK", "0")  # as it was launched
     try:
         run(sys.argv[1:])
@@ -41,17 +43,19 @@ def main() -> None:
             # Rank 0 has the word, and the launcher ends all ranks once one has ended; unless only this one refuses.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2)
-        print(f"{REFUSED}{refusal}", file=sys.stderr)
-        status = 2
+        status, cause = 2, f"{REFUSED}{refusal}"
+        print(cause, file=sys.stderr)
     except (Failed, Interrupted) as failure:
+        status, cause = 1, f"{FAILED}{failure}"
         if local_rank == "0":
-            print(f"{FAILED}{failure}", file=sys.stderr)
-        status = 1
-    except Exception:
+            print(cause, file=sys.stderr)
+    except Exception as error:
+        status, cause = 1, f"{FAILED}{type(error).__name__}: {error}"
         traceback.print_exc()
-        status = 1
     except SystemExit as end:  # --help
         status = int(end.code or 0)
+    if cause is not None:
+        tell_launcher(cause)
     sys.stdout.flush()
     sys.stderr.flush()
     # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
@@ -69,6 +73,7 @@ def run(arguments: list[str]) -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
     flags = vars(flag_parser(prog="study/train.py", description=__doc__.splitlines()[0]).parse_args(arguments))
+    library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**flags))
     checks.check_folder(asked.folder)
     checks.check(asked)
@@ -77,6 +82,7 @@ def run(arguments: list[str]) -> None:
     try:
         built = build(asked)
         journal.open(built)
+        library_warnings.write_to(asked.folder)
         train(built, journal)
         finish(built, journal)
     except Refusal:
@@ -84,6 +90,7 @@ def run(arguments: list[str]) -> None:
         raise
     except BaseException as error:
         journal.fail(error)
+        library_warnings.write_to(asked.folder)
         raise
 
 
@@ -239,7 +246,7 @@ def finish(built: Built, journal: Journal) -> None:
             samples=sum(line["samples"] for line in journal.lines),
             timing=clock.summarize(journal.lines, config.timing_warmup_steps, observer.probed_steps),
         )
-        print(f"{built.run.folder / 'record.json'}: final loss {journal.lines[-1]['loss']:.4f}", flush=True)
+        print(brief.text(built.run.folder), flush=True)
     accelerator.wait_for_everyone()
 
 

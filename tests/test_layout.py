@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "preflight": "config errors files run strategy workloads",
     "training": "config errors files models records run running strategy workloads",
     "running": "config errors files preflight records run strategy theory",
-    "train": "config errors files preflight records run running strategy training workloads",
+    "train": "compare config errors files preflight records run running strategy training workloads",
     "compare": "config errors files models records report theory",
     "planner": "benchmarks config errors files records running strategy theory",
     "published": "benchmarks compare config errors files preflight records running training workloads",

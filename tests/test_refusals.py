@@ -26,7 +26,8 @@ from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
 from study.records import schema
-from study.strategy.file import CONFIGS, find_strategy, read_strategy
+from study.run import make_run
+from study.strategy.file import CONFIGS, read_by_name
 
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16}
 
@@ -217,8 +218,8 @@ def test_more_processes_than_gpus(monkeypatch):
     with pytest.raises(
         Refusal, match=r"^2 processes asked, 1 GPU\(s\) found; pass --num_processes 1, or --share-device$"
     ):
-        check(build_config(), read_strategy(find_strategy("zero2")), 2)
-    check(build_config(share_device=True), read_strategy(find_strategy("zero2")), 2)
+        check(make_run(build_config(), read_by_name("zero2"), 2))
+    check(make_run(build_config(share_device=True), read_by_name("zero2"), 2))
 
 
 def test_missing_swap_folder(folder):
@@ -325,6 +326,9 @@ def test_under_accelerate_launch(folder, edit, arguments, expected):
     ours = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
     assert len(ours) == 1, done.stderr
     assert expected in ours[0]
+    # The launcher's report names the cause, after its own traceback.
+    report = done.stderr.rpartition("Root Cause (first observed failure):")[2]
+    assert expected in report.partition("traceback : ")[2]
     assert contents(folder) == before
 
 

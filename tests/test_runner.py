@@ -151,7 +151,9 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     skipped = found["bert-imdb-tiny-ddp-2x-seed1-batch32"]
     assert skipped.message == f"{middle.format(0)} ran out of memory, with a smaller batch"
     assert (skipped.wall_seconds, skipped.returncode) == (None, None)
-    assert skipped.command[-6:] == ["--global-batch-size", "32", "--data", "bundled", "--seed", "1"]  # had it been run
+    place = ["--output-dir", f"runs/ladder/{skipped.run_id}"]
+    assert skipped.command[-6:] == ["--global-batch-size", "32", "--seed", "1", *place]  # had it been run
+    assert (skipped.config["data"], skipped.config["seed"]) == ("bundled", 1)
     assert [path.name for path in Path("runs/ladder", skipped.run_id).iterdir()] == ["outcome.json"]
     capsys.readouterr()
     run(Path("ladder.yaml"), monkeypatch)
@@ -162,8 +164,8 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
 def test_a_skipped_run_is_looked_at_again(study, monkeypatch):
     refused = []
 
-    def refuse(config, chosen, *_):
-        if chosen.name in refused:
+    def refuse(run):
+        if run.strategy.name in refused:
             raise Refusal("fsdp2 needs GPUs")
 
     monkeypatch.setattr(checks, "check", refuse)

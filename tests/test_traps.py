@@ -158,7 +158,7 @@ def test_settings_that_nothing_reads():
     """training_args.deepspeed = {...} after TrainingArguments(...) was built: the trainer uses no such arguments."""
     for path in [
         ROOT / "study" / "train.py",
-        ROOT / "study" / "strategy.py",
+        *(ROOT / "study" / "training").rglob("*.py"),
         *(ROOT / "study" / "workloads").glob("*.py"),
     ]:
         names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
@@ -225,8 +225,8 @@ def test_nvme_path_that_runs_would_share(tmp_path, monkeypatch):
     zero["offload_param"]["nvme_path"] = "/fast/disk"
     path = with_json(tmp_path, "zero3_nvme_offload", monkeypatch, zero_optimization=zero)
     assert "zero_optimization.offload_param.nvme_path would be shared by runs; remove it" in reading(path)
-    config = build_config(swap_dir=tmp_path)
-    runs = [Run(config, shipped("zero3_nvme_offload"), 2, Path("runs") / name) for name in ("a", "b")]
+    config, chosen = build_config(swap_dir=tmp_path), file.read_by_name("zero3_nvme_offload")
+    runs = [Run(config, chosen, 2, Path("runs") / name) for name in ("a", "b")]
     folders = {run.swap_folder for run in runs}
     assert folders == {tmp_path / "zero-study-a", tmp_path / "zero-study-b"}
 

@@ -36,7 +36,7 @@ def _check_strategy(run: Run) -> None:
     config, strategy, where = run.config, run.strategy, run.strategy.path
     if strategy.distributed_type == "NO" and run.world_size != 1:
         raise Refusal(
-            f"{where}: distributed_type NO runs one process, {run.world_size} were asked for; take another strategy"
+            f"{where}: distributed_type NO runs one process, asked for {run.world_size}; take another strategy"
         )
     strategy.check_json_is_seen()
     if strategy.gradient_clipping not in (None, config.gradient_clipping):

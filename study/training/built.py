@@ -120,7 +120,7 @@ def _accelerator(run: Run) -> Accelerator:
 
 def _remove_stale(run: Run) -> None:
     """Remove what an unfinished run left in the folder: it is not this one's."""
-    for stale in [run.folder / "steps.jsonl", *run.folder.glob("failure-rank*.json")]:
+    for stale in [run.folder / "steps.jsonl", run.folder / "warnings.log", *run.folder.glob("failure-rank*.json")]:
         stale.unlink(missing_ok=True)
     shutil.rmtree(run.folder / "initial_weights", ignore_errors=True)
     run.remove_swap_folder()
