@@ -11,6 +11,10 @@ class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
 
 
+class RunFailed(RuntimeError):
+    """A process that a program of the study started did not end well; its message says which, and how."""
+
+
 class refusing:
     """Turn a ValueError of what is called into a refusal, which says where, if that is given."""
 
