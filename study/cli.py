@@ -368,7 +368,7 @@ def _claims(options: argparse.Namespace) -> int:
     import json
 
     from study.claims import verdicts
-    from study.planner import say
+    from study.claims import say
 
     if options.check or options.write:
         if options.source or options.verdict or options.json or (options.check and options.write):
