@@ -19,6 +19,10 @@ class Interrupted(BaseException):
     """SIGTERM or SIGINT arrived."""
 
 
+class RunFailed(RuntimeError):
+    """A process that a program of the study started did not end well; its message says which, and how."""
+
+
 class refusing:
     """Turn a ValueError of what is called into a refusal, which says where, if that is given."""
 

@@ -10,7 +10,7 @@ from soak import exits
 
 from study.benchmarks import hf_trainer, overhead, pairs, throughput
 from study.config import build_config
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 
 # Seconds long, with dropout and with clipping that acts.
 TINY = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
@@ -83,11 +83,11 @@ def test_ratios_are_ours_over_theirs_pair_by_pair():
 
 
 def test_arms_that_are_not_the_same_work_are_not_compared():
-    with pytest.raises(pairs.RunFailed, match=r"step 2 has loss 0\.5 in ours, 0\.4995"):
+    with pytest.raises(RunFailed, match=r"step 2 has loss 0\.5 in ours, 0\.4995"):
         summarize(pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.5 / 1.001))))
-    with pytest.raises(pairs.RunFailed, match="step 2 has loss nan in ours"):
+    with pytest.raises(RunFailed, match="step 2 has loss nan in ours"):
         summarize(pair(arm(1, 1, (0.7, float("nan"))), arm(1, 1)))
-    with pytest.raises(pairs.RunFailed, match=r"'world_size': 1"):
+    with pytest.raises(RunFailed, match=r"'world_size': 1"):
         summarize(pair(arm(1, 1), arm(1, 1, world_size=1)))
 
 
@@ -102,7 +102,7 @@ def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
     assert kept["step_ratio"] == 2
     assert kept["trainer"]["proof"]["engine_class"] == "BertForSequenceClassification"
     started.clear()
-    with pytest.raises(pairs.RunFailed, match="'engine_class': 'BertForSequenceClassification'"):
+    with pytest.raises(RunFailed, match="'engine_class': 'BertForSequenceClassification'"):
         throughput.compare(throughput.plan("ddp", TINY, 2), 1, 1)
     assert started == ["ddp", "ddp"]
 
@@ -110,7 +110,7 @@ def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
 def test_losses_in_sixteen_bits_may_be_further_apart():
     done = pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.501)))
     assert throughput.reduced(done, throughput.tolerance(build_config(precision="bf16-autocast")))
-    with pytest.raises(pairs.RunFailed):
+    with pytest.raises(RunFailed):
         throughput.reduced(done, throughput.tolerance(build_config()))
 
 
@@ -189,7 +189,7 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
 def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, capsys):
     def compare(work, number, num_pairs):
         if work.strategy.name == "ddp":
-            raise pairs.RunFailed("out of memory")
+            raise RunFailed("out of memory")
         return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
 
     monkeypatch.setattr(throughput, "compare", compare)
@@ -228,7 +228,7 @@ def test_trainer_refuses_the_ddp_that_it_would_not_build():
 def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
     broken = dataclasses.replace(work, config=build_config(**{**TINY, "schedule": "cosine"}))
-    with pytest.raises(pairs.RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
+    with pytest.raises(RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
         throughput.trainer(broken)
 
 

@@ -98,6 +98,15 @@ def test_import_needs_no_torch(name):
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
+def test_deciding_claims_loads_no_page_code():
+    code = (
+        "import sys; from study.claims import verdicts; assert len(verdicts.decide_all()) > 500\n"
+        "print(*[name for name in sys.modules if name.startswith(('study.report', 'matplotlib'))])"
+    )
+    done = launching.attempt(["python", "-c", code])
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
 def test_no_file_hides_another_module():
     """`accelerate launch study/train.py` puts study/ first on sys.path."""
     ours = {path.stem for path in STUDY.glob("*.py")} | {path.name for path in STUDY.iterdir() if path.is_dir()}

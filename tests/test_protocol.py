@@ -9,9 +9,8 @@ import sys
 import launching
 import pytest
 
-from study.benchmarks.pairs import RunFailed
 from study.config import build_config
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.preflight.this_machine import Machine
 from study.published import effects
 from study.published import protocol as experiment

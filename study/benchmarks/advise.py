@@ -21,7 +21,8 @@ import numpy as np
 from study import files
 from study.benchmarks import pairs
 from study.config import Parser
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
+from study.records.results import command_line, header
 from study.strategy import engines, file
 from study.theory import hardware, on_box, shapes
 from study.theory.case import Job
@@ -58,7 +59,8 @@ def main(words: list[str]) -> int:
     print(f"{result['configurations']:,} configurations, seconds: {pairs.show(result['grid_seconds'])}")
     print(f"zero-study advise, seconds: {pairs.show(result['advise_seconds'])}")
     if options.output:
-        files.write_json(options.output, {**pairs.report("planning", options, {}), **result})
+        command = command_line("python -m study.benchmarks.advise", vars(options))
+        files.write_json(options.output, {**header("planning", command), **result})
     return 0
 
 
@@ -93,7 +95,7 @@ def answer(model: str) -> float:
     seconds = time.perf_counter() - started
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise pairs.RunFailed(f"zero-study {' '.join(command[3:])}: status {done.returncode}: {last}")
+        raise RunFailed(f"zero-study {' '.join(command[3:])}: status {done.returncode}: {last}")
     return seconds
 
 

@@ -17,6 +17,7 @@ from study.benchmarks import pairs
 from study.benchmarks.throughput import FLAGS
 from study.config import Parser
 from study.errors import Refusal
+from study.records.results import command_line, header
 from study.run import Run
 
 
@@ -42,7 +43,8 @@ def main(words: list[str]) -> int:
     result = summarize([pairs.run_pair(arms, number, say) for number in range(1, options.pairs + 1)])
     print(f"{options.strategy}: measured/plain seconds a step {pairs.show(result['ratio'])}")
     if options.output:
-        head = pairs.report("overhead", options, {"config": pairs.shown_config(plain.config)})
+        command = command_line("python -m study.benchmarks.overhead", vars(options))
+        head = {**header("overhead", command), "config": pairs.shown_config(plain.config)}
         files.write_json(options.output, {**head, **result})
     return 0
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import datetime
 import os
 import statistics
 import sys
@@ -18,7 +16,7 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig, build_config
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.preflight import checks
 from study.records import schema
 from study.records.schema import Record
@@ -27,10 +25,6 @@ from study.running import launch
 from study.strategy.file import find_strategy, read_strategy
 
 TIMEOUT_SECONDS = 1800  # of one run
-
-
-class RunFailed(RuntimeError):
-    """A run of a benchmark did not end well: there is nothing to compare."""
 
 
 def run_pair(
@@ -92,31 +86,6 @@ def share_cores(num_processes: int) -> None:
 
 def text_flags(data_dir: Path | None) -> dict[str, Any]:
     return {} if data_dir is None else {"data": "files", "data_dir": data_dir}
-
-
-def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict[str, Any]:
-    """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
-    from study.records import machine
-
-    return {
-        "benchmark": name,
-        "command": command(name, options),
-        "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        **work,
-    }
-
-
-def command(name: str, options: argparse.Namespace) -> str:
-    """A benchmark's command without its output, its slots and the machine's folders."""
-    words = [f"python -m study.benchmarks.{name}"]
-    for key, value in vars(options).items():
-        flag = "--" + key.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif key not in ("output", "minutes") and value not in (None, False):
-            words += [flag, "DIR" if isinstance(value, Path) else str(value)]
-    return " ".join(words)
 
 
 def shown_config(config: RunConfig) -> dict[str, Any]:

@@ -29,11 +29,11 @@ from typing import Any
 
 from study import files
 from study.benchmarks import hf_trainer, pairs
-from study.benchmarks.pairs import RunFailed
 from study.compare import table
 from study.config import Parser, RunConfig
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.records import find as records
+from study.records.results import command_line, header
 from study.records.schema import Record
 from study.run import Run
 from study.strategy.file import read_by_name
@@ -97,7 +97,7 @@ def main(words: list[str]) -> int:
     planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
     head = {
-        "command": pairs.command("throughput", options),
+        "command": command_line("python -m study.benchmarks.throughput", vars(options)),
         "config": pairs.shown_config(config),
         "loss_tolerance": tolerance(config),
     }
@@ -124,8 +124,8 @@ def main(words: list[str]) -> int:
                     files.write_json(options.output, {**head, "strategies": results})
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if options.output and results:
-            report = pairs.report("throughput", options, head)
-            files.write_json(options.output, {**report, "strategies": results})
+            head = {**header("throughput", head["command"]), **head}
+            files.write_json(options.output, {**head, "strategies": results})
     for name, result in results.items():
         mfu = result["mfu"]
         told = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""

@@ -26,13 +26,13 @@ import psutil
 import yaml
 
 from study import files
-from study.benchmarks.pairs import RunFailed, end
+from study.benchmarks.pairs import end
 from study.claims import child, ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
 from study.claims.rules.execution import Result, Results
 from study.config import Parser
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.files import write_json
 from study.preflight import extensions
 from study.running import bound, ending

@@ -24,6 +24,7 @@ from study.benchmarks import pairs
 from study.config import Parser
 from study.errors import Refusal
 from study.files import ROOT
+from study.records.results import command_line, header
 from study.theory import flops, measured_by_others, step_time
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.step_time import AMPERE, HOPPER, Constants
@@ -92,7 +93,8 @@ def main(words: list[str]) -> int:
         result["cases"] = [compare(case) for case in measured_by_others.cases()]
     say(result)
     if options.output:
-        files.write_json(options.output, {**pairs.report("published_throughput", options, {}), **result})
+        command = command_line(COMMAND, vars(options))
+        files.write_json(options.output, {**header("published_throughput", command), **result})
     return 0
 
 

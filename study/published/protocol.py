@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from study import files
-from study.benchmarks.pairs import RunFailed, end
+from study.benchmarks.pairs import end
 from study.config import Parser, RunConfig, build_config
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.preflight import extensions, this_machine
 from study.published.effects import PROGRAMS, read
 from study.published.program import BODY_SHARE

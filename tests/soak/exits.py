@@ -1,6 +1,6 @@
 """Does a run that finished also exit with status 0, every time?
 
-    python tests/soak/exits.py.py [--launches 50] [--bare] [--output FILE]
+    python tests/soak/exits.py [--launches 50] [--bare] [--output FILE]
 
 With --bare, two processes train a linear model under DDP with gloo and just return: where that fails and the study's
 runs do not, the check can fail, and the study's way of ending (`train.main`) is why it does not. Exit status 1 if any
@@ -21,9 +21,9 @@ from typing import Any
 
 from study import files
 from study.benchmarks import pairs
-from study.benchmarks.pairs import RunFailed
 from study.config import Parser
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
+from study.records.results import command_line, header
 from study.run import Run
 
 FLAGS: dict[str, Any] = {
@@ -79,7 +79,8 @@ def main(words: list[str]) -> int:
     counts = "{launches} launches, {failed} failed, {finished_work} finished their work".format(**result)
     print(f"{counts}; ended: {result['ended']}")
     if options.output:
-        files.write_json(options.output, {**pairs.report("exits", options, {}), **result})
+        command = command_line("python tests/soak/exits.py", vars(options))
+        files.write_json(options.output, {**header("exits", command), **result})
     return 1 if result["failed"] else 0
 
 

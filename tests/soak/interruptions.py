@@ -23,10 +23,10 @@ import psutil
 
 from study import files
 from study.benchmarks import pairs
-from study.benchmarks.pairs import RunFailed
 from study.config import Parser
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.records import schema
+from study.records.results import command_line, header
 from study.running import studies
 
 STUDY = """\
@@ -65,9 +65,9 @@ def main(words: list[str]) -> int:
         "{changed} of their records changed, {processes_left} processes left, {differing} runs differ".format(**result)
     )
     if options.output:
-        files.write_json(
-            options.output, {**pairs.report("interruptions", options, {"seed": options.seed, "study": STUDY}), **result}
-        )
+        command = command_line("python tests/soak/interruptions.py", vars(options))
+        head = {**header("interruptions", command), "seed": options.seed, "study": STUDY}
+        files.write_json(options.output, {**head, **result})
     return 1 if failed(result) else 0
 
 
