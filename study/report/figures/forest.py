@@ -11,25 +11,11 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from study.compare.differences import CEILING, METRICS
-from study.report.figures.drawing import (
-    INK,
-    Figure,
-    at_edge,
-    below,
-    beside,
-    counted,
-    finish,
-    house_style,
-    in_order,
-    listed,
-    number,
-    panels,
-    powers,
-    processes,
-    rows,
-    setting,
-    style,
-)
+from study.compare.order import in_order
+from study.compare.words import powers, processes, three_digits
+from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows, style
+from study.report.figures.setting import setting
+from study.report.words import counted, listed
 
 WORDS = {
     "loss_area": "mean loss over all steps",
@@ -120,7 +106,7 @@ def _labels(shown: pd.DataFrame, control: str, several: bool) -> list[str]:
 
 
 def _text(relative: float, percent: bool) -> str:
-    return f"{number(100 * relative)} %" if percent else powers(relative)
+    return f"{three_digits(100 * relative)} %" if percent else powers(relative)
 
 
 def _scale(ax: Axes, bounds: pd.Series, margin: float) -> float | None:
@@ -136,12 +122,12 @@ def _scale(ax: Axes, bounds: pd.Series, margin: float) -> float | None:
         ax.set_xscale("symlog", linthresh=linear_within)
         ax.set_xlim(1.8 * min(low, -linear_within), 1.8 * max(high, linear_within))
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(lambda value, _: number(value))
+        ax.xaxis.set_major_formatter(lambda value, _: three_digits(value))
         return linear_within
     largest = max(-low, high) or 1.0
     ax.set_xlim(-1.1 * largest, 1.1 * largest)
     ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
-    ax.xaxis.set_major_formatter(lambda value, _: number(value))
+    ax.xaxis.set_major_formatter(lambda value, _: three_digits(value))
     return None
 
 

@@ -14,31 +14,24 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from study.compare import pairs
+from study.compare.order import in_order
+from study.compare.words import bytes_text, bytes_unit, three_digits
 from study.report.figures.drawing import (
     INK,
     Figure,
     at_edge,
     below,
     beside,
-    bytes_text,
-    bytes_unit,
-    counted,
     finish,
     house_style,
-    in_order,
-    listed,
     log_ticks,
-    number,
     panels,
     rows,
-    seconds_unit,
-    setting,
     spread_out,
     style,
-    unmeasured,
-    with_results,
-    without_value,
 )
+from study.report.figures.setting import setting, unmeasured, with_results, without_value
+from study.report.words import counted, listed, seconds_unit
 
 LOGARITHMIC_FROM = 6  # times the smallest value: beyond that a linear axis hides the differences of the small ones
 MARKER = 8  # points
@@ -90,7 +83,7 @@ def runtime(table: pd.DataFrame) -> Figure:
             room = 0.04 * (ends[1] - ends[0]) or 0.04 * ends[1]
             ax.set_xlim(max(0, ends[0] - room), ends[1] + room)
             ax.xaxis.set_major_locator(MaxNLocator(6))
-            how = f"from {number(ax.get_xlim()[0])} {unit.name}"
+            how = f"from {three_digits(ax.get_xlim()[0])} {unit.name}"
         ax.set_xlabel(f"{unit.name} per step (axis {how})")
 
         fastest, slowest = medians.idxmin(), medians.idxmax()
@@ -313,7 +306,7 @@ def world_sizes(table: pd.DataFrame) -> Figure:
         axes[0].set_ylim(0, speed["max"].max() * 1.06)
         axes[0].set_ylabel("tokens per second per process")
         axes[0].yaxis.set_major_locator(MaxNLocator(5))
-        axes[0].yaxis.set_major_formatter(lambda value, _: number(value))
+        axes[0].yaxis.set_major_formatter(lambda value, _: three_digits(value))
         if both:
             if spread_out(known, LOGARITHMIC_FROM):
                 axes[1].set_yscale("log")
@@ -336,8 +329,8 @@ def world_sizes(table: pd.DataFrame) -> Figure:
 
         slow, fast = speed["median"].idxmin(), speed["median"].idxmax()
         alt = f"Speed per process of {len(strategies)} strategies on {listed(worlds)} processes: from "
-        alt += f"{number(speed['median'][slow])} tokens per second ({slow[0]} on {slow[1]}) to "
-        alt += f"{number(speed['median'][fast])} ({fast[0]} on {fast[1]})."
+        alt += f"{three_digits(speed['median'][slow])} tokens per second ({slow[0]} on {slow[1]}) to "
+        alt += f"{three_digits(speed['median'][fast])} ({fast[0]} on {fast[1]})."
         if both:
             alt += f" Model states of a rank: {bytes_text(known.min())} to {bytes_text(known.max())}."
         caption = (
