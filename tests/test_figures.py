@@ -17,7 +17,7 @@ from study.compare import differences, order, table
 from study.compare.order import in_order
 from study.compare.words import bytes_text, three_digits
 from study.report import figures
-from study.report.figures import drawing, losses, memory, speed
+from study.report.figures import drawing, front, losses, memory
 from study.report.words import seconds_unit
 from study.strategy import file
 
@@ -386,7 +386,7 @@ def test_scaling_efficiency_is_of_the_most_processes(everything, drawn):
 def test_the_front_is_what_no_other_beats():
     seconds = pd.Series({"fast": 1.0, "worse": 2.0, "small": 3.0, "tied": 3.0, "slow": 4.0})
     size = pd.Series({"fast": 9.0, "worse": 9.0, "small": 2.0, "tied": 3.0, "slow": 2.0})
-    assert speed._front(seconds, size) == ["fast", "small"]
+    assert front._front(seconds, size) == ["fast", "small"]
 
 
 def test_labels_of_the_front_do_not_cover_one_another():
@@ -398,7 +398,7 @@ def test_labels_of_the_front_do_not_cover_one_another():
         for x, y in points.values():
             ax.plot(x, y, marker="o")
         canvas.draw_without_rendering()
-        speed._label(ax, points, [], {"single"})
+        front._label(ax, points, [], {"single"})
         boxes = {text.get_text(): text.get_window_extent() for text in ax.texts if text.get_text()}
     assert set(boxes) == set(names)
     for one, other in itertools.combinations(boxes, 2):

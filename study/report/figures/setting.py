@@ -10,7 +10,7 @@ import pandas as pd
 
 from study.compare.order import in_order
 from study.compare.words import processes
-from study.report.words import listed
+from study.report.words import counted, listed
 
 # What all runs of a figure have in common.
 IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
@@ -85,3 +85,15 @@ def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
 def without_value(missing: dict[str, str]) -> str:
     """The sentence about them in a caption or alternative text; empty where there are none."""
     return f" Without a value: {'; '.join(f'{name}: {why}' for name, why in missing.items())}." if missing else ""
+
+
+def crowded(measured: pd.DataFrame) -> str:
+    """A warning where processes had to share a core or a GPU; empty otherwise."""
+    world_sizes = sorted(measured.loc[measured["oversubscribed"].astype(bool), "world_size"].unique())
+    where = f"The {listed(world_sizes)} processes shared" if world_sizes else ""
+    return f" {where} cores or GPUs: these times say nothing of the strategies." if world_sizes else ""
+
+
+def runs_counted(measured: pd.DataFrame, *columns: str) -> str:
+    """How many runs there are of each value of these columns: `n = 3 runs`."""
+    return counted(measured.groupby(list(columns)).size(), "run")
