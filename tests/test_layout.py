@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "training": "config errors files models records run running strategy workloads",
     "running": "config errors files preflight records run strategy theory",
     "train": "compare config errors files preflight records run running strategy training workloads",
-    "compare": "config errors files models records report theory",
+    "compare": "config errors files models records theory",
     "planner": "benchmarks config errors files records running strategy theory",
     "published": "benchmarks compare config errors files preflight records running training workloads",
     "claims": (
@@ -56,6 +56,7 @@ LIGHT = [
     "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
     "workloads.sources", "__main__",
 ]  # fmt: skip
+DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 
 
@@ -89,11 +90,12 @@ def test_the_table_has_no_circle():
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_import_needs_no_torch(name):
+def test_import_needs_neither_torch_nor_pages(name):
     modules = [f"study.{name}"]
     if (STUDY / name).is_dir():
         modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
-    code = f"import sys, {', '.join(modules)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    unwanted = HEAVY | (set() if name == "report" else DRAWING)
+    code = f"import sys, {', '.join(modules)}; print(*sorted({unwanted!r} & set(sys.modules)))"
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
@@ -105,6 +107,14 @@ def test_deciding_claims_loads_no_page_code():
     )
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_sorting_strategies_loads_no_drawing():
+    code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
+    done = launching.attempt(["python", "-c", code])
+    first, second, *modules = done.stdout.split()
+    assert (first, second) == ("ddp", "zero1")
+    assert not {*DRAWING, "pandas"} & set(modules)
 
 
 def test_no_file_hides_another_module():
