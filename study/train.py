@@ -7,6 +7,7 @@ Exit status: 0 the record is complete and ok; 1 the run failed, and the record s
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -31,6 +32,7 @@ from study.training.screen import LibraryWarnings, tell_launcher
 
 def main() -> None:
     """Run, and end in a way that cannot turn a finished run into a failed one."""
+    gc.disable()  # until `build` has imported: a quarter of the seconds of which would go into finding no garbage
     bound.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
@@ -71,6 +73,7 @@ def _interrupt(number: int, _: Any) -> None:
 def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
     extensions.use_own_folder()
+    extensions.look_at_the_processor_once()
     os.environ.update(QUIET | dict(os.environ))
     flags = vars(flag_parser(prog="study/train.py", description=__doc__.splitlines()[0]).parse_args(arguments))
     library_warnings = LibraryWarnings()

@@ -18,6 +18,8 @@ from study.run import Run
 from study.running import bound, launch
 from study.strategy.file import read_by_name
 
+pytestmark = pytest.mark.launches
+
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
