@@ -266,8 +266,8 @@ class Strategy:
 
 def names() -> list[str]:
     """The strategies that the project ships, in the order of its tables."""
-    found = [path.stem for path in CONFIGS.glob("*.yaml")]
-    return sorted(found, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
+    stems = [path.stem for path in CONFIGS.glob("*.yaml")]
+    return sorted(stems, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
 
 
 def find_strategy(name: str) -> Path:
