@@ -183,11 +183,11 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: list[str]) -> int:
+    from study.compare import brief
     from study.preflight import checks
-    from study.run import default_output_dir
+    from study.run import make_run
     from study.running import launch
     from study.strategy import file
-    from study.training import request
 
     parser = flag_parser(prog="zero-study train", description="Check, launch and record one run.")
     parser.add_argument("--strategy", help=f"a file, or one of {', '.join(file.names())} (default: single)")
@@ -199,23 +199,16 @@ def _train(arguments: list[str]) -> int:
     timeout = flags.pop("timeout", None)
     timeout = None if timeout is None else _positive("--timeout", timeout)
     config = build_config(**flags)
-    asked = request.Launch(chosen, num_processes, chosen.num_machines)
-    run_dir = config.output_dir or default_output_dir(config, asked)
-    checks.check_output_dir(run_dir)
-    checks.check(config, chosen, num_processes, chosen.num_machines)
+    run = make_run(config, chosen, num_processes, chosen.num_machines)
+    checks.check_folder(run.folder)
+    checks.check(run)
 
-    own = {"--strategy", "--num-processes", "--timeout", "--output-dir"}
-    ended = launch.launch(
-        chosen.path,
-        num_processes,
-        _without(arguments, own),
-        run_dir,
-        timeout,
-        lambda line: print(f"  {line}", flush=True),
-    )
+    ended = launch.launch(run, timeout, lambda line: print(f"  {line}", flush=True))
     if ended.status == "misconfigured" and ended.record_path is None:
         raise Refusal(ended.message)
     print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
+    if ended.status == "ok":
+        print(brief.text(run.folder))
     if ended.status == "crashed":
         print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1
@@ -233,27 +226,14 @@ def _positive(flag: str, value: str | int) -> int:
     return number
 
 
-def _without(arguments: list[str], flags: set[str]) -> list[str]:
-    """The arguments without these flags and their values, in either form."""
-    kept: list[str] = []
-    skip = False
-    for word in arguments:
-        if skip:
-            skip = False
-        elif word in flags:
-            skip = True
-        elif word.partition("=")[0] not in flags:
-            kept.append(word)
-    return kept
-
-
 def _plan(options: argparse.Namespace) -> int:
     from study.running import plan, studies
 
     study = studies.find(options.study)
-    runs = plan.select(study, options.data_dir, options.only)
+    folder = options.runs_dir / study.name
+    runs = plan.select(study, options.data_dir, options.only, folder)
     timeout = _positive("--timeout", options.timeout)
-    print(plan.show(plan.make(study, runs, options.runs_dir / study.name, timeout)))
+    print(plan.show(plan.make(study, runs, folder, timeout)))
     return 0
 
 
@@ -261,10 +241,11 @@ def _run(options: argparse.Namespace) -> int:
     from study.running import plan, runner, studies
 
     study = studies.find(options.study)
-    runs = plan.select(study, options.data_dir, options.only)
+    folder = options.runs_dir / study.name
+    runs = plan.select(study, options.data_dir, options.only, folder)
     timeout = _positive("--timeout", options.timeout)
     slot_seconds = math.inf if options.minutes is None else 60.0 * _positive("--minutes", options.minutes)
-    return runner.run(study, runs, options.runs_dir / study.name, timeout, options.fail_fast, slot_seconds)
+    return runner.run(study, runs, folder, timeout, options.fail_fast, slot_seconds)
 
 
 def _collect(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""How is a request refused? One line for the user: what is wrong, where, and what to do."""
+"""How does a request or a run end that cannot go on? One line for the user: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from pydantic import ValidationError
 
 class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
+
+
+class Failed(RuntimeError):
+    """The run did not train to a result: a loss that is NaN or infinite, parameters that did not move."""
+
+
+class Interrupted(BaseException):
+    """SIGTERM or SIGINT arrived."""
 
 
 class RunFailed(RuntimeError):

@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "preflight": "config errors files run strategy workloads",
     "training": "config errors files models records run running strategy workloads",
     "running": "config errors files preflight records run strategy theory",
-    "train": "config errors files preflight records run running strategy training workloads",
-    "compare": "config errors files models records report theory",
+    "train": "compare config errors files preflight records run running strategy training workloads",
+    "compare": "config errors files models records theory",
     "planner": "benchmarks config errors files records running strategy theory",
     "published": "benchmarks compare config errors files preflight records running training workloads",
     "claims": (
@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "workloads"
     ),
     "report": "claims compare config errors files planner published running strategy theory",
-    "benchmarks": "compare config errors files preflight records running strategy theory training workloads",
+    "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "cli": ("claims compare config errors files planner preflight records report run running strategy training"),
     "__main__": "cli errors",
 }
@@ -56,6 +56,7 @@ LIGHT = [
     "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
     "workloads.sources", "__main__",
 ]  # fmt: skip
+DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 
 
@@ -88,12 +89,14 @@ def test_the_table_has_no_circle():
     assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", LIGHT)
-def test_import_needs_no_torch(name):
+def test_import_needs_neither_torch_nor_pages(name):
     modules = [f"study.{name}"]
     if (STUDY / name).is_dir():
         modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
-    code = f"import sys, {', '.join(modules)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    unwanted = HEAVY | (set() if name == "report" else DRAWING)
+    code = f"import sys, {', '.join(modules)}; print(*sorted({unwanted!r} & set(sys.modules)))"
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
@@ -105,6 +108,14 @@ def test_deciding_claims_loads_no_page_code():
     )
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_sorting_strategies_loads_no_drawing():
+    code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
+    done = launching.attempt(["python", "-c", code])
+    first, second, *modules = done.stdout.split()
+    assert (first, second) == ("ddp", "zero1")
+    assert not {*DRAWING, "pandas"} & set(modules)
 
 
 def test_no_file_hides_another_module():
@@ -146,6 +157,7 @@ def test_every_json_belongs_to_a_file():
         assert f"deepspeed_config_file: {file.CONFIGS.name}/{path.name}" in path.with_suffix(".yaml").read_text()
 
 
+@pytest.mark.launches
 def test_known_keys_are_those_of_deepspeed():
     """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
     code = """
@@ -179,6 +191,7 @@ def commands() -> list[str]:
     return [call.args[0].value for call in calls if call.func.attr == "add_parser"]
 
 
+@pytest.mark.launches
 def test_help_lists_every_command():
     done = launching.attempt(["zero-study", "--help"])
     assert done.returncode == 0
@@ -187,6 +200,7 @@ def test_help_lists_every_command():
     assert set(commands()) <= described
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", commands())
 def test_command_has_help(name):
     done = launching.attempt(["zero-study", name, "--help"])
@@ -194,6 +208,7 @@ def test_command_has_help(name):
     assert done.stdout.startswith(f"usage: zero-study {name}")
 
 
+@pytest.mark.launches
 def test_help_of_train_lists_every_knob():
     text = launching.attempt(["zero-study", "train", "--help"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
@@ -209,12 +224,12 @@ def test_runs_of_a_study_are_valid(name, tmp_path):
     assert len({run.run_id for run in planned}) == len(planned)
     parser = config.flag_parser()
     for run in planned:
-        chosen = build_config(**run.flags)
-        chosen.batches(run.num_processes)
-        assert file.find_strategy(run.strategy)
-        assert build_config(**vars(parser.parse_args(run.arguments()))) == chosen
+        assert run.micro_batch_size * run.gradient_accumulation_steps * run.world_size == run.config.global_batch_size
+        read = build_config(**vars(parser.parse_args(run.arguments())))
+        assert read == run.config.model_copy(update={"output_dir": run.folder})
 
 
+@pytest.mark.launches
 def test_a_plain_install_has_the_command():
     """The tool answers without what a run imports."""
     code = (

@@ -14,11 +14,11 @@ from typing import Any
 
 from study import files
 from study.benchmarks import pairs
-from study.benchmarks.pairs import Work
 from study.benchmarks.throughput import FLAGS
 from study.config import Parser
 from study.errors import Refusal
 from study.records.results import command_line, header
+from study.run import Run
 
 
 def main(words: list[str]) -> int:
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def run(work: Work) -> dict[str, Any]:
+def run(work: Run) -> dict[str, Any]:
     facts, steps = pairs.run_ours(work)
     probed = facts.timing.probed_steps
     return {

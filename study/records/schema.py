@@ -198,6 +198,7 @@ class Outcome(_Facts):
     world_size: int
     seed: int
     global_batch_size: int
+    config: dict[str, Any] | None = None  # the run's whole configuration; None: from before outcomes kept it
     round: int  # of the study's rotation, from 0
     position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
     started_at: str

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from study.config import RunConfig
 from study.records.schema import Outcome, Record
+from study.run import Run
 from study.strategy import engines
-from study.strategy.file import Strategy
 from study.theory import model_states
 
 # What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
@@ -27,13 +27,13 @@ def num_params(config: RunConfig) -> int:
     return engines.shape_of(config).num_params
 
 
-def model_state_bytes(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[float, float]:
+def model_state_bytes(run: Run) -> tuple[float, float]:
     """Predict one rank's model states by the paper on its device, and those offloaded to the host.
 
     No buffer is counted, so what does not fit by this does not fit.
     """
-    shape = engines.shape_of(config)
-    engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+    config, shape = run.config, engines.shape_of(run.config)
+    engine = engines.engine_of(run.strategy, shape.hidden, run.world_size, config.precision, config.accumulation_dtype)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
     return placed.device, placed.host
 
@@ -105,26 +105,27 @@ class History:
         )
         (self._of_reports if of_report else self._own).append(past)
 
-    def estimate(self, config: RunConfig, strategy_name: str, world_size: int) -> Estimate:
+    def estimate(self, run: Run) -> Estimate:
         """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
+        config = run.config
         wanted = {
             "workload": config.workload,
             "size": config.size,
-            "strategy": strategy_name,
-            "world_size": world_size,
+            "strategy": run.strategy.name,
+            "world_size": run.world_size,
             "share_device": config.share_device,
         }
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
         for keys in _LIKENESS:
             for past in (self._own, self._of_reports):
-                alike = [one for one in past if all(getattr(one, key) == wanted[key] for key in keys)]
-                alike = [one for one in alike if one.timed] or alike
+                alike = [earlier for earlier in past if all(getattr(earlier, key) == wanted[key] for key in keys)]
+                alike = [earlier for earlier in alike if earlier.timed] or alike
                 if alike:
-                    fixed = statistics.median(one.fixed_seconds for one in alike)
-                    each = statistics.median(one.seconds_per_token for one in alike)
+                    fixed = statistics.median(earlier.fixed_seconds for earlier in alike)
+                    each = statistics.median(earlier.seconds_per_token for earlier in alike)
                     return Estimate(fixed + each * tokens, len(alike))
         # 6 floating-point operations per parameter and token: 2 forward, 4 backward (arXiv:2001.08361, sec. 2.1).
-        speed = GPU_FLOPS_PER_SECOND * world_size if self.on_gpu else CPU_FLOPS_PER_SECOND
+        speed = GPU_FLOPS_PER_SECOND * run.world_size if self.on_gpu else CPU_FLOPS_PER_SECOND
         return Estimate(LAUNCH_SECONDS + 6 * num_params(config) * tokens / speed, 0)
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from study import files
 from study.benchmarks import pairs
-from study.benchmarks.pairs import Work
 from study.config import Parser
 from study.errors import Refusal, RunFailed
 from study.records.results import command_line, header
+from study.run import Run
 
 FLAGS: dict[str, Any] = {
     "size": "tiny",
@@ -94,7 +94,7 @@ def tally(done: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def launch_ours(work: Work) -> dict[str, Any]:
+def launch_ours(work: Run) -> dict[str, Any]:
     """One tiny run through the launcher; `launch` calls it ok only with exit status 0 and a complete record."""
     try:
         facts, steps = pairs.run_ours(work)
