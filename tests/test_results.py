@@ -12,6 +12,6 @@ def test_the_command_is_given_without_the_machine_s_folders():
 
 
 def test_header():
-    header = results.header("planning", "python -m study.benchmarks.advise")
+    header = results.header("advise", "python -m study.benchmarks.advise")
     assert list(header) == ["benchmark", "command", "finished_at", "machine"]
     assert header["machine"]["num_cores"]

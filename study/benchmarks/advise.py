@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
     print(f"zero-study advise, seconds: {pairs.show(result['advise_seconds'])}")
     if options.output:
         command = command_line("python -m study.benchmarks.advise", vars(options))
-        files.write_json(options.output, {**header("planning", command), **result})
+        files.write_json(options.output, {**header("advise", command), **result})
     return 0
 
 
