@@ -74,6 +74,7 @@ def _interrupt(number: int, _: Any) -> None:
 def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
     extensions.use_own_folder()
+    extensions.look_at_the_processor_once()
     os.environ.update(QUIET | dict(os.environ))
     flags = vars(flag_parser(prog="study/train.py", description=__doc__.splitlines()[0]).parse_args(arguments))
     config = build_config(**flags)
