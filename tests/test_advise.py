@@ -140,6 +140,7 @@ def test_a_config_json_without_a_key_is_refused(tmp_path):
         cli.run(["advise", "--model", str(path), "--gpu", "l4", "--gpus", "1"])
 
 
+@pytest.mark.launches
 def test_exit_status_and_time_of_the_command():
     """In a process of its own: status 2 and one line, and nothing of torch or transformers."""
     command = [sys.executable, "-m", "study", "advise", "--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"]

@@ -9,6 +9,8 @@ import pytest
 
 from study.records import schema
 
+pytestmark = pytest.mark.launches
+
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 4}
 
 

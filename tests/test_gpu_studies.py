@@ -65,6 +65,7 @@ def run(name: str, wanted: list[str], folder: Path, **options) -> dict[str, Reco
     return {word: schema.read(folder / planned.run_id) for word, planned in chosen.items()}
 
 
+@pytest.mark.launches
 def test_single_gpu_in_slots_and_home(home):
     names = [name for name in file.names() if not name.startswith("fsdp")]
     found = run("single-gpu", [f"{name}-1x" for name in names], home / "runs", slot_seconds=150)
@@ -81,6 +82,7 @@ def test_single_gpu_in_slots_and_home(home):
     assert set(table.read([home / "records"])["strategy"]) == set(names)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("name", "wanted", "proof"),
     [
@@ -96,6 +98,7 @@ def test_others_in_the_small(home, name, wanted, proof):
     assert {key: getattr(found.proof, key) for key in proof} == proof
 
 
+@pytest.mark.launches
 def test_ranks_that_share_a_device_are_marked(home):
     """As on a GPU: each rank the first of its machine, in a group of gloo's that was there before the engine."""
     found = run("shared-gpu", ["single-1x", "ddp-2x", "zero3_tuned-2x"], home / "runs")

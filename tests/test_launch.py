@@ -16,6 +16,8 @@ import pytest
 from study.running import bound, launch
 from study.running.studies import Run
 
+pytestmark = pytest.mark.launches
+
 CONFIG = Path("single.yaml")
 RUN = Run("run", "single", 1, {})
 

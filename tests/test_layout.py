@@ -88,6 +88,7 @@ def test_the_table_has_no_circle():
     assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", LIGHT)
 def test_import_needs_no_torch(name):
     modules = [f"study.{name}"]
@@ -137,6 +138,7 @@ def test_every_json_belongs_to_a_file():
         assert f"deepspeed_config_file: {file.CONFIGS.name}/{path.name}" in path.with_suffix(".yaml").read_text()
 
 
+@pytest.mark.launches
 def test_known_keys_are_those_of_deepspeed():
     """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
     code = """
@@ -170,6 +172,7 @@ def commands() -> list[str]:
     return [call.args[0].value for call in calls if call.func.attr == "add_parser"]
 
 
+@pytest.mark.launches
 def test_help_lists_every_command():
     done = launching.attempt(["zero-study", "--help"])
     assert done.returncode == 0
@@ -178,6 +181,7 @@ def test_help_lists_every_command():
     assert set(commands()) <= described
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", commands())
 def test_command_has_help(name):
     done = launching.attempt(["zero-study", name, "--help"])
@@ -185,6 +189,7 @@ def test_command_has_help(name):
     assert done.stdout.startswith(f"usage: zero-study {name}")
 
 
+@pytest.mark.launches
 def test_help_of_train_lists_every_knob():
     text = launching.attempt(["zero-study", "train", "--help"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
@@ -206,6 +211,7 @@ def test_runs_of_a_study_are_valid(name, tmp_path):
         assert build_config(**vars(parser.parse_args(run.arguments()))) == chosen
 
 
+@pytest.mark.launches
 def test_a_plain_install_has_the_command():
     """The tool answers without what a run imports."""
     code = (

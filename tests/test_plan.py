@@ -450,6 +450,7 @@ def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeyp
     assert made.runs[2].skipped == f"{runs[1].run_id} ran out of memory, with a smaller batch"
 
 
+@pytest.mark.launches
 def test_a_plan_needs_no_torch(tmp_path):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'accelerate', 'deepspeed', 'pynvml']))\n"

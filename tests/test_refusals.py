@@ -67,6 +67,7 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
 # ---------------------------------------------------------------- flags
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -105,6 +106,7 @@ def test_flags(folder, arguments, expected):
     assert expected in refusal(folder, *arguments.split())
 
 
+@pytest.mark.launches
 def test_subcommands(folder):
     for arguments in (["trian"], [], ["run", "smok"], ["run", "smoke", "--onl", "ddp"]):
         done = attempt(["zero-study", *arguments], cwd=folder)
@@ -117,6 +119,7 @@ def test_subcommands(folder):
 # ---------------------------------------------------------------- accelerate files
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("name", "old", "new", "expected"),
     [
@@ -139,6 +142,7 @@ def test_yaml_files(folder, name, old, new, expected):
     assert expected in line
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -159,6 +163,7 @@ def test_json_files(folder, old, new, expected):
     assert expected in line
 
 
+@pytest.mark.launches
 def test_json_file_seen_from_another_folder(folder):
     (folder / "elsewhere").mkdir()
     line = refusal(folder / "elsewhere", "--strategy", "zero3_tuned")
@@ -168,11 +173,13 @@ def test_json_file_seen_from_another_folder(folder):
 # ---------------------------------------------------------------- data
 
 
+@pytest.mark.launches
 def test_missing_data_folder(folder):
     line = refusal(folder, "--data", "files", "--data-dir", "nowhere")
     assert line.startswith("data_dir nowhere does not exist; give --data-dir a folder with imdb/train.parquet")
 
 
+@pytest.mark.launches
 def test_empty_data_folder(folder):
     (folder / "data").mkdir()
     line = refusal(folder, "--data", "files", "--data-dir", "data")
@@ -180,6 +187,7 @@ def test_empty_data_folder(folder):
     assert line.endswith("correct --data-dir")
 
 
+@pytest.mark.launches
 def test_unreadable_data_file(folder):
     data = make_data_dir(folder / "data")
     path = data / "wikitext-2" / "train.txt"
@@ -191,6 +199,7 @@ def test_unreadable_data_file(folder):
     assert line.endswith("mend it or correct --data-dir")
 
 
+@pytest.mark.launches
 def test_parquet_without_the_columns(folder):
     path = make_data_dir(folder / "data") / "imdb" / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"review": ["a"], "stars": [1]}), path)
@@ -201,6 +210,7 @@ def test_parquet_without_the_columns(folder):
     )
 
 
+@pytest.mark.launches
 def test_no_network(folder):
     """The one refusal that needs a launch: the run itself asks the hub. The launch leaves nothing either."""
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": None}
@@ -221,16 +231,19 @@ def test_more_processes_than_gpus(monkeypatch):
     check(build_config(share_device=True), read_strategy(find_strategy("zero2")), 2)
 
 
+@pytest.mark.launches
 def test_missing_swap_folder(folder):
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "nowhere")
     assert line == "--swap-dir nowhere: no such folder; make it on the disk to be measured"
 
 
+@pytest.mark.launches
 def test_swap_folder_that_cannot_be_written(folder):
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "/proc")
     assert line == "--swap-dir /proc: not writable by this user; choose another folder"
 
 
+@pytest.mark.launches
 def test_swap_folder_without_a_use(folder):
     assert "zero3 does not offload to NVMe; remove the flag" in refusal(
         folder, "--strategy", "zero3", "--swap-dir", "."
@@ -246,6 +259,7 @@ def bare_machine(tmp_path):
     return {"PATH": str(tools), "CXX": None, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("strategy", ["zero1_cpu_offload", "accelerate_configs/zero3_nvme_offload.yaml"])
 def test_no_compiler(folder, strategy, bare_machine):
     line = refusal(folder, "--strategy", strategy, env=bare_machine)
@@ -253,6 +267,7 @@ def test_no_compiler(folder, strategy, bare_machine):
     assert "apt-get install g++" in line
 
 
+@pytest.mark.launches
 def test_no_libaio(folder, tmp_path, bare_machine):
     compiler = tmp_path / "tools" / "c++"
     compiler.write_text("#!/bin/sh\nexit 1\n")
@@ -261,6 +276,7 @@ def test_no_libaio(folder, tmp_path, bare_machine):
     assert line.startswith("the compiler finds no libaio.h, and DeepSpeed's async_io needs it; install libaio-dev")
 
 
+@pytest.mark.launches
 def test_tracker_that_is_not_installed(folder):
     missing = [name for name in ("wandb", "mlflow", "trackio") if importlib.util.find_spec(name) is None]
     if not missing:
@@ -272,6 +288,7 @@ def test_tracker_that_is_not_installed(folder):
 # ---------------------------------------------------------------- the output folder
 
 
+@pytest.mark.launches
 def test_output_folder_of_a_finished_run(folder):
     finished = folder / "runs" / "bert-imdb-tiny-single-1x-seed0"
     finished.mkdir(parents=True)
@@ -282,6 +299,7 @@ def test_output_folder_of_a_finished_run(folder):
     assert refusal(folder) == expected
 
 
+@pytest.mark.launches
 def test_output_folder_that_cannot_be_one(folder):
     (folder / "file").touch()
     assert refusal(folder, "--output-dir", "file") == "file is not a folder; pass another --output-dir"
@@ -291,6 +309,7 @@ def test_output_folder_that_cannot_be_one(folder):
 # ---------------------------------------------------------------- started by hand
 
 
+@pytest.mark.launches
 def test_without_a_launcher(folder):
     done = attempt(["python", ROOT / "study" / "train.py"], cwd=folder)
     assert done.returncode == 2
@@ -301,6 +320,7 @@ def test_without_a_launcher(folder):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("edit", "arguments", "expected"),
     [
@@ -331,6 +351,7 @@ def test_under_accelerate_launch(folder, edit, arguments, expected):
 # ---------------------------------------------------------------- runs that do not end well
 
 
+@pytest.mark.launches
 def test_loss_that_is_no_number(folder):
     """Such a run did start, so it leaves a record: failed, at which step, and why."""
     done = attempt(
@@ -351,6 +372,7 @@ def test_loss_that_is_no_number(folder):
     assert [step["loss"] is None for step in schema.read_steps((folder / path).parent)] == [False, True]
 
 
+@pytest.mark.launches
 def test_interrupt(folder):
     """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
     run_dir = folder / "run"

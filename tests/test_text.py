@@ -74,6 +74,7 @@ def test_scaling_names_its_base(tmp_path):
     assert base == "single on 1 process"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("view", ["differences", "largest-batch", "scaling", "parity", "model-states", "losses"])
 def test_every_view_of_committed_records(view):
     done = launching.attempt(["zero-study", "compare", "--view", view, "reports/cpu/records/cpu"])
@@ -81,6 +82,7 @@ def test_every_view_of_committed_records(view):
     assert "zero3_tuned" in done.stdout
 
 
+@pytest.mark.launches
 def test_output_without_a_reader_is_no_error():
     code = """
 import os, sys
@@ -95,6 +97,7 @@ main()
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.launches
 def test_readme_has_the_table_of_the_records():
     """To mend it: run the command that stands in the comment, and put what it prints between the two comments."""
     found = re.search(r"<!-- answer: (zero-study .*) -->\n(.*)\n<!-- /answer -->", README.read_text(), re.DOTALL)
