@@ -367,8 +367,7 @@ def _predict(options: argparse.Namespace) -> int:
 def _claims(options: argparse.Namespace) -> int:
     import json
 
-    from study.claims import verdicts
-    from study.planner import say
+    from study.claims import say, verdicts
 
     if options.check or options.write:
         if options.source or options.verdict or options.json or (options.check and options.write):
