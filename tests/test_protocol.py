@@ -292,12 +292,6 @@ def test_the_pages_parts_are_made_of_it(run_small):
 # ---------------------------------------------------------------- the committed results
 
 
-def test_the_readme_has_the_effects():
-    readme = (launching.ROOT / "README.md").read_text()
-    shown = readme.split("<!-- protocol -->\n")[1].split("\n<!-- /protocol -->")[0]
-    assert shown == "\n".join(pages.markdown(effects.read(COMMITTED)))
-
-
 def test_the_committed_results_are_whole():
     found = effects.read(COMMITTED)
     assert found["settings"]["data"] == "files"
