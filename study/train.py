@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study.config import RunConfig, build_config, flag_parser
+from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal
 from study.preflight import extensions
 from study.preflight.checks import check, check_output_dir
@@ -75,8 +75,7 @@ def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
-    flags = vars(flag_parser(prog="study/train.py", description=__doc__.splitlines()[0]).parse_args(arguments))
-    config = build_config(**flags)
+    config = build_config(**parse_flags(arguments))
     launch = read_launch()
     run_dir = config.output_dir or default_output_dir(config, launch)
     check_output_dir(run_dir)

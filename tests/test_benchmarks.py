@@ -7,9 +7,10 @@ import json
 import pytest
 from soak import exits
 
+from study import cli
 from study.benchmarks import hf_trainer, overhead, pairs, throughput
 from study.config import build_config
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 
 # Seconds long, with dropout and with clipping that acts.
 TINY = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
@@ -22,6 +23,8 @@ def _one_thread(monkeypatch):
 
 
 PROOF = dict.fromkeys(throughput.SAME) | {"world_size": 2, "engine_class": "DistributedDataParallel", "device": "cpu"}
+
+THROUGHPUT = ("benchmark", "throughput")
 
 
 def arm(wall: float, step: float, losses: tuple[float, ...] = (0.7, 0.5), **proof: object) -> dict[str, object]:
@@ -82,11 +85,11 @@ def test_ratios_are_ours_over_theirs_pair_by_pair():
 
 
 def test_arms_that_are_not_the_same_work_are_not_compared():
-    with pytest.raises(pairs.RunFailed, match=r"step 2 has loss 0\.5 in ours, 0\.4995"):
+    with pytest.raises(RunFailed, match=r"step 2 has loss 0\.5 in ours, 0\.4995"):
         summarize(pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.5 / 1.001))))
-    with pytest.raises(pairs.RunFailed, match="step 2 has loss nan in ours"):
+    with pytest.raises(RunFailed, match="step 2 has loss nan in ours"):
         summarize(pair(arm(1, 1, (0.7, float("nan"))), arm(1, 1)))
-    with pytest.raises(pairs.RunFailed, match=r"'world_size': 1"):
+    with pytest.raises(RunFailed, match=r"'world_size': 1"):
         summarize(pair(arm(1, 1), arm(1, 1, world_size=1)))
 
 
@@ -101,7 +104,7 @@ def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
     assert kept["step_ratio"] == 2
     assert kept["trainer"]["proof"]["engine_class"] == "BertForSequenceClassification"
     started.clear()
-    with pytest.raises(pairs.RunFailed, match="'engine_class': 'BertForSequenceClassification'"):
+    with pytest.raises(RunFailed, match="'engine_class': 'BertForSequenceClassification'"):
         throughput.compare(throughput.plan("ddp", TINY, 2), 1, 1)
     assert started == ["ddp", "ddp"]
 
@@ -109,7 +112,7 @@ def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
 def test_losses_in_sixteen_bits_may_be_further_apart():
     done = pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.501)))
     assert throughput.reduced(done, throughput.tolerance(build_config(precision="bf16-autocast")))
-    with pytest.raises(pairs.RunFailed):
+    with pytest.raises(RunFailed):
         throughput.reduced(done, throughput.tolerance(build_config()))
 
 
@@ -144,11 +147,12 @@ def test_report_names_the_command_without_the_machines_folders(monkeypatch, tmp_
     monkeypatch.setattr(throughput, "ours", lambda work: facts["ours"])
     monkeypatch.setattr(throughput, "trainer", lambda work: facts["trainer"])
     output = tmp_path / "result.json"
-    assert throughput.main(["--pairs", "2", "--strategies", "ddp", "--size", "tiny", "--output", str(output)]) == 0
+    words = ["--pairs", "2", "--strategies", "ddp", "--size", "tiny", "--output", str(output)]
+    assert cli.run([*THROUGHPUT, *words]) == 0
     text = output.read_text()
     assert str(tmp_path) not in text
     result = json.loads(text)
-    assert result["command"] == "python -m study.benchmarks.throughput --pairs 2 --strategies ddp --size tiny"
+    assert result["command"] == "zero-study benchmark throughput --pairs 2 --strategies ddp --work small --size tiny"
     assert {"benchmark", "finished_at", "machine", "config", "loss_tolerance", "strategies"} < set(result)
     assert result["machine"]["environment"]["OMP_NUM_THREADS"] == "1"
     assert [one["order"] for one in result["strategies"]["ddp"]["pairs"]] == [["ours", "trainer"], ["trainer", "ours"]]
@@ -172,27 +176,27 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     output = tmp_path / "result.json"
     words = ["--work", "bert-large", "--num-processes", "1", "--pairs", "3", "--output", str(output)]
     words += ["--size", "tiny", "--strategies", "ddp,zero2"]
-    assert throughput.main([*words, "--minutes", "4"]) == throughput.SOME_MISSING
+    assert cli.run([*THROUGHPUT, *words, "--minutes", "4"]) == throughput.SOME_MISSING
     assert compared == [("ddp", 1, 1), ("ddp", 1, 2)]
     assert "left for the next call, from pair 3 on: ddp and those after it" in capsys.readouterr().out
-    assert throughput.main([*words, "--minutes", "5"]) == throughput.SOME_MISSING
+    assert cli.run([*THROUGHPUT, *words, "--minutes", "5"]) == throughput.SOME_MISSING
     assert compared[2:] == [("ddp", 1, 3), ("zero2", 1, 1), ("zero2", 1, 2)]
-    assert throughput.main(words) == 0
+    assert cli.run([*THROUGHPUT, *words]) == 0
     assert compared[5:] == [("zero2", 1, 3)]
     counts = {name: len(one["pairs"]) for name, one in json.loads(output.read_text())["strategies"].items()}
     assert counts == {"ddp": 3, "zero2": 3}
     with pytest.raises(Refusal, match="holds the result of other work; name another file"):
-        throughput.main([*words, "--compile"])
+        cli.run([*THROUGHPUT, *words, "--compile"])
 
 
 def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, capsys):
     def compare(work, number, num_pairs):
         if work.strategy.name == "ddp":
-            raise pairs.RunFailed("out of memory")
+            raise RunFailed("out of memory")
         return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
 
     monkeypatch.setattr(throughput, "compare", compare)
-    assert throughput.main(["--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny"]) == 1
+    assert cli.run([*THROUGHPUT, "--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny"]) == 1
     said = capsys.readouterr()
     assert said.err == "zero-study: ddp: out of memory\n"
     assert said.out.startswith("zero2: ours/Trainer wall 2.000")
@@ -201,7 +205,7 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pairs", "0"], "--pairs 0: must be at least 1"),
+        (["--pairs", "0"], "--pairs 0: must be a whole number of at least 1"),
         (["--strategies", "ddp,zero3_nvme_offload"], "'zero3_nvme_offload': Trainer runs under single, ddp, zero0"),
         (["--minutes", "0"], "--minutes 0: must be a whole number of at least 1"),
         (["--size", "huge"], "size 'huge' is not one of"),
@@ -210,7 +214,7 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
 )
 def test_what_cannot_be_compared_is_refused_before_anything_starts(words, message):
     with pytest.raises(Refusal, match=message):
-        throughput.main(words)
+        cli.run([*THROUGHPUT, *words])
 
 
 @pytest.mark.parametrize("flags", [{"precision": "fp16"}, {"schedule": "cosine"}, {"micro_batch_size": 4}])
@@ -227,7 +231,7 @@ def test_trainer_refuses_the_ddp_that_it_would_not_build():
 def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
     broken = pairs.Work(work.strategy, {**TINY, "schedule": "cosine"}, work.config, 2)
-    with pytest.raises(pairs.RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
+    with pytest.raises(RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
         throughput.trainer(broken)
 
 

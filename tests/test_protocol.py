@@ -9,9 +9,9 @@ import sys
 import launching
 import pytest
 
-from study.benchmarks.pairs import RunFailed
+from study import cli
 from study.config import build_config
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.preflight.this_machine import Machine
 from study.published import effects
 from study.published import protocol as experiment
@@ -207,13 +207,13 @@ def test_repeats_begin_with_other_programs():
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(Refusal, match=r"there is no folder .*; make it"):
-        experiment.main(["--output", str(tmp_path / "none" / "out.json")])
+        cli.run(["protocol", "--output", str(tmp_path / "none" / "out.json")])
 
 
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment.box, "find", lambda: Machine((1, 1), 1))
+    monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
     with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
-        experiment.main(["--output", str(tmp_path / "out.json")])
+        cli.run(["protocol", "--output", str(tmp_path / "out.json")])
 
 
 def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
@@ -228,7 +228,7 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
-        ("from study.config import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
+        ("from study.errors import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
         ("raise ValueError('no sense')", RunFailed, "^published, repeat 1: ValueError: no sense$"),
         ("raise SystemExit(3)", RunFailed, "^published, repeat 1: ended with status 3$"),
         ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s$"),
@@ -251,9 +251,9 @@ def run_small(tmp_path_factory) -> dict:
     words = ["--num-train-examples", "160", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
     for name in ("published", "mended-plain-8", "mended-zero-8"):
         words += ["--program", name]
-    done = launching.attempt(["python", "-m", "study.published.protocol", *words])
+    done = launching.attempt(["zero-study", "protocol", *words])
     assert done.returncode == 0, done.stderr
-    again = launching.attempt(["python", "-m", "study.published.protocol", *words])
+    again = launching.attempt(["zero-study", "protocol", *words])
     assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
     return effects.read(path)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import datetime
 import os
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +14,7 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig, build_config
-from study.errors import Refusal
+from study.errors import RunFailed
 from study.preflight import checks
 from study.records import schema
 from study.records.schema import Record
@@ -26,10 +22,6 @@ from study.running import launch, studies
 from study.strategy import file
 
 TIMEOUT_SECONDS = 1800  # of one run
-
-
-class RunFailed(RuntimeError):
-    """A run of a benchmark did not end well: there is nothing to compare."""
 
 
 def run_pair(
@@ -110,49 +102,18 @@ def text_flags(data_dir: Path | None) -> dict[str, Any]:
     return {} if data_dir is None else {"data": "files", "data_dir": data_dir}
 
 
-def report(name: str, options: argparse.Namespace, work: dict[str, Any]) -> dict[str, Any]:
+def report(name: str, command: str, work: dict[str, Any]) -> dict[str, Any]:
     """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
     from study.records import machine
 
     return {
         "benchmark": name,
-        "command": command(name, options),
+        "command": command,
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(),
         **work,
     }
 
 
-def command(name: str, options: argparse.Namespace) -> str:
-    """A benchmark's command without its output, its slots and the machine's folders."""
-    words = [f"python -m study.benchmarks.{name}"]
-    for key, value in vars(options).items():
-        flag = "--" + key.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif key not in ("output", "minutes") and value not in (None, False):
-            words += [flag, "DIR" if isinstance(value, Path) else str(value)]
-    return " ".join(words)
-
-
 def shown_config(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
-
-
-def end(main: Callable[[list[str]], int]) -> None:
-    """Call a benchmark's main function; what the user must know is one message."""
-    started = time.monotonic()
-    try:
-        status = main(sys.argv[1:])
-    except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
-        status = 2
-    except RunFailed as failure:
-        print(f"zero-study: {failure}", file=sys.stderr)
-        status = 1
-    except KeyboardInterrupt:
-        print(f"zero-study: interrupted after {time.monotonic() - started:.0f} s", file=sys.stderr)
-        status = 130
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.exit(status)

@@ -268,7 +268,7 @@ def names() -> list[str]:
 def find_strategy(name: str) -> Path:
     """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
     if name.endswith((".yaml", ".yml", ".json")):
-        path = Path(name)
+        path = Path(name) if Path(name).exists() else CONFIGS.parent / name
     else:  # also of a folder there, as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
@@ -339,7 +339,10 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     if not path.is_file():
-        raise Refusal(f"{yaml_path}: deepspeed_config_file {path} is not a file seen from {Path.cwd()}; start there")
+        raise Refusal(
+            f"{yaml_path}: deepspeed_config_file {path} is no file seen from {Path.cwd()}; start from the folder that "
+            "it is relative to"
+        )
     try:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
