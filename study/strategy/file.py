@@ -273,7 +273,7 @@ def names() -> list[str]:
 def find_strategy(name: str) -> Path:
     """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
     if name.endswith((".yaml", ".yml", ".json")):
-        path = Path(name)
+        path = Path(name) if Path(name).exists() else CONFIGS.parent / name
     else:  # also of a folder there, as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
