@@ -53,10 +53,8 @@ def test_the_readme_is_one_page():
 
 
 def test_every_guide_is_listed():
-    guides = {Path(page).name for page in PAGES if page.startswith("docs/")} - {"README.md"}
-    assert guides == {dict(token.attrs)["href"] for token in inline("docs/README.md") if token.type == "link_open"} & {
-        path.name for path in (ROOT / "docs").glob("*.md")
-    } - {"README.md"}
+    listed = {dict(token.attrs)["href"] for token in inline("docs/README.md") if token.type == "link_open"}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -164,7 +162,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "papermill": check_papermill,
     "pip": check_pip,
 }
-SHELL = ("source ", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ")  # no program of ours
+SHELL = ("source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ")  # not ours
 
 
 @pytest.mark.parametrize("line", commands())

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import launching
 import pytest
 from launching import ROOT
 from test_docs import PAGES
 from test_layout import MAY_IMPORT
 
+from study import cli
 from study.claims import say
 from study.claims.verdicts import WORDS
 from study.compare import answer, cases, communication, model_states, peaks
@@ -271,11 +271,11 @@ def test_every_place_is_known():
     assert marked == set(PLACES)
 
 
-def test_the_answer_names_the_command_that_prints_it():
+def test_the_answer_names_the_command_that_prints_it(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    done = launching.attempt(shlex.split(re.search(r"<!-- answer: (zero-study .*) -->", text)[1]))
-    assert done.returncode == 0, done.stderr
-    assert between("docs/results.md", "answer") == done.stdout.strip()
+    assert cli.run(shlex.split(re.search(r"<!-- answer: zero-study (.*) -->", text)[1])) == 0
+    assert between("docs/results.md", "answer") == capsys.readouterr().out.strip()
 
 
 def write() -> None:
