@@ -9,22 +9,32 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study test chromium lint constraints
+.PHONY: help setup study test test-fast chromium lint types constraints
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
-	@echo "make test         make the environment, then run the tests"
-	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
+	@echo "make test         make the environment, then run the tests (9 min on two cores)"
+	@echo "make test-fast    run the tests that start no other Python: no training, no command, no notebook (1 min)"
 	@echo "make lint         check style and format"
+	@echo "make types        check types"
+	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
+	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
 	@echo "make constraints  resolve the newest versions into constraints.txt (then run the tests)"
+	@echo "make help         list these commands"
 
 study: setup
 	@# Status 1: every run has an outcome, and not all are ok; that is for the report to show.
 	@CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke; status=$$?; [ $$status -le 1 ] || exit $$status; \
 		.venv/bin/zero-study report smoke && exit $$status
 
+# One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
+PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+
 test: setup $(if $(CI),chromium)
-	@.venv/bin/python -m pytest
+	@$(PYTEST)
+
+test-fast: setup
+	@$(PYTEST) -m "not launches"
 
 # The tests open the report's pages in Chromium where it is installed; a CI machine is to have it.
 chromium:
@@ -38,6 +48,9 @@ chromium:
 lint: setup
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
+
+types: setup
+	@.venv/bin/mypy study
 
 setup: .venv/.installed .venv/.extensions
 	@:

@@ -1,17 +1,14 @@
-"""Comparisons as Markdown, and README's table of them."""
+"""Comparisons as Markdown."""
 
 from __future__ import annotations
 
 import re
-import shlex
 
 import launching
 import pytest
 from synthetic import write_outcome, write_run
 
 from study.compare import answer, table, text
-
-README = launching.ROOT / "README.md"
 
 
 def rows(page: str, strategy: str) -> list[list[str]]:
@@ -74,6 +71,7 @@ def test_scaling_names_its_base(tmp_path):
     assert base == "single on 1 process"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("view", ["differences", "largest-batch", "scaling", "parity", "model-states", "losses"])
 def test_every_view_of_committed_records(view):
     done = launching.attempt(["zero-study", "compare", "--view", view, "reports/cpu/records/cpu"])
@@ -81,6 +79,7 @@ def test_every_view_of_committed_records(view):
     assert "zero3_tuned" in done.stdout
 
 
+@pytest.mark.launches
 def test_output_without_a_reader_is_no_error():
     code = """
 import os, sys
@@ -93,14 +92,6 @@ main()
 """
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_readme_has_the_table_of_the_records():
-    """To mend it: run the command that stands in the comment, and put what it prints between the two comments."""
-    found = re.search(r"<!-- answer: (zero-study .*) -->\n(.*)\n<!-- /answer -->", README.read_text(), re.DOTALL)
-    done = launching.attempt(shlex.split(found[1]))
-    assert done.returncode == 0, done.stderr
-    assert found[2] == done.stdout.strip()
 
 
 def test_answer_says_unknown_of_what_was_not_measured(tmp_path):

@@ -181,10 +181,10 @@ def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
 
 
 def value(asked: str, names: dict[str, Any]) -> bool | float | str | None:
-    answer = eval(asked, names)
-    if answer is not None and not isinstance(answer, (bool, int, float, str)):
-        raise TypeError(f"{asked}: is a {type(answer).__name__}; ask for a number, a word or a truth value")
-    return answer
+    result = eval(asked, names)
+    if result is not None and not isinstance(result, (bool, int, float, str)):
+        raise TypeError(f"{asked}: is a {type(result).__name__}; ask for a number, a word, yes or no")
+    return result
 
 
 def described(error: BaseException) -> str:

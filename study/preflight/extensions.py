@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from study.errors import Refusal
@@ -94,6 +95,14 @@ def use_own_folder() -> None:
     """Set, for this process and its children, where torch looks for extensions and for ninja."""
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder())
     os.environ["PATH"] = _search_path()
+
+
+def look_at_the_processor_once() -> None:
+    """Spare this process a second at each load of an extension: DeepSpeed asks anew what the processor is."""
+    with suppress(ModuleNotFoundError):
+        import cpuinfo  # comes with DeepSpeed
+
+        cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 
 def check(needs: Collection[str]) -> None:
@@ -237,10 +246,10 @@ def _lacking_of_libaio(compiler: str) -> str | None:
     if ask("-E", "-x", "c++", "-", source="#include <libaio.h>\n").returncode != 0:
         return "libaio.h"
     # The bare name comes back where there is no such file.
-    has_library = any(
+    present = any(
         Path(ask(f"-print-file-name={name}").stdout.strip()).is_absolute() for name in ("libaio.so", "libaio.a")
     )
-    return None if has_library else "libaio.so"
+    return None if present else "libaio.so"
 
 
 def _load(name: str) -> str | None:
