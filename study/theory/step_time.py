@@ -29,7 +29,7 @@ class Constants:
     hop_seconds: float  # per collective that leaves a node and node of its ring
 
 
-# Fitted by `python -m study.planner.accuracy` to published/mpt_throughput.csv: to the rows of A100, both
+# Fitted by `zero-study accuracy` to published/mpt_throughput.csv: to the rows of A100, both
 # 40 and 80 GB, and to those of H100 SXM, without those in fp8.
 AMPERE = Constants(0.93, 0.32, 0.45, 0.92, 22e-6)
 HOPPER = Constants(0.78, 0.18, 0.45, 0.82, 26e-6)

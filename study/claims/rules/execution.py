@@ -1,4 +1,4 @@
-"""What did today's engines do with the lines of a claim? The committed results of study/published, which gave them.
+"""What did today's engines do with the lines of a claim? The committed results of `zero-study snippets`.
 
 A result is of the rule as it then stood: one whose digest differs decides nothing.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from study.claims.ledger import Execution
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
-COMMAND = "python -m study.claims.snippets"
+COMMAND = "zero-study snippets"
 
 Outcome = Literal["accepted", "rejected", "ignored"]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
