@@ -38,11 +38,9 @@ MAY_IMPORT = {
     "running": "config errors files preflight records run strategy theory",
     "train": "compare config errors files preflight records run running strategy training workloads",
     "compare": "config errors files models records theory",
-    "planner": "benchmarks config errors files records running strategy theory",
+    "planner": "config errors files records running strategy theory",
     "published": "compare config errors files preflight records running training workloads",
-    "claims": (
-        "compare config errors files planner preflight published records running strategy theory training workloads"
-    ),
+    "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
     "report": "claims compare config errors files planner published running strategy theory",
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "cli": (
