@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict
 
 from study.errors import Refusal
 
 ROOT = Path(__file__).resolve().parents[1]  # of the project, where it is installed in place
 
 _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
+
+
+class Written(BaseModel):
+    """What people write into a file by hand, read strictly: no unknown key, no value of another type, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationError
+from pydantic import Discriminator, Tag, ValidationError
 
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
 from study.errors import Refusal, describe
 from study.files import load
+from study.records.schema import Facts
 
 PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
 
@@ -204,11 +205,7 @@ class Effect(NamedTuple):
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _Ran(_Facts):
+class _Ran(Facts):
     """What an arm was, read from the engine."""
 
     engine_class: str
@@ -221,7 +218,7 @@ class _Ran(_Facts):
     num_evaluations: int
 
 
-class _Arm(_Facts):
+class _Arm(Facts):
     """What was observed of an arm."""
 
     arm: str
@@ -241,14 +238,14 @@ class _Arm(_Facts):
     held_out_accuracy: float
 
 
-class _Failed(_Facts):
+class _Failed(Facts):
     """An arm at which its process ended."""
 
     arm: str
     error: str
 
 
-class _Run(_Facts):
+class _Run(Facts):
     """One start of a program."""
 
     arms: list[
@@ -260,7 +257,7 @@ class _Run(_Facts):
     data: str  # digest of what it was given
 
 
-class _Results(_Facts):
+class _Results(Facts):
     """The file of `python -m study.published.protocol`."""
 
     settings: dict[str, Any]
