@@ -10,9 +10,6 @@ weights; otherwise it is trained first, on reviews that the protocol does not se
 from __future__ import annotations
 
 import datetime
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,18 +17,18 @@ from typing import Any
 from study import files
 from study.benchmarks.pairs import end
 from study.config import Parser, RunConfig, build_config
-from study.errors import Refusal, RunFailed
+from study.errors import Refusal
 from study.preflight import extensions, this_machine
+from study.published import child
 from study.published.effects import PROGRAMS, read
 from study.published.program import BODY_SHARE
-from study.running import bound, ending
+from study.records.machine import SAME
 from study.workloads import sources
 
 TRAINED_HERE = ("tiny", "micro", "mini")  # by a rate and in a number of epochs that suit small models
 TIMEOUT_SECONDS = 3600  # of one process
 SHOWN = ("workload", "size", "data", "num_train_examples", "num_eval_examples", "sequence_length", "dropout", "epochs")
-SAME = ("cpu", "num_cores", "gpus", "python", "libraries")  # of the machine, in all runs of one file
-REFUSED = f"{Refusal.__module__}.{Refusal.__name__}: "  # how a refusal looks in a traceback
+PROGRAM = ("-m", "study.published.program")
 FEWEST_STEPS = 10  # of an arm: the appendix logs its loss after so many
 LARGEST_BATCH = max(int(arm.partition("-")[2]) for program in PROGRAMS.values() for arm in program.arms)
 
@@ -147,25 +144,8 @@ def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, 
         },
     )
     what = f"{name or 'the body'}, repeat {repeat}"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "study.published.program", str(spec), str(result)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            preexec_fn=bound.die_with_parent,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{what}: not done after {TIMEOUT_SECONDS} s") from None
-    if done.returncode or not result.exists():
-        lines = done.stderr.splitlines()
-        for line in lines:
-            if line.startswith(REFUSED):
-                raise Refusal(line.removeprefix(REFUSED))
-        raised = ending.raised_in(lines)
-        raise RunFailed(f"{what}: {raised[-1].text if raised else f'ended with status {done.returncode}'}")
-    return json.loads(result.read_text())
+    remedy = "try a smaller --size, or fewer --num-train-examples"
+    return child.run_python([*PROGRAM, str(spec), str(result)], result, what, TIMEOUT_SECONDS, remedy)
 
 
 if __name__ == "__main__":
