@@ -77,7 +77,7 @@ PIP_FAILED = { tail -n 15 .venv/setup.log >&2; echo "pip failed; all of its outp
 # Where it fails, it says which strategies are skipped, and the next make tries again. The CPU's are built on every
 # machine, for the smoke study and the tests; for the GPUs of one that has them, run `.venv/bin/zero-study extensions`.
 .venv/.extensions: .venv/.installed
-	@if CUDA_VISIBLE_DEVICES= .venv/bin/python -m study.preflight.extensions; then touch $@; fi
+	@if CUDA_VISIBLE_DEVICES= .venv/bin/zero-study extensions; then touch $@; fi
 
 # What compiling the extensions needs and pip has not: a compiler, the headers of Python and of libaio; and venv itself.
 define SYSTEM_PACKAGES

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any
 
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed, describe_missing
 
 
 def main() -> None:
@@ -19,16 +19,29 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants the end of its terminal to end nothing
             signal.signal(number, _interrupt)
     try:
-        sys.exit(cli.run(sys.argv[1:]))
+        status = cli.run(sys.argv[1:])
+        sys.stdout.flush()
     except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
-        sys.exit(2)
+        status = _refuse(refusal)
+    except RunFailed as failure:
+        print(f"zero-study: {failure}", file=sys.stderr)
+        status = 1
+    except ModuleNotFoundError as error:
+        if (message := describe_missing(error)) is None:
+            raise
+        status = _refuse(message)
     except KeyboardInterrupt:
         print("zero-study: interrupted; finished runs are kept", file=sys.stderr)
-        sys.exit(130)
+        status = 130
     except BrokenPipeError:  # `zero-study compare ... | head`: what is left to say has no reader
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        status = 1
+    sys.exit(status)
+
+
+def _refuse(message: object) -> int:
+    print(f"zero-study: {message}", file=sys.stderr)
+    return 2
 
 
 def _interrupt(*_: Any) -> None:

@@ -1,205 +1,145 @@
-"""What can be asked on the command line? Each subcommand parses, calls one function and prints."""
+"""What can be asked on the command line? Each command takes its options, calls one function and prints.
+
+`parse` reads a command line, `run` reads and runs it. Modules are imported by the command that needs them: what a plain
+install lacks is missed only there.
+"""
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import importlib.util
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from study.config import Parser, Precision, build_config, flag_parser
-from study.errors import Refusal
+import click
 
-# The tables of `zero-study compare`.
-VIEWS = (
-    "differences",
-    "largest-batch",
-    "scaling",
-    "model-states",
-    "communication",
-    "peaks",
-    "parity",
-    "losses",
-    "answer",
-)
+from study import config
+from study.errors import Refusal, describe_usage
+from study.files import require_clone
+from study.strategy import file
 
+# The tables of `zero-study compare`, by the module of study.compare that makes each.
+VIEWS = {
+    "differences": "text.differences",
+    "largest-batch": "text.largest_batch",
+    "scaling": "text.scaling",
+    "model-states": "model_states.table",
+    "communication": "communication.table",
+    "peaks": "peaks.table",
+    "parity": "parity.table",
+    "losses": "losses.table",
+    "answer": "answer.table",
+}
+WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
+
+# Named here too, since the modules that define them take a second to import.
 CLAIM_VERDICTS = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
+WORKS = ("small", "bert-large", "gpt2-xl")
 
 LARGEST_NUMBER = 1_000_000_000
 
-
-def run(arguments: list[str]) -> int:
-    """Run one subcommand; return the exit status."""
-    parser = Parser(prog="zero-study", description="The ZeRO replication study.", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    commands.add_parser("train", help="check, launch and record one run", add_help=False, allow_abbrev=False)
-
-    plan = commands.add_parser(
-        "plan",
-        help="list a study's runs in their order: what is kept, what is skipped and why, how long the rest takes",
-        allow_abbrev=False,
-    )
-    _add_study_options(plan)
-    plan.set_defaults(call=_plan)
-
-    study = commands.add_parser(
-        "run",
-        help="run a study's runs one after another; finished ones are kept",
-        epilog="Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of "
-        "memory, say); 3 some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.",
-        allow_abbrev=False,
-    )
-    _add_study_options(study)
-    study.add_argument(
-        "--fail-fast",
-        action="store_true",
-        help="start no run after one that is neither ok nor out of memory",
-    )
-    study.add_argument(
-        "--minutes",
-        help="stop in time: start no run that is not expected to end so many minutes from now, and none that failed "
-        "(default: none)",
-    )
-    study.set_defaults(call=_run)
-
-    collect = commands.add_parser(
-        "collect", help="copy the records and steps of finished runs into a folder to commit", allow_abbrev=False
-    )
-    collect.add_argument("runs", type=Path, help="folder of run directories")
-    collect.add_argument("records", type=Path, help="folder to copy into, for instance reports/cpu/records")
-    collect.set_defaults(call=_collect)
-
-    compare = commands.add_parser(
-        "compare", help="compare runs with the control, with intervals and verdicts, as Markdown", allow_abbrev=False
-    )
-    compare.add_argument("records", type=Path, nargs="+", help="folders of run directories or of collected records")
-    compare.add_argument("--view", choices=VIEWS, default="differences", help="which table (default: differences)")
-    compare.add_argument("--control", default="ddp", help="the strategy to compare with (default: ddp)")
-    compare.set_defaults(call=_compare)
-
-    report = commands.add_parser("report", help="execute the notebooks on a study's records: pages", allow_abbrev=False)
-    report.add_argument("study", help="a study that the project ships, or a YAML file of your own")
-    report.add_argument(
-        "--records",
-        type=Path,
-        action="append",
-        help="folder of runs or records; several times for several boxes (default: runs/STUDY)",
-    )
-    report.add_argument("--output", type=Path, help="where the pages go (default: reports/STUDY)")
-    report.set_defaults(call=_report)
-
-    pack = commands.add_parser("pack", help="put a box's records into one file, with their digests", allow_abbrev=False)
-    pack.add_argument("records", type=Path, nargs="+", help="folders of run directories or of collected records")
-    pack.add_argument("file", type=Path, help="the file to write, for instance my-box.zip")
-    pack.set_defaults(call=_pack)
-
-    merge = commands.add_parser("merge", help="take a packed file's records into a folder", allow_abbrev=False)
-    merge.add_argument("file", type=Path, help="a file that `zero-study pack` wrote")
-    merge.add_argument("records", type=Path, help="folder to take them into, for instance reports/STUDY/records/my-box")
-    merge.set_defaults(call=_merge)
-
-    advice = commands.add_parser(
-        "advise",
-        help="predict every strategy for a model and GPUs: memory, time, price, and which to take",
-        epilog="Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.",
-        allow_abbrev=False,
-    )
-    advice.add_argument("--model", help="a known name (gpt2-xl, llama-2-7b ...), a hub id or a config.json")
-    advice.add_argument(
-        "--gpu", required=True, help="t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ..."
-    )
-    advice.add_argument("--gpus", help="how many")
-    advice.add_argument("--sequence-length", help="tokens (default: 1024, or as many as the model has positions)")
-    advice.add_argument("--global-batch-size", help="sequences per optimizer step (default: 8 per GPU)")
-    advice.add_argument("--strategy", help="only this one: a name or a file")
-    advice.add_argument(
-        "--micro-batch-size", help="sequences per GPU and forward pass (default: the fastest that fits)"
-    )
-    advice.add_argument("--gradient-accumulation-steps", help="micro steps (default: what the batch sizes leave)")
-    advice.add_argument(
-        "--precision",
-        choices=[*get_args(Precision), "pure-bf16"],
-        help="(default: bf16 where the GPU has it, else fp16)",
-    )
-    advice.add_argument(
-        "--activation-checkpointing",
-        action=argparse.BooleanOptionalAction,
-        help="recompute each block (default: where it makes a strategy fit, or faster)",
-    )
-    advice.add_argument(
-        "--kernels",
-        choices=("fused", "transformers"),
-        default="fused",
-        help="as LLM Foundry has them, or those of transformers (default: fused)",
-    )
-    advice.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
-    advice.add_argument("--write", type=Path, metavar="FILE", help="also write the recommended accelerate file")
-    advice.set_defaults(call=_advise)
-
-    predict = commands.add_parser(
-        "predict",
-        help="predict a study's runs on a box that nobody here has; without a study, all of the reports'",
-        allow_abbrev=False,
-    )
-    predict.add_argument("study", nargs="?", help="a study that the project ships, or a YAML file of your own")
-    predict.add_argument("--gpu", help="as `zero-study advise` names it")
-    predict.add_argument("--gpus", help="how many (default: 1)")
-    predict.add_argument(
-        "--output", type=Path, default=Path("reports/predicted"), help="folder to write to (default: reports/predicted)"
-    )
-    predict.set_defaults(call=_predict)
-
-    claims = commands.add_parser(
-        "claims",
-        help="print what others have published, claim by claim, and what became of it",
-        epilog="Exit status of --check: 1 where a committed verdict no longer follows from records and theory.",
-        allow_abbrev=False,
-    )
-    claims.add_argument("--source", help="only this source's")
-    claims.add_argument("--verdict", choices=CLAIM_VERDICTS, help="only claims with this verdict")
-    claims.add_argument("--json", action="store_true", help="print everything that is known of each claim as JSON")
-    claims.add_argument("--check", action="store_true", help="decide every claim again, and list what has changed")
-    claims.add_argument("--write", action="store_true", help="decide every claim again, and commit the verdicts")
-    claims.set_defaults(call=_claims)
-
-    extensions = commands.add_parser(
-        "extensions", help="build the DeepSpeed extensions that offload needs, once", allow_abbrev=False
-    )
-    extensions.set_defaults(call=_extensions)
-
-    if arguments[:1] == ["train"]:  # its flags are RunConfig's fields
-        return _train(arguments[1:])
-    options = parser.parse_args(arguments)
-    return options.call(options)
+A_STUDY = "a study that the project ships, or a YAML file of your own"
+RECORDS = "folders of run directories or of collected records"
+DATA_FOLDER = "folder with imdb/, wikitext-2/ and tokenizers/, for real text"
 
 
-def _add_study_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", help="a study that the project ships (studies/), or a YAML file of your own")
-    parser.add_argument("--data-dir", type=Path, help="folder with imdb/, wikitext-2/ and tokenizers/, for real text")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
-    parser.add_argument("--only", default="", help="only runs whose id contains this")
-    parser.add_argument("--timeout", default=1800, help="seconds after which one run is ended (default: 1800)")
+class _Command(click.Command):
+    """A command whose parsing does not call it, and whose help is listed whole."""
+
+    def invoke(self, context: click.Context) -> click.Context:
+        return context
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return " ".join(self.help.partition("\n\n")[0].split())
 
 
-def _train(arguments: list[str]) -> int:
+class _Group(click.Group):
+    command_class = _Command
+    group_class = type
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)  # as they are defined, not by the alphabet
+
+    get_short_help_str = _Command.get_short_help_str
+
+
+class _WholeNumber(click.ParamType):
+    """A whole number of at least 1, and not more than anybody has."""
+
+    name = "integer"
+
+    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        flag = param.opts[0]
+        if number < 1:
+            raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
+        if number > LARGEST_NUMBER:
+            raise Refusal(f"{flag} {value}: is more than anybody has; {LARGEST_NUMBER:,} is the most")
+        return number
+
+
+NUMBER = _WholeNumber()
+PATH = click.Path(path_type=Path)
+
+
+def parse(words: list[str]) -> click.Context:
+    """Return the command that a command line names, with its options as `params`, without running it.
+
+    Raises Refusal for what cannot be asked, and click's Exit once it has printed what --help asks for.
+    """
+    try:
+        return zero_study.invoke(zero_study.make_context("zero-study", list(words), max_content_width=120))
+    except click.UsageError as error:
+        raise Refusal(describe_usage(error)) from None
+
+
+def run(words: list[str]) -> int:
+    """Run one command line; return the exit status. Raises Refusal."""
+    try:
+        context = parse(words)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return context.invoke(context.command.callback, **context.params) or 0
+
+
+@click.group(cls=_Group, no_args_is_help=False, context_settings={"show_default": True})
+def zero_study() -> None:
+    """The ZeRO replication study: runs, comparisons, predictions, and what became of published claims."""
+
+
+# ---------------------------------------------------------------- runs
+
+
+@zero_study.command(
+    "train",
+    params=[
+        click.Option(
+            ["--strategy"],
+            default="single",
+            metavar="NAME",
+            help=f"a file, or one of {', '.join(file.names())}",
+        ),
+        click.Option(
+            ["--num-processes"], type=NUMBER, help="processes to launch [default: what the strategy's file says]"
+        ),
+        click.Option(["--timeout"], type=NUMBER, help="seconds after which the run is ended [default: none]"),
+        *config.OPTIONS,
+    ],
+)
+def _train(strategy: str, num_processes: int | None, timeout: int | None, **options: Any) -> int:
+    """Check, launch and record one run."""
     from study.compare import brief
     from study.preflight import checks
     from study.run import make_run
     from study.running import launch
-    from study.strategy import file
 
-    parser = flag_parser(prog="zero-study train", description="Check, launch and record one run.")
-    parser.add_argument("--strategy", help=f"a file, or one of {', '.join(file.names())} (default: single)")
-    parser.add_argument("--num-processes", help="processes to launch (default: what the strategy's file says)")
-    parser.add_argument("--timeout", help="seconds after which the run is ended (default: none)")
-    flags = vars(parser.parse_args(arguments))
-    chosen = file.read_strategy(file.find_strategy(flags.pop("strategy", "single")))
-    num_processes = _positive("--num-processes", flags.pop("num_processes", chosen.num_processes))
-    timeout = flags.pop("timeout", None)
-    timeout = None if timeout is None else _positive("--timeout", timeout)
-    config = build_config(**flags)
-    run = make_run(config, chosen, num_processes, chosen.num_machines)
+    chosen = file.read_strategy(file.find_strategy(strategy))
+    asked = config.build_config(**config.given(options))
+    run = make_run(asked, chosen, num_processes or chosen.num_processes, chosen.num_machines)
     checks.check_folder(run.folder)
     checks.check(run)
 
@@ -214,175 +154,401 @@ def _train(arguments: list[str]) -> int:
     return 0 if ended.status == "ok" else 1
 
 
-def _positive(flag: str, value: str | int) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
-    if number > LARGEST_NUMBER:
-        raise Refusal(f"{flag} {value}: is more than anybody has; {LARGEST_NUMBER:,} is the most")
-    return number
+def _of_a_study(command: Any) -> Any:
+    """Add what `plan` and `run` share: the study, and which of its runs, where and for how long."""
+    options = [
+        click.argument("study", help=A_STUDY),
+        click.option("--data-dir", type=PATH, help=DATA_FOLDER),
+        click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
+        click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
+        click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
-def _plan(options: argparse.Namespace) -> int:
+@zero_study.command("plan")
+@_of_a_study
+def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int) -> None:
+    """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes."""
     from study.running import plan, studies
 
-    study = studies.find(options.study)
-    folder = options.runs_dir / study.name
-    runs = plan.select(study, options.data_dir, options.only, folder)
-    timeout = _positive("--timeout", options.timeout)
-    print(plan.show(plan.make(study, runs, folder, timeout)))
-    return 0
+    chosen = studies.find(study)
+    folder = runs_dir / chosen.name
+    runs = plan.select(chosen, data_dir, only, folder)
+    print(plan.show(plan.make(chosen, runs, folder, timeout)))
 
 
-def _run(options: argparse.Namespace) -> int:
+@zero_study.command("run")
+@_of_a_study
+@click.option("--fail-fast", is_flag=True, help="start no run after one that is neither ok nor out of memory")
+@click.option(
+    "--minutes",
+    type=NUMBER,
+    help="stop in time: start no run that is expected to end more minutes from now, and none that failed "
+    "[default: none]",
+)
+def _run(
+    study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int, fail_fast: bool, minutes: int | None
+) -> int:
+    """Run a study's runs one after another; finished ones are kept.
+
+    Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
+    some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
+    """
     from study.running import plan, runner, studies
 
-    study = studies.find(options.study)
-    folder = options.runs_dir / study.name
-    runs = plan.select(study, options.data_dir, options.only, folder)
-    timeout = _positive("--timeout", options.timeout)
-    slot_seconds = math.inf if options.minutes is None else 60.0 * _positive("--minutes", options.minutes)
-    return runner.run(study, runs, folder, timeout, options.fail_fast, slot_seconds)
+    chosen = studies.find(study)
+    folder = runs_dir / chosen.name
+    runs = plan.select(chosen, data_dir, only, folder)
+    _require("torch")  # a plan does without it, no run does
+    slot_seconds = math.inf if minutes is None else 60.0 * minutes
+    return runner.run(chosen, runs, folder, timeout, fail_fast, slot_seconds)
 
 
-def _collect(options: argparse.Namespace) -> int:
+@zero_study.command("extensions")
+def _extensions() -> int:
+    """Build the DeepSpeed extensions that offload needs, once."""
+    from study.preflight import extensions
+
+    _require("deepspeed")
+    return extensions.build()
+
+
+def _require(module: str) -> None:
+    """Refuse now what would fail later, in a process of its own."""
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(name=module)
+
+
+# ---------------------------------------------------------------- records
+
+
+@zero_study.command("collect")
+@click.argument("runs", type=PATH, help="folder of run directories")
+@click.argument("records", type=PATH, help="folder to copy into, for instance reports/cpu/records")
+def _collect(runs: Path, records: Path) -> None:
+    """Copy the records and steps of finished runs into a folder to commit."""
     from study.records import collect
 
-    collect.collect(options.runs, options.records)
-    return 0
+    collect.collect(runs, records)
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from study.compare import answer, communication, losses, model_states, parity, peaks, text
-
-    views = {
-        "differences": lambda folders: text.differences(folders, options.control),
-        "largest-batch": text.largest_batch,
-        "scaling": text.scaling,
-        "model-states": model_states.table,
-        "communication": communication.table,
-        "peaks": peaks.table,
-        "parity": parity.table,
-        "losses": losses.table,
-        "answer": lambda folders: answer.table(folders, options.control),
-    }
-    print(views[options.view](options.records))
-    return 0
+@zero_study.command("compare")
+@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
+@click.option("--view", type=click.Choice(tuple(VIEWS)), default="differences", help="which table")
+@click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
+def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
+    """Compare runs with the control, with intervals and verdicts, as Markdown."""
+    module, table = VIEWS[view].split(".")
+    make = getattr(importlib.import_module(f"study.compare.{module}"), table)
+    print(make(records, control) if view in WITH_CONTROL else make(records))
 
 
-def _report(options: argparse.Namespace) -> int:
+@zero_study.command("report")
+@click.argument("study", help=A_STUDY)
+@click.option(
+    "--records",
+    type=PATH,
+    multiple=True,
+    help="folder of runs or records; several times for several boxes [default: runs/STUDY]",
+)
+@click.option("--output", type=PATH, help="where the pages go [default: reports/STUDY]")
+def _report(study: str, records: tuple[Path, ...], output: Path | None) -> None:
+    """Execute the notebooks on a study's records: pages."""
     from study.report import build as report
     from study.running import studies
 
-    name = studies.find(options.study).name
-    folders = options.records or [Path("runs") / name]
-    print(report.build(options.study, folders, options.output or Path("reports") / name))
-    return 0
+    require_clone("the notebooks that become pages")
+    _require("papermill")
+    name = studies.find(study).name
+    print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name))
 
 
-def _advise(options: argparse.Namespace) -> int:
+@zero_study.command("pack")
+@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
+@click.argument("packed", type=PATH, metavar="FILE", help="file to write, for instance my-box.zip")
+def _pack(records: tuple[Path, ...], packed: Path) -> None:
+    """Put a box's records into one file, with their digests."""
+    from study.records import pack
+
+    pack.pack(records, packed)
+
+
+@zero_study.command("merge")
+@click.argument("packed", type=PATH, metavar="FILE", help="what `zero-study pack` wrote")
+@click.argument("records", type=PATH, help="folder to copy into, for instance reports/STUDY/records/my-box")
+def _merge(packed: Path, records: Path) -> None:
+    """Take a packed file's records into a folder."""
+    from study.records import pack
+
+    pack.merge(packed, records)
+
+
+# ---------------------------------------------------------------- predictions
+
+
+@zero_study.command("advise")
+@click.option("--model", metavar="NAME", help="a known name (gpt2-xl, llama-2-7b ...), a hub id or a config.json")
+@click.option(
+    "--gpu", required=True, metavar="NAME", help="t4, l4, a10g, v100-16gb, a100-40gb, a100-80gb, h100-sxm, h200 ..."
+)
+@click.option("--gpus", "num_gpus", type=NUMBER, help="how many")
+@click.option("--sequence-length", type=NUMBER, help="tokens [default: 1024, or as many as the model has positions]")
+@click.option("--global-batch-size", type=NUMBER, help="sequences per optimizer step [default: 8 per GPU]")
+@click.option("--strategy", metavar="NAME", help="only this one: a name or a file")
+@click.option(
+    "--micro-batch-size", type=NUMBER, help="sequences per GPU and forward pass [default: the fastest that fits]"
+)
+@click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
+@click.option(
+    "--precision",
+    type=click.Choice((*get_args(config.Precision), "pure-bf16")),
+    help="[default: bf16 where the GPU has it, else fp16]",
+)
+@click.option(
+    "--activation-checkpointing/--no-activation-checkpointing",
+    default=None,
+    help="recompute each block [default: where it makes a strategy fit, or faster]",
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(("fused", "transformers")),
+    default="fused",
+    help="as LLM Foundry has them, or those of transformers",
+)
+@click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
+@click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
+def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, **options: Any) -> None:
+    """Predict every strategy for a model and GPUs: memory, time, price, and which to take.
+
+    Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.
+    """
     import json
 
     from study import planner
     from study.planner import say
 
-    if options.model is None and options.gpus is None:
+    if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
-    numbers = ("sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-    given = {name: getattr(options, name) for name in numbers}
-    asked = planner.Asked(
-        gpu=options.gpu,
-        num_gpus=1 if options.gpus is None else _positive("--gpus", options.gpus),
-        strategy=options.strategy,
-        precision=options.precision,
-        activation_checkpointing=options.activation_checkpointing,
-        kernels=options.kernels,
-        **{
-            name: None if value is None else _positive("--" + name.replace("_", "-"), value)
-            for name, value in given.items()
-        },
-    )
-    if options.write is not None and None in (options.model, options.gpus):
-        raise Refusal(f"--write {options.write}: needs both --model and --gpus")
-    if options.write is not None:
-        say.check_free(options.write)
-    if options.model is None:
-        found = planner.largest_models(asked)
+    asked = planner.Asked(num_gpus=num_gpus or 1, **options)
+    if write is not None:
+        if None in (model, num_gpus):
+            raise Refusal(f"--write {write}: needs both --model and --gpus")
+        say.check_free(write)
+    if model is None:
+        advice = planner.largest_models(asked)
         text, content = say.text_of_largest, say.content_of_largest
-    elif options.gpus is None:
-        found = planner.fewest_gpus(options.model, asked)
+    elif num_gpus is None:
+        advice = planner.fewest_gpus(model, asked)
         text, content = say.text_of_fewest, say.content_of_fewest
     else:
-        found = planner.advise(options.model, asked)
+        advice = planner.advise(model, asked)
         text, content = say.text, say.content
-    print(json.dumps(content(found), indent=1) if options.json else text(found))
-    if options.write is not None:
-        say.write(found, options.write)
-        if not options.json:
-            print(f"\nWritten: {options.write}")
-    return 0
+    print(json.dumps(content(advice), indent=1) if as_json else text(advice))
+    if write is not None:
+        say.write(advice, write)
+        if not as_json:
+            print(f"\nWritten: {write}")
 
 
-def _predict(options: argparse.Namespace) -> int:
+@zero_study.command("predict")
+@click.argument("study", required=False, help=A_STUDY)
+@click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
+@click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
+@click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
+def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
+    """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
     from study.planner import predictions
     from study.running import studies
 
-    if options.study is None:
-        if options.gpu or options.gpus:
+    if study is None:
+        if gpu or num_gpus:
             raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")
-        for path in predictions.write_all(options.output):
+        for path in predictions.write_all(output):
             print(path)
-        return 0
-    if options.gpu is None:
+        return
+    if gpu is None:
         raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
-    num_gpus = _positive("--gpus", options.gpus or 1)
-    print(
-        predictions.write(options.output, predictions.predict_study(studies.find(options.study), options.gpu, num_gpus))
-    )
-    return 0
+    print(predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1)))
 
 
-def _claims(options: argparse.Namespace) -> int:
+@zero_study.command("accuracy")
+@click.argument(
+    "rows",
+    type=PATH,
+    required=False,
+    metavar="[FILE.csv]",
+    help="rows of your own, with the columns of those in study/theory/measured_by_others; nothing is fitted to them",
+)
+@click.option("--output", type=PATH, help="JSON file to write")
+@click.pass_context
+def _accuracy(context: click.Context, rows: Path | None, output: Path | None) -> None:
+    """Compare the planner's step times with throughput that others published, and fit its constants again."""
+    from study.planner import accuracy
+
+    accuracy.measure(rows, output, _recorded(context))
+
+
+# ---------------------------------------------------------------- what others published
+
+
+@zero_study.command("claims")
+@click.option("--source", metavar="NAME", help="only this source's")
+@click.option("--verdict", type=click.Choice(CLAIM_VERDICTS), help="only claims with this verdict")
+@click.option("--json", "as_json", is_flag=True, help="print everything that is known of each claim as JSON")
+@click.option("--check", is_flag=True, help="decide every claim again, and list what has changed")
+@click.option("--write", is_flag=True, help="decide every claim again, and commit the verdicts")
+def _claims(source: str | None, verdict: str | None, as_json: bool, check: bool, write: bool) -> int:
+    """Print what others have published, claim by claim, and what became of it.
+
+    Exit status of --check: 1 where a committed verdict no longer follows from records and theory.
+    """
     import json
 
-    from study.claims import say, verdicts
+    from study.claims import say
 
-    if options.check or options.write:
-        if options.source or options.verdict or options.json or (options.check and options.write):
+    if check or write:
+        if source or verdict or as_json or (check and write):
             raise Refusal("--check and --write decide every claim; give one of them alone")
-        now = verdicts.decide_all()
-        if options.write:
-            verdicts.write(now)
-            print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
-            return 0
-        changed = verdicts.stale(verdicts.read(), now)
-        for name, what in changed.items():
-            print(f"{name}: {what}")
-        print(f"{len(changed)} of {len(now)} verdicts no longer follow" if changed else f"{len(now)} verdicts follow")
-        return 1 if changed else 0
-    found = say.committed(options.source, options.verdict)
-    print(json.dumps(say.content(found), indent=1, ensure_ascii=False) if options.json else say.text(found))
+        require_clone("the records that claims are decided by")
+        return _decide_claims(write)
+
+    claims = say.committed(source, verdict)
+    print(json.dumps(say.content(claims), indent=1, ensure_ascii=False) if as_json else say.text(claims))
     return 0
 
 
-def _pack(options: argparse.Namespace) -> int:
-    from study.records import pack
+def _decide_claims(write: bool) -> int:
+    from study.claims import verdicts
 
-    pack.pack(options.records, options.file)
-    return 0
+    now = verdicts.decide_all()
+    if write:
+        verdicts.write(now)
+        print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
+        return 0
+    changed = verdicts.stale(verdicts.read(), now)
+    for name, what in changed.items():
+        print(f"{name}: {what}")
+    print(f"{len(changed)} of {len(now)} verdicts no longer follow" if changed else f"{len(now)} verdicts follow")
+    return 1 if changed else 0
 
 
-def _merge(options: argparse.Namespace) -> int:
-    from study.records import pack
+@zero_study.command("snippets")
+@click.option(
+    "--claim",
+    "claims",
+    multiple=True,
+    metavar="ID",
+    help="execute only this one, again for more; the other results stay",
+)
+@click.option("--output", type=PATH, help="JSON file of the results [default: where `zero-study claims` reads them]")
+def _snippets(claims: tuple[str, ...], output: Path | None) -> None:
+    """Give today's engines the lines that the sources print, and note what becomes of them.
 
-    pack.merge(options.file, options.records)
-    return 0
+    On a CPU, a few seconds a claim. `zero-study claims` makes its verdicts from the results.
+    """
+    _require("deepspeed")
+    from study.claims import snippets
+
+    snippets.execute_all(claims, output or snippets.execution.RESULTS)
 
 
-def _extensions(options: argparse.Namespace) -> int:
-    from study.preflight import extensions
+@zero_study.command("protocol")
+@click.option("--size", default="tiny", help="size of BERT (published: large)")
+@click.option("--epochs", type=NUMBER, default=1, help="as printed: 1; of its figure 1: 5")
+@click.option("--data", type=click.Choice(("bundled", "hub", "files")), default="bundled", help="where text comes from")
+@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/, for --data files")
+@click.option("--num-train-examples", type=NUMBER, default=800, help="reviews trained on")
+@click.option("--num-eval-examples", type=NUMBER, default=200, help="reviews of the published evaluation")
+@click.option("--repeats", type=NUMBER, default=5, help="starts of each program")
+@click.option("--program", "programs", multiple=True, metavar="NAME", help="only this one, again for more")
+@click.option("--output", type=PATH, required=True, help="JSON file; what it has already is kept")
+def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: Any) -> None:
+    """Run the a100-replication's program as published, and mended step by step."""
+    _require("torch")
+    from study.published import protocol
 
-    return extensions.build()
+    protocol.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
+
+
+@zero_study.command("traps")
+@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/ [default: the bundled sample]")
+@click.option("--seeds", "num_seeds", type=NUMBER, default=5, help="number of seeds, from 0; an interval needs two")
+@click.option("--trap", "names", multiple=True, metavar="NAME", help="only this one, again for more [default: all]")
+@click.option("--output", type=PATH, required=True, help="JSON file to write, or to complete")
+def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output: Path) -> None:
+    """Measure the difference that each parity trap makes between runs that read as the same training."""
+    _require("torch")
+    from study.published import traps
+
+    traps.measure(names, num_seeds, data_dir, output)
+
+
+# ---------------------------------------------------------------- the program itself
+
+
+@zero_study.group("benchmark", no_args_is_help=False)
+def benchmark() -> None:
+    """Measure the program itself: its speed, what measuring costs, how long an answer takes."""
+
+
+@benchmark.command("throughput")
+@click.option("--pairs", "num_pairs", type=NUMBER, default=5, help="pairs of runs per strategy")
+@click.option("--strategies", default="ddp,zero2", metavar="NAMES", help="some, with commas between, or all")
+@click.option("--work", type=click.Choice(WORKS), default="small", help="what is trained")
+@click.option("--size", help="size of the model [default: the work's; mini]")
+@click.option("--num-processes", type=NUMBER, help="of all but single [default: the strategy's]")
+@click.option("--compile", is_flag=True, help="torch.compile in both arms")
+@click.option("--minutes", type=NUMBER, help="begin no pair that is not expected to end in time [default: none]")
+@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/ [default: synthetic text]")
+@click.option("--output", type=PATH, help="JSON file to write")
+@click.pass_context
+def _throughput(context: click.Context, **options: Any) -> int:
+    """Compare the training loop with Hugging Face's Trainer at the same work, everything that it measures included.
+
+    Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
+    """
+    _require("torch")
+    from study.benchmarks import throughput
+
+    return throughput.measure(**options, command=_recorded(context))
+
+
+@benchmark.command("overhead")
+@click.option("--pairs", "num_pairs", type=NUMBER, default=5, help="pairs of runs")
+@click.option("--strategy", default="ddp", metavar="NAME", help="the strategy of both")
+@click.option("--size", default="mini", help="size of BERT")
+@click.option("--output", type=PATH, help="JSON file to write")
+@click.pass_context
+def _overhead(context: click.Context, **options: Any) -> None:
+    """Compare runs that measure with runs that do not, by the seconds of their other steps."""
+    _require("torch")
+    from study.benchmarks import overhead
+
+    overhead.measure(**options, command=_recorded(context))
+
+
+@benchmark.command("advise")
+@click.option("--repeats", type=NUMBER, default=5, help="rounds of each")
+@click.option("--model", default="gpt2-xl", metavar="NAME", help="as `zero-study advise` takes it")
+@click.option("--output", type=PATH, help="JSON file to write")
+@click.pass_context
+def _benchmark_advise(context: click.Context, **options: Any) -> None:
+    """Time 10,000 predictions, and one answer of `zero-study advise`."""
+    from study.benchmarks import advise
+
+    advise.measure(**options, command=_recorded(context))
+
+
+def _recorded(context: click.Context) -> str:
+    """The command line as a result's file has it: without its output, its slot and this machine's folders."""
+    words = [context.command_path]
+    for parameter in context.command.params:
+        value = context.params[parameter.name]
+        if parameter.name in ("output", "minutes") or value in (None, False):
+            continue
+        words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
+        words += [] if value is True else ["DIR" if isinstance(value, Path) else str(value)]
+    return " ".join(words)

@@ -5,14 +5,16 @@ A run is this configuration times a strategy (an accelerate file) times a world 
 
 from __future__ import annotations
 
-import argparse
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
+import click
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from study.errors import Refusal, describe
+from study.errors import Refusal, describe, describe_usage
 from study.models import SIZES
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
@@ -192,22 +194,48 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
         raise Refusal(describe(error)) from None
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are refusals, so that one place prints them."""
-
-    def error(self, message: str) -> None:
-        raise Refusal(f"{message}; --help lists what there is")
-
-
-def flag_parser(**kwargs: Any) -> argparse.ArgumentParser:
-    """Make the parser whose flags are the fields of RunConfig; pydantic checks the values, argparse the names."""
-    parser = Parser(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
-    parser.add_argument("--preset", help=f"values to start from: {', '.join(PRESETS)} (default: smoke)")
+def _options() -> list[click.Option]:
+    options = [
+        click.Option(["--preset"], metavar="NAME", help=f"values to start from: {', '.join(PRESETS)} [default: smoke]")
+    ]
     for name, field in RunConfig.model_fields.items():
         flag = "--" + name.replace("_", "-")
-        text = f"{field.description} (default: {'unset' if field.default is None else field.default})"
         if field.annotation is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+            names, metavar, default = f"{flag}/--no-{flag[2:]}", None, "on" if field.default else "off"
         else:
-            parser.add_argument(flag, help=text, metavar=name.upper())
-    return parser
+            names, metavar, default = flag, _metavar(field.annotation), field.default
+        text = field.description if default is None else f"{field.description} [default: {default}]"
+        options.append(click.Option([names, name], default=None, metavar=metavar, help=text))
+    return options
+
+
+def _metavar(annotation: Any) -> str:
+    """What stands for a value in the help: its choices, or its type."""
+    if get_origin(annotation) is not Literal:  # X | None is X
+        annotation = next((kind for kind in get_args(annotation) if kind is not NoneType), annotation)
+    if get_origin(annotation) is Literal:
+        return f"[{'|'.join(get_args(annotation))}]"
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "NAME")
+
+
+# The flags of a run, one for each field of RunConfig: click knows their names, pydantic checks their values.
+OPTIONS = _options()
+_FLAGS = click.Command("study/train.py", params=OPTIONS, help="Train one run, as `accelerate launch` starts it.")
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that are given, by the names of RunConfig's fields.
+
+    Raises Refusal, and SystemExit once it has printed what --help asks for.
+    """
+    try:
+        return given(_FLAGS.make_context(_FLAGS.name, list(arguments)).params)
+    except click.UsageError as error:
+        raise Refusal(describe_usage(error)) from None
+    except click.exceptions.Exit as end:
+        raise SystemExit(end.exit_code) from None
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value: what a command line leaves out is None."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from typing import Any
 
+import click
 from pydantic import ValidationError
 
 
@@ -54,3 +57,34 @@ def describe(error: ValidationError, where: str = "") -> str:
         if not where:
             message += f"; change --{key.replace('_', '-')}"
     return f"{where}: {message}" if where else message
+
+
+def describe_usage(error: click.UsageError) -> str:
+    """One line for a command line that click refuses: the flag, what is wrong with it, and where its help is."""
+    option = getattr(error, "param", None)
+    flag = option.opts[0] if isinstance(option, click.Option) else option and option.human_readable_name
+    if isinstance(error, click.MissingParameter):
+        message = f"{flag} is missing"
+    elif isinstance(error, click.BadParameter) and flag:
+        message = f"{flag}: {error.message.rstrip('.')}"
+    else:
+        message = error.message[0].lower() + error.message[1:].rstrip(".")
+    similar = getattr(error, "possibilities", None)
+    hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
+    command = f"{error.ctx.command_path} " if error.ctx else ""
+    return f"{message}{hint}`{command}--help` lists what there is"
+
+
+def describe_missing(error: ModuleNotFoundError) -> str | None:
+    """One line for a package that comes with an extra of the project; None for any other."""
+    missing = (error.name or "").partition(".")[0]
+    try:
+        required = importlib.metadata.requires("zero-study") or []
+    except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
+        return None
+    for line in required:
+        name, extra = re.match(r"[\w.-]+", line)[0], re.search(r"extra == ['\"](\w+)", line)
+        # markdown-it-py is imported as markdown_it.
+        if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
+            return f"{name} is not installed; run: pip install 'zero-study[{extra[1]}]' (in a clone: '.[{extra[1]}]')"
+    return None

@@ -21,6 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]  # of the project, where it is instal
 _HOST = re.compile(r"^(\s+host\s+: ).+", re.MULTILINE)
 
 
+def require_clone(what: str) -> None:
+    """Raise Refusal where the project is installed without its repository."""
+    if not (ROOT / "pyproject.toml").is_file():
+        raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
+
+
 class Written(BaseModel):
     """What people write into a file by hand, read strictly: no unknown key, no value of another type, no NaN."""
 

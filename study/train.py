@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 from study.compare import brief
-from study.config import build_config, flag_parser
+from study.config import build_config, parse_flags
 from study.errors import Failed, Interrupted, Refusal
 from study.preflight import checks, extensions
 from study.running import bound
@@ -75,9 +75,8 @@ def run(arguments: list[str]) -> None:
     extensions.use_own_folder()
     extensions.look_at_the_processor_once()
     os.environ.update(QUIET | dict(os.environ))
-    flags = vars(flag_parser(prog="study/train.py", description=__doc__.splitlines()[0]).parse_args(arguments))
     library_warnings = LibraryWarnings()
-    asked = requested_run(build_config(**flags))
+    asked = requested_run(build_config(**parse_flags(arguments)))
     checks.check_folder(asked.folder)
     checks.check(asked)
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from soak import exits
 
+from study import cli
 from study.benchmarks import hf_trainer, overhead, pairs, throughput
 from study.config import build_config
 from study.errors import Refusal, RunFailed
@@ -23,6 +24,8 @@ def _one_thread(monkeypatch):
 
 
 PROOF = dict.fromkeys(throughput.SAME) | {"world_size": 2, "engine_class": "DistributedDataParallel", "device": "cpu"}
+
+THROUGHPUT = ("benchmark", "throughput")
 
 
 def arm(wall: float, step: float, losses: tuple[float, ...] = (0.7, 0.5), **proof: object) -> dict[str, object]:
@@ -145,11 +148,12 @@ def test_report_names_the_command_without_the_machines_folders(monkeypatch, tmp_
     monkeypatch.setattr(throughput, "ours", lambda work: facts["ours"])
     monkeypatch.setattr(throughput, "trainer", lambda work: facts["trainer"])
     output = tmp_path / "result.json"
-    assert throughput.main(["--pairs", "2", "--strategies", "ddp", "--size", "tiny", "--output", str(output)]) == 0
+    words = ["--pairs", "2", "--strategies", "ddp", "--size", "tiny", "--output", str(output)]
+    assert cli.run([*THROUGHPUT, *words]) == 0
     text = output.read_text()
     assert str(tmp_path) not in text
     result = json.loads(text)
-    assert result["command"] == "python -m study.benchmarks.throughput --pairs 2 --strategies ddp --size tiny"
+    assert result["command"] == "zero-study benchmark throughput --pairs 2 --strategies ddp --work small --size tiny"
     assert {"benchmark", "finished_at", "machine", "config", "loss_tolerance", "strategies"} < set(result)
     assert result["machine"]["environment"]["OMP_NUM_THREADS"] == "1"
     assert [one["order"] for one in result["strategies"]["ddp"]["pairs"]] == [["ours", "trainer"], ["trainer", "ours"]]
@@ -173,17 +177,17 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     output = tmp_path / "result.json"
     words = ["--work", "bert-large", "--num-processes", "1", "--pairs", "3", "--output", str(output)]
     words += ["--size", "tiny", "--strategies", "ddp,zero2"]
-    assert throughput.main([*words, "--minutes", "4"]) == throughput.SOME_MISSING
+    assert cli.run([*THROUGHPUT, *words, "--minutes", "4"]) == throughput.SOME_MISSING
     assert compared == [("ddp", 1, 1), ("ddp", 1, 2)]
     assert "left for the next call, from pair 3 on: ddp and those after it" in capsys.readouterr().out
-    assert throughput.main([*words, "--minutes", "5"]) == throughput.SOME_MISSING
+    assert cli.run([*THROUGHPUT, *words, "--minutes", "5"]) == throughput.SOME_MISSING
     assert compared[2:] == [("ddp", 1, 3), ("zero2", 1, 1), ("zero2", 1, 2)]
-    assert throughput.main(words) == 0
+    assert cli.run([*THROUGHPUT, *words]) == 0
     assert compared[5:] == [("zero2", 1, 3)]
     counts = {name: len(one["pairs"]) for name, one in json.loads(output.read_text())["strategies"].items()}
     assert counts == {"ddp": 3, "zero2": 3}
     with pytest.raises(Refusal, match="holds the result of other work; name another file"):
-        throughput.main([*words, "--compile"])
+        cli.run([*THROUGHPUT, *words, "--compile"])
 
 
 def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, capsys):
@@ -193,7 +197,7 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
         return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
 
     monkeypatch.setattr(throughput, "compare", compare)
-    assert throughput.main(["--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny"]) == 1
+    assert cli.run([*THROUGHPUT, "--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny"]) == 1
     said = capsys.readouterr()
     assert said.err == "zero-study: ddp: out of memory\n"
     assert said.out.startswith("zero2: ours/Trainer wall 2.000")
@@ -202,7 +206,7 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pairs", "0"], "--pairs 0: must be at least 1"),
+        (["--pairs", "0"], "--pairs 0: must be a whole number of at least 1"),
         (["--strategies", "ddp,zero3_nvme_offload"], "'zero3_nvme_offload': Trainer runs under single, ddp, zero0"),
         (["--minutes", "0"], "--minutes 0: must be a whole number of at least 1"),
         (["--size", "huge"], "size 'huge' is not one of"),
@@ -211,7 +215,7 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
 )
 def test_what_cannot_be_compared_is_refused_before_anything_starts(words, message):
     with pytest.raises(Refusal, match=message):
-        throughput.main(words)
+        cli.run([*THROUGHPUT, *words])
 
 
 @pytest.mark.parametrize("flags", [{"precision": "fp16"}, {"schedule": "cosine"}, {"micro_batch_size": 4}])

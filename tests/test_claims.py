@@ -621,9 +621,3 @@ def test_a_claim_without_a_verdict_is_refused(monkeypatch, now):
     monkeypatch.setattr(verdicts, "read", lambda: {key: one for key, one in now.items() if key != name})
     with pytest.raises(Refusal, match=re.escape(f"{name}: has no verdict; run `zero-study claims --write`")):
         say.committed()
-
-
-def test_the_readme_has_the_tally():
-    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-    shown = readme.split("<!-- claims -->\n")[1].split("\n<!-- /claims -->")[0]
-    assert shown == "\n".join(say.tally(say.committed()))

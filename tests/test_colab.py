@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import reported
 
-from study import config
+from study import cli, config
 from study.report import build as report
 from study.report import colab
 from study.strategy import file
@@ -179,12 +179,9 @@ def test_commands_are_accepted(name, capability, precision, monkeypatch):
     monkeypatch.chdir(report.ROOT)
     for command in colab.commands(colab.ColabGpu(name, capability)):
         assert command[:2] == ["zero-study", "train"]
-        parser = config.flag_parser()
-        parser.add_argument("--strategy")
-        parser.add_argument("--num-processes")
-        flags = vars(parser.parse_args(command[2:]))
+        flags = config.given(cli.parse(command[1:]).params)
         chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))
-        assert flags.pop("num_processes") == "1"
+        assert flags.pop("num_processes") == 1
         made = config.build_config(**flags)
         assert (made.size, made.data, made.precision) == ("large", "hub", precision)
         assert chosen.needed_extensions == set()

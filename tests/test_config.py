@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from study.config import PRESETS, RunConfig, build_config, flag_parser
+from study.config import PRESETS, RunConfig, build_config, parse_flags
 from study.errors import Refusal
 from study.models import SIZES
 
@@ -125,18 +125,18 @@ def test_a_config_does_not_change():
 
 def test_flags_are_the_fields():
     words = "--preset paper --size tiny --no-measure --compile --learning-rate 3e-4 --eval-every=5".split()  # noqa: SIM905
-    flags = vars(flag_parser().parse_args(words))
+    flags = parse_flags(words)
     assert set(flags) == {"preset", "size", "measure", "compile", "learning_rate", "eval_every"}
     config = build_config(**flags)
     assert (config.size, config.measure, config.compile) == ("tiny", False, True)
     assert (config.learning_rate, config.eval_every) == (3e-4, 5)
-    assert build_config(**vars(flag_parser().parse_args([]))) == RunConfig(**PRESETS["smoke"])
+    assert build_config(**parse_flags([])) == RunConfig(**PRESETS["smoke"])
 
 
 @pytest.mark.parametrize("words", [["--learning", "1"], ["--fast"], ["extra"], ["--seed"]])
 def test_flags_are_not_guessed(words):
-    with pytest.raises(Refusal, match="--help lists"):
-        flag_parser().parse_args(words)
+    with pytest.raises(Refusal, match="--help` lists"):
+        parse_flags(words)
 
 
 def test_sizes_can_be_built():

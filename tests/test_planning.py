@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from study import planner
+from study import cli, planner
 from study.benchmarks import advise as benchmark
 from study.errors import Refusal
 from study.planner import sweeps, trees
@@ -267,7 +267,7 @@ def test_published_numbers_stand_beside_predicted(found):
 
 def test_validation_of_something_else_is_refused(tmp_path):
     path = tmp_path / "there.json"
-    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run python -m study.planner.accuracy"):
+    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run zero-study accuracy"):
         page.load(path)
     for content in ("{", "{}", "[1]"):
         path.write_text(content)
@@ -371,7 +371,7 @@ def test_grid_and_single_predictions_agree():
 
 
 def test_benchmark_refuses_what_it_cannot_do():
-    with pytest.raises(Refusal, match="--repeats 0: must be at least 1"):
-        benchmark.main(["--repeats", "0"])
+    with pytest.raises(Refusal, match="--repeats 0: must be a whole number of at least 1"):
+        cli.run(["benchmark", "advise", "--repeats", "0"])
     with pytest.raises(Refusal, match="--model unknown model 'gpt9'"):
-        benchmark.main(["--model", "gpt9"])
+        cli.run(["benchmark", "advise", "--model", "gpt9"])

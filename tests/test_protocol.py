@@ -9,6 +9,7 @@ import sys
 import launching
 import pytest
 
+from study import cli
 from study.config import build_config
 from study.errors import Refusal, RunFailed
 from study.preflight.this_machine import Machine
@@ -206,14 +207,14 @@ def test_repeats_begin_with_other_programs():
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(Refusal, match=r"there is no folder .*; make it"):
-        experiment.main(["--output", str(tmp_path / "none" / "out.json")])
+        cli.run(["protocol", "--output", str(tmp_path / "none" / "out.json")])
 
 
 @pytest.mark.launches
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment.box, "find", lambda: Machine((1, 1), 1))
+    monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
     with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
-        experiment.main(["--output", str(tmp_path / "out.json")])
+        cli.run(["protocol", "--output", str(tmp_path / "out.json")])
 
 
 def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
@@ -229,7 +230,7 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
-        ("from study.config import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
+        ("from study.errors import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
         ("raise ValueError('no sense')", RunFailed, "^published, repeat 1: ValueError: no sense$"),
         ("raise SystemExit(3)", RunFailed, "^published, repeat 1: ended with status 3$"),
         ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s; try a smaller"),
@@ -256,9 +257,9 @@ def measure(folder) -> None:
     words = ["--num-train-examples", "160", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
     for name in ("published", "mended-plain-8", "mended-zero-8"):
         words += ["--program", name]
-    done = launching.attempt(["python", "-m", "study.published.protocol", *words])
+    done = launching.attempt(["zero-study", "protocol", *words])
     assert done.returncode == 0, done.stderr
-    again = launching.attempt(["python", "-m", "study.published.protocol", *words])
+    again = launching.attempt(["zero-study", "protocol", *words])
     assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
 
 
@@ -294,12 +295,6 @@ def test_the_pages_parts_are_made_of_it(run_small):
 
 
 # ---------------------------------------------------------------- the committed results
-
-
-def test_the_readme_has_the_effects():
-    readme = (launching.ROOT / "README.md").read_text()
-    shown = readme.split("<!-- protocol -->\n")[1].split("\n<!-- /protocol -->")[0]
-    assert shown == "\n".join(pages.markdown(effects.read(COMMITTED)))
 
 
 def test_the_committed_results_are_whole():

@@ -9,6 +9,7 @@ import subprocess
 import launching
 import pytest
 
+from study import cli
 from study.errors import Refusal, RunFailed
 from study.published import trap_effects as compared
 from study.published import traps
@@ -158,8 +159,8 @@ def test_arms_train_on_sixteen_sequences_a_step_and_say_known_things(name):
     ("arguments", "message"),
     [
         ([], "--output"),
-        (["--output", "here.json", "--trap", "nonsense"], "--trap nonsense: no such trap; choose from unmatched"),
-        (["--output", "here.json", "--seeds", "0"], "--seeds 0: at least one"),
+        (["--output", "here.json", "--trap", "nonsense"], "--trap nonsense: is unknown; take one of unmatched"),
+        (["--output", "here.json", "--seeds", "0"], "--seeds 0: must be a whole number of at least 1"),
         (["--output", "nowhere/here.json"], "there is no folder nowhere; make it"),
         (["--output", "here.json", "--data-dir", "nowhere"], "data_dir nowhere does not exist"),
     ],
@@ -167,7 +168,7 @@ def test_arms_train_on_sixteen_sequences_a_step_and_say_known_things(name):
 def test_bad_input_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refusal, match=message) as refused:
-        traps.main(arguments)
+        cli.run(["traps", *arguments])
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
 
@@ -176,7 +177,7 @@ def test_other_settings_are_refused(tmp_path):
     path = tmp_path / "traps.json"
     path.write_text(json.dumps({**traps.read_or_begin(path, False), "settings": {"size": "mini"}}))
     with pytest.raises(Refusal, match="made with other settings"):
-        traps.main(["--output", str(path)])
+        cli.run(["traps", "--output", str(path)])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_a_launch_that_failed_says_why(lines, error, message, monkeypatch):
         traps.start("single", [0], None)
 
 
-TRAP = ["python", "-m", "study.published.traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]
+TRAP = ["zero-study", "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]
 
 
 @pytest.fixture

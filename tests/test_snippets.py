@@ -182,7 +182,7 @@ def test_what_is_measured_decides(value, measured, message, verdict, said, tmp_p
 
 def test_a_result_that_does_not_fit_is_refused(tmp_path, given):
     path = write(tmp_path)
-    again = f"run `python -m study.claims.snippets --claim {NAME}`"
+    again = f"run `zero-study snippets --claim {NAME}`"
     where = f"{path}: {NAME}: rule: snippet: "
     right = result(tmp_path, {"engine.zero_optimization_stage()": 3})[NAME]
     for results, message in (
@@ -206,7 +206,7 @@ def test_ranks_that_measure_differently_decide_nothing(tmp_path, given):
 
 def test_a_file_of_results_that_is_none_is_refused(tmp_path):
     path = tmp_path / "snippets.json"
-    with pytest.raises(Refusal, match=r"snippets.json: cannot be read as results; run `python -m study.claims"):
+    with pytest.raises(Refusal, match=r"snippets.json: cannot be read as results; run `zero-study snippets"):
         execution.read(path)
     content = json.loads(execution.RESULTS.read_text())
     next(iter(content["results"].values()))["outcome"] = "maybe"
@@ -236,7 +236,9 @@ def test_every_claim_that_is_executed_has_its_result():
 def test_the_committed_results_come_again(tmp_path):
     """Through the command, with all four ways and all three outcomes."""
     path = tmp_path / "snippets.json"
-    done = launching.attempt(["python", "-m", "study.claims.snippets", "--output", path, "--claim", *REAL])
+    done = launching.attempt(
+        ["zero-study", "snippets", "--output", path, *(word for name in REAL for word in ("--claim", name))]
+    )
     assert done.returncode == 0, done.stderr
     found, committed = execution.read(path).results, execution.read().results
     rules = {claim.id: claim.rule for source in ledger.read() for claim in source.claims}
@@ -248,12 +250,12 @@ def test_the_committed_results_come_again(tmp_path):
 @pytest.mark.launches
 def test_the_command_refuses_what_it_cannot_execute(tmp_path):
     def refused(*words: str | Path) -> str:
-        done = launching.attempt(["python", "-m", "study.claims.snippets", *words])
+        done = launching.attempt(["zero-study", "snippets", *words])
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         return done.stderr
 
     name = "papers.none.such"
-    assert f"--claim {name}: is no claim that is executed" in refused("--claim", name)
+    assert f"--claim {name}: no such claim is executed" in refused("--claim", name)
     content = json.loads(execution.RESULTS.read_text())
     content["versions"]["deepspeed"] = "0.0"
     path = tmp_path / "snippets.json"

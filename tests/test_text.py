@@ -1,17 +1,14 @@
-"""Comparisons as Markdown, and README's table of them."""
+"""Comparisons as Markdown."""
 
 from __future__ import annotations
 
 import re
-import shlex
 
 import launching
 import pytest
 from synthetic import write_outcome, write_run
 
 from study.compare import answer, table, text
-
-README = launching.ROOT / "README.md"
 
 
 def rows(page: str, strategy: str) -> list[list[str]]:
@@ -95,15 +92,6 @@ main()
 """
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.launches
-def test_readme_has_the_table_of_the_records():
-    """To mend it: run the command that stands in the comment, and put what it prints between the two comments."""
-    found = re.search(r"<!-- answer: (zero-study .*) -->\n(.*)\n<!-- /answer -->", README.read_text(), re.DOTALL)
-    done = launching.attempt(shlex.split(found[1]))
-    assert done.returncode == 0, done.stderr
-    assert found[2] == done.stdout.strip()
 
 
 def test_answer_says_unknown_of_what_was_not_measured(tmp_path):

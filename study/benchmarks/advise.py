@@ -1,6 +1,6 @@
 """How long do 10,000 predictions take, and one answer of `zero-study advise`?
 
-    python -m study.benchmarks.advise [--repeats 5] [--model gpt2-xl] [--output FILE]
+    zero-study benchmark advise [--repeats 5] [--model gpt2-xl] [--output FILE]
 
 The predictions are of the Python API: memory, communication, time and what is derived of them, over strategies, numbers
 of GPUs, micro batches, sequence lengths, accumulation and checkpointing. The answers are whole processes, from start to
@@ -20,9 +20,8 @@ import numpy as np
 
 from study import files
 from study.benchmarks import pairs
-from study.config import Parser
 from study.errors import Refusal, RunFailed
-from study.records.results import command_line, header
+from study.records.results import header
 from study.strategy import engines, file
 from study.theory import hardware, on_box, shapes
 from study.theory.case import Job
@@ -37,20 +36,14 @@ ACCUMULATIONS = np.array([1, 4, 16]).reshape(1, 1, -1)
 ADVICE = ("--gpu", GPU, "--gpus", "8", "--sequence-length", "1024", "--global-batch-size", "64")
 
 
-def main(words: list[str]) -> int:
-    parser = Parser(prog="study.benchmarks.advise", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of each (default: 5)")
-    parser.add_argument("--model", default="gpt2-xl", help="(default: gpt2-xl)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    options = parser.parse_args(words)
-    if options.repeats < 1:
-        raise Refusal(f"--repeats {options.repeats}: must be at least 1")
+def measure(repeats: int, model: str, output: Path | None, command: str) -> None:
+    """Time the predictions and the answers, print the seconds, and write them with the command that asked."""
     try:
-        shape = shapes.find(options.model)
+        shape = shapes.find(model)
     except ValueError as error:
         raise Refusal(f"--model {error}") from None
-    rounds = [evaluate(shape) for _ in range(options.repeats)]
-    answers = [answer(options.model) for _ in range(options.repeats)]
+    rounds = [evaluate(shape) for _ in range(repeats)]
+    answers = [answer(model) for _ in range(repeats)]
     result: dict[str, Any] = {
         "configurations": rounds[0][0],
         "grid_seconds": pairs.summarize([seconds for _, seconds in rounds]),
@@ -58,10 +51,8 @@ def main(words: list[str]) -> int:
     }
     print(f"{result['configurations']:,} configurations, seconds: {pairs.show(result['grid_seconds'])}")
     print(f"zero-study advise, seconds: {pairs.show(result['advise_seconds'])}")
-    if options.output:
-        command = command_line("python -m study.benchmarks.advise", vars(options))
-        files.write_json(options.output, {**header("planning", command), **result})
-    return 0
+    if output:
+        files.write_json(output, {**header("advise", command), **result})
 
 
 def grid(shape: ModelShape) -> Iterator[Prediction]:
@@ -81,9 +72,15 @@ def evaluate(shape: ModelShape) -> tuple[int, float]:
     """Evaluate the grid and all that follows from it; return how many configurations it has, and the seconds."""
     started = time.perf_counter()
     count = 0
-    for one in grid(shape):
-        found = (one.fits, one.free_bytes, one.mfu, one.tokens_per_second_per_gpu, one.dollars_per_billion_tokens)
-        count += np.broadcast(*found).size
+    for made in grid(shape):
+        derived = (
+            made.fits,
+            made.free_bytes,
+            made.mfu,
+            made.tokens_per_second_per_gpu,
+            made.dollars_per_billion_tokens,
+        )
+        count += np.broadcast(*derived).size
     return count, time.perf_counter() - started
 
 
@@ -94,10 +91,6 @@ def answer(model: str) -> float:
     done = subprocess.run(command, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
         raise RunFailed(f"zero-study {' '.join(command[3:])}: status {done.returncode}: {last}")
     return seconds
-
-
-if __name__ == "__main__":
-    pairs.end(main)

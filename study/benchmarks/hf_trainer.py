@@ -1,6 +1,6 @@
 """How fast is the same work under Hugging Face's Trainer, which one would otherwise use?
 
-    torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer --strategy ddp --result FILE [run's flags]
+    torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer STRATEGY RESULT.json [run's flags]
 
 `single` is started by python alone, because torchrun makes a distributed run of one process.
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import files
-from study.config import RunConfig, build_config, flag_parser
+from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal
 from study.preflight import extensions
 from study.run import Run, make_run
@@ -41,15 +41,11 @@ ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "shar
 def main() -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
-    parser = flag_parser(prog="study.benchmarks.hf_trainer", description=__doc__.splitlines()[0])
-    parser.add_argument("--strategy", required=True, help=f"one of {', '.join(STRATEGIES)}")
-    parser.add_argument("--result", required=True, type=Path, help="JSON file to write")
-    flags = vars(parser.parse_args())
-    chosen, result = flags.pop("strategy"), flags.pop("result")
-    config = build_config(**flags)
+    chosen, result, *words = sys.argv[1:]
+    config = build_config(**parse_flags(words))
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     check(config, chosen, num_processes)
-    train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), result)
+    train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), Path(result))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig, build_config
-from study.errors import Refusal, RunFailed
+from study.errors import RunFailed
 from study.preflight import checks
 from study.records import schema
 from study.records.schema import Record
@@ -90,22 +87,3 @@ def text_flags(data_dir: Path | None) -> dict[str, Any]:
 
 def shown_config(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
-
-
-def end(main: Callable[[list[str]], int]) -> None:
-    """Call a benchmark's main function; what the user must know is one message."""
-    started = time.monotonic()
-    try:
-        status = main(sys.argv[1:])
-    except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
-        status = 2
-    except RunFailed as failure:
-        print(f"zero-study: {failure}", file=sys.stderr)
-        status = 1
-    except KeyboardInterrupt:
-        print(f"zero-study: interrupted after {time.monotonic() - started:.0f} s", file=sys.stderr)
-        status = 130
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.exit(status)

@@ -1,7 +1,7 @@
 """Is the study's loop as fast as Hugging Face's Trainer at the same work, everything that it measures included?
 
-    python -m study.benchmarks.throughput [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
-    python -m study.benchmarks.throughput --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
+    zero-study benchmark throughput [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
+    zero-study benchmark throughput --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
 
 Two ratios, each ours over Trainer's. `wall`: samples per second from the end of the warm-up to the end of the last
 step, on rank 0's clock, nothing left out: our probed step and our gathering of losses count. `step`: samples per second
@@ -23,17 +23,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from study import files
 from study.benchmarks import hf_trainer, pairs
 from study.compare import table
-from study.config import Parser, RunConfig
+from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import find as records
-from study.records.results import command_line, header
+from study.records.results import header
 from study.records.schema import Record
 from study.run import Run
 from study.strategy.file import read_by_name
@@ -73,71 +73,73 @@ SOME_MISSING = 3  # exit status, as that of `zero-study run`
 SAME = ("world_size", "engine_class", "optimizer_class", "zero_stage", "reduce_bucket_size", "overlap_comm")
 
 
-def main(words: list[str]) -> int:
-    parser = Parser(prog="study.benchmarks.throughput", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs per strategy (default: 5)")
-    parser.add_argument("--strategies", default="ddp,zero2", help="some, or all (default: ddp,zero2)")
-    parser.add_argument("--work", choices=WORKS, help="what is trained (default: small)")
-    parser.add_argument("--size", help="size of the model (default: the work's; mini)")
-    parser.add_argument("--num-processes", help="of all but single (default: the strategy's)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile in both arms")
-    parser.add_argument("--minutes", help="begin no pair that is not expected to end in time (default: none)")
-    parser.add_argument("--data-dir", type=Path, help="folder with imdb/ and tokenizers/ (default: synthetic text)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    options = parser.parse_args(words)
-    if options.pairs < 1:
-        raise Refusal(f"--pairs {options.pairs}: must be at least 1")
-    num_processes = None if options.num_processes is None else _positive("--num-processes", options.num_processes)
-    slot_seconds = math.inf if options.minutes is None else 60 * _positive("--minutes", options.minutes)
-    flags = {**WORKS[options.work or "small"], **pairs.text_flags(options.data_dir)}
-    flags |= {"size": options.size} if options.size else {}
-    flags |= {"compile": True} if options.compile else {}
+def measure(
+    strategies: str,
+    num_pairs: int,
+    work: str,
+    size: str | None,
+    num_processes: int | None,
+    compile: bool,
+    minutes: int | None,
+    data_dir: Path | None,
+    output: Path | None,
+    command: str,
+) -> int:
+    """Run what the output lacks of the pairs, print the ratios, and return the exit status."""
+    flags = {**WORKS[work], **pairs.text_flags(data_dir)}
+    flags |= {"size": size} if size else {}
+    flags |= {"compile": True} if compile else {}
     pairs.share_cores(num_processes or 2)
-    names = hf_trainer.STRATEGIES if options.strategies == "all" else options.strategies.split(",")
+    names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
     planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
-    head = {
-        "command": command_line("python -m study.benchmarks.throughput", vars(options)),
-        "config": pairs.shown_config(config),
-        "loss_tolerance": tolerance(config),
-    }
-    results = earlier(options.output, head)
-    started, longest = time.monotonic(), 0.0
-    failed = False
+    head = {"command": command, "config": pairs.shown_config(config), "loss_tolerance": tolerance(config)}
+    results = earlier(output, head)
     try:
-        for name, work in planned.items():
-            done = results[name]["pairs"] if name in results else []
-            while len(done) < options.pairs:
-                began = time.monotonic()
-                if longest and began + longest > started + slot_seconds:
-                    print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
-                    return SOME_MISSING
-                try:
-                    done = [*done, compare(work, len(done) + 1, options.pairs)]
-                except RunFailed as failure:  # the strategies after it can be compared all the same
-                    print(f"zero-study: {name}: {failure}", file=sys.stderr)
-                    failed = True
-                    break
-                results[name] = summarize(done)
-                longest = max(longest, time.monotonic() - began)
-                if options.output:  # a machine that is lent may end this at any moment
-                    files.write_json(options.output, {**head, "strategies": results})
+        status = _compare_all(
+            planned, num_pairs, minutes, results, lambda: _write(output, {**head, "strategies": results})
+        )
     finally:  # with the machine only now, because describing a GPU takes some of its memory
-        if options.output and results:
-            head = {**header("throughput", head["command"]), **head}
-            files.write_json(options.output, {**head, "strategies": results})
-    for name, result in results.items():
-        mfu = result["mfu"]
-        told = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
-        ratios = f"wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}"
-        print(f"{name}: ours/Trainer {ratios}{told}")
-    return 1 if failed else 0
+        if output and results:
+            _write(output, {**header("throughput", command), **head, "strategies": results})
+    if status != SOME_MISSING:
+        for name, result in results.items():
+            mfu = result["mfu"]
+            share = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
+            ratios = f"wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}"
+            print(f"{name}: ours/Trainer {ratios}{share}")
+    return status
 
 
-def _positive(flag: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
-    return int(value)
+def _compare_all(
+    planned: dict[str, Run], num_pairs: int, minutes: int | None, results: dict[str, Any], keep: Callable[[], None]
+) -> int:
+    """Add the pairs that are missing to the results, calling `keep` after each; return the exit status."""
+    slot_seconds = math.inf if minutes is None else 60 * minutes
+    started, longest = time.monotonic(), 0.0
+    status = 0
+    for name, work in planned.items():
+        done = results[name]["pairs"] if name in results else []
+        while len(done) < num_pairs:
+            began = time.monotonic()
+            if longest and began + longest > started + slot_seconds:
+                print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
+                return SOME_MISSING
+            try:
+                done = [*done, compare(work, len(done) + 1, num_pairs)]
+            except RunFailed as failure:  # the strategies after it can be compared all the same
+                print(f"zero-study: {name}: {failure}", file=sys.stderr)
+                status = 1
+                break
+            results[name] = summarize(done)
+            longest = max(longest, time.monotonic() - began)
+            keep()  # a machine that is lent may end this at any moment
+    return status
+
+
+def _write(output: Path | None, content: dict[str, Any]) -> None:
+    if output:
+        files.write_json(output, content)
 
 
 def tolerance(config: RunConfig) -> float:
@@ -249,7 +251,7 @@ def trainer(work: Run) -> dict[str, Any]:
     """One run of Trainer, started by torchrun. Raises RunFailed with the end of what it said."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         result, said = Path(folder) / "result.json", Path(folder) / "stderr.log"
-        program = ["-m", "study.benchmarks.hf_trainer", "--strategy", work.strategy.name, "--result", str(result)]
+        program = ["-m", "study.benchmarks.hf_trainer", work.strategy.name, str(result)]
         environment = dict(os.environ)
         if work.strategy.name == "single":  # of several GPUs, Trainer would take all
             environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
@@ -271,7 +273,3 @@ def trainer(work: Run) -> dict[str, Any]:
             tail = "\n".join(said.read_text(errors="replace").splitlines()[-60:])
             raise RunFailed(f"{' '.join(command)}\nexit status {status}\n{tail}")
         return json.loads(result.read_text())
-
-
-if __name__ == "__main__":
-    pairs.end(main)

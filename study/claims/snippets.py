@@ -1,6 +1,6 @@
 """What do today's engines do with the lines that the sources print? Each claim's are given to them, in a fresh process.
 
-    python -m study.claims.snippets [--claim ID ...] [--output FILE]
+    zero-study snippets [--claim ID] [--output FILE]
 
 On a CPU, a few seconds each. The results are a file from which `zero-study claims` makes its verdicts.
 """
@@ -26,12 +26,10 @@ import psutil
 import yaml
 
 from study import files
-from study.benchmarks.pairs import end
 from study.claims import child, ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
 from study.claims.rules.execution import Result, Results
-from study.config import Parser
 from study.errors import Refusal, RunFailed
 from study.files import write_json
 from study.preflight import extensions
@@ -59,20 +57,13 @@ LEAST = {
 }
 
 
-def main(words: list[str]) -> int:
-    """Execute what is asked for. Raises Refusal, and RunFailed where a claim's lines could not be executed."""
-    parser = Parser(prog="study.claims.snippets", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--claim", nargs="+", metavar="ID", help="execute these only; the other results stay")
-    parser.add_argument("--output", type=Path, default=execution.RESULTS, help="JSON file of the results")
-    flags = parser.parse_args(words)
-    if not flags.output.parent.is_dir():
-        raise Refusal(f"--output {flags.output}: there is no folder {flags.output.parent}; make it")
-    execute_all(flags.claim, flags.output)
-    return 0
+def execute_all(asked: Sequence[str], path: Path) -> None:
+    """Execute these claims, or all, and write their results after each.
 
-
-def execute_all(asked: Sequence[str] | None, path: Path) -> None:
-    """Execute the claims and write their results. Raises Refusal for an unknown claim and for other versions."""
+    Raises Refusal for what cannot be executed, and RunFailed where a claim's lines could not be.
+    """
+    if not path.parent.is_dir():
+        raise Refusal(f"--output {path}: there is no folder {path.parent}; make it")
     extensions.use_own_folder()
     os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(execution.ROOT)})
     FRESH.set_forkserver_preload(["deepspeed", "transformers.trainer"])
@@ -80,9 +71,11 @@ def execute_all(asked: Sequence[str] | None, path: Path) -> None:
     rules = {
         claim.id: claim.rule for source in ledger.read() for claim in source.claims if isinstance(claim.rule, Execution)
     }
-    for name in asked or []:
+    for name in asked:
         if name not in rules:
-            raise Refusal(f"--claim {name}: is no claim that is executed; the ledger's have rule.type: execution")
+            raise Refusal(
+                f"--claim {name}: no such claim is executed; those of the ledger with rule.type: execution are"
+            )
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     found: dict[str, Result] = {}
     if asked and path.exists():
@@ -204,7 +197,3 @@ def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> in
                 for left in [*psutil.Process(process.pid).children(recursive=True), process]:
                     with suppress(psutil.NoSuchProcess):
                         left.kill()
-
-
-if __name__ == "__main__":
-    end(main)

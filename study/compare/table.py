@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from study.compare.cases import engine_of
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
-from study.config import RunConfig, build_config, flag_parser
+from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal, describe
 from study.records import find as records
 from study.records import schema
@@ -122,7 +122,6 @@ STEPS_FIELDS = {"max_steps", "epochs"}  # `num_steps` says what comes of them
 CELL = ("box", "workload", "size", "precision", "init", "data_digest", "config_digest", "num_steps", "libraries")
 EQUAL = (*CELL, "global_batch_size", "micro_batch_size", "strategy", "world_size", "seed")
 
-_PARSER = flag_parser()
 _shared: dict[str, dict[str, Any]] = {}  # settings by their text: thousands of runs have the same
 
 
@@ -225,7 +224,7 @@ def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
     program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
     if program is not None:
         try:
-            config = build_config(**vars(_PARSER.parse_args(outcome.command[program + 1 :])))
+            config = build_config(**parse_flags(outcome.command[program + 1 :]))
             row |= {"init": config.effective_init, **_settings(config, outcome.world_size)}
         except Refusal:  # of another version of the program, or just what was wrong with the run
             pass

@@ -152,22 +152,19 @@ def stale_locks() -> list[Path]:
 
 def _open_locks(process: Path) -> set[tuple[int, int]]:
     """Return device and inode of each file called lock that this folder of /proc shows as open."""
-    found = set()
+    locks = set()
     for descriptor in os.listdir(process / "fd"):
         link = process / "fd" / descriptor
         with suppress(FileNotFoundError):  # closed while we looked
             if os.readlink(link).endswith("/lock"):
                 status = link.stat()
-                found.add((status.st_dev, status.st_ino))
-    return found
+                locks.add((status.st_dev, status.st_ino))
+    return locks
 
 
 def build() -> int:
     """Build what can be built here, saying so; return 0 if every extension can now be loaded, 1 otherwise."""
     use_own_folder()
-    if importlib.util.find_spec("deepspeed") is None:
-        print("DeepSpeed is not installed, so there is nothing to build; run: make setup", flush=True)
-        return 1
     complete = True
     for name in EXTENSIONS:
         extension = EXTENSIONS[name]
@@ -199,8 +196,8 @@ def _is_built(name: str) -> bool:
 
 def _came_along(part: str) -> bool:
     """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
-    found = importlib.util.find_spec("deepspeed")
-    places = found.submodule_search_locations or [] if found else []
+    package = importlib.util.find_spec("deepspeed")
+    places = package.submodule_search_locations or [] if package else []
     return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
 
 
@@ -249,10 +246,10 @@ def _lacking_of_libaio(compiler: str) -> str | None:
     if ask("-E", "-x", "c++", "-", source="#include <libaio.h>\n").returncode != 0:
         return "libaio.h"
     # The bare name comes back where there is no such file.
-    found = any(
+    present = any(
         Path(ask(f"-print-file-name={name}").stdout.strip()).is_absolute() for name in ("libaio.so", "libaio.a")
     )
-    return None if found else "libaio.so"
+    return None if present else "libaio.so"
 
 
 def _load(name: str) -> str | None:
@@ -277,7 +274,3 @@ def _load(name: str) -> str | None:
         return None
     lines = [line[:300] for line in output.splitlines() if line.strip()][-FAILURE_LINES:]
     return "\n".join([f"DeepSpeed's {name} does not build; its last lines:", *(f"  | {line}" for line in lines)])
-
-
-if __name__ == "__main__":
-    sys.exit(build())

@@ -1,6 +1,6 @@
 """How much of "ZeRO is better" does each defect of the a100-replication's protocol make? Defects, comparisons, effects.
 
-The runs are made by `python -m study.published.protocol`; here is what is run, what is compared with what, and how.
+The runs are made by `zero-study protocol`; here is what is run, what is compared with what, and how.
 An effect is what ZeRO's arm has over what the plain arm has, less 1: below 0 ZeRO is better. It is taken repeat by
 repeat; its interval is Student's t of 95 % over repeats.
 """
@@ -258,7 +258,7 @@ class _Run(Facts):
 
 
 class _Results(Facts):
-    """The file of `python -m study.published.protocol`."""
+    """The file of `zero-study protocol`."""
 
     settings: dict[str, Any]
     body: dict[str, Any] | None = None
@@ -268,12 +268,12 @@ class _Results(Facts):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read what `python -m study.published.protocol` wrote. Raises Refusal naming the key."""
+    """Read what `zero-study protocol` wrote. Raises Refusal naming the key."""
     content = load(path, "results of the protocol")
     try:
         found = _Results.model_validate(content)
     except ValidationError as error:
-        raise Refusal(f"{describe(error, str(path))}; make it with python -m study.published.protocol") from None
+        raise Refusal(f"{describe(error, str(path))}; make it with zero-study protocol") from None
     if unknown := {name.partition("/")[0] for name in found.runs} - set(PROGRAMS):
         raise Refusal(f"{path}: runs: {min(unknown)} is no program; take it out")
     return content

@@ -1,6 +1,6 @@
 """Which defect of the a100-replication's protocol makes "ZeRO is better"? Run as published, and mended step by step.
 
-    python -m study.published.protocol --data files --data-dir DIR --output FILE
+    zero-study protocol --data files --data-dir DIR --output FILE
 
 Runs every program of `study.published.effects`, each start in a process of its own, repeat by repeat. What FILE has
 already is kept, so that an experiment that was stopped goes on. With `--data hub` the model's body has the published
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import datetime
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from study import files
-from study.benchmarks.pairs import end
-from study.config import Parser, RunConfig, build_config
+from study.config import RunConfig
 from study.errors import Refusal
 from study.preflight import extensions, this_machine
 from study.published import child
@@ -33,30 +33,19 @@ FEWEST_STEPS = 10  # of an arm: the appendix logs its loss after so many
 LARGEST_BATCH = max(int(arm.partition("-")[2]) for program in PROGRAMS.values() for arm in program.arms)
 
 
-def main(words: list[str]) -> int:
-    parser = Parser(prog="study.published.protocol", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--size", default="tiny", help="size of BERT (default: tiny; published: large)")
-    parser.add_argument("--epochs", type=int, default=1, help="as printed: 1 (default); of its figure 1: 5")
-    parser.add_argument("--data", default="bundled", help="bundled (default), hub or files")
-    parser.add_argument("--data-dir", type=Path, help="folder with imdb/ and tokenizers/, for --data files")
-    parser.add_argument("--num-train-examples", type=int, default=800, help="reviews trained on (default: 800)")
-    parser.add_argument("--num-eval-examples", type=int, default=200, help="of the published evaluation (default: 200)")
-    parser.add_argument("--repeats", type=int, default=5, help="starts of each program (default: 5)")
-    parser.add_argument("--program", action="append", help=f"only this one, again for more: {', '.join(PROGRAMS)}")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file; what it has already is kept")
-    given = vars(parser.parse_args(words))
-    repeats, chosen, output = (given.pop(name) for name in ("repeats", "program", "output"))
-    if unknown := set(chosen or ()) - set(PROGRAMS):
-        raise Refusal(f"--program {min(unknown)}: is no program; take one of {', '.join(PROGRAMS)}")
-    if repeats < 1:
-        raise Refusal(f"--repeats {repeats}: must be at least 1")
-    config = build_config("paper", **given)
+def measure(config: RunConfig, repeats: int, programs: Sequence[str], output: Path) -> None:
+    """Run what the file lacks of these programs, or of all, and write each run into it.
+
+    Raises Refusal, and RunFailed where a program failed.
+    """
+    if unknown := set(programs) - set(PROGRAMS):
+        raise Refusal(f"--program {min(unknown)}: is unknown; take one of {', '.join(PROGRAMS)}")
     _check(config, output)
     found = _kept(output, config)
     missing = [
         (name, repeat)
         for repeat in range(repeats)
-        for name in _rotated(list(chosen or PROGRAMS), repeat)
+        for name in _rotated(list(programs or PROGRAMS), repeat)
         if f"{name}/{repeat}" not in found["runs"]
     ]
     with tempfile.TemporaryDirectory(prefix="zero-study-protocol-") as folder:
@@ -75,7 +64,6 @@ def main(words: list[str]) -> int:
             found["runs"][f"{name}/{repeat}"] = run
             found["finished_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             files.write_json(output, found)
-    return 0
 
 
 def _rotated(names: list[str], repeat: int) -> list[str]:
@@ -146,7 +134,3 @@ def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, 
     what = f"{name or 'the body'}, repeat {repeat}"
     remedy = "try a smaller --size, or fewer --num-train-examples"
     return child.run_python([*PROGRAM, str(spec), str(result)], result, what, TIMEOUT_SECONDS, remedy)
-
-
-if __name__ == "__main__":
-    end(main)

@@ -99,7 +99,7 @@ def effects(path: Path) -> pd.DataFrame:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a file of `python -m study.published.traps`. Raises Refusal naming the file and what is missing."""
+    """Read a file of `zero-study traps`. Raises Refusal naming the file and what is missing."""
     content = files.load(path, "measured traps")
     try:
         _TrapsFile.model_validate(content)

@@ -1,6 +1,6 @@
 """How large a difference does each parity trap make, between runs that read as the same training?
 
-    python -m study.published.traps --output FILE [--data-dir DIR] [--seeds 5] [--trap NAME ...]
+    zero-study traps --output FILE [--data-dir DIR] [--seeds 5] [--trap NAME]
 
 A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
 setting is matched. Arms are small trainings from scratch, started by accelerate as published scripts are; the file gets
@@ -15,13 +15,13 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from study import files
-from study.benchmarks.pairs import end
-from study.config import Parser, RunConfig
+from study.config import RunConfig
 from study.errors import Refusal
 from study.preflight import extensions, this_machine
 from study.published import child, trap_effects
@@ -221,46 +221,31 @@ TRAPS = {
 }
 
 
-def main(words: list[str]) -> int:
-    """Measure what the file lacks. Raises Refusal, and RunFailed where a launch failed."""
-    options = parse(words)
+def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output: Path) -> None:
+    """Measure what the file lacks of these traps, or of all. Raises Refusal, and RunFailed where a launch failed."""
+    if unknown := [name for name in names if name not in TRAPS]:
+        raise Refusal(f"--trap {unknown[0]}: is unknown; take one of {', '.join(TRAPS)}")
+    if not output.parent.is_dir():
+        raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
     config = RunConfig(
-        **{"data": "files", "data_dir": options.data_dir} if options.data_dir else {},
+        **{"data": "files", "data_dir": data_dir} if data_dir else {},
         **{name: SETTINGS[name] for name in SETTINGS if name in RunConfig.model_fields},
     )
     sources.check(config)
-    names = options.trap or list(TRAPS)
-    arms = dict.fromkeys(arm for name in names for arm in arms_of(TRAPS[name]))
-    content = read_or_begin(options.output, options.data_dir is not None)
+    arms = dict.fromkeys(arm for name in names or TRAPS for arm in arms_of(TRAPS[name]))
+    content = read_or_begin(output, data_dir is not None)
     extensions.use_own_folder()
     check_machine(list(arms))
     for number, arm in enumerate(arms, 1):
-        seen = content["arms"].get(arm, {}).get("seeds", {})
-        if lacking := [seed for seed in range(options.seeds) if str(seed) not in seen]:
+        measured = content["arms"].get(arm, {}).get("seeds", {})
+        if lacking := [seed for seed in range(num_seeds) if str(seed) not in measured]:
             print(f"{number} of {len(arms)}: {arm}, seeds {', '.join(map(str, lacking))}", flush=True)
-            add(content, arm, start(arm, lacking, options.data_dir))
+            add(content, arm, start(arm, lacking, data_dir))
             content["traps"] = {
                 name: asdict(trap) for name, trap in TRAPS.items() if set(arms_of(trap)) <= set(content["arms"])
             }
             content["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-            files.write_whole(options.output, shown(content).encode())
-    return 0
-
-
-def parse(words: list[str]) -> Any:
-    parser = Parser(prog="study.published.traps", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--output", required=True, type=Path, help="JSON file to write, or to complete")
-    parser.add_argument("--data-dir", type=Path, help="folder with imdb/ and tokenizers/ (default: the bundled sample)")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 (default: 5)")
-    parser.add_argument("--trap", nargs="+", metavar="NAME", help=f"of {', '.join(TRAPS)} (default: all)")
-    options = parser.parse_args(words)
-    if options.seeds < 1:
-        raise Refusal(f"--seeds {options.seeds}: at least one is needed, and two for an interval")
-    if unknown := [name for name in options.trap or [] if name not in TRAPS]:
-        raise Refusal(f"--trap {unknown[0]}: no such trap; choose from {', '.join(TRAPS)}")
-    if not options.output.parent.is_dir():
-        raise Refusal(f"--output {options.output}: there is no folder {options.output.parent}; make it")
-    return options
+            files.write_whole(output, shown(content).encode())
 
 
 def arms_of(trap: Trap) -> list[str]:
@@ -284,14 +269,16 @@ def check_machine(arms: list[str]) -> None:
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
     """The content of the file so far. Raises Refusal where it was made with other settings."""
-    command = "python -m study.published.traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
+    command = "zero-study traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
     begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
     if not path.exists():
         return {**begun, "arms": {}, "traps": {}}
     content = trap_effects.read(path)
     asked = {arm: asked_of(arm) for arm in ARMS}
-    if any(content.get(key) != begun[key] for key in ("command", "settings")) or any(
-        asked.get(arm) != facts["asked"] for arm, facts in content["arms"].items()
+    if (
+        content["settings"] != SETTINGS
+        or ("--data-dir" in content["command"]) != from_files
+        or any(asked.get(arm) != facts["asked"] for arm, facts in content["arms"].items())
     ):
         raise Refusal(f"{path}: made with other settings or another kind of text; choose another --output")
     return content
@@ -342,7 +329,3 @@ def shown(content: dict[str, Any]) -> str:
     """JSON with lists of plain values on one line."""
     text = json.dumps(content, indent=1, allow_nan=False)
     return re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
-
-
-if __name__ == "__main__":
-    end(main)

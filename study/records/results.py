@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from study.records import machine
@@ -18,15 +16,3 @@ def header(benchmark: str, command: str) -> dict[str, Any]:
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(),
     }
-
-
-def command_line(program: str, options: Mapping[str, Any]) -> str:
-    """A program with its options, without its output, its slots and the machine's folders."""
-    words = [program]
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif name not in ("output", "minutes") and value not in (None, False):
-            words += [flag, "DIR" if isinstance(value, Path) else str(value)]
-    return " ".join(words)

@@ -299,8 +299,8 @@ def read_predictions(path: Path) -> PredictedStudy:
 def parse(path: Path, content: Any, schema: type[Kind]) -> Kind:
     """Check what a file holds against a schema. Raises Refusal naming the file and the key."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        raise Refusal(f"{path}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
     try:
         return schema.model_validate(content)
     except ValidationError as error:

@@ -81,25 +81,25 @@ class History:
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
 
-    def add(self, written: Record, seen: Outcome | None, of_report: bool = False) -> None:
+    def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
         """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
-        if written.status != "ok" or (written.proof.device != "cpu") != self.on_gpu:
+        if record.status != "ok" or (record.proof.device != "cpu") != self.on_gpu:
             return
-        whole = written.wall_seconds + UNRECORDED_SECONDS
-        if seen and seen.wall_seconds is not None:
-            whole = seen.wall_seconds
-        step = written.timing.median_seconds if written.timing else None
+        whole = record.wall_seconds + UNRECORDED_SECONDS
+        if outcome and outcome.wall_seconds is not None:
+            whole = outcome.wall_seconds
+        step = record.timing.median_seconds if record.timing else None
         timed = step is not None
         if not timed:
-            step = max(0.0, whole - LAUNCH_SECONDS) / written.steps_done
-        tokens_per_step = written.config["global_batch_size"] * written.config["sequence_length"]
+            step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done
+        tokens_per_step = record.config["global_batch_size"] * record.config["sequence_length"]
         past = _Past(
-            workload=written.workload,
-            size=written.size,
-            strategy=written.strategy,
-            world_size=written.world_size,
-            share_device=written.config.get("share_device", False),
-            fixed_seconds=max(0.0, whole - step * written.steps_done),
+            workload=record.workload,
+            size=record.size,
+            strategy=record.strategy,
+            world_size=record.world_size,
+            share_device=record.config.get("share_device", False),
+            fixed_seconds=max(0.0, whole - step * record.steps_done),
             seconds_per_token=step / tokens_per_step,
             timed=timed,
         )

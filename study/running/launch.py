@@ -92,9 +92,9 @@ def launch(
     kills = _out_of_memory_kills()
     short = None if kills is None or kills_before is None else kills > kills_before
     errors = ending.read_lines(run.folder / "stderr.log")
-    told = ending.read_told(run.folder)
-    status, message = ending.classify(errors, told, process.returncode, time_limit, short)
-    if status == "misconfigured" and told is None:
+    report = ending.read_report(run.folder)
+    status, message = ending.classify(errors, report, process.returncode, time_limit, short)
+    if status == "misconfigured" and report is None:
         _leave_nothing(run.folder, created)
     path = run.folder / "record.json"
     return Ending(
@@ -140,10 +140,12 @@ def end_left_over(folder: Path) -> None:
     """
     deadline = time.monotonic() + LEFT_OVER_SECONDS
     # Again and again, because one that is about to be killed may just have started another.
-    while found := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
+    while left_over := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
         if time.monotonic() > deadline:
-            raise Refusal(f"{folder}: process {found[0].pid} of an earlier call does not end; end it, then try again")
-        for process in found:
+            raise Refusal(
+                f"{folder}: process {left_over[0].pid} of an earlier call does not end; end it, then try again"
+            )
+        for process in left_over:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(0.1)

@@ -177,9 +177,9 @@ def _history(folder: Path, on_gpu: bool) -> History:
             history.add(schema.read(path), read_outcome(path.parent))
     for report in sorted(files.ROOT.glob("reports/*/records")):
         with suppress(Refusal):
-            for found in records.find_runs([report]):
-                if found.record:
-                    history.add(found.record.record, found.outcome, of_report=True)
+            for recorded in records.find_runs([report]):
+                if recorded.record:
+                    history.add(recorded.record.record, recorded.outcome, of_report=True)
     return history
 
 

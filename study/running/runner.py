@@ -185,7 +185,7 @@ def _kept(study: Study, planned: Planned, position: int) -> Outcome:
     if outcome and outcome.status == planned.kept:
         return outcome
     record = schema.read(run.folder)
-    status, message = ending.classify([], ending.read_told(run.folder), returncode=0)
+    status, message = ending.classify([], ending.read_report(run.folder), returncode=0)
     return _write(study, run, position, status, shown_text(message), started_at=record.started_at)
 
 

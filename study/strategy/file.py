@@ -260,14 +260,14 @@ class Strategy:
 
 def names() -> list[str]:
     """The strategies that the project ships, in the order of its tables."""
-    found = [path.stem for path in CONFIGS.glob("*.yaml")]
-    return sorted(found, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
+    stems = [path.stem for path in CONFIGS.glob("*.yaml")]
+    return sorted(stems, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
 
 
 def find_strategy(name: str) -> Path:
     """Return the file of a shipped strategy, or of a path to a user's own. Raises Refusal for neither."""
     if name.endswith((".yaml", ".yml", ".json")):
-        path = Path(name)
+        path = Path(name) if Path(name).exists() else CONFIGS.parent / name
     else:  # also of a folder there, as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():

@@ -277,10 +277,10 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:
 def _gathered_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Parameters that are whole from forward to backward, beside their shards."""
     if engine.kind == "fsdp":
-        each = engine.compute_bytes
+        element_bytes = engine.compute_bytes
         if not engine.reshard_after_forward:
-            return each * shape.num_params
-        return each * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
+            return element_bytes * shape.num_params
+        return element_bytes * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return 0.0  # one process uses its shards themselves
     return engine.parameter_bytes * communication.most_gathered_elements(engine, shape, job)

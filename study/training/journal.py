@@ -140,7 +140,7 @@ class Journal:
             signal.signal(number, signal.SIG_IGN)
         if (self.run.folder / "record.json").exists():  # the result is there, whatever came after it
             return
-        told = {
+        own = {
             "at": time.time(),
             "status": _status(error),
             "step": self.step,
@@ -150,12 +150,12 @@ class Journal:
         shutil.rmtree(self.run.folder / "initial_weights", ignore_errors=True)
         self.run.remove_swap_folder()
         if self.rank:
-            files.write_json(self.run.folder / f"failure-rank{self.rank}.json", told)
+            files.write_json(self.run.folder / f"failure-rank{self.rank}.json", own)
             return
         # The rank that failed first knows why; this one may only have lost its peer.
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
         reports = sorted(self.run.folder.glob("failure-rank*.json"))
-        first = min([told, *(json.loads(path.read_text()) for path in reports)], key=lambda report: report["at"])
+        first = min([own, *(json.loads(path.read_text()) for path in reports)], key=lambda report: report["at"])
         self.write(first["status"], failure=schema.Failure(step=first["step"], error=first["error"]))
         for path in reports:
             path.unlink()

@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
+
 from study import files
 from study.benchmarks import pairs
-from study.config import Parser
-from study.errors import Refusal, RunFailed
-from study.records.results import command_line, header
+from study.errors import RunFailed
+from study.records.results import header
 from study.run import Run
 
 FLAGS: dict[str, Any] = {
@@ -59,29 +60,26 @@ print("done", flush=True)
 BARE_TIMEOUT_SECONDS = 120
 
 
-def main(words: list[str]) -> int:
-    parser = Parser(prog="tests/soak/exits.py", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--launches", type=int, default=50, help="runs, one after another (default: 50)")
-    parser.add_argument("--bare", action="store_true", help="launch a bare DDP script, which just returns")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    options = parser.parse_args(words)
-    if options.launches < 1:
-        raise Refusal(f"--launches {options.launches}: must be at least 1")
+@click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
+@click.option("--launches", type=click.IntRange(min=1), default=50, help="runs, one after another")
+@click.option("--bare", is_flag=True, help="launch a bare DDP script, which just returns")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write")
+def main(launches: int, bare: bool, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    work = None if options.bare else pairs.plan("ddp", FLAGS)
+    work = None if bare else pairs.plan("ddp", FLAGS)
     started = time.monotonic()
     done = []
-    for number in range(1, options.launches + 1):
+    for number in range(1, launches + 1):
         done.append(launch_bare() if work is None else launch_ours(work))
         seconds = time.monotonic() - started
-        print(f"{number}/{options.launches}: {done[-1]['ended']} ({seconds:.0f} s so far)", flush=True)
+        print(f"{number}/{launches}: {done[-1]['ended']} ({seconds:.0f} s so far)", flush=True)
     result = tally(done)
     counts = "{launches} launches, {failed} failed, {finished_work} finished their work".format(**result)
     print(f"{counts}; ended: {result['ended']}")
-    if options.output:
-        command = command_line("python tests/soak/exits.py", vars(options))
-        files.write_json(options.output, {**header("exits", command), **result})
-    return 1 if result["failed"] else 0
+    if output:
+        command = f"python tests/soak/exits.py --launches {launches}{' --bare' if bare else ''}"
+        files.write_json(output, {**header("exits", command), **result})
+    sys.exit(1 if result["failed"] else 0)
 
 
 def tally(done: list[dict[str, Any]]) -> dict[str, Any]:
@@ -130,4 +128,4 @@ def launch_bare() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    pairs.end(main)
+    main()

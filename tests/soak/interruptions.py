@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 
 from study import files
 from study.benchmarks import pairs
-from study.config import Parser
-from study.errors import Refusal, RunFailed
+from study.errors import RunFailed
 from study.records import schema
-from study.records.results import command_line, header
+from study.records.results import header
 from study.running import studies
 
 STUDY = """\
@@ -47,28 +47,25 @@ RUNS_BETWEEN_KILLS = 2  # at most, by the time that runs take undisturbed
 LEFT_SECONDS = 10  # for the kernel to end what a killed runner started
 
 
-def main(words: list[str]) -> int:
-    parser = Parser(prog="tests/soak/interruptions.py", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--kills", type=int, default=20, help="times that the runner is killed (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments (default: 0)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    options = parser.parse_args(words)
-    if options.kills < 1:
-        raise Refusal(f"--kills {options.kills}: must be at least 1")
+@click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
+@click.option("--kills", type=click.IntRange(min=1), default=20, help="times that the runner is killed")
+@click.option("--seed", type=int, default=0, help="of the random moments")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write")
+def main(kills: int, seed: int, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         study = Path(folder) / "interruptions.yaml"
         study.write_text(STUDY)
-        result = measure(study, Path(folder), options.kills, random.Random(options.seed))
+        result = measure(study, Path(folder), kills, random.Random(seed))
     print(
         "{num_runs} runs; killed {kills} times; {finished_before_the_last_call} finished before the last call; "
         "{changed} of their records changed, {processes_left} processes left, {differing} runs differ".format(**result)
     )
-    if options.output:
-        command = command_line("python tests/soak/interruptions.py", vars(options))
-        head = {**header("interruptions", command), "seed": options.seed, "study": STUDY}
-        files.write_json(options.output, {**head, **result})
-    return 1 if failed(result) else 0
+    if output:
+        command = f"python tests/soak/interruptions.py --kills {kills} --seed {seed}"
+        head = {**header("interruptions", command), "seed": seed, "study": STUDY}
+        files.write_json(output, {**head, **result})
+    sys.exit(1 if failed(result) else 0)
 
 
 def measure(study: Path, folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
@@ -160,4 +157,4 @@ def differing(one: Path, other: Path) -> int:
 
 
 if __name__ == "__main__":
-    pairs.end(main)
+    main()

@@ -1,4 +1,4 @@
-"""What did today's engines do with the lines of a claim? The committed results of study/published, which gave them.
+"""What did today's engines do with the lines of a claim? The committed results of `zero-study snippets`.
 
 A result is of the rule as it then stood: one whose digest differs decides nothing.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from study.claims.ledger import Execution
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
-COMMAND = "python -m study.claims.snippets"
+COMMAND = "zero-study snippets"
 
 Outcome = Literal["accepted", "rejected", "ignored"]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
@@ -93,9 +93,9 @@ def _told(rule: Execution, result: Result) -> str:
     """What shows it, for the sentence of a verdict."""
     if result.message is not None:
         return result.message
-    seen = [
+    values = [
         f"{asked} is {result.found[asked]!r}" + ("" if result.found[asked] == wanted else f", not {wanted!r}")
         for asked, wanted in rule.wants.items()
         if result.outcome == "accepted" or result.found[asked] != wanted
     ]
-    return "; ".join(seen)
+    return "; ".join(values)

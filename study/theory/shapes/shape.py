@@ -181,8 +181,8 @@ def parameter_sizes(
 
     Raises ValueError where no vocabulary gives that number, because then the model is another one.
     """
-    none, one = (with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1))
-    vocabulary, rest = divmod(num_params - none, one - none)
+    without, with_one = (with_vocabulary(architecture, layers, hidden, positions, words).num_params for words in (0, 1))
+    vocabulary, rest = divmod(num_params - without, with_one - without)
     if rest or vocabulary < 1:
         raise ValueError(
             f"{num_params} parameters: not those of {architecture}, {layers} layers of hidden size {hidden}"

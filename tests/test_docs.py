@@ -1,0 +1,222 @@
+"""What README and docs/ name is there: commands that the program knows, links and paths that lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import markdown_it
+import pytest
+import test_layout
+from launching import ROOT
+from markdown_it.token import Token
+
+from study import cli, config
+from study.errors import Refusal
+from study.strategy import file
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("README.md", "docs/*.md", "reports/README.md", "reports/*/README.md")
+    for path in ROOT.glob(pattern)
+)
+LANGUAGES = {"sh", "text", "yaml"}
+LONGEST_README = 120  # lines
+WIDEST_LINE = 98  # characters of a block: what GitHub shows of it without scrolling
+
+
+@cache
+def tokens(page: str) -> list[Token]:
+    return markdown_it.MarkdownIt().enable("table").parse((ROOT / page).read_text(encoding="utf-8"))
+
+
+def inline(page: str) -> Iterator[Token]:
+    """Links, code and text of a page, in paragraphs, tables and headings."""
+    for token in tokens(page):
+        yield from token.children or []
+
+
+# ---------------------------------------------------------------- the pages
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
+
+
+def test_every_guide_is_listed():
+    listed = {dict(token.attrs)["href"] for token in inline("docs/README.md") if token.type == "link_open"}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_blocks_name_their_language(page):
+    assert not [token.content for token in tokens(page) if token.type == "code_block"]
+    blocks = [token for token in tokens(page) if token.type == "fence"]
+    assert {block.info for block in blocks} <= LANGUAGES
+    assert not [line for block in blocks for line in block.content.splitlines() if len(line) > WIDEST_LINE]
+
+
+def anchors(path: Path) -> set[str]:
+    """The places of a page that a link can name: GitHub's of headings, the ids of HTML."""
+    if path.suffix == ".html":
+        return set(re.findall(r'\bid="([^"]+)"', path.read_text(encoding="utf-8")))
+    page = tokens(path.relative_to(ROOT).as_posix())
+    headings = [page[place + 1].content for place, token in enumerate(page) if token.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for token in inline(page):
+        target = dict(token.attrs).get("href", "") if token.type == "link_open" else ""
+        if not target or re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(path.resolve()), f"{page}: {target}"
+
+
+FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/")
+MADE = ("reports/smoke/", "reports/single-gpu/", "reports/my_study/")  # by the commands beside them
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_are_there(page):
+    named = {token.content for token in inline(page) if token.type == "code_inline"}
+    paths = {name for name in named if name.startswith(FOLDERS) and not name.startswith(MADE) and "<" not in name}
+    assert not [name for name in paths if not any(ROOT.glob(name))]
+
+
+# ---------------------------------------------------------------- commands
+
+
+def commands() -> list[str]:
+    """Every line of every block of commands, without its comment and without the file that takes its output."""
+    blocks = [token.content for page in PAGES for token in tokens(page) if token.type == "fence" and token.info == "sh"]
+    blocks = [block.replace("\\\n", " ") for block in blocks]
+    lines = [re.sub(r"(^|\s+)[#>] .*", "", line) for block in blocks for line in block.splitlines()]
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def check_flags(flags: dict) -> None:
+    own = {name: flags.pop(name, None) for name in ("strategy", "num_processes", "timeout")}
+    file.read_by_name(own["strategy"] or "single")
+    config.build_config(**config.given(flags))
+
+
+def check_study(words: list[str]) -> None:
+    with contextlib.suppress(click.exceptions.Exit):  # --help
+        context = cli.parse(words)
+        if context.command.name == "train":
+            check_flags(context.params)
+
+
+def check_launch(words: list[str]) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    assert words.pop(0) == "launch"
+    options = launch_command_parser().parse_args(words)
+    assert options.training_script == "study/train.py"
+    assert (ROOT / options.training_script).is_file()
+    check_flags({"strategy": options.config_file, **config.parse_flags(options.training_script_args)})
+
+
+def check_python(words: list[str]) -> None:
+    (path,) = [word for word in words if word.endswith(".py")]
+    assert (ROOT / path).is_file()
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert set(words) <= set(targets)
+
+
+def check_papermill(words: list[str]) -> None:
+    cells = json.loads((ROOT / words[0]).read_text())["cells"]
+    cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    declared = re.findall(r"^(\w+) *(?::.*)?=", "".join(cell["source"]), re.MULTILINE)
+    assert {words[place + 1] for place, word in enumerate(words) if word == "-p"} <= set(declared)
+
+
+def check_pip(words: list[str]) -> None:
+    extras = re.findall(r"\.\[([\w,]+)\]", " ".join(words))
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(",".join(extras).split(",")) - {""} <= set(known)
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "zero-study": check_study,
+    "accelerate": check_launch,
+    "python": check_python,
+    "make": check_make,
+    "papermill": check_papermill,
+    "pip": check_pip,
+}
+SHELL = ("source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ")  # not ours
+
+
+@pytest.mark.parametrize("line", commands())
+def test_the_program_knows_the_command(line, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)  # from where files name their JSON
+    program, *words = shlex.split(line)
+    if not line.startswith(SHELL):
+        CHECKS[program](words)
+
+
+def test_a_command_that_does_not_exist_is_found():
+    for words in (["compare", "--views", "parity", "runs"], ["advice"], ["train", "--max-step", "3"]):
+        with pytest.raises(Refusal):
+            check_study(words)
+    with pytest.raises(Refusal, match="zero9"):
+        check_study(["train", "--strategy", "zero9"])
+
+
+def test_every_command_stands_in_a_guide():
+    lines = [line for line in commands() if line.startswith("zero-study ")]
+    missing = [
+        name for name in test_layout.commands() if not any(line.startswith(f"zero-study {name}") for line in lines)
+    ]
+    assert not missing
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+GPT2 |= {"activation_function": "gelu_new"}
+CHEAP = ("compare", "advise", "plan", "claims")
+STANDS_FOR = {"DIR": "reports/cpu/records/bert-large", "runs": "reports/cpu/records/bert-large"}
+
+
+def cheap() -> list[str]:
+    asked = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
+    return [line for line in asked if "--check" not in line]  # test_claims.py decides all claims, once
+
+
+@pytest.mark.parametrize("line", cheap())
+def test_cheap_commands_run(line, tmp_path, monkeypatch, capsys):
+    (block,) = [token.content for token in tokens("docs/studies.md") if token.type == "fence" and token.info == "yaml"]
+    (tmp_path / "my_study.yaml").write_text(block)
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    for folder in ("accelerate_configs", "reports", "study"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    words = [STANDS_FOR.get(word, word) for word in shlex.split(line)[1:]]
+    assert cli.run(words) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_make_help_lists_what_the_guides_name():
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True)
+    named = {shlex.split(line)[1] for line in commands() if line.startswith("make ")} - {"help"}
+    assert done.returncode == 0
+    assert named <= set(re.findall(r"^make (\S+)", done.stdout, re.MULTILINE))

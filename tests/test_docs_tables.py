@@ -1,0 +1,290 @@
+"""What README and docs/ say in numbers is what the records say now, between two comments such as <!-- claims -->.
+
+`python tests/test_docs_tables.py` writes these places anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from launching import ROOT
+from test_docs import PAGES
+from test_layout import MAY_IMPORT
+
+from study import cli
+from study.claims import say
+from study.claims.verdicts import WORDS
+from study.compare import answer, cases, communication, model_states, peaks
+from study.planner import accuracy
+from study.published import effects
+from study.records import find as records
+from study.records.schema import Record
+from study.report.pages import published
+from study.theory.model_states import engine_differences, paper_bytes
+
+CPU = ROOT / "reports" / "cpu" / "records"
+EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters are left out
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """The rows of a Markdown table, its head first, without the line under it."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if set("".join(row)) - set(":-")]
+
+
+def by_name(table: str) -> dict[str, dict[str, str]]:
+    """The cells of a Markdown table, by the first of their row and by the head of their column."""
+    head, *rows = rows_of(table)
+    return {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def tabulate(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+@cache
+def runs(study: str = "*") -> list[Record]:
+    """Every committed run that ended well."""
+    folders = [*CPU.glob(study), *ROOT.glob("reports/cpu-time/records" if study == "*" else "none")]
+    return [record for _, record in records.find(sorted(folders)) if record.status == "ok"]
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+def whole_answer() -> str:
+    return answer.table([CPU / "cpu", CPU / "bert-large"])
+
+
+SPLIT = {
+    "ddp": "nothing: a full copy each",
+    "zero1": "optimizer states",
+    "zero2": "and gradients",
+    "zero3": "and parameters",
+    "zero3_nvme_offload": "the same, and kept on a disk",
+}
+IN_README = {
+    "GPT: loss": "GPT: loss against ddp",
+    "BERT: loss": "BERT: loss against ddp",
+    "held, bytes per parameter": "BERT-large: states (paper)",
+    "sent, times the parameters": "sent (paper)",
+}
+
+
+def small_answer() -> str:
+    """A few rows and columns of the whole table."""
+    whole = by_name(whole_answer())
+    rows = [
+        [f"`{name}`", split, *(whole[name][column] for column in IN_README.values())] for name, split in SPLIT.items()
+    ]
+    return tabulate(["way", "what is split", *IN_README], rows)
+
+
+def measured() -> str:
+    """What has been measured. Where an assertion fails, more has been, and the sentence is to be written anew."""
+    ((cpu, cores),) = {(run.machine["cpu"], run.machine["num_cores"]) for run in runs()}
+    assert not any(run.machine["gpus"] or run.strategy.startswith("fsdp2") for run in runs())
+    processes, parameters = (max(getattr(run, name) for run in runs()) for name in ("world_size", "num_params"))
+    return (
+        f"**Measured: one machine without a GPU ({cpu}, {cores} cores), up to {processes} processes, models of up to "
+        f"{parameters // 10**6} million parameters.\n"
+        "Not measured yet: any GPU, so no GPU's memory and speed; FSDP2; more than one machine.**"
+    )
+
+
+def seen() -> str:
+    """Two rows of the smoke study's model states."""
+    page = model_states.table([CPU / "smoke"])
+    block = page.split("## bert-imdb tiny, fp32")[1].split("### 2 processes. As the optimizer is about to step")[1]
+    held = by_name(block.split("###")[0])
+    rows = [[f"`{name}`", held[name]["model states"], held[name]["paper"]] for name in ("ddp", "zero3")]
+    return tabulate(["", "held, bytes per parameter", "by the paper's formula"], rows)
+
+
+# ---------------------------------------------------------------- how far theory is off
+
+
+def state_error(run: Record) -> float:
+    """The largest relative error of theory about what a rank of a run holds."""
+    engine, sizes = cases.engine_of(run), cases.shape_of(run).parameters
+    errors = []
+    for moment, ranks in (("stepping", run.model_state_bytes), ("resting", run.resting_state_bytes)):
+        paper = paper_bytes(engine, run.num_params, moment).total
+        for rank, held in enumerate(ranks):
+            predicted = paper + sum(d.num_bytes for d in engine_differences(engine, sizes, rank, moment))
+            errors.append(predicted / (held.model_states + held.communication_buffers) - 1)
+    return max(errors, key=abs)
+
+
+@cache
+def wrong_states() -> list[tuple[float, str]]:
+    """Errors of model states beyond rounding, with their runs, the worst first."""
+    errors = [(state_error(run), run.run_id) for run in runs()]
+    return sorted((entry for entry in errors if abs(entry[0]) > EXACT), key=lambda entry: -abs(entry[0]))
+
+
+@cache
+def peak_errors(study: str = "*") -> list[tuple[float, str]]:
+    """Errors of peaks, with their runs, the worst first."""
+    errors = [(cell.error, run.run_id) for run in runs(study) if (cell := peaks.cell(run))]
+    return sorted(errors, key=lambda entry: -abs(entry[0]))
+
+
+def num_close(errors: list[tuple[float, str]], limit: float) -> int:
+    return sum(abs(error) <= limit for error, _ in errors)
+
+
+def peaks_in_words(study: str) -> str:
+    errors = peak_errors(study)
+    return (
+        f"{num_close(errors, peaks.WANTED)} within 5 %, {len(errors) - num_close(errors, peaks.AT_MOST)} beyond 10 %; "
+        f"the worst {percent(errors[0][0])}, `{errors[0][1]}`"
+    )
+
+
+def times_in_words(summaries: list[dict[str, float]]) -> str:
+    def span(key: str) -> str:
+        ends = [percent(end(summary[key] for summary in summaries)) for end in (min, max)]
+        return " to ".join(dict.fromkeys(ends))
+
+    worst = max(summary["maximum"] for summary in summaries)
+    middle, most = span("median"), span("percentile_90")
+    return f"{middle} in the median, {most} at the 90th percentile, the worst row {percent(worst)}"
+
+
+def planner_accuracy() -> str:
+    """How far the planner's models are from what is known."""
+    content = accuracy.load().content
+    sent = [cell for run in runs() if run.world_size > 1 and (cell := communication.cell(run))]
+    unseen = [fit[key] for fit in content["fit"].values() for key in ("model_size", "folds")]
+    across = [s for pair, s in content["other_device"].items() if len({name[:4] for name in pair.split(" by ")}) == 2]
+    published_cases = content["cases"]
+    errors = [abs(case["error"]) for case in published_cases]
+    outside = sum(not case["inside_interval"] for case in published_cases)
+    used = sum(case["calibrates"] for case in published_cases)
+    fitted = content["as_they_stand"]
+    rows = [
+        [
+            "model states",
+            f"the engines' own buffers, all {len(runs())} committed runs",
+            f"{len(runs()) - len(wrong_states())} within 0.001 %; the others "
+            + ", ".join(f"{percent(error, 2)} `{name}`" for error, name in wrong_states()),
+        ],
+        [
+            "messages",
+            f"all {len(sent)} committed runs of several processes",
+            f"at most {percent(max(c.error for c in sent), 4)}",
+        ],
+        ["peak of a step's tensors", f"the study `peaks`, {len(peak_errors('peaks'))} runs", peaks_in_words("peaks")],
+        ["", f"all {len(peak_errors())} committed runs", peaks_in_words("*")],
+        [
+            "tokens per second",
+            f"{fitted['count']} published rows that the constants were fitted to: LLM Foundry, FSDP, A100 and H100",
+            times_in_words([fitted]),
+        ],
+        ["", "these rows, by fits without a model size or without a fifth of them", times_in_words(unseen)],
+        ["", "rows of the A100 by constants fitted to the H100, and the reverse", times_in_words(across)],
+        [
+            "other published times",
+            f"{len(errors)} numbers: DeepSpeed, offload, V100, A800, transformers' kernels",
+            f"{percent(statistics.median(errors), 0)} in the median, the worst {percent(max(errors), 0)}; {outside} "
+            f"outside the interval; {used} had set a constant and confirms nothing",
+        ],
+    ]
+    return tabulate(["what", "held against", "error"], rows)
+
+
+def doors() -> str:
+    """What stands behind two of README's three doors."""
+    content = accuracy.load().content
+    others = statistics.median(abs(case["error"]) for case in content["cases"])
+    verdicts = Counter(decided.verdict.verdict for decided in say.committed())
+    rules = Counter(decided.claim.rule.type for decided in say.committed(word=WORDS[0]))
+    right, close = len(runs()) - len(wrong_states()), num_close(peak_errors(), peaks.WANTED)
+    return "\n".join(
+        [
+            f"- The planner **predicts**. Over all {len(runs())} runs here, the bytes that a process holds are right "
+            f"to 0.001 % in {right} (the worst",
+            f"  {percent(wrong_states()[0][0], 0)}), and the peak of a step to 5 % in {close} (the worst "
+            f"{percent(peak_errors()[0][0], 0)}). Published times of the kind that it was",
+            f"  fitted to it misses by {percent(content['as_they_stand']['median'])} in the median; those of DeepSpeed "
+            f"and offload by {percent(others, 0)}.",
+            f"- Of {verdicts.total()} published claims, {verdicts[WORDS[0]]} are replicated, {rules['arithmetic']} of "
+            "these only by numbers that were published too;",
+            f"  {', '.join(f'{word}: {verdicts[word]}' for word in WORDS[1:])}.",
+        ]
+    )
+
+
+# ---------------------------------------------------------------- the places
+
+
+def rooms() -> str:
+    """The table of rooms, its last column as tests/test_layout.py has it."""
+    head, *rows = rows_of(between("docs/architecture.md", "rooms"))
+    assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
+    return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
+
+
+PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "seen"): seen,
+    ("README.md", "measured"): measured,
+    ("README.md", "answer"): small_answer,
+    ("README.md", "doors"): doors,
+    ("docs/results.md", "answer"): whole_answer,
+    ("docs/planner.md", "accuracy"): planner_accuracy,
+    ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.committed())),
+    ("docs/published-program.md", "protocol"): lambda: "\n".join(
+        published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
+    ),
+    ("docs/architecture.md", "rooms"): rooms,
+}
+BETWEEN = r"(<!-- {name}(?:: [^>]*)? -->\n)(.*?)(<!-- /{name} -->)"
+
+
+def between(page: str, name: str) -> str:
+    """What stands between the two comments of that name."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.search(BETWEEN.format(name=name), text, re.DOTALL)[2].strip("\n")
+
+
+@pytest.mark.parametrize(("page", "name"), PLACES)
+def test_it_is_what_the_records_say(page, name):
+    """To mend it: python tests/test_docs_tables.py; then read whether the sentences around it still hold."""
+    assert between(page, name) == PLACES[page, name]()
+
+
+def test_every_place_is_known():
+    marked = {(page, name) for page in PAGES for name in re.findall(r"<!-- /(\w+) -->", (ROOT / page).read_text())}
+    assert marked == set(PLACES)
+
+
+def test_the_answer_names_the_command_that_prints_it(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert cli.run(shlex.split(re.search(r"<!-- answer: zero-study (.*) -->", text)[1])) == 0
+    assert between("docs/results.md", "answer") == capsys.readouterr().out.strip()
+
+
+def write() -> None:
+    for (page, name), make in PLACES.items():
+        path, made = Path(ROOT / page), make()
+        pattern = re.compile(BETWEEN.format(name=name), re.DOTALL)
+        text = path.read_text(encoding="utf-8")
+        path.write_text(pattern.sub(lambda m, made=made: f"{m[1]}{made}\n{m[3]}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,165 @@
+"""What does each command do where no extra is installed? It works, or one line says which extra it needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import launching
+import pytest
+from test_layout import commands
+
+from study import errors, files
+from study.errors import Refusal
+
+RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
+GPU = "--gpu l4 --gpus 2"
+
+# Each command as a user types it, and the extra that it needs.
+COMMANDS = {
+    "train": "train",
+    "plan smoke": None,
+    "run smoke": "train",
+    "extensions": "train",
+    f"collect {RECORDS} collected": None,
+    f"compare {RECORDS}": "report",
+    f"compare {RECORDS} --view largest-batch": "report",
+    f"compare {RECORDS} --view scaling": "report",
+    f"compare {RECORDS} --view answer": "report",
+    f"compare {RECORDS} --view model-states": None,
+    f"compare {RECORDS} --view communication": None,
+    f"compare {RECORDS} --view peaks": None,
+    f"compare {RECORDS} --view parity": None,
+    f"compare {RECORDS} --view losses": None,
+    f"report smoke --records {RECORDS}": "report",
+    f"pack {RECORDS} box.zip": None,
+    "merge box.zip merged": None,
+    f"advise --model gpt2 {GPU}": None,
+    f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml": None,
+    f"advise {GPU}": None,
+    "advise --model gpt2 --gpu l4": None,
+    f"predict buckets {GPU}": None,
+    "accuracy": "report",
+    "claims": None,
+    "claims --json": None,
+    "claims --check": "report",
+    "snippets": "train",
+    "protocol --output protocol.json": "train",
+    "traps --output traps.json": "train",
+    "benchmark throughput": "train",
+    "benchmark overhead": "train",
+    "benchmark advise --repeats 1": None,
+}
+
+# Runs every command in one process from which the modules are hidden, in the current folder.
+PROGRAM = """
+import contextlib, io, json, sys
+hidden, lines = json.load(sys.stdin)
+sys.modules.update(dict.fromkeys(hidden))
+from study import __main__
+results = {}
+for line in lines:
+    sys.argv = ["zero-study", *line.split()]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            __main__.main()
+        except SystemExit as end:
+            status = end.code
+    results[line] = status, out.getvalue(), err.getvalue()
+json.dump(results, sys.stdout)
+"""
+
+
+def modules_of_extras() -> dict[str, set[str]]:
+    """The modules that come with each extra."""
+    found: dict[str, set[str]] = {}
+    distributions = importlib.metadata.packages_distributions()
+    for line in importlib.metadata.requires("zero-study"):
+        if extra := re.search(r'extra == "(\w+)"', line):
+            name = _plain(re.match(r"[\w.-]+", line)[0])
+            modules = {module for module, packages in distributions.items() if name in map(_plain, packages)}
+            found.setdefault(extra[1], set()).update(modules)
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, tuple[int, str, str]]:
+    hidden = sorted(set.union(*modules_of_extras().values()))
+    assert {"torch", "pandas", "scipy", "matplotlib", "markdown_it", "papermill"} <= set(hidden)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps([hidden, list(COMMANDS)]),
+        cwd=tmp_path_factory.mktemp("plain"),
+        env=launching.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("line", "extra"), COMMANDS.items())
+def test_a_command_works_or_names_the_extra(line, extra, results):
+    status, out, err = results[line]
+    if extra is None:
+        assert (status, err) == (0, "")
+        assert out
+    else:
+        package = r"[\w-]+"
+        said = rf"zero-study: {package} is not installed; run: pip install 'zero-study\[{extra}\]' \(in a clone: .*\)\n"
+        assert re.fullmatch(said, err), err
+        assert (status, out) == (2, "")
+
+
+def test_every_command_is_tried():
+    tried = {name for name in commands() for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
+    assert tried == set(commands())
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("torch.utils.data", "torch", "train"),
+        ("huggingface_hub", "huggingface-hub", "train"),
+        ("markdown_it", "markdown-it-py", "report"),
+    ],
+)
+def test_a_missing_module_is_told_by_its_package(module, package, extra):
+    said = errors.describe_missing(ModuleNotFoundError(name=module))
+    assert said.startswith(f"{package} is not installed; run: pip install 'zero-study[{extra}]' ")
+
+
+@pytest.mark.parametrize("name", ["study.nothing", "yaml", "py", None])
+def test_no_other_module_is_of_an_extra(name):
+    assert errors.describe_missing(ModuleNotFoundError(name=name)) is None
+
+
+def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
+    files.require_clone("these")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    with pytest.raises(Refusal, match=r"^these are only in a clone of the project; clone it, and in there run: pip "):
+        files.require_clone("these")
+
+
+def test_a_wheel_holds_what_commands_read(tmp_path):
+    """Built of a copy, since a build leaves folders in its source."""
+    for name in ("study", "accelerate_configs"):
+        shutil.copytree(launching.ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(launching.ROOT / name, tmp_path)
+    files_there = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/**/*") if path.is_file()}
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        assert files_there <= set(wheel.namelist())
