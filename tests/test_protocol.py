@@ -172,12 +172,12 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--repeats", "0"], "--repeats 0: must be at least 1"),
-        (["--program", "best"], "--program best: is no program; take one of published, honoured"),
+        (["--repeats", "0"], "--repeats 0: must be a whole number of at least 1"),
+        (["--program", "best"], "--program best: is unknown; take one of published, honoured"),
         (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
         (
             ["--size", "large"],
-            "--size large: its body would be trained from scratch, which serves tiny, micro, mini; add",
+            "--size large: its body would be trained from scratch, which works for tiny, micro, mini; add",
         ),
         (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
         (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
@@ -189,15 +189,15 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
 )
 def test_a_wrong_request_is_refused(words, message, tmp_path):
     with pytest.raises(Refusal, match=re.escape(message)):
-        experiment.main([*words, "--output", str(tmp_path / "out.json")])
+        cli.run(["protocol", *words, "--output", str(tmp_path / "out.json")])
     assert not list(tmp_path.iterdir())
 
 
 def test_results_of_another_experiment_are_kept(tmp_path):
     path = tmp_path / "out.json"
     path.write_text(COMMITTED.read_text())
-    with pytest.raises(Refusal, match="is of another experiment; name another file"):
-        experiment.main(["--output", str(path)])
+    with pytest.raises(Refusal, match="holds another experiment; name another file"):
+        cli.run(["protocol", "--output", str(path)])
     assert path.read_text() == COMMITTED.read_text()
 
 
@@ -213,7 +213,9 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
 @pytest.mark.launches
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
-    with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
+    with pytest.raises(
+        Refusal, match=re.escape("is of one GPU, this machine has 2; hide the others (CUDA_VISIBLE_DEVICES=0)")
+    ):
         cli.run(["protocol", "--output", str(tmp_path / "out.json")])
 
 
@@ -222,7 +224,7 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
     one = dict.fromkeys(experiment.SAME, "one")
     assert experiment._same_machine(path, None, one) == one
     assert experiment._same_machine(path, one, {**one, "git_commit": "another"}) == one
-    with pytest.raises(Refusal, match="has runs of cpu one, here is other; name another file"):
+    with pytest.raises(Refusal, match="has runs with cpu one, this machine has other; name another file"):
         experiment._same_machine(path, one, {**one, "cpu": "other"})
 
 

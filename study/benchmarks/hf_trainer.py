@@ -134,7 +134,7 @@ def train(run: Run, result: Path) -> None:
     facts = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, run)
     proof.verify(facts, run)
     if len(ends) != config.num_steps:
-        raise RuntimeError(f"Trainer took {len(ends)} steps, asked for {config.num_steps}")
+        raise RuntimeError(f"Trainer took {len(ends)} steps, the run asks for {config.num_steps}")
     mean_losses = torch.stack(trainer.seen_losses).double()
     if dist.is_initialized():
         dist.all_reduce(mean_losses)

@@ -41,29 +41,29 @@ def measure(config: RunConfig, repeats: int, programs: Sequence[str], output: Pa
     if unknown := set(programs) - set(PROGRAMS):
         raise Refusal(f"--program {min(unknown)}: is unknown; take one of {', '.join(PROGRAMS)}")
     _check(config, output)
-    found = _kept(output, config)
+    experiment = _kept(output, config)
     missing = [
         (name, repeat)
         for repeat in range(repeats)
         for name in _rotated(list(programs or PROGRAMS), repeat)
-        if f"{name}/{repeat}" not in found["runs"]
+        if f"{name}/{repeat}" not in experiment["runs"]
     ]
     with tempfile.TemporaryDirectory(prefix="zero-study-protocol-") as folder:
         body = None if config.effective_init == "pretrained" else Path(folder) / "body.pt"
         if body is not None and missing:
             print("training the body ...", flush=True)
             trained = _start(config, body, None, 0, Path(folder))
-            if found.setdefault("body", trained) != trained:
-                raise Refusal(f"--output {output}: has runs from another body than trains here; name another file")
-            left = found["body"]["num_reviews"] * (BODY_SHARE - 1)
+            if experiment.setdefault("body", trained) != trained:
+                raise Refusal(f"--output {output}: has runs from a body that came out differently; name another file")
+            left = experiment["body"]["num_reviews"] * (BODY_SHARE - 1)
             sources.require_reviews(config, left, "what training the body leaves")
         for number, (name, repeat) in enumerate(missing, 1):
             print(f"[{number}/{len(missing)}] {name}, repeat {repeat}", flush=True)
             run = _start(config, body, name, repeat, Path(folder))
-            found["machine"] = _same_machine(output, found.get("machine"), run.pop("machine"))
-            found["runs"][f"{name}/{repeat}"] = run
-            found["finished_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            files.write_json(output, found)
+            experiment["machine"] = _same_machine(output, experiment.get("machine"), run.pop("machine"))
+            experiment["runs"][f"{name}/{repeat}"] = run
+            experiment["finished_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            files.write_json(output, experiment)
 
 
 def _rotated(names: list[str], repeat: int) -> list[str]:
@@ -82,13 +82,15 @@ def _check(config: RunConfig, output: Path) -> None:
         )
     if config.effective_init == "scratch" and config.size not in TRAINED_HERE:
         raise Refusal(
-            f"--size {config.size}: its body would be trained from scratch, which serves {', '.join(TRAINED_HERE)}; "
-            "add --data hub, for published weights"
+            f"--size {config.size}: its body would be trained from scratch, which works for {', '.join(TRAINED_HERE)}; "
+            "add --data hub for published weights"
         )
     if not output.parent.is_dir():
         raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
     if (num_gpus := len(this_machine.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
-        raise Refusal(f"the protocol is of one GPU, found {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)")
+        raise Refusal(
+            f"the protocol is of one GPU, this machine has {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)"
+        )
     extensions.check(["cpu_adam"])
 
 
@@ -97,7 +99,8 @@ def _same_machine(output: Path, known: dict[str, Any] | None, machine: dict[str,
     for key in SAME:
         if known is not None and known[key] != machine[key]:
             raise Refusal(
-                f"--output {output}: has runs of {key} {known[key]}, here is {machine[key]}; name another file"
+                f"--output {output}: has runs with {key} {known[key]}, this machine has {machine[key]}; name another "
+                "file"
             )
     return known or machine
 
@@ -107,12 +110,12 @@ def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
     settings = config.model_dump(mode="json", include=set(SHOWN))
     if not output.exists():
         return {"settings": settings, "runs": {}}
-    found = read(output)
-    if found["settings"] != settings:
+    content = read(output)
+    if content["settings"] != settings:
         raise Refusal(
-            f"--output {output}: is of another experiment; name another file, or give the flags it was made by"
+            f"--output {output}: holds another experiment; name another file, or give the flags it was made with"
         )
-    return found
+    return content
 
 
 def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, folder: Path) -> dict[str, Any]:

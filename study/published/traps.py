@@ -257,7 +257,9 @@ def check_machine(arms: list[str]) -> None:
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     two = [arm for arm in arms if ARMS[arm].file["num_processes"] == 2]
     if num_gpus == 1 and two:
-        raise Refusal(f"{two[0]} needs 2 GPUs, found 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU")
+        raise Refusal(
+            f"{two[0]} needs 2 GPUs, this machine has 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU"
+        )
     needed = set()
     for arm in arms:
         if ARMS[arm].file["distributed_type"] == "DEEPSPEED" and not num_gpus:
@@ -280,7 +282,7 @@ def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
         or ("--data-dir" in content["command"]) != from_files
         or any(asked.get(arm) != facts["asked"] for arm, facts in content["arms"].items())
     ):
-        raise Refusal(f"{path}: made with other settings or another kind of text; choose another --output")
+        raise Refusal(f"{path}: was made with other settings or another kind of text; choose another --output")
     return content
 
 
@@ -308,7 +310,7 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
         arguments = ["-m", "accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0"]
         arguments += [str(ARM), f"{folder}/job.json"]
         environment = QUIET | {"OMP_NUM_THREADS": "1"} | os.environ
-        remedy = "try --trap with fewer, or fewer --seeds"
+        remedy = "try fewer --seeds at once: the file keeps what it has"
         return child.run_python(arguments, result, arm, TIMEOUT_SECONDS, remedy, environment)
 
 
@@ -318,10 +320,10 @@ def add(content: dict[str, Any], arm: str, launched: dict[str, Any]) -> None:
     for key, value in facts.items():
         content[key] = content[key] or value
         if content[key] != value:
-            raise Refusal(f"{key}: the file has {content[key]}, here is {value}; choose another --output")
+            raise Refusal(f"{key}: the file has {content[key]}, this launch has {value}; choose another --output")
     known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": launched["ran"], "seeds": {}})
     if known["ran"] != launched["ran"]:
-        raise Refusal(f"{arm}: the file has {known['ran']}, here is {launched['ran']}; choose another --output")
+        raise Refusal(f"{arm}: the file has {known['ran']}, this launch has {launched['ran']}; choose another --output")
     known["seeds"] |= launched["seeds"]
 
 
