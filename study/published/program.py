@@ -1,10 +1,10 @@
-"""What does the a100-replication's program do, as its appendix has it, or with some of its defects mended?
+"""What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
 
     python -m study.published.program SPEC RESULT
 
-One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: a program of
-`study.published.effects`, the repeat, the workload and the starting weights. What is observed of each arm is written to
-RESULT; which of it is compared with what is for the analysis to say.
+`zero-study protocol` starts it. One process is one start of the program: its arms run one after another, as there. SPEC
+is a JSON file: one of PROGRAMS in effects.py, the repeat, the workload and the starting weights. RESULT gets what is
+observed of each arm; effects.py says what is compared with what.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
 differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
@@ -54,7 +54,7 @@ BODY_SEED = 0
 
 
 class ArmFailed(Exception):
-    """Trainer did not train: what an arm meets in a process that others have used is a result."""
+    """Trainer did not train an arm. That is a result: earlier arms have used the same process."""
 
     def __init__(self, error: Exception) -> None:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
-    """Start the program once: every arm's facts; the error of the arm that did not end, and none after it."""
+    """Run the arms of a program; return what is observed of each, up to the first that fails, with its error."""
     from study.records import machine
 
     seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
@@ -111,7 +111,7 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
 
 
 def _reviews(config: RunConfig, of_body: bool | None) -> Any:
-    """The labelled reviews; of those the body's share, or the rest. None: all of them."""
+    """The labelled reviews: those that train the body, the others, or (None) all of them."""
     from study.workloads import sources
 
     reviews = sources.load_reviews(config)
@@ -122,7 +122,7 @@ def _reviews(config: RunConfig, of_body: bool | None) -> Any:
 
 
 def load(config: RunConfig, seed: int, has_body: bool) -> Data:
-    """Draw as the appendix does: split 80/20, shuffle each part, take the first; and more of the held-out part."""
+    """Draw reviews as the appendix does (split 80/20, shuffle, take the first), and more of those held out."""
     from study.workloads import bert_imdb, sources
     from study.workloads.sources import Splits
 
@@ -275,6 +275,7 @@ def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig
 
 @contextlib.contextmanager
 def _failing_the_arm() -> Iterator[None]:
+    """Turn whatever is raised inside into ArmFailed."""
     try:
         yield
     except Exception as error:
@@ -282,7 +283,7 @@ def _failing_the_arm() -> Iterator[None]:
 
 
 def _set_launcher_variables() -> None:
-    """Set what a launcher sets: without it DeepSpeed looks for MPI."""
+    """Set what a launcher sets for one process: without it DeepSpeed looks for MPI."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -323,7 +324,7 @@ def _read_back(trainer: Watched) -> dict[str, Any]:
 
 
 def _learned(trainer: Watched, data: Data) -> dict[str, Any]:
-    """Losses as Trainer reports them at the end, and on more reviews: the last epoch's, and those held out."""
+    """Losses as Trainer reports them last, and mended: the mean of each epoch, and over many held-out reviews."""
     import numpy as np
     import torch
 

@@ -2,9 +2,9 @@
 
     zero-study protocol --data files --data-dir DIR --output FILE
 
-Runs every program of `study.published.effects`, each start in a process of its own, repeat by repeat. What FILE has
-already is kept, so that an experiment that was stopped goes on. With `--data hub` the model's body has the published
-weights; otherwise it is trained first, on reviews that the protocol does not see. `study.published.effects` reads FILE.
+Starts each of PROGRAMS in effects.py in a process of its own (program.py), repeat by repeat. What FILE has already is
+kept, so that an experiment that was stopped goes on. With `--data hub` the model's body has the published weights;
+otherwise it is trained first, on reviews that the protocol does not see. effects.py derives the effects from FILE.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def measure(config: RunConfig, repeats: int, programs: Sequence[str], output: Pa
 
 
 def _rotated(names: list[str], repeat: int) -> list[str]:
-    """Begin each repeat with another program: a drift of the machine favours none."""
+    """The programs in the order of a repeat, each of which begins with another: a drift of the machine favours none."""
     start = repeat % len(names)
     return names[start:] + names[:start]
 
 
 def _check(config: RunConfig, output: Path) -> None:
-    """Refuse what would fail, or be another experiment, before anything is started."""
+    """Refuse, before anything is started, what would fail or would not be this experiment."""
     sources.check(config)
     if config.num_train_examples * config.epochs < FEWEST_STEPS * LARGEST_BATCH:
         raise Refusal(
@@ -95,7 +95,7 @@ def _check(config: RunConfig, output: Path) -> None:
 
 
 def _same_machine(output: Path, known: dict[str, Any] | None, machine: dict[str, Any]) -> dict[str, Any]:
-    """Refuse to put the runs of two machines, or of other libraries, into one file."""
+    """Return the file's machine. Raises Refusal where another machine, or other libraries, made its runs."""
     for key in SAME:
         if known is not None and known[key] != machine[key]:
             raise Refusal(
@@ -106,7 +106,7 @@ def _same_machine(output: Path, known: dict[str, Any] | None, machine: dict[str,
 
 
 def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
-    """What is there of this experiment. Raises Refusal where the file is of another one."""
+    """What the file has of this experiment. Raises Refusal where it holds another one."""
     settings = config.model_dump(mode="json", include=set(SHOWN))
     if not output.exists():
         return {"settings": settings, "runs": {}}

@@ -75,7 +75,7 @@ class _TrapsFile(Facts):
 
 
 def effects(path: Path) -> pd.DataFrame:
-    """Compare the arms of each measured trap; one row per trap, quantity and arm, "trapped" or "matched".
+    """Tabulate what each measured trap changes: one row per trap, quantity and arm, "trapped" or "matched".
 
     `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
     Student's t; both are the difference itself where all seeds agree, and None with one seed. `size` is the mean of the
@@ -109,14 +109,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _values(arm: dict[str, Any], quantity: str) -> dict[str, float]:
-    """One value per seed; what the engine said of itself is the same for every seed."""
+    """The value of a quantity, by seed; what the engine was is the same for every seed."""
     return {
         seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()
     }
 
 
 def verdict(low: float | None, high: float | None) -> str:
-    """Put an interval of a relative difference into words."""
+    """The interval of a relative difference, in words."""
     if low is None:
         return "one seed: no interval"
     if max(-low, high) <= WITHIN:

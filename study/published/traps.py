@@ -249,11 +249,12 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
 
 
 def arms_of(trap: Trap) -> list[str]:
+    """The arms that a trap compares, by name."""
     return [arm for arm in (trap.control, trap.trapped, trap.matched, trap.matched_control) if arm]
 
 
 def check_machine(arms: list[str]) -> None:
-    """Refuse what would fail here, or compile for minutes."""
+    """Refuse arms that would fail on this machine, or would first compile for minutes."""
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     two = [arm for arm in arms if ARMS[arm].file["num_processes"] == 2]
     if num_gpus == 1 and two:
@@ -270,7 +271,7 @@ def check_machine(arms: list[str]) -> None:
 
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
-    """The content of the file so far. Raises Refusal where it was made with other settings."""
+    """The content of the file so far, or of a new one. Raises Refusal where it was made with other settings."""
     command = "zero-study traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
     begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
     if not path.exists():
@@ -293,7 +294,7 @@ def asked_of(arm: str) -> dict[str, Any]:
 
 
 def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
-    """Launch one arm with its seeds, one after the other, and return what it wrote. Raises RunFailed."""
+    """Launch one arm, which trains the seeds one after the other; return what it wrote. Raises RunFailed."""
     asked = asked_of(arm)
     with tempfile.TemporaryDirectory(prefix="zero-study-traps-") as folder:
         file, result = Path(folder) / "accelerate.yaml", Path(folder) / "result.json"
