@@ -36,6 +36,17 @@ from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits
 
 
+class Prepared(NamedTuple):
+    """What one seed trains, as the accelerator prepared it."""
+
+    model: Any
+    optimizer: Any
+    scheduler: Any | None  # None: the script sets the rate by hand
+    train_batches: Any
+    eval_batches: Any
+    num_steps: int  # of the optimizer
+
+
 def main() -> None:
     bound.die_with_parent()
     status = 0
@@ -50,7 +61,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train every seed, then the first again, and write what was observed. Raises RuntimeError where that differs."""
+    """Train every seed, then the first again, and write what each learned. Raises RuntimeError where it differs."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     program, settings = job["program"], job["settings"]
@@ -105,17 +116,6 @@ def build_accelerator(program: dict[str, Any]) -> Accelerator:
     )
 
 
-class Work(NamedTuple):
-    """What one seed trains, as the accelerator prepared it."""
-
-    model: Any
-    optimizer: Any
-    scheduler: Any | None  # None: the script sets the rate by hand
-    train_batches: Any
-    eval_batches: Any
-    num_steps: int  # of the optimizer
-
-
 def train(
     accelerator: Accelerator,
     program: dict[str, Any],
@@ -129,19 +129,19 @@ def train(
     set_seed(seed)
     model = build_model(accelerator, program["initial_weights"], config, splits)
     initial_weights = weights.checksum(model).sha256
-    work = prepare(accelerator, program, settings, model, splits, seed)
-    losses, samples, counts = train_epochs(accelerator, program, settings, work)
+    prepared = prepare(accelerator, program, settings, model, splits, seed)
+    losses, samples, counts = train_epochs(accelerator, program, settings, prepared)
     last = settings["last_updates"]
     learned = {
         "train_loss": sum(losses[-last:]) / last,
-        "eval_loss": evaluate(accelerator, work.model, work.eval_batches),
+        "eval_loss": evaluate(accelerator, prepared.model, prepared.eval_batches),
         "losses": [round(value, 4) for value in losses],
         "initial_weights": initial_weights[:16],
         "samples": samples[:16],
     }
     if not all(map(math.isfinite, losses)):
         raise RuntimeError(f"seed {seed}: the loss is NaN or infinite: {losses}")
-    return read_back(accelerator, work.model, work.optimizer) | counts, learned
+    return read_back(accelerator, prepared.model, prepared.optimizer) | counts, learned
 
 
 def prepare(
@@ -151,7 +151,7 @@ def prepare(
     model: torch.nn.Module,
     splits: Splits,
     seed: int,
-) -> Work:
+) -> Prepared:
     """Build optimizer, loaders and schedule, and give them to the accelerator as the program does. Collective."""
     optimizer = build_optimizer(program["optimizer"], settings, model)
     examples = Examples(**splits.train.tensors, index=torch.arange(len(splits.train)))
@@ -166,11 +166,11 @@ def prepare(
     model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
     if scheduler is not None:
         scheduler = accelerator.prepare(scheduler)
-    return Work(model, optimizer, scheduler, train_batches, eval_batches, num_steps)
+    return Prepared(model, optimizer, scheduler, train_batches, eval_batches, num_steps)
 
 
 def train_epochs(
-    accelerator: Accelerator, program: dict[str, Any], settings: dict[str, Any], work: Work
+    accelerator: Accelerator, program: dict[str, Any], settings: dict[str, Any], prepared: Prepared
 ) -> tuple[list[float], str, dict[str, Any]]:
     """Train; return each step's loss, a digest of the examples in each step, and what was counted. Collective.
 
@@ -180,21 +180,21 @@ def train_epochs(
     rate = settings["sgd_learning_rate" if program["optimizer"] == "sgd" else "learning_rate"]
     losses, drawn = [], hashlib.sha256()
     loss_sum, indices, micro_steps = 0.0, [], 0
-    work.model.train()
+    prepared.model.train()
     for _ in range(settings["epochs"]):
-        for batch in work.train_batches:
-            if work.scheduler is None:
-                for group in work.optimizer.param_groups:
-                    group["lr"] = rate * schedule(micro_steps // accumulation + 1, work.num_steps, settings)
-            with accelerator.accumulate(work.model):
-                loss = bert_imdb.loss(work.model(**bert_imdb.inputs(batch)), batch)
+        for batch in prepared.train_batches:
+            if prepared.scheduler is None:
+                for group in prepared.optimizer.param_groups:
+                    group["lr"] = rate * schedule(micro_steps // accumulation + 1, prepared.num_steps, settings)
+            with accelerator.accumulate(prepared.model):
+                loss = bert_imdb.loss(prepared.model(**bert_imdb.inputs(batch)), batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients and program["clip_grad_norm"]:
-                    accelerator.clip_grad_norm_(work.model.parameters(), program["clip_grad_norm"])
-                work.optimizer.step()
-                if work.scheduler is not None:
-                    work.scheduler.step()
-                work.optimizer.zero_grad()
+                    accelerator.clip_grad_norm_(prepared.model.parameters(), program["clip_grad_norm"])
+                prepared.optimizer.step()
+                if prepared.scheduler is not None:
+                    prepared.scheduler.step()
+                prepared.optimizer.zero_grad()
             micro_steps += 1
             loss_sum += accelerator.gather(loss.detach().float()).double().mean().item()
             indices += accelerator.gather(batch["index"]).tolist()
@@ -205,7 +205,7 @@ def train_epochs(
     counts = {
         "micro_steps": micro_steps,
         "sequences_per_program_step": sequences,
-        "scheduler_steps": None if work.scheduler is None else work.scheduler.scheduler.last_epoch,
+        "scheduler_steps": None if prepared.scheduler is None else prepared.scheduler.scheduler.last_epoch,
     }
     return losses, drawn.hexdigest(), counts
 
