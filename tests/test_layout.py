@@ -111,6 +111,7 @@ def test_deciding_claims_loads_no_page_code():
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
+@pytest.mark.launches
 def test_sorting_strategies_loads_no_drawing():
     code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
     done = launching.attempt(["python", "-c", code])
