@@ -18,7 +18,7 @@ import launching
 import pytest
 
 # Fixtures made by `launching.once`: the tests that use one launch by that, and wait for it together, on one worker.
-MADE_ONCE = {"site", "run_small", "one_process_instead_of_two"}
+MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

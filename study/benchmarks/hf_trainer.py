@@ -160,8 +160,8 @@ def train(run: Run, result: Path) -> None:
     trainer = Ordered(model, settings, train_dataset=examples, callbacks=[Clock()])
     trainer.train()
 
-    found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, run)
-    proof.verify(found, run)
+    proved = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, run)
+    proof.verify(proved, run)
     if len(ends) != config.num_steps:
         raise RuntimeError(f"Trainer took {len(ends)} steps, the run asks for {config.num_steps}")
     mean_losses = torch.stack(losses).double()
@@ -174,7 +174,7 @@ def train(run: Run, result: Path) -> None:
             {
                 **speed(ends, config.timing_warmup_steps, config.global_batch_size),
                 "losses": mean_losses.tolist(),
-                "proof": engine.model_dump(mode="json"),
+                "proof": proved.model_dump(mode="json"),
             },
         )
     if dist.is_initialized():
