@@ -194,8 +194,8 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
         raise Refusal(describe(error)) from None
 
 
-def _options() -> list[click.Option]:
-    options = [
+def _options() -> list[click.Parameter]:
+    options: list[click.Parameter] = [
         click.Option(["--preset"], metavar="NAME", help=f"values to start from: {', '.join(PRESETS)} [default: smoke]")
     ]
     for name, field in RunConfig.model_fields.items():

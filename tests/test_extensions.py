@@ -127,7 +127,7 @@ def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools)
     lock = put_lock(folder, "pin_memory")
     message = refusal("async_io", "cpu_adam")
     assert str(lock) in message
-    command = message.rpartition("delete it: ")[2]
+    command = message.rpartition("run: ")[2]
     subprocess.run(["/bin/sh", "-c", f"PATH=/usr/bin:/bin; {command}"], check=True)
     assert not lock.exists()
     extensions.check({"async_io", "cpu_adam"})

@@ -204,7 +204,6 @@ def test_help_lists_every_command():
     assert described == {name.split()[0] for name in commands()}
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize("name", commands())
 def test_command_has_help(name, capsys):
     assert cli.run([*name.split(), "--help"]) == 0

@@ -94,8 +94,9 @@ def _plain(name: str) -> str:
 
 
 @pytest.fixture
-def plain_results() -> dict[str, tuple[int, str, str]]:
-    return json.loads((launching.once("plain-install", _run_all) / "results.json").read_text())
+def plain_install() -> dict[str, tuple[int, str, str]]:
+    """Status, stdout and stderr of each command."""
+    return json.loads((launching.once("plain", _run_all) / "results.json").read_text())
 
 
 def _run_all(folder: Path) -> None:
@@ -114,8 +115,8 @@ def _run_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "extra"), COMMANDS.items())
-def test_a_command_works_or_names_the_extra(line, extra, plain_results):
-    status, out, err = plain_results[line]
+def test_a_command_works_or_names_the_extra(line, extra, plain_install):
+    status, out, err = plain_install[line]
     if extra is None:
         assert (status, err) == (0, "")
         assert out

@@ -295,7 +295,7 @@ def test_what_cannot_run_here(name, flags, expected):
 
 def test_without_deepspeed(monkeypatch):
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    assert checking("zero2") == "zero2 needs deepspeed, which is not installed; `make setup` installs it"
+    assert checking("zero2") == "zero2 needs deepspeed, which is not installed; run: make setup"
     checks.check(make_run(build_config(), shipped("ddp"), 2))
 
 

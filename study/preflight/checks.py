@@ -36,7 +36,7 @@ def _check_strategy(run: Run) -> None:
     config, strategy, where = run.config, run.strategy, run.strategy.path
     if strategy.distributed_type == "NO" and run.world_size != 1:
         raise Refusal(
-            f"{where}: distributed_type NO runs one process, asked for {run.world_size}; take another strategy"
+            f"{where}: distributed_type NO runs one process, the run asks for {run.world_size}; take another strategy"
         )
     strategy.check_json_is_seen()
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
@@ -80,26 +80,32 @@ def _check_precision(run: Run) -> None:
         raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")
 
 
+def _gpus(number: int) -> str:
+    return f"{number} GPU is" if number == 1 else f"{number} GPUs are"
+
+
 def _check_devices(run: Run) -> None:
     """Refuse more ranks than GPUs, and what a CPU cannot do."""
     num_gpus = _num_gpus()
     if num_gpus and run.world_size > num_gpus * run.num_machines and not run.config.share_device:
         each = f" on this one of {run.num_machines} machines" if run.num_machines > 1 else ""
         raise Refusal(
-            f"{run.world_size} processes asked, {num_gpus} GPU(s) found{each}; pass --num_processes "
+            f"the run asks for {run.world_size} processes, {_gpus(num_gpus)} found{each}; pass --num_processes "
             f"{num_gpus * run.num_machines}, or --share-device"
         )
     if run.strategy.distributed_type == "FSDP" and not num_gpus:
-        raise Refusal(f"{run.strategy.name} needs GPUs: on a CPU accelerate does not shard and trains something else")
+        raise Refusal(
+            f"{run.strategy.name} needs GPUs: on a CPU accelerate trains without sharding; take ddp or a zero strategy"
+        )
 
 
 def _check_packages(run: Run) -> None:
     """Refuse what needs a package that is not installed."""
     if run.strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed; `make setup` installs it")
+        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed; run: make setup")
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
-        raise Refusal(f"--log-with {tracker}: the package is not installed; `pip install {tracker}`")
+        raise Refusal(f"--log-with {tracker}: the package is not installed; run: pip install {tracker}")
 
 
 def _check_swap_dir(run: Run) -> None:
@@ -109,9 +115,9 @@ def _check_swap_dir(run: Run) -> None:
     if not run.strategy.offloads_to_nvme:
         raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe; remove the flag")
     if not swap_dir.is_dir():
-        raise Refusal(f"--swap-dir {swap_dir}: no such folder; make it on the disk to be measured")
+        raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist; make it on the disk to be measured")
     if not is_writable(swap_dir):
-        raise Refusal(f"--swap-dir {swap_dir}: not writable by this user; choose another folder")
+        raise Refusal(f"--swap-dir {swap_dir}: this user cannot write there; choose another folder")
 
 
 def check_folder(folder: Path) -> None:

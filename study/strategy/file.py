@@ -348,7 +348,10 @@ def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedF
 
 def _check_is_seen(yaml_path: Path, path: Path) -> None:
     if not path.is_file():
-        raise Refusal(f"{yaml_path}: deepspeed_config_file {path} is not a file seen from {Path.cwd()}; start there")
+        raise Refusal(
+            f"{yaml_path}: deepspeed_config_file {path} does not exist as seen from {Path.cwd()}; start in the folder "
+            "that it is relative to"
+        )
 
 
 def _known_keys(error: ValidationError) -> str:
