@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from study import cli
 from study.errors import Refusal
 from study.models import SIZES
 from study.planner import accuracy
@@ -159,16 +160,16 @@ def test_the_benchmark_judges_rows_of_a_file(tmp_path, capsys):
     lines = measured_by_others.THROUGHPUT.read_text().splitlines()
     path, output = tmp_path / "rows.csv", tmp_path / "result.json"
     path.write_text("\n".join(lines[:4]) + "\n")
-    assert accuracy.main([str(path), "--output", str(output)]) == 0
+    assert cli.run(["accuracy", str(path), "--output", str(output)]) == 0
     assert "3 rows: median" in capsys.readouterr().out
     written = json.loads(output.read_text())
     assert [entry["published"] for entry in written["rows"]] == [156735, 136334, 130535]
     assert "fit" not in written
     with pytest.raises(Refusal, match="No such file"):
-        accuracy.main([str(tmp_path / "absent.csv")])
+        cli.run(["accuracy", str(tmp_path / "absent.csv")])
     path.write_text(lines[0] + "\n")
     with pytest.raises(Refusal, match="no row to judge by; give rows with the columns of mpt_throughput"):
-        accuracy.main([str(path)])
+        cli.run(["accuracy", str(path)])
 
 
 # ---------------------------------------------------------------- physics
