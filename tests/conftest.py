@@ -18,7 +18,7 @@ import launching
 import pytest
 
 # Fixtures made by `launching.once`: the tests that use one launch by that.
-MADE_ONCE = {"site", "run_small", "one_process_instead_of_two"}
+MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "of_a_plain_install"}
 
 # The files that take 20 s or more, longest first: workers take whole files, and end together.
 LONGEST = [

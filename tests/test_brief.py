@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import launching
+import pytest
 import synthetic
 from test_parity import CLIPPED
 
 from study.compare import brief
 
 
+@pytest.mark.launches
 def test_five_lines_of_a_real_run():
     run = launching.run("zero3_cpu_offload", **CLIPPED)
     lines = dict(line.split(maxsplit=1) for line in brief.text(run.run_dir).splitlines())
@@ -26,6 +28,7 @@ def test_five_lines_of_a_real_run():
     assert lines["next"].startswith("zero-study train --strategy ddp; then both: zero-study compare ")
 
 
+@pytest.mark.launches
 def test_what_was_not_measured_is_said():
     text = brief.text(launching.run("ddp", **CLIPPED, measure=False).run_dir)
     assert text.count("not measured (--no-measure)") == 2

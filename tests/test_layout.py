@@ -102,6 +102,7 @@ def test_import_needs_neither_torch_nor_pages(name):
 
 
 @pytest.mark.launches
+@pytest.mark.launches
 def test_deciding_claims_loads_no_page_code():
     code = (
         "import sys; from study.claims import verdicts; assert verdicts.decide_all()\n"
@@ -111,6 +112,7 @@ def test_deciding_claims_loads_no_page_code():
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
+@pytest.mark.launches
 def test_sorting_strategies_loads_no_drawing():
     code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
     done = launching.attempt(["python", "-c", code])
@@ -203,7 +205,6 @@ def test_help_lists_every_command():
     assert described == {name.split()[0] for name in commands()}
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize("name", commands())
 def test_command_has_help(name, capsys):
     assert cli.run([*name.split(), "--help"]) == 0

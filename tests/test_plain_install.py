@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import launching
 import pytest
@@ -92,25 +93,29 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, tuple[int, str, str]]:
+@pytest.fixture
+def of_a_plain_install() -> dict[str, tuple[int, str, str]]:
+    return json.loads((launching.once("plain-install", run_commands) / "results.json").read_text())
+
+
+def run_commands(folder: Path) -> None:
     hidden = sorted(set.union(*modules_of_extras().values()))
     assert {"torch", "pandas", "scipy", "matplotlib", "markdown_it", "papermill"} <= set(hidden)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps([hidden, list(COMMANDS)]),
-        cwd=tmp_path_factory.mktemp("plain"),
+        cwd=folder,
         env=launching.environment(),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    (folder / "results.json").write_text(done.stdout)
 
 
 @pytest.mark.parametrize(("line", "extra"), COMMANDS.items())
-def test_a_command_works_or_names_the_extra(line, extra, results):
-    status, out, err = results[line]
+def test_a_command_works_or_names_the_extra(line, extra, of_a_plain_install):
+    status, out, err = of_a_plain_install[line]
     if extra is None:
         assert (status, err) == (0, "")
         assert out
@@ -151,6 +156,7 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
         files.require_clone("these")
 
 
+@pytest.mark.launches
 def test_a_wheel_holds_what_commands_read(tmp_path):
     """Built of a copy, since a build leaves folders in its source."""
     for name in ("study", "accelerate_configs"):

@@ -157,6 +157,7 @@ def test_flags_of_the_launcher_override_the_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.launches
 def test_settings_that_nothing_reads():
     """training_args.deepspeed = {...} after TrainingArguments(...) was built: the trainer uses no such arguments."""
     for path in [
