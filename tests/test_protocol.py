@@ -234,14 +234,14 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
         ("from study.errors import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
         ("raise ValueError('no sense')", RunFailed, "^published, repeat 1: ValueError: no sense$"),
         ("raise SystemExit(3)", RunFailed, "^published, repeat 1: ended with status 3$"),
-        ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s$"),
+        ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s; try a smaller"),
     ],
 )
 def test_a_start_that_does_not_end_well_says_why_in_one_line(code, error, message, monkeypatch, tmp_path):
     program = tmp_path / "study_of_errors.sh"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(experiment.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(experiment, "TIMEOUT_SECONDS", 3)
     with pytest.raises(error, match=message):
         experiment._start(build_config("paper"), None, "published", 1, tmp_path)

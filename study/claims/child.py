@@ -55,12 +55,12 @@ def fixtures(through: str) -> dict[str, Any]:
     import torch
     import transformers
 
-    from study.workloads import sources
+    from study.workloads import synthetic
 
     torch.set_num_threads(1)
-    tokenizer = sources.synthetic_tokenizer("bert-imdb")
+    tokenizer = synthetic.tokenizer("bert-imdb")
     config = transformers.BertConfig(vocab_size=len(tokenizer), num_labels=2, **SIZES)
-    texts, labels = sources.synthetic_reviews()
+    texts, labels = synthetic.reviews()
     chosen = torch.randperm(len(texts), generator=torch.Generator().manual_seed(SEED)).tolist()
     tokens = tokenizer(
         [texts[i] for i in chosen[: REVIEWS + 16]], padding="max_length", truncation=True, max_length=LENGTH

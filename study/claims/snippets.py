@@ -184,10 +184,9 @@ def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> in
     file.write_text(yaml.safe_dump(content))
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += ["--main_process_port", "0", "--module", child.__name__, str(place)]
-    bind = [sys.executable, "-I", "-S", bound.__file__, str(os.getpid())]
     with (
         open(place / "stderr-0.log", "w") as stderr,
-        subprocess.Popen([*bind, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
+        subprocess.Popen(bound.command(command), cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
     ):
         try:
             return process.wait(TIMEOUT_SECONDS)

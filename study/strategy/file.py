@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -27,15 +25,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from study.errors import Refusal, describe
-from study.files import ROOT, read_yaml
+from study.files import ROOT, Written, read_yaml
 
 CONFIGS = ROOT / "accelerate_configs"
 
 Device = Literal["none", "cpu", "nvme"]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _number_or_auto(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -53,7 +47,7 @@ OrAuto = WrapValidator(_number_or_auto)  # only where the study fills "auto" in
 Count = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0)]
 
 
-class _DeepSpeedSection(_Strict):
+class _DeepSpeedSection(Written):
     """The deepspeed_config section of an accelerate file, without the keys that accelerate drops."""
 
     deepspeed_config_file: str | None = None
@@ -68,7 +62,7 @@ class _DeepSpeedSection(_Strict):
     deepspeed_hostfile: str | None = None
 
 
-class _FSDPSection(_Strict):
+class _FSDPSection(Written):
     """The fsdp_config section of an accelerate file; a key left out would be the launcher's default, made for FSDP1."""
 
     fsdp_version: Literal[2]
@@ -79,7 +73,7 @@ class _FSDPSection(_Strict):
     fsdp_state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
 
 
-class _AccelerateFile(_Strict):
+class _AccelerateFile(Written):
     """An accelerate file as the study allows it: how a run is distributed, nothing about what is trained."""
 
     compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
@@ -142,7 +136,7 @@ class _AccelerateFile(_Strict):
 # DeepSpeed's own default; null cannot be written.
 
 
-class _OffloadOptimizer(_Strict):
+class _OffloadOptimizer(Written):
     device: Device = "none"
     buffer_count: Count = None
     pin_memory: bool = None
@@ -152,7 +146,7 @@ class _OffloadOptimizer(_Strict):
     ratio: float = Field(None, ge=0, le=1)
 
 
-class _OffloadParam(_Strict):
+class _OffloadParam(Written):
     device: Device = "none"
     buffer_count: Count = None
     buffer_size: Annotated[Count, OrAuto] = None
@@ -160,7 +154,7 @@ class _OffloadParam(_Strict):
     pin_memory: bool = None
 
 
-class _ZeroSection(_Strict):
+class _ZeroSection(Written):
     stage: Literal[0, 1, 2, 3]
     contiguous_gradients: bool = None
     reduce_scatter: bool = None
@@ -199,7 +193,7 @@ class _ZeroSection(_Strict):
         return value
 
 
-class _AioSection(_Strict):
+class _AioSection(Written):
     block_size: Annotated[Count, Field(gt=0)] = None
     queue_depth: Annotated[Count, Field(gt=0)] = None
     intra_op_parallelism: Annotated[Count, Field(gt=0)] = None
@@ -208,7 +202,7 @@ class _AioSection(_Strict):
     use_gds: bool = None
 
 
-class _DeepSpeedFile(_Strict):
+class _DeepSpeedFile(Written):
     zero_optimization: _ZeroSection
     aio: _AioSection = None
     gradient_accumulation_steps: Annotated[int, Field(ge=1), OrAuto] = "auto"
