@@ -13,8 +13,8 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
-	@echo "make test         make the environment, then run the tests (9 min on two cores)"
-	@echo "make test-fast    run the tests that start no other Python: no training, no command, no notebook (1 min)"
+	@echo "make test         make the environment, then run the tests, one worker a core"
+	@echo "make test-fast    run the tests that start no other Python: no training, no command, no notebook (a minute)"
 	@echo "make lint         check style and format"
 	@echo "make types        check types"
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"

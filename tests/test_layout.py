@@ -102,6 +102,7 @@ def test_import_needs_neither_torch_nor_pages(name):
 
 
 @pytest.mark.launches
+@pytest.mark.launches
 def test_deciding_claims_loads_no_page_code():
     code = (
         "import sys; from study.claims import verdicts; assert verdicts.decide_all()\n"
