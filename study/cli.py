@@ -132,31 +132,23 @@ def zero_study() -> None:
 )
 def _train(strategy: str, num_processes: int | None, timeout: int | None, **options: Any) -> int:
     """Check, launch and record one run."""
+    from study.compare import brief
     from study.preflight import checks
-    from study.run import default_output_dir
-    from study.running import launch, studies
-    from study.training import request
+    from study.run import make_run
+    from study.running import launch
 
-    flags = config.given(options)
     chosen = file.read_strategy(file.find_strategy(strategy))
-    num_processes = num_processes or chosen.num_processes
-    asked = config.build_config(**flags)
-    run_dir = asked.output_dir or default_output_dir(asked, request.Launch(chosen, num_processes, chosen.num_machines))
-    checks.check_output_dir(run_dir)
-    checks.check(asked, chosen, num_processes, chosen.num_machines)
+    asked = config.build_config(**config.given(options))
+    run = make_run(asked, chosen, num_processes or chosen.num_processes, chosen.num_machines)
+    checks.check_folder(run.folder)
+    checks.check(run)
 
-    flags.pop("output_dir", None)  # `launch` is given it
-    ended = launch.launch(
-        chosen.path,
-        num_processes,
-        studies.Run("", "", 1, flags).arguments(),
-        run_dir,
-        timeout,
-        lambda line: print(f"  {line}", flush=True),
-    )
+    ended = launch.launch(run, timeout, lambda line: print(f"  {line}", flush=True))
     if ended.status == "misconfigured" and ended.record_path is None:
         raise Refusal(ended.message)
     print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
+    if ended.status == "ok":
+        print(brief.text(run.folder))
     if ended.status == "crashed":
         print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1
@@ -183,8 +175,9 @@ def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout:
     from study.running import plan, studies
 
     chosen = studies.find(study)
-    runs = plan.select(chosen, data_dir, only)
-    print(plan.show(plan.make(chosen, runs, runs_dir / chosen.name, timeout)))
+    folder = runs_dir / chosen.name
+    runs = plan.select(chosen, data_dir, only, folder)
+    print(plan.show(plan.make(chosen, runs, folder, timeout)))
 
 
 @zero_study.command("run")
@@ -207,10 +200,11 @@ def _run(
     from study.running import plan, runner, studies
 
     chosen = studies.find(study)
-    runs = plan.select(chosen, data_dir, only)
+    folder = runs_dir / chosen.name
+    runs = plan.select(chosen, data_dir, only, folder)
     _require("torch")  # a plan does without it, no run does
     slot_seconds = math.inf if minutes is None else 60.0 * minutes
-    return runner.run(chosen, runs, runs_dir / chosen.name, timeout, fail_fast, slot_seconds)
+    return runner.run(chosen, runs, folder, timeout, fail_fast, slot_seconds)
 
 
 @zero_study.command("extensions")
@@ -413,12 +407,13 @@ def _claims(source: str | None, verdict: str | None, as_json: bool, check: bool,
     """
     import json
 
+    from study.claims import say
+
     if check or write:
         if source or verdict or as_json or (check and write):
             raise Refusal("--check and --write decide every claim; give one of them alone")
         require_clone("the records that claims are decided by")
         return _decide_claims(write)
-    from study.claims import say
 
     claims = say.committed(source, verdict)
     print(json.dumps(say.content(claims), indent=1, ensure_ascii=False) if as_json else say.text(claims))

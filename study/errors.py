@@ -1,4 +1,4 @@
-"""How is a request refused? One line for the user: what is wrong, where, and what to do."""
+"""How does a request or a run end that cannot go on? One line for the user: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
 
 
+class Failed(RuntimeError):
+    """The run did not train to a result: a loss that is NaN or infinite, parameters that did not move."""
+
+
+class Interrupted(BaseException):
+    """SIGTERM or SIGINT arrived."""
+
+
 class RunFailed(RuntimeError):
-    """A process that a command started did not end well, so the command has no result: exit status 1."""
+    """A process that a program of the study started did not end well; its message says which, and how."""
 
 
 class refusing:

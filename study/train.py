@@ -7,39 +7,36 @@ Exit status: 0 the record is complete and ok; 1 the run failed, and the record s
 
 from __future__ import annotations
 
+import gc
 import math
 import os
-import shutil
 import signal
 import sys
 import time
 import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from study.config import RunConfig, build_config, parse_flags
-from study.errors import Refusal
-from study.preflight import extensions
-from study.preflight.checks import check, check_output_dir
-from study.run import default_output_dir, remove_swap_folder
+from study.compare import brief
+from study.config import build_config, parse_flags
+from study.errors import Failed, Interrupted, Refusal
+from study.preflight import checks, extensions
 from study.running import bound
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
-from study.training.accelerators import build_accelerator
+from study.training.built import Built, build
 from study.training.gradient_norm import gradient_norm_reader
-from study.training.journal import SMALLEST_SWAP_BYTES, Built, Failed, Interrupted, Journal
-from study.training.request import Launch, read_launch
-
-if TYPE_CHECKING:
-    pass
+from study.training.journal import SMALLEST_SWAP_BYTES, Journal
+from study.training.request import requested_run
+from study.training.screen import LibraryWarnings, tell_launcher
 
 
 def main() -> None:
     """Run, and end in a way that cannot turn a finished run into a failed one."""
-    bound.die_with_parent()  # where the launcher has ended before, `read_launch` finds none and refuses
+    gc.disable()  # until `build` has imported: a quarter of the seconds of which would go into finding no garbage
+    bound.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
-    status = 0
+    status, cause = 0, None
     local_rank = os.environ.get("LOCAL_RANK", "0")  # as it was launched
     try:
         run(sys.argv[1:])
@@ -48,17 +45,19 @@ def main() -> None:
             # Rank 0 has the word, and the launcher ends all ranks once one has ended; unless only this one refuses.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2)
-        print(f"{REFUSED}{refusal}", file=sys.stderr)
-        status = 2
+        status, cause = 2, f"{REFUSED}{refusal}"
+        print(cause, file=sys.stderr)
     except (Failed, Interrupted) as failure:
+        status, cause = 1, f"{FAILED}{failure}"
         if local_rank == "0":
-            print(f"{FAILED}{failure}", file=sys.stderr)
-        status = 1
-    except Exception:
+            print(cause, file=sys.stderr)
+    except Exception as error:
+        status, cause = 1, f"{FAILED}{type(error).__name__}: {error}"
         traceback.print_exc()
-        status = 1
     except SystemExit as end:  # --help
         status = int(end.code or 0)
+    if cause is not None:
+        tell_launcher(cause)
     sys.stdout.flush()
     sys.stderr.flush()
     # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
@@ -74,17 +73,18 @@ def _interrupt(number: int, _: Any) -> None:
 def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
     extensions.use_own_folder()
+    extensions.look_at_the_processor_once()
     os.environ.update(QUIET | dict(os.environ))
-    config = build_config(**parse_flags(arguments))
-    launch = read_launch()
-    run_dir = config.output_dir or default_output_dir(config, launch)
-    check_output_dir(run_dir)
-    check(config, launch.strategy, launch.num_processes, launch.num_machines)
+    library_warnings = LibraryWarnings()
+    asked = requested_run(build_config(**parse_flags(arguments)))
+    checks.check_folder(asked.folder)
+    checks.check(asked)
 
-    journal = Journal(config, launch, run_dir, arguments)
+    journal = Journal(asked)
     try:
-        built = build(config, launch, run_dir)
+        built = build(asked)
         journal.open(built)
+        library_warnings.write_to(asked.folder)
         train(built, journal)
         finish(built, journal)
     except Refusal:
@@ -92,86 +92,8 @@ def run(arguments: list[str]) -> None:
         raise
     except BaseException as error:
         journal.fail(error)
+        library_warnings.write_to(asked.folder)
         raise
-
-
-def build(config: RunConfig, launch: Launch, run_dir: Path) -> Built:
-    """Build everything, and refuse to go on unless the engine is what was asked for."""
-    import torch
-    import transformers
-    from accelerate.utils import gather_object
-    from torch.utils.data import DataLoader
-
-    from study.training import proof, weights
-    from study.training.measure.memory import PhaseMemory
-    from study.training.order import TrainingOrder
-    from study.workloads import WORKLOADS, load_metric
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    accelerator = build_accelerator(config, launch, launch.num_processes, run_dir)
-    if accelerator.num_processes != launch.num_processes:
-        raise Refusal(
-            f"world_size: the run asks for {launch.num_processes}, the engine has {accelerator.num_processes}; "
-            f"change distributed_type in {launch.strategy.path}"
-        )
-    micro_batch_size, accumulation = config.batches(launch.num_processes)
-    accelerator.print(
-        f"{config.workload} {config.size} under {launch.strategy.name}: {launch.num_processes} process(es) x "
-        f"{micro_batch_size} sequence(s) x {accumulation} micro step(s) = {config.global_batch_size} sequences of "
-        f"{config.sequence_length} tokens a step, {config.num_steps} steps, {config.precision}"
-    )
-
-    if accelerator.is_main_process:  # what an unfinished run left here is not this one's
-        for stale in [run_dir / "steps.jsonl", *run_dir.glob("failure-rank*.json")]:
-            stale.unlink(missing_ok=True)
-        shutil.rmtree(run_dir / "initial_weights", ignore_errors=True)
-        remove_swap_folder(config, launch.strategy, run_dir)
-    workload = WORKLOADS[config.workload]
-    splits = workload.load(config)
-    memory = PhaseMemory(accelerator.device, config.measure)
-    memory.begin("built")
-    model = weights.build_model(accelerator, workload, config, splits, launch.strategy, run_dir)
-    if config.activation_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW(
-        weights.parameter_groups(model, config.weight_decay),
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-    order = TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
-    pinned = accelerator.device.type == "cuda"
-    train_batches = DataLoader(splits.train, micro_batch_size, sampler=order, pin_memory=pinned)
-    eval_batches = DataLoader(splits.evaluation, micro_batch_size, pin_memory=pinned)
-
-    memory.begin("prepared")
-    model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
-    found = proof.read_back(accelerator, model, optimizer, config, launch)
-    proof.verify(found, config, launch, run_dir)
-    gpus = gather_object([proof.gpu_of(accelerator.device)])
-    found = found.model_copy(update={"num_gpus": proof.verify_gpus(gpus, config, launch)})
-    memory.begin(None)
-    # Dropout's stream starts here, whatever random numbers building the model took.
-    torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)
-    return Built(
-        config=config,
-        launch=launch,
-        run_dir=run_dir,
-        accelerator=accelerator,
-        workload=workload,
-        splits=splits,
-        model=model,
-        optimizer=optimizer,
-        train_batches=train_batches,
-        eval_batches=eval_batches,
-        metric=load_metric(workload.METRIC) if accelerator.is_main_process else None,
-        memory=memory,
-        proof=found,
-        initial_parameters=weights.checksum(model),
-        planned_tokens=sum(int(splits.train[i]["attention_mask"].sum()) for i in order),
-    )
 
 
 def train(built: Built, journal: Journal) -> None:
@@ -183,9 +105,9 @@ def train(built: Built, journal: Journal) -> None:
     from study.training.measure.energy import energy_joules
     from study.training.measure.memory import swap_traffic
 
-    config, accelerator, workload = built.config, built.accelerator, built.workload
+    config, accelerator, workload = built.run.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
-    _, accumulation = config.batches(accelerator.num_processes)
+    accumulation = built.run.gradient_accumulation_steps
     clip_and_measure_norm = gradient_norm_reader(accelerator, model, config)
     now = make_clock(accelerator.device)
     batches = iter(built.train_batches)
@@ -279,7 +201,7 @@ def finish(built: Built, journal: Journal) -> None:
     from study.training.measure import clock
     from study.training.measure.flops import model_flops_per_sequence
 
-    config, accelerator, observer = built.config, built.accelerator, journal.observer
+    config, accelerator, observer = built.run.config, built.accelerator, journal.observer
     built.memory.begin(None)
     final = weights.checksum(built.model)
     tokens = sum(line["tokens"] for line in journal.lines)
@@ -298,18 +220,18 @@ def finish(built: Built, journal: Journal) -> None:
     proof = observer.proof
     if proof.moment_dtypes not in (None, ["float32"]):
         raise Failed(f"moment_dtypes: the study's AdamW keeps ['float32'], the engine has {proof.moment_dtypes}")
-    if built.launch.strategy.offloads_to_nvme:
+    if built.run.strategy.offloads_to_nvme:
         read, written = ([rank["swapped"][i] for rank in ranks] for i in (0, 1))
         if min(written) < SMALLEST_SWAP_BYTES:
             raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
         proof = proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
     if config.save_model:
-        weights.save(built.model, built.run_dir / "checkpoints", accelerator.is_main_process)
+        weights.save(built.model, built.run.folder / "checkpoints", accelerator.is_main_process)
     for tracker in accelerator.trackers:
         tracker.finish()
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        remove_swap_folder(config, built.launch.strategy, built.run_dir)
+        built.run.remove_swap_folder()
         with weights.unpartitioned():
             flops = model_flops_per_sequence(built.workload, config, built.splits)
         journal.write(
@@ -326,7 +248,7 @@ def finish(built: Built, journal: Journal) -> None:
             samples=sum(line["samples"] for line in journal.lines),
             timing=clock.summarize(journal.lines, config.timing_warmup_steps, observer.probed_steps),
         )
-        print(f"{built.run_dir / 'record.json'}: final loss {journal.lines[-1]['loss']:.4f}", flush=True)
+        print(brief.text(built.run.folder), flush=True)
     accelerator.wait_for_everyone()
 
 

@@ -22,19 +22,17 @@ OUT_OF_MEMORY = {"step": 1, "error": "OutOfMemoryError: CUDA out of memory. Trie
 
 def prepare(path, runs, endings=None):
     """Write RUNS.json for these planned runs; `endings` by run id, "ok" for the others."""
-    from study.config import build_config
-
     template = json.loads((HERE.parent / "fixtures" / "records" / "auto-ddp.json").read_text())
     content = {}
     for run in runs:
-        config = build_config(**run.flags)
+        config = run.config
         names = ("workload", "size", "seed")
         record = {
             **template,
             **{name: getattr(config, name) for name in names},
             "run_id": run.run_id,
-            "strategy": run.strategy,
-            "world_size": run.num_processes,
+            "strategy": run.strategy.name,
+            "world_size": run.world_size,
             "config": config.model_dump(mode="json"),
             "steps_sha256": None,
         }
@@ -44,7 +42,7 @@ def prepare(path, runs, endings=None):
 
 def command(path):
     """What to put in the place of `launch.command`."""
-    return lambda config_file, num_processes, flags: [sys.executable, "-I", "-S", str(HERE), str(path), *flags]
+    return lambda run: [sys.executable, "-I", "-S", str(HERE), str(path), *run.arguments()]
 
 
 def loss(seed, step):

@@ -45,7 +45,7 @@ def start(study: studies.Study, folder: Path) -> int:
     if not child:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
-        os._exit(runner.run(study, studies.runs(study), folder, timeout_seconds=60, fail_fast=False))
+        os._exit(runner.run(study, studies.runs(study, folder=folder), folder, timeout_seconds=60, fail_fast=False))
     return child
 
 

@@ -1,22 +1,28 @@
-"""Starts real runs for tests: the one helper that does, so that tests share launches, which cost seconds each."""
+"""Starts real runs for tests: the one helper that does, so that tests share launches, which cost seconds each.
+
+They share them in a folder of the test session, so that workers of pytest-xdist do as well.
+"""
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from filelock import FileLock
+
+from study.config import build_config
 from study.records import schema
 from study.records.schema import Record
+from study.run import as_words, make_run
 from study.running.launch import command
-from study.running.studies import Run as PlannedRun
-from study.strategy.file import find_strategy
+from study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 300
@@ -24,8 +30,10 @@ TIMEOUT_SECONDS = 300
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.
 DEFAULTS: dict[str, Any] = {"max_steps": 8, "num_train_examples": 64, "num_eval_examples": 16, "learning_rate": 1e-3}
 
-_finished: dict[tuple[Any, ...], Run | Exception] = {}
-_session_folder: Path | None = None
+session_folder = Path()  # which conftest.py makes and deletes
+
+_may_launch = True  # whether the test that runs is marked `launches`
+_has_launched = False
 
 
 @dataclass(frozen=True)
@@ -40,16 +48,35 @@ class Run:
 def run(strategy: str | Path, num_processes: int = 2, **flags: Any) -> Run:
     """Return the run of a strategy (its name or its file) with these flags; started once for a whole test session."""
     flags = {**DEFAULTS, **flags}
-    key = (str(strategy), num_processes, *sorted((name, str(value)) for name, value in flags.items()))
-    if key not in _finished:
-        try:
-            _finished[key] = _start(find_strategy(str(strategy)), num_processes, flags)
-        except Exception as error:  # told to every test that wants the run, without starting it again
-            _finished[key] = error
-    found = _finished[key]
-    if isinstance(found, Exception):
-        raise found
-    return found
+    config_file = find_strategy(str(strategy))
+    key = repr((str(strategy), num_processes, *sorted((name, str(value)) for name, value in flags.items())))
+    name = f"{config_file.stem}-{num_processes}x-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    run_dir = once(name, lambda folder: _start(config_file, num_processes, flags, folder))
+    record = schema.read(run_dir)
+    assert record.status == "ok"
+    assert record.world_size == record.proof.world_size == num_processes
+    return Run(record, schema.read_steps(run_dir), run_dir)
+
+
+def once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that `make` has filled, once for a whole test session: other workers wait for the first.
+
+    Where it fails, every test that wants the folder gets to know why, and none tries again.
+    """
+    use()
+    folder, done, failed = (session_folder / f"{name}{suffix}" for suffix in ("", ".done", ".failed"))
+    with FileLock(session_folder / f"{name}.lock"):
+        if failed.exists():
+            raise AssertionError(failed.read_text())
+        if not done.exists():
+            folder.mkdir()
+            try:
+                make(folder)
+            except Exception as error:
+                failed.write_text(f"{type(error).__name__}: {error}")
+                raise
+            done.touch()
+    return folder
 
 
 def attempt(
@@ -88,12 +115,34 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
 
 def words(flags: Mapping[str, Any]) -> list[str]:
     """Flags as train.py takes them: {"max_steps": 8, "measure": False} is --max-steps 8 --no-measure."""
-    return PlannedRun("", "", 1, dict(flags)).arguments()
+    return as_words(flags)
 
 
-def _start(config_file: Path, num_processes: int, flags: dict[str, Any]) -> Run:
-    run_dir = _folder() / f"{len(_finished)}-{config_file.stem}-{num_processes}x"
-    arguments = command(config_file, num_processes, [*words(flags), "--output-dir", str(run_dir)])
+def begin(may_launch: bool) -> None:
+    """Begin a test, which may start another Python, or may not."""
+    global _may_launch, _has_launched
+    _may_launch, _has_launched = may_launch, False
+
+
+def use() -> None:
+    """Say that the test starts another Python, or uses what one has left; it fails where it may not."""
+    global _has_launched
+    _has_launched = True
+    if not _may_launch:
+        pytest.fail("starts another Python, or uses what one has left: mark it with @pytest.mark.launches")
+
+
+def end() -> None:
+    """End a test that has passed; it fails where it is marked and has launched nothing, or the other way round."""
+    if _has_launched and not _may_launch:  # and something has caught what `use` raised
+        pytest.fail("has tried to start another Python: mark it with @pytest.mark.launches")
+    if _may_launch and not _has_launched:
+        pytest.fail("starts no other Python: take its mark `launches` away")
+
+
+def _start(config_file: Path, num_processes: int, flags: dict[str, Any], run_dir: Path) -> None:
+    config = build_config(**flags, output_dir=run_dir)
+    arguments = command(make_run(config, read_strategy(config_file, ROOT), num_processes))
     assert arguments[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert "--config_file" in arguments  # or the user's own default leaks in
     try:
@@ -105,22 +154,8 @@ def _start(config_file: Path, num_processes: int, flags: dict[str, Any]) -> Run:
         raise AssertionError(f"{command_line}\nnot done after {TIMEOUT_SECONDS} s\n{_tail(expired.stderr)}") from None
     if done.returncode:
         raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
-    found = schema.read(run_dir)
-    assert found.status == "ok"
-    assert found.world_size == found.proof.world_size == num_processes
-    return Run(found, schema.read_steps(run_dir), run_dir)
 
 
 def _tail(output: str | bytes | None) -> str:
     text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
     return "\n".join(text.splitlines()[-40:])
-
-
-def _folder() -> Path:
-    """The folder of this test session, deleted at its end."""
-    global _session_folder
-    if _session_folder is None:
-        temporary = tempfile.TemporaryDirectory(prefix="zero-study-tests-")
-        atexit.register(temporary.cleanup)
-        _session_folder = Path(temporary.name)
-    return _session_folder

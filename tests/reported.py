@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import launching
 import nbformat
 import pytest
 
@@ -28,19 +29,17 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 """
 
-_built: list[Path] = []
 
-
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site() -> Path:
     """The folder of the site, built at the first call."""
-    if not _built:
-        folder = tmp_path_factory.mktemp("reported")
-        (folder / "sitecustomize.py").write_text(BLOCK)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-            report.build("cpu", records(), folder / "cpu")
-        _built.append(folder / "cpu")
-    return _built[0]
+    return launching.once("site", _build) / "cpu"
+
+
+def _build(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(BLOCK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        report.build("cpu", records(), folder / "cpu")
 
 
 def records() -> list[Path]:

@@ -25,7 +25,7 @@ from study.records.schema import (
     Record,
     Timing,
 )
-from study.running import studies
+from study.run import as_words
 from study.theory.case import Engine, parameter_bytes
 from study.theory.model_states import PARTS, engine_differences, paper_bytes
 from study.theory.shapes import ParameterSizes
@@ -189,7 +189,7 @@ def _command(config: RunConfig, strategy: str, world_size: int) -> list[str]:
     words += ["--num_processes", str(world_size), "study/train.py"]
     default = build_config().model_dump(mode="json")
     changed = {name: value for name, value in config.model_dump(mode="json").items() if value != default[name]}
-    return words + studies.Run("", "", world_size, changed).arguments()
+    return words + as_words(changed)
 
 
 def _steps(

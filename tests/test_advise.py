@@ -133,13 +133,22 @@ def test_what_makes_no_sense_is_refused(arguments, expected):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_config_json_without_a_key_is_refused(tmp_path):
+def test_a_config_json_may_leave_out_what_its_model_type_has_by_default(tmp_path, capsys):
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "gpt2", "n_embd": 768}')
-    with pytest.raises(Refusal, match=r"config\.json: n_"):
+    path.write_text('{"model_type": "gpt2", "n_layer": 24, "n_embd": 1024, "n_head": 16}')
+    asked = ["--gpu", "l4", "--gpus", "1"]
+    own, known = (told(capsys, "--model", model, *asked) for model in (str(path), "gpt2-medium"))
+    assert {**own, "model": "gpt2-medium"} == known
+
+
+def test_a_config_json_with_nonsense_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_embd": 0}')
+    with pytest.raises(Refusal, match=r"config\.json: n_embd is 0; give a whole number of at least 1"):
         cli.run(["advise", "--model", str(path), "--gpu", "l4", "--gpus", "1"])
 
 
+@pytest.mark.launches
 def test_exit_status_and_time_of_the_command():
     """In a process of its own: status 2 and one line, and nothing of torch or transformers."""
     command = [sys.executable, "-m", "study", "advise", "--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"]
@@ -235,4 +244,10 @@ def test_the_fewest_gpus_of_a_model(capsys):
     fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
     assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
     assert fewest["zero3"] <= fewest["zero2"]
-    assert "more than 1024" in printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b")
+    lines = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b").splitlines()
+    assert [line.split() for line in lines if line.startswith(("ddp", "single", "zero0"))] == [
+        ["single", "never"], ["zero0", "never"], ["ddp", "never"],
+    ]  # fmt: skip
+    assert lines[-1] == "never: it does not shard, so that every GPU holds all of the model."
+    assert ["zero1", "more", "than", "1024"] in [line.split() for line in lines]
+    assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2")

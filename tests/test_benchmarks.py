@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -228,9 +229,10 @@ def test_trainer_refuses_the_ddp_that_it_would_not_build():
         hf_trainer.check(build_config(), "ddp", 1)
 
 
+@pytest.mark.launches
 def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
-    broken = pairs.Work(work.strategy, {**TINY, "schedule": "cosine"}, work.config, 2)
+    broken = dataclasses.replace(work, config=build_config(**{**TINY, "schedule": "cosine"}))
     with pytest.raises(RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
         throughput.trainer(broken)
 
@@ -238,6 +240,7 @@ def test_an_arm_that_fails_says_how():
 TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("strategy", "num_processes", "flags"),
     [("ddp", 2, TINY), ("ddp", 1, {**TINY_GPT, "precision": "fp32"}), ("zero3_cpu_offload", 1, TINY_GPT)],

@@ -15,7 +15,7 @@ from study import cli, config
 from study.claims import ledger, say, verdicts
 from study.claims.ledger import Claim
 from study.claims.observed import Observed
-from study.claims.rules import arithmetic, record, theory
+from study.claims.rules import arithmetic, memory, paper, record, speed, theory, trees
 from study.errors import Refusal
 from study.running import studies
 
@@ -122,7 +122,23 @@ REFUSED = {
     ),
     "an argument of a case too few": (
         rule(type="theory", function="fits", arguments={k: v for k, v in FITS.items() if k != "gpu"}),
-        "missing 1 required positional argument: 'gpu'",
+        "arguments: gpu is missing",
+    ),
+    "an argument of a case of another type": (
+        rule(type="theory", function="speed_ratio", arguments={"of": FITS, "to": {**FITS, "gpus": "8"}}),
+        "arguments.to: gpus='8': input should be a valid integer",
+    ),
+    "an argument of a case that there is not": (
+        rule(type="theory", function="peak", arguments={**FITS, "seeds": 3}),
+        "arguments: unknown key 'seeds'",
+    ),
+    "a model without its shape": (
+        rule(type="theory", function="fits", arguments={**FITS, "model": {"name": "gpt-10b"}}),
+        "arguments.model: architecture is missing",
+    ),
+    "a case that is none": (
+        rule(type="theory", function="memory_ratio", arguments={"of": FITS, "to": 2}),
+        "arguments.to: 2 is no case; give model, strategy",
     ),
     "an unknown kind": (lambda c, s: c.update(kind="speed"), "kind: 'speed'"),
     "an unknown key": (lambda c, s: c.update(extra=1), "extra: unknown key; take it out"),
@@ -392,50 +408,50 @@ def test_numbers_are_written_as_a_person_does(value, text):
 
 
 def test_what_the_papers_count():
-    figure_1 = [theory.paper_total_bytes(7.5e9, stage, 64, "fp16").value / 1e9 for stage in range(4)]
+    figure_1 = [paper.paper_total_bytes(7.5e9, stage, 64, "fp16").value / 1e9 for stage in range(4)]
     assert figure_1 == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
-    assert theory.paper_saving_share(1, 3, 4, "bf16").value == pytest.approx(9 / 12)
-    assert theory.paper_offload_reduction(1, "fp16").value == 8
-    ratio = theory.paper_volume_ratio({"zero_stage": 3, "accumulation": 1}, {"zero_stage": 0, "accumulation": 1})
+    assert paper.paper_saving_share(1, 3, 4, "bf16").value == pytest.approx(9 / 12)
+    assert paper.paper_offload_reduction(1, "fp16").value == 8
+    ratio = paper.paper_volume_ratio({"zero_stage": 3, "accumulation": 1}, {"zero_stage": 0, "accumulation": 1})
     assert ratio.value == 1.5
-    assert theory.paper_peak_reduction(3, 8, "bf16").interval == (1, 8)
+    assert paper.paper_peak_reduction(3, 8, "bf16").interval == (1, 8)
 
 
 def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
-    same = theory.speed_ratio(FITS, FITS)
+    same = speed.speed_ratio(FITS, FITS)
     assert same.value == 1
     assert same.interval == pytest.approx((1 / 1.15, 1.15))
     for other in ({"strategy": "zero2_cpu_offload"}, {"gpus": 16}, {"precision": "fp32"}, {"model": "mpt-1b"}):
-        found = theory.speed_ratio({**FITS, **other}, FITS)
+        found = speed.speed_ratio({**FITS, **other}, FITS)
         assert found.interval[1] / found.value == pytest.approx(1.5)
 
 
 def test_a_change_is_that_of_the_ratio_at_both_ends():
     of, to = {**FITS, "strategy": "zero3"}, FITS
-    found = theory.speed_ratio_change(of, to, "micro_batch", 1, 8)
-    ends = [theory.speed_ratio({**of, "micro_batch": n}, {**to, "micro_batch": n}).value for n in (1, 8)]
+    found = speed.speed_ratio_change(of, to, "micro_batch", 1, 8)
+    ends = [speed.speed_ratio({**of, "micro_batch": n}, {**to, "micro_batch": n}).value for n in (1, 8)]
     assert found.value == pytest.approx(ends[1] - ends[0])
     assert found.interval[0] < found.value < found.interval[1]
-    least = theory.least_speed_ratio(of, to, "micro_batch", [1, 8])
+    least = speed.least_speed_ratio(of, to, "micro_batch", [1, 8])
     assert least.value == min(ends)
 
 
 def test_fewer_gpus_may_have_all_of_a_host():
     case = {**FITS, "model": "mpt-13b", "strategy": "zero3_cpu_offload", "gpu": "a100-40gb", "gpus": 1}
-    assert not theory.fits(**case).value
-    assert "too little host memory" in theory.fits(**case).evidence[0]
-    assert theory.fits(**case, node="whole").value
+    assert not memory.fits(**case).value
+    assert "too little host memory" in memory.fits(**case).evidence[0]
+    assert memory.fits(**case, node="whole").value
 
 
 def test_larger_cards_hold_larger_models_on_fewer_gpus():
-    small, large = (theory.largest_model("zero3", gpu, 8) for gpu in ("a100-40gb", "a100-80gb"))
+    small, large = (memory.largest_model("zero3", gpu, 8) for gpu in ("a100-40gb", "a100-80gb"))
     assert small.interval[0] <= small.value <= small.interval[1] < large.value
-    fewest = [theory.fewest_gpus("mpt-13b", "zero3", gpu).value for gpu in ("a100-40gb", "a100-80gb")]
+    fewest = [memory.fewest_gpus("mpt-13b", "zero3", gpu).value for gpu in ("a100-40gb", "a100-80gb")]
     assert fewest[1] < fewest[0]
 
 
 def test_what_a_tree_does_not_answer_is_not_held_against_it():
-    found = theory.tree_share("zero3-blog-takeaways")
+    found = trees.tree_share("zero3-blog-takeaways")
     _, counts = found.evidence[0].split(": ")
     kinds = {kind: int(count.replace(",", "")) for count, kind in re.findall(r"([\d,]+) ([a-z ]+)", counts)}
     assert kinds["no answer"] > 0
@@ -443,18 +459,18 @@ def test_what_a_tree_does_not_answer_is_not_held_against_it():
 
 
 def test_a_share_is_as_uncertain_as_the_times_that_it_counts():
-    for found in (theory.tree_share("stages-analysis-need"), theory.strategy_share("zero2")):
+    for found in (trees.tree_share("stages-analysis-need"), trees.strategy_share("zero2")):
         low, high = found.interval
         assert 0 < low < found.value < high < 1
 
 
 def test_a_peak_of_an_unknown_batch_is_anything_from_the_least_to_the_card():
     case = {name: value for name, value in FITS.items() if name not in ("micro_batch", "checkpointing")}
-    least = theory.peak(**FITS)  # micro batch 1, checkpointed
-    found = theory.peak_of_any_batch(**case)
+    least = memory.peak(**FITS)  # micro batch 1, checkpointed
+    found = memory.peak_of_any_batch(**case)
     assert (found.value, found.interval[0]) == (least.value, least.interval[0])
     assert found.interval[1] == 80 * 2**30
-    too_large = theory.peak_of_any_batch(**{**case, "strategy": "ddp", "model": "mpt-70b"})
+    too_large = memory.peak_of_any_batch(**{**case, "strategy": "ddp", "model": "mpt-70b"})
     assert too_large.interval[1] > 80 * 2**30
 
 

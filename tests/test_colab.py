@@ -117,12 +117,14 @@ def expected(precision: str) -> list[list[str]]:
     ]  # fmt: skip
 
 
+@pytest.mark.launches
 def test_does_nothing_elsewhere(machine):
     assert machine.run("Tesla T4, 7.5", in_colab=False) == ["RECORDS ['reports/cpu/records/cpu'] cpu"]
     assert machine.calls() == []
     assert not machine.clone.exists()
 
 
+@pytest.mark.launches
 def test_clones_installs_and_trains_on_a_t4(machine):
     said = machine.run("Tesla T4, 7.5")
     clone = str(machine.clone)
@@ -137,6 +139,7 @@ def test_clones_installs_and_trains_on_a_t4(machine):
     assert said[-1] == f"RECORDS ['{clone}/runs/colab'] cpu"
 
 
+@pytest.mark.launches
 def test_finished_runs_are_kept(machine):
     machine.run("NVIDIA A100-SXM4-40GB, 8.0")
     assert machine.calls()[2:] == expected("bf16-autocast")
@@ -149,6 +152,7 @@ def test_finished_runs_are_kept(machine):
     assert said[1:3] == ["single: kept", "zero2: kept"]
 
 
+@pytest.mark.launches
 def test_without_a_gpu_shows_the_committed_records(machine):
     said = machine.run("")
     assert [call[0] for call in machine.calls()] == ["git", "pip"]
@@ -156,6 +160,7 @@ def test_without_a_gpu_shows_the_committed_records(machine):
     assert said[-1] == f"RECORDS ['{machine.clone}/reports/cpu/records/cpu'] cpu"
 
 
+@pytest.mark.launches
 def test_summary_asks_the_presets_question(machine):
     assert machine.run("NVIDIA L4, 8.9", SET_UP_OF_SUMMARY)[-1].endswith(" single-gpu")
     assert machine.run("", SET_UP_OF_SUMMARY)[-1].endswith(" cpu")

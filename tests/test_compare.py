@@ -417,9 +417,10 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch)
     assert (target / f"{name}.json").read_bytes() == path.read_bytes()
 
 
+@pytest.mark.launches
 def test_nothing_here_imports_torch():
     program = (
-        "import sys; from study.compare import collect, model_states, parity; "
+        "import sys; from study.compare import model_states, parity; from study.records import collect; "
         "print(sorted({'torch', 'accelerate', 'deepspeed', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -92,6 +92,7 @@ def test_lock_that_nobody_holds_is_stale(folder):
     assert extensions.stale_locks() == [lock]
 
 
+@pytest.mark.launches
 def test_lock_is_stale_only_once_its_builder_is_dead(folder):
     lock = folder / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
@@ -253,6 +254,16 @@ def test_own_folder_is_set_unless_the_user_has_one(folder, monkeypatch):
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(extensions.EXTENSIONS_DIR / "cpu")
 
 
+def test_the_processor_is_looked_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: asked.append("X86_64") or {"arch": asked[-1]})
+    extensions.look_at_the_processor_once()
+    import cpuinfo
+
+    assert [cpuinfo.get_cpu_info(), cpuinfo.get_cpu_info()] == [{"arch": "X86_64"}] * 2
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [
@@ -302,6 +313,7 @@ def deepspeed(tmp_path, monkeypatch):
     return package / "__init__.py"
 
 
+@pytest.mark.launches
 def test_build_shows_why_it_failed_and_which_strategies_are_skipped(deepspeed, tools, capsys):
     put_compiler(tools)
     deepspeed.write_text(
@@ -322,6 +334,7 @@ def test_build_shows_why_it_failed_and_which_strategies_are_skipped(deepspeed, t
     assert "zero3_nvme_offload" in skipped[0]
 
 
+@pytest.mark.launches
 def test_build_goes_on_without_what_cannot_be_built(deepspeed, tools, capsys):
     put_compiler(tools, header_status=1)
     deepspeed.write_text("class CPUAdamBuilder:\n    def load(self): pass\n")
@@ -341,6 +354,7 @@ def test_build_without_a_compiler_says_what_that_costs(deepspeed, tools, capsys)
     assert "building" not in output
 
 
+@pytest.mark.launches
 def test_build_of_what_is_there_says_that_it_checks(deepspeed, folder, tools, capsys):
     put_compiler(tools)
     put_built(folder, *ALL)
@@ -349,6 +363,7 @@ def test_build_of_what_is_there_says_that_it_checks(deepspeed, folder, tools, ca
     assert "building" not in capsys.readouterr().out
 
 
+@pytest.mark.launches
 def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, tools, capsys):
     put_compiler(tools)
     (devices / "nvidia0").touch()
@@ -359,6 +374,7 @@ def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, to
     assert "deepspeed_shm_comm" not in output
 
 
+@pytest.mark.launches
 def test_import_needs_no_torch():
     code = "import sys, study.preflight.extensions; sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=extensions.ROOT, check=True)

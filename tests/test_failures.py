@@ -9,6 +9,8 @@ import pytest
 
 from study.records import schema
 
+pytestmark = pytest.mark.launches
+
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 4}
 
 
@@ -35,3 +37,6 @@ def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
     assert (found.status, found.failure.step) == ("out_of_memory", 2)
     assert "can't allocate memory" in found.failure.error
     assert not list((tmp_path / "run").glob("failure-rank*.json"))
+    report = done.stderr.rpartition("Root Cause (first observed failure):")[2]  # the launcher's own last lines
+    assert "traceback : zero-study failed: " in report
+    assert "can't allocate memory" in report

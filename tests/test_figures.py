@@ -13,9 +13,12 @@ import pytest
 from matplotlib.transforms import Bbox
 from synthetic import write_outcome, write_run
 
-from study.compare import differences, table
+from study.compare import differences, order, table
+from study.compare.order import in_order
+from study.compare.words import bytes_text, three_digits
 from study.report import figures
-from study.report.figures import drawing, losses, memory, speed
+from study.report.figures import drawing, front, losses, memory
+from study.report.words import seconds_unit
 from study.strategy import file
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -286,7 +289,7 @@ def test_differences_far_apart_get_a_logarithmic_axis(two):
 
 def test_many_strategies_have_a_panel_per_stage():
     names = [name for name in file.names() if name != "ddp"]
-    families = losses._families(drawing.in_order(names))
+    families = losses._families(in_order(names))
     assert sorted(itertools.chain(*families)) == sorted(names)
     assert [family[0] for family in families] == ["single", "zero1", "zero2", "zero3"]
     assert losses._families(["zero2", "zero3"]) == [["zero2", "zero3"]]
@@ -350,7 +353,7 @@ def test_slivers_get_a_panel_of_their_own(two):
 
 def test_runtime_tells_the_extremes(two, drawn):
     medians = two[two["status"] == "ok"].groupby("strategy")["seconds_per_step"].median()
-    unit = drawing.seconds_unit(medians.max())
+    unit = seconds_unit(medians.max())
     for name in (medians.idxmin(), medians.idxmax()):
         assert f"{unit.text(medians[name])} ({name})" in drawn["runtime"].alt
 
@@ -383,11 +386,11 @@ def test_scaling_efficiency_is_of_the_most_processes(everything, drawn):
 def test_the_front_is_what_no_other_beats():
     seconds = pd.Series({"fast": 1.0, "worse": 2.0, "small": 3.0, "tied": 3.0, "slow": 4.0})
     size = pd.Series({"fast": 9.0, "worse": 9.0, "small": 2.0, "tied": 3.0, "slow": 2.0})
-    assert speed._front(seconds, size) == ["fast", "small"]
+    assert front._front(seconds, size) == ["fast", "small"]
 
 
 def test_labels_of_the_front_do_not_cover_one_another():
-    names = drawing.in_order(file.names())
+    names = in_order(file.names())
     points = {name: (1.0 + 0.004 * i, 5.0 + 0.01 * (i % 3)) for i, name in enumerate(names)}
     points |= {"single": (2.0, 1.0), "zero3_nvme_offload": (1.5, 9.0)}
     with drawing.house_style("labels"):
@@ -395,7 +398,7 @@ def test_labels_of_the_front_do_not_cover_one_another():
         for x, y in points.values():
             ax.plot(x, y, marker="o")
         canvas.draw_without_rendering()
-        speed._label(ax, points, [], {"single"})
+        front._label(ax, points, [], {"single"})
         boxes = {text.get_text(): text.get_window_extent() for text in ax.texts if text.get_text()}
     assert set(boxes) == set(names)
     for one, other in itertools.combinations(boxes, 2):
@@ -473,6 +476,7 @@ def test_colours_are_seen_on_both_pages(colour, page):
 
 
 def test_every_strategy_has_a_look_of_its_own():
+    assert (tuple(drawing.COLOURS), tuple(drawing.MARKS)) == (order.STAGES, order.KINDS)
     looks = [drawing.style(name) for name in file.names()]
     assert len({str(look) for look in looks}) == len(looks)
     assert drawing.style("zero3_cpu_offload").color == drawing.style("zero3").color
@@ -482,7 +486,7 @@ def test_every_strategy_has_a_look_of_its_own():
 
 
 def test_order_is_from_nothing_sharded_to_everything_offloaded():
-    assert drawing.in_order(["mine", "zero3_tuned", "zero1", "zero3", "ddp", "zero3_mine", "single", "ddp"]) == [
+    assert in_order(["mine", "zero3_tuned", "zero1", "zero3", "ddp", "zero3_mine", "single", "ddp"]) == [
         "single", "ddp", "zero1", "zero3", "zero3_tuned", "zero3_mine", "mine",
     ]  # fmt: skip
 
@@ -499,14 +503,14 @@ def test_order_is_from_nothing_sharded_to_everything_offloaded():
     ],
 )
 def test_numbers_have_three_digits(value, text):
-    assert drawing.number(value) == text
+    assert three_digits(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(3 * 2**30, "3 GiB"), (512 * 2**20, "512 MiB"), (1000, "0.977 KiB"), (2**30 - 1, "1,024 MiB")]
 )
 def test_bytes_come_in_a_unit_that_fits(value, text):
-    assert drawing.bytes_text(value) == text
+    assert bytes_text(value) == text
 
 
 def test_figures_need_no_pyplot():

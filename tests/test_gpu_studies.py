@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch):
 
 
 def make(study: studies.Study, folder: Path) -> plan.Plan:
-    return plan.make(study, studies.runs(study), folder, 1800)
+    return plan.make(study, studies.runs(study, folder=folder), folder, 1800)
 
 
 @pytest.mark.parametrize("name", ONE_GPU)
@@ -39,23 +39,23 @@ def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(plan, "_blind_torch", lambda _: None)
     for one in make(studies.find(name), home).runs:
-        if one.run.num_processes == 1 or one.config.share_device:
+        if one.run.world_size == 1 or one.run.config.share_device:
             assert one.to_run, one
         else:
-            assert one.skipped == f"needs {one.run.num_processes} GPUs, found 1"
+            assert one.skipped == f"needs {one.run.world_size} GPUs, found 1"
 
 
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
     whole, small = studies.find(name), shrunken.shrink(name)
     assert [one.skipped for one in make(small, home).runs if one.skipped] == []
-    assert {run.strategy for run in studies.runs(small)} == {run.strategy for run in studies.runs(whole)}
+    assert {run.strategy.name for run in studies.runs(small)} == {run.strategy.name for run in studies.runs(whole)}
 
 
 def run(name: str, wanted: list[str], folder: Path, **options) -> dict[str, Record]:
     """Run some of a shrunken study to their ends and return their records by the names that were asked for."""
     study = shrunken.shrink(name)
-    by_id = {one.run_id: one for one in studies.runs(study)}
+    by_id = {one.run_id: one for one in studies.runs(study, folder=folder)}
     chosen = {word: next(run for run_id, run in by_id.items() if f"-tiny-{word}" in run_id) for word in wanted}
     while (status := runner.run(study, list(chosen.values()), folder, 300, False, **options)) == (
         runner.SOME_WITHOUT_OUTCOME
@@ -65,6 +65,7 @@ def run(name: str, wanted: list[str], folder: Path, **options) -> dict[str, Reco
     return {word: schema.read(folder / planned.run_id) for word, planned in chosen.items()}
 
 
+@pytest.mark.launches
 def test_single_gpu_in_slots_and_home(home):
     names = [name for name in file.names() if not name.startswith("fsdp")]
     found = run("single-gpu", [f"{name}-1x" for name in names], home / "runs", slot_seconds=150)
@@ -81,6 +82,7 @@ def test_single_gpu_in_slots_and_home(home):
     assert set(table.read([home / "records"])["strategy"]) == set(names)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("name", "wanted", "proof"),
     [
@@ -96,6 +98,7 @@ def test_others_in_the_small(home, name, wanted, proof):
     assert {key: getattr(found.proof, key) for key in proof} == proof
 
 
+@pytest.mark.launches
 def test_ranks_that_share_a_device_are_marked(home):
     """As on a GPU: each rank the first of its machine, in a group of gloo's that was there before the engine."""
     found = run("shared-gpu", ["single-1x", "ddp-2x", "zero3_tuned-2x"], home / "runs")

@@ -13,11 +13,12 @@ import fake_train
 import psutil
 import pytest
 
+from study.config import build_config
+from study.run import Run
 from study.running import bound, launch
-from study.running.studies import Run
+from study.strategy.file import read_by_name
 
-CONFIG = Path("single.yaml")
-RUN = Run("run", "single", 1, {})
+pytestmark = pytest.mark.launches
 
 
 @pytest.fixture
@@ -25,9 +26,10 @@ def start(tmp_path, monkeypatch):
     """Launch a fake run that ends as it is told."""
 
     def prepare_and_launch(ending: str, **options) -> launch.Ending:
-        fake_train.prepare(tmp_path / "runs.json", [RUN], {"run": ending})
+        run = Run(build_config(), read_by_name("single"), 1, tmp_path / "below" / "run")
+        fake_train.prepare(tmp_path / "runs.json", [run], {"run": ending})
         monkeypatch.setattr(launch, "command", fake_train.command(tmp_path / "runs.json"))
-        return launch.launch(CONFIG, 1, [], tmp_path / "below" / "run", **options)
+        return launch.launch(run, **options)
 
     monkeypatch.chdir(tmp_path)
     return prepare_and_launch
@@ -87,14 +89,14 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
     """Killed by SIGKILL, which nobody can handle: the program and the child of its that asks for it, too."""
     child = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from study import bound; bound.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
+        "from study.running import bound; bound.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
     )
     program = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[2], *sys.argv[1:]])"
     starter = (
         "import os, subprocess, sys; subprocess.run("
         "[sys.executable, sys.argv[1], str(os.getpid()), sys.executable, *sys.argv[2:]], start_new_session=True)"
     )
-    root = str(Path(bound.__file__).parents[1])
+    root = str(Path(bound.__file__).parents[2])
     words = [sys.executable, "-c", starter, bound.__file__, "-c", program, root, child, str(tmp_path)]
     with subprocess.Popen(words) as process:
         wait_until((tmp_path / "asked").exists)
@@ -113,10 +115,12 @@ def test_a_program_is_not_begun_where_its_parent_has_ended(tmp_path):
 
 def test_what_an_earlier_call_left_running_is_ended(tmp_path):
     folder, other = tmp_path / "study", tmp_path / "other"
-    words = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "--output-dir"]
-    (tmp_path / "study").mkdir()
-    left = [subprocess.Popen([*words, "study/a"], cwd=tmp_path), subprocess.Popen([*words, str(folder / "b")])]
-    bystander = subprocess.Popen([*words, str(other / "a")])
+    words = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+    def start(run_folder: Path) -> subprocess.Popen:
+        return subprocess.Popen(words, env=os.environ | {launch.RUN_FOLDER: str(run_folder)})
+
+    left, bystander = [start(folder / "a"), start(folder / "b")], start(other / "a")
     try:
         launch.end_left_over(folder)
         assert [process.wait(timeout=10) for process in left] == [-signal.SIGKILL] * 2

@@ -36,15 +36,15 @@ MAY_IMPORT = {
     "preflight": "config errors files run strategy workloads",
     "training": "config errors files models records run running strategy workloads",
     "running": "config errors files preflight records run strategy theory",
-    "train": "config errors files preflight records run running strategy training workloads",
-    "compare": "config errors files models records report theory",
+    "train": "compare config errors files preflight records run running strategy training workloads",
+    "compare": "config errors files models records theory",
     "planner": "benchmarks config errors files records running strategy theory",
     "published": "compare config errors files preflight records running training workloads",
     "claims": (
         "compare config errors files planner preflight published records running strategy theory training workloads"
     ),
     "report": "claims compare config errors files planner published running strategy theory",
-    "benchmarks": "compare config errors files preflight records running strategy theory training workloads",
+    "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "cli": (
         "benchmarks claims compare config errors files planner preflight published records report run running strategy "
         "training"
@@ -58,6 +58,7 @@ LIGHT = [
     "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
     "workloads.sources", "__main__",
 ]  # fmt: skip
+DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 
 
@@ -90,14 +91,33 @@ def test_the_table_has_no_circle():
     assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", LIGHT)
-def test_import_needs_no_torch(name):
+def test_import_needs_neither_torch_nor_pages(name):
     modules = [f"study.{name}"]
     if (STUDY / name).is_dir():
         modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
-    code = f"import sys, {', '.join(modules)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    unwanted = HEAVY | (set() if name == "report" else DRAWING)
+    code = f"import sys, {', '.join(modules)}; print(*sorted({unwanted!r} & set(sys.modules)))"
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_deciding_claims_loads_no_page_code():
+    code = (
+        "import sys; from study.claims import verdicts; assert len(verdicts.decide_all()) > 500\n"
+        "print(*[name for name in sys.modules if name.startswith(('study.report', 'matplotlib'))])"
+    )
+    done = launching.attempt(["python", "-c", code])
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_sorting_strategies_loads_no_drawing():
+    code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
+    done = launching.attempt(["python", "-c", code])
+    first, second, *modules = done.stdout.split()
+    assert (first, second) == ("ddp", "zero1")
+    assert not {*DRAWING, "pandas"} & set(modules)
 
 
 def test_no_file_hides_another_module():
@@ -139,6 +159,7 @@ def test_every_json_belongs_to_a_file():
         assert f"deepspeed_config_file: {file.CONFIGS.name}/{path.name}" in path.with_suffix(".yaml").read_text()
 
 
+@pytest.mark.launches
 def test_known_keys_are_those_of_deepspeed():
     """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
     code = """
@@ -174,6 +195,7 @@ def commands(group: click.Group = cli.zero_study, above: str = "") -> dict[str, 
     return found
 
 
+@pytest.mark.launches
 def test_help_lists_every_command():
     done = launching.attempt(["zero-study", "--help"])
     assert done.returncode == 0
@@ -182,6 +204,7 @@ def test_help_lists_every_command():
     assert described == {name.split()[0] for name in commands()}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", commands())
 def test_command_has_help(name, capsys):
     assert cli.run([*name.split(), "--help"]) == 0
@@ -193,6 +216,7 @@ def test_command_has_help(name, capsys):
         assert all(name in text for name in shown)
 
 
+@pytest.mark.launches
 def test_help_of_train_lists_every_knob():
     text = launching.attempt(["zero-study", "train", "--help"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
@@ -208,7 +232,6 @@ def test_runs_of_a_study_are_valid(name, tmp_path):
     assert planned
     assert len({run.run_id for run in planned}) == len(planned)
     for run in planned:
-        chosen = build_config(**run.flags)
-        chosen.batches(run.num_processes)
-        assert file.find_strategy(run.strategy)
-        assert build_config(**config.parse_flags(run.arguments())) == chosen
+        assert run.micro_batch_size * run.gradient_accumulation_steps * run.world_size == run.config.global_batch_size
+        read = build_config(**config.parse_flags(run.arguments()))
+        assert read == run.config.model_copy(update={"output_dir": run.folder})

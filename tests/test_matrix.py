@@ -88,26 +88,26 @@ def test_repeats_are_interleaved_and_the_order_rotates(find):
     study = find(QUESTION + "parts: [{strategies: [ddp, zero1, zero2], seeds: [5, 6], repeats: 2}]\n")
     runs = studies.runs(study)
     assert [run.round for run in runs] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    rounds = [[run.strategy for run in runs[start : start + 3]] for start in (0, 3, 6, 9)]
+    rounds = [[run.strategy.name for run in runs[start : start + 3]] for start in (0, 3, 6, 9)]
     assert all(sorted(names) == ["ddp", "zero1", "zero2"] for names in rounds)
     assert len({names[0] for names in rounds}) == 3  # each is first once
-    assert [run.flags["seed"] for run in runs[::3]] == [5, 6, 5, 6]
+    assert [run.config.seed for run in runs[::3]] == [5, 6, 5, 6]
     assert [run.run_id.endswith("-repeat1") for run in runs] == [False] * 6 + [True] * 6
 
 
 def test_no_strategy_always_runs_first_or_after_the_same_one():
     runs = studies.runs(studies.find("multi-gpu"))
-    assert len({runs[at].strategy for at in range(0, len(runs), 8)}) > 2
+    assert len({runs[at].strategy.name for at in range(0, len(runs), 8)}) > 2
     before: dict[str, set[str]] = {}
     for one, other in pairwise(runs):
-        before.setdefault(other.strategy, set()).add(one.strategy)
+        before.setdefault(other.strategy.name, set()).add(one.strategy.name)
     assert all(len(names) > 1 for name, names in before.items() if name != "single")
 
 
 def test_a_preset_does_not_bring_its_text(find):
     study = find(QUESTION + "parts: [{flags: {preset: paper, micro_batch_size: null}, strategies: [single]}]\n")
     (run,) = studies.runs(study)
-    assert run.flags["data"] == "bundled"
+    assert run.config.data == "bundled"
     assert "None" not in run.arguments()
     assert "--micro-batch-size" not in run.arguments()
 
@@ -122,18 +122,18 @@ def test_published_weights_go_with_real_text_only(find):
 def test_batches_go_up_within_a_round(find):
     study = find(QUESTION + "parts: [{strategies: [ddp, zero1], global_batch_sizes: [32, 8, 16], repeats: 2}]\n")
     runs = studies.runs(study)
-    assert [run.flags["global_batch_size"] for run in runs] == [8, 8, 16, 16, 32, 32] * 2
+    assert [run.config.global_batch_size for run in runs] == [8, 8, 16, 16, 32, 32] * 2
 
 
 def test_single_is_run_once_and_ddp_on_one_process_too(find):
     study = find(QUESTION + "parts: [{strategies: [single, ddp, zero2], world_sizes: [1, 2]}]\n")
-    found = [(run.strategy, run.num_processes) for run in studies.runs(study)]
+    found = [(run.strategy.name, run.world_size) for run in studies.runs(study)]
     assert found == [("single", 1), ("ddp", 1), ("zero2", 1), ("ddp", 2), ("zero2", 2)]
 
 
 def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
     bundled, real = (QUESTION + f"text: {text}\nparts: [{{strategies: [single]}}]\n" for text in ("bundled", "real"))
-    assert studies.runs(find(real))[0].flags["data"] == "hub"
-    assert studies.runs(find(real), tmp_path)[0].flags["data_dir"] == tmp_path
+    assert studies.runs(find(real))[0].config.data == "hub"
+    assert studies.runs(find(real), tmp_path)[0].config.data_dir == tmp_path
     with pytest.raises(Refusal, match="trains on the bundled sample; leave it out"):
         studies.runs(find(bundled), tmp_path)

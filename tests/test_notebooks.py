@@ -114,6 +114,7 @@ def test_set_up_is_the_same_everywhere():
     assert set(found.values()) == {"\n".join(common)}
 
 
+@pytest.mark.launches
 def test_style():
     """Notebooks are checked as all other code is."""
     for arguments in (["check"], ["format", "--check"]):

@@ -7,6 +7,8 @@ import math
 import launching
 import pytest
 
+pytestmark = pytest.mark.launches
+
 # As in test_parity.py: without dropout, so that what is recomputed needs no random numbers.
 UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
 

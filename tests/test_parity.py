@@ -11,6 +11,8 @@ import pytest
 
 from study.strategy import file
 
+pytestmark = pytest.mark.launches
+
 TOLERANCE = 1e-5
 DEEPSPEED = [name for name in file.names() if name.startswith("zero")]
 CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}

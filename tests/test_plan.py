@@ -19,10 +19,10 @@ from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
 from study.records import schema
 from study.records.schema import Outcome
-from study.running import duration, ending, launch, plan, studies
+from study.run import Run, make_run
+from study.running import duration, plan, studies
 from study.running.duration import Estimate, History
-from study.running.studies import Run
-from study.strategy.file import find_strategy, read_strategy
+from study.strategy.file import read_by_name
 from study.workloads import sources
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
@@ -37,8 +37,7 @@ def read(name: str) -> schema.Record:
 
 
 def lacking(here: Machine, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
-    run = Run("run", name, num_processes, flags)
-    return plan.lacking(study, run, build_config(**flags), read_strategy(find_strategy(name)), here)
+    return plan.lacking(study, make_run(build_config(**flags), read_by_name(name), num_processes), here)
 
 
 # ---------------------------------------------------------------- what a machine lacks
@@ -177,9 +176,9 @@ def test_without_nvml_there_is_no_gpu(monkeypatch):
 # ---------------------------------------------------------------- larger batches than one that did not fit
 
 
-def planned(batch: int, name: str = "ddp", num_processes: int = 2, **flags) -> plan.Planned:
-    flags = {"num_train_examples": 2048, "global_batch_size": batch, **flags}
-    return plan.Planned(Run(f"{name}-{batch}", name, num_processes, flags), build_config(**flags), Path("run"))
+def planned(batch: int, name: str = "ddp", num_processes: int = 2, **flags) -> Run:
+    config = build_config(num_train_examples=2048, global_batch_size=batch, **flags)
+    return Run(config, read_by_name(name), num_processes, Path(f"{name}-{batch}"))
 
 
 def test_a_larger_batch_than_one_that_ran_out_of_memory_is_skipped():
@@ -215,22 +214,22 @@ def seen(wall_seconds: float) -> SimpleNamespace:
     return SimpleNamespace(wall_seconds=wall_seconds)
 
 
-CONFIG = build_config(max_steps=50)  # half as many tokens
+HALF = make_run(build_config(max_steps=50), read_by_name("ddp"), 2)  # half as many tokens
 
 
 def test_time_comes_from_the_most_alike_runs():
     history = History(on_gpu=False)
     history.add(past(0.5, 60.0, strategy="zero3"), seen(70.0), of_report=True)
-    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 25), 1)  # equal workload and size
+    assert history.estimate(HALF) == Estimate(pytest.approx(20 + 25), 1)  # equal workload and size
     history.add(past(0.2, 30.0, world_size=4), seen(40.0), of_report=True)
-    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 10), 1)  # and strategy
+    assert history.estimate(HALF) == Estimate(pytest.approx(20 + 10), 1)  # and strategy
     for wall_seconds in (20.0, 30.0, 90.0):
         history.add(past(0.1, 1.0), seen(wall_seconds), of_report=True)
-    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 5), 3)  # and world size: the median
+    assert history.estimate(HALF) == Estimate(pytest.approx(20 + 5), 3)  # and world size: the median
     history.add(past(0.4, 42.0), None)  # of this folder; its launch was not timed
     expected = Estimate(pytest.approx(42 + duration.UNRECORDED_SECONDS - 40 + 20), 1)
-    assert history.estimate(CONFIG, "ddp", 2) == expected
-    assert str(history.estimate(CONFIG, "ddp", 2)) == "about 30 s, from 1 earlier run"
+    assert history.estimate(HALF) == expected
+    assert str(history.estimate(HALF)) == "about 30 s, from 1 earlier run"
 
 
 def test_runs_that_tell_nothing_of_times_here():
@@ -238,20 +237,20 @@ def test_runs_that_tell_nothing_of_times_here():
     history.add(past(0.1, 20.0, status="out_of_memory"), None)
     on_gpu = past(0.1, 20.0)
     history.add(on_gpu.model_copy(update={"proof": on_gpu.proof.model_copy(update={"device": "cuda:0"})}), None)
-    assert history.estimate(CONFIG, "ddp", 2).num_earlier_runs == 0
+    assert history.estimate(HALF).num_earlier_runs == 0
     short = past(0.1, 20.0, steps_done=2)
     history.add(short.model_copy(update={"timing": None}), None)
-    assert history.estimate(CONFIG, "ddp", 2).num_earlier_runs == 1
+    assert history.estimate(HALF).num_earlier_runs == 1
     history.add(past(0.1, 20.0), None)  # its steps were timed
-    assert history.estimate(CONFIG, "ddp", 2) == Estimate(pytest.approx(20 + 8 - 10 + 5), 1)
+    assert history.estimate(HALF) == Estimate(pytest.approx(20 + 8 - 10 + 5), 1)
 
 
 def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
     """6 x 1 527 938 parameters x 50 x 512 tokens at 5e10 a second on a CPU, and at 2e13 on each of 2 GPUs."""
-    on_cpu = History(on_gpu=False).estimate(CONFIG, "ddp", 2)
+    on_cpu = History(on_gpu=False).estimate(HALF)
     assert on_cpu == Estimate(pytest.approx(duration.LAUNCH_SECONDS + 4.694, abs=0.01), 0)
     assert str(on_cpu) == "about 25 s, a guess"
-    on_gpus = History(on_gpu=True).estimate(CONFIG, "ddp", 2)
+    on_gpus = History(on_gpu=True).estimate(HALF)
     assert on_gpus.seconds == pytest.approx(duration.LAUNCH_SECONDS + 0.0059, abs=0.001)
 
 
@@ -282,18 +281,18 @@ def write_record(run_dir: Path, status: str = "ok", **flags) -> None:
 
 
 def write_outcome(run_dir: Path, status: str, wall_seconds: float | None = 100.0, flags=FLAGS) -> None:
-    words = launch.command(find_strategy("ddp"), 2, Run("run", "ddp", 2, flags).arguments())
+    config = build_config(**flags, output_dir=Path("elsewhere/run")).model_dump(mode="json")
     facts = Outcome(
         study="mine", run_id="run", status=status, message="as told", workload="bert-imdb", size="tiny", strategy="ddp",
-        world_size=2, seed=0, global_batch_size=8, round=0, position=1, started_at="2026-01-01T00:00:00+00:00",
-        wall_seconds=wall_seconds, returncode=1, stderr_tail=[],
-        command=[*ending.shown_command(words), "--output-dir", "elsewhere/run"],
+        world_size=2, seed=0, global_batch_size=8, config=config, round=0, position=1,
+        started_at="2026-01-01T00:00:00+00:00",
+        wall_seconds=wall_seconds, returncode=1, stderr_tail=[], command=["accelerate", "launch"],
     )  # fmt: skip
     (run_dir / "outcome.json").write_text(facts.model_dump_json())
 
 
 def finished(run_dir: Path, timeout_seconds: float = 60.0) -> str | None:
-    return plan.finished(Run("run", "ddp", 2, FLAGS), build_config(**FLAGS), run_dir, timeout_seconds)
+    return plan.finished(Run(build_config(**FLAGS), read_by_name("ddp"), 2, run_dir), timeout_seconds)
 
 
 def test_a_record_from_before_a_knob_has_its_default(run_dir):
@@ -304,7 +303,7 @@ def test_a_record_from_before_a_knob_has_its_default(run_dir):
     path.write_text(json.dumps(content))
     assert finished(run_dir) == "ok"
     with pytest.raises(Refusal, match="share_device=None, the study plans True"):
-        plan.finished(Run("run", "ddp", 2, FLAGS), build_config(**FLAGS, share_device=True), run_dir, 60)
+        plan.finished(Run(build_config(**FLAGS, share_device=True), read_by_name("ddp"), 2, run_dir), 60)
 
 
 def test_results_are_kept(run_dir):
@@ -386,7 +385,7 @@ def test_a_plan_in_words(study, tmp_path):
     folder = tmp_path / "runs" / "mine"
     (folder / "bert-imdb-tiny-single-1x-seed0").mkdir(parents=True)
     write_record(folder / "bert-imdb-tiny-single-1x-seed0", seed=0)
-    made = plan.make(study, plan.select(study, None, ""), folder, 1800)
+    made = plan.make(study, plan.select(study, None, "", folder), folder, 1800)
     lines = plan.show(made).splitlines()
     assert lines[0] == "mine: Which one?"
     assert lines[1] == f"3 runs in {folder}; here: no GPU, 25.0 GB of host memory"
@@ -402,14 +401,14 @@ def test_a_plan_in_words(study, tmp_path):
 
 
 def test_a_plan_says_what_its_time_limit_would_end(study, tmp_path):
-    runs = plan.select(study, None, "ddp")
+    runs = plan.select(study, None, "ddp", tmp_path)
     assert plan.show(plan.make(study, runs, tmp_path, 2)).splitlines()[3].endswith("; --timeout would end it after 2 s")
     assert "--timeout" not in plan.show(plan.make(study, runs, tmp_path, 1800))
 
 
 def test_only_and_a_time_limit(study, tmp_path):
     runs = plan.select(study, None, "ddp")
-    assert [run.strategy for run in runs] == ["ddp"]
+    assert [run.strategy.name for run in runs] == ["ddp"]
     made = plan.make(study, runs, tmp_path / "runs", 10)
     assert made.estimate(made.runs[0]).seconds == 10
     with pytest.raises(Refusal, match="--only zero9: no run of study 'mine' has that in its id"):
@@ -417,12 +416,12 @@ def test_only_and_a_time_limit(study, tmp_path):
 
 
 def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeypatch):
-    def refuse(config, chosen, *_):
-        if chosen.name == "ddp":
+    def refuse(run):
+        if run.strategy.name == "ddp":
             raise Refusal("DeepSpeed's async_io is not built yet")
 
     monkeypatch.setattr(checks, "check", refuse)
-    made = plan.make(study, plan.select(study, None, ""), tmp_path, 60)
+    made = plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
     assert [one.skipped for one in made.runs] == [None, "DeepSpeed's async_io is not built yet", None]
 
 
@@ -431,7 +430,7 @@ def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch)
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(this_machine, "find", lambda: Machine((T4,), 10**11))
     of_gpus = study.model_copy(update={"device": "gpu"})
-    made = plan.make(of_gpus, plan.select(of_gpus, None, "single"), tmp_path, 60)
+    made = plan.make(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
     assert [one.skipped for one in made.runs] == ["the installed torch sees no GPU; install its build for CUDA"]
 
 
@@ -440,7 +439,7 @@ def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeyp
     (tmp_path / "batches.yaml").write_text(
         "question: q\nparts: [{flags: {max_steps: 3}, strategies: [ddp], global_batch_sizes: [4, 8, 16]}]\n"
     )
-    runs = plan.select(studies.find(str(tmp_path / "batches.yaml")), None, "")
+    runs = plan.select(studies.find(str(tmp_path / "batches.yaml")), None, "", tmp_path)
     exhausted = tmp_path / runs[1].run_id
     exhausted.mkdir()
     write_record(exhausted, "out_of_memory", global_batch_size=8, seed=0)
@@ -450,6 +449,7 @@ def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeyp
     assert made.runs[2].skipped == f"{runs[1].run_id} ran out of memory, with a smaller batch"
 
 
+@pytest.mark.launches
 def test_a_plan_needs_no_torch(tmp_path):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'accelerate', 'deepspeed', 'pynvml']))\n"

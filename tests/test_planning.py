@@ -16,8 +16,9 @@ from study.errors import Refusal
 from study.planner import sweeps, trees
 from study.report import markup
 from study.report.pages import planner as page
-from study.report.pages.planner import accuracy, tables
+from study.report.pages.planner import accuracy
 from study.report.pages.planner import trees as tree_pages
+from study.report.words import signed_percent
 from study.theory import measured_by_others, model_states, on_box, shapes, step_time
 from study.theory.decision_trees import TREES, TreeOutcome
 
@@ -179,7 +180,7 @@ def test_paper_and_engine_differ_by_what_is_named(advice):
     ("share", "shown"), [(0.031, "+3 %"), (-0.5, "\N{MINUS SIGN}50 %"), (-0.0004, "+0 %"), (0.0, "+0 %")]
 )
 def test_signed_percent(share, shown):
-    assert tables.signed_percent(share).replace("\N{NO-BREAK SPACE}", " ") == shown
+    assert signed_percent(share).replace("\N{NO-BREAK SPACE}", " ") == shown
 
 
 # ---------------------------------------------------------------- figures
@@ -334,7 +335,7 @@ def test_tables_of_trees_add_up(grid):
 def test_usual_outcome_is_the_commonest(grid):
     case = grid.cases[0]
     judged = [trees.Judged(case, TreeOutcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
-    assert tree_pages.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
+    assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
 
 
 # ---------------------------------------------------------------- ten thousand configurations

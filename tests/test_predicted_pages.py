@@ -12,7 +12,6 @@ from pathlib import Path
 import launching
 import pandas as pd
 import pytest
-import reported
 from synthetic import write_run
 
 from study.compare import predicted, table
@@ -261,8 +260,8 @@ def test_a_figure_is_of_one_setting(several, draw, message):
 
 
 @pytest.mark.parametrize("name", ["peak_memory", "runtime"])
-def test_on_the_page_predictions_come_last(name, tmp_path_factory):
-    text = (reported.site(tmp_path_factory) / report.PAGES[name].file).read_text()
+def test_on_the_page_predictions_come_last(name, site):
+    text = (site / report.PAGES[name].file).read_text()
     measured, _, after = text.partition("<h2>Predicted, not measured</h2>")
     assert "≈" not in measured
     assert 'class="predicted' not in measured

@@ -210,6 +210,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
         cli.run(["protocol", "--output", str(tmp_path / "none" / "out.json")])
 
 
+@pytest.mark.launches
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
     with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
@@ -225,6 +226,7 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
         experiment._same_machine(path, one, {**one, "cpu": "other"})
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
@@ -244,10 +246,14 @@ def test_a_start_that_does_not_end_well_says_why_in_one_line(code, error, messag
         experiment._start(build_config("paper"), None, "published", 1, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def run_small(tmp_path_factory) -> dict:
+@pytest.fixture
+def run_small() -> dict:
     """The published program and the two arms of the mended one, for real, on the synthetic text."""
-    path = tmp_path_factory.mktemp("protocol") / "out.json"
+    return effects.read(launching.once("protocol", measure) / "out.json")
+
+
+def measure(folder) -> None:
+    path = folder / "out.json"
     words = ["--num-train-examples", "160", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
     for name in ("published", "mended-plain-8", "mended-zero-8"):
         words += ["--program", name]
@@ -255,7 +261,6 @@ def run_small(tmp_path_factory) -> dict:
     assert done.returncode == 0, done.stderr
     again = launching.attempt(["zero-study", "protocol", *words])
     assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
-    return effects.read(path)
 
 
 def test_the_published_program_runs_no_zero(run_small):

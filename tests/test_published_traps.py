@@ -154,19 +154,22 @@ def test_a_launch_that_failed_says_why():
     assert traps.last_error("") == "no word"
 
 
-@pytest.fixture(scope="module")
-def one_process_instead_of_two(tmp_path_factory):
-    path = tmp_path_factory.mktemp("traps") / "traps.json"
-    words = ["zero-study", "traps", "--output", path, "--seeds", "1"]
-    words += ["--trap", "one-process-instead-of-two"]
-    done = launching.attempt(words)
+TRAP = ["zero-study", "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]
+
+
+@pytest.fixture
+def one_process_instead_of_two():
+    return launching.once("traps", measure) / "traps.json"
+
+
+def measure(folder) -> None:
+    done = launching.attempt([*TRAP, folder / "traps.json"])
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
-    return path, words
 
 
 def test_a_trap_differs_and_its_matched_arm_does_not(one_process_instead_of_two):
-    path, _ = one_process_instead_of_two
+    path = one_process_instead_of_two
     arms = compared.read(path)["arms"]
     assert {name: facts["ran"]["world_size"] for name, facts in arms.items()} == {
         "single": 1,
@@ -181,8 +184,7 @@ def test_a_trap_differs_and_its_matched_arm_does_not(one_process_instead_of_two)
 
 
 def test_what_is_in_the_file_is_kept(one_process_instead_of_two):
-    path, words = one_process_instead_of_two
-    before = path.read_bytes()
-    again = launching.attempt(words)
+    before = one_process_instead_of_two.read_bytes()
+    again = launching.attempt([*TRAP, one_process_instead_of_two])
     assert (again.returncode, again.stdout) == (0, "")
-    assert path.read_bytes() == before
+    assert one_process_instead_of_two.read_bytes() == before

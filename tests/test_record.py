@@ -10,12 +10,12 @@ from pydantic import ValidationError
 
 from study import files, train
 from study.config import build_config
-from study.errors import Refusal
+from study.errors import Interrupted, Refusal
 from study.records import schema
 from study.records.schema import Checksum, Failure, Proof, Record
-from study.strategy import file
+from study.run import Run
+from study.strategy.file import read_by_name
 from study.training import journal as journals
-from study.training import request
 
 LEAST = {
     "run_id": "a",
@@ -67,36 +67,34 @@ def journal(tmp_path, monkeypatch):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     (tmp_path / "here" / "run").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
-    asked = request.Launch(file.read_strategy(file.find_strategy("single")), num_processes=1)
-    run_dir = tmp_path / "here" / "run"
-    return journals.Journal(build_config(), asked, run_dir, ["--output-dir", str(run_dir)])
+    return journals.Journal(Run(build_config(), read_by_name("single"), 1, tmp_path / "here" / "run"))
 
 
 def test_a_failure_after_the_record_leaves_it(journal):
-    path = schema.write(journal.run_dir, Record(**{**LEAST, "status": "ok"}))
+    path = schema.write(journal.run.folder, Record(**{**LEAST, "status": "ok"}))
     before = path.read_bytes()
-    journal.fail(journals.Interrupted("interrupted by SIGTERM"))
+    journal.fail(Interrupted("interrupted by SIGTERM"))
     assert path.read_bytes() == before
 
 
 def test_a_record_that_is_cut_off_is_written_once_more(journal, monkeypatch):
     def cut_off() -> None:
-        raise journals.Interrupted("interrupted by SIGTERM")
+        raise Interrupted("interrupted by SIGTERM")
 
-    journal._file = open(journal.run_dir / "steps.jsonl", "w")  # noqa: SIM115 - as `open` does
+    journal._file = open(journal.run.folder / "steps.jsonl", "w")  # noqa: SIM115 - as `open` does
     with monkeypatch.context() as patched:
         patched.setattr("study.records.machine.describe", cut_off)
-        with pytest.raises(journals.Interrupted):
+        with pytest.raises(Interrupted):
             journal.write("ok")
-    journal.fail(journals.Interrupted("interrupted by SIGTERM"))
-    assert schema.read(journal.run_dir).status == "interrupted"
+    journal.fail(Interrupted("interrupted by SIGTERM"))
+    assert schema.read(journal.run.folder).status == "interrupted"
 
 
 def test_a_failure_is_recorded_with_a_command_that_shows_no_folder(journal, tmp_path, monkeypatch):
     journal.fail(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    found = schema.read(journal.run_dir)
+    found = schema.read(journal.run.folder)
     assert (found.status, found.failure.step) == ("out_of_memory", None)
-    assert found.command[-3:] == ["study/train.py", "--output-dir", "./run"]
+    assert found.command[-3:] == ["study/train.py", "--output-dir", "run"]
     assert not any(str(folder) in word for word in found.command for folder in (tmp_path, files.ROOT))
 
 

@@ -26,7 +26,8 @@ from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
 from study.records import schema
-from study.strategy.file import CONFIGS, find_strategy, read_strategy
+from study.run import make_run
+from study.strategy.file import CONFIGS, read_by_name
 
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16}
 
@@ -67,6 +68,7 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
 # ---------------------------------------------------------------- flags
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -108,6 +110,7 @@ def test_flags(folder, arguments, expected):
     assert expected in refusal(folder, *arguments.split())
 
 
+@pytest.mark.launches
 def test_subcommands(folder):
     for arguments, expected in (
         ("trian", "no such command 'trian'; did you mean train"),
@@ -131,6 +134,7 @@ def test_subcommands(folder):
 # ---------------------------------------------------------------- accelerate files
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("name", "old", "new", "expected"),
     [
@@ -153,6 +157,7 @@ def test_yaml_files(folder, name, old, new, expected):
     assert expected in line
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -173,6 +178,7 @@ def test_json_files(folder, old, new, expected):
     assert expected in line
 
 
+@pytest.mark.launches
 def test_json_file_seen_from_another_folder(folder):
     (folder / "elsewhere").mkdir()
     line = refusal(folder / "elsewhere", "--strategy", "zero3_tuned")
@@ -182,11 +188,13 @@ def test_json_file_seen_from_another_folder(folder):
 # ---------------------------------------------------------------- data
 
 
+@pytest.mark.launches
 def test_missing_data_folder(folder):
     line = refusal(folder, "--data", "files", "--data-dir", "nowhere")
     assert line.startswith("data_dir nowhere does not exist; give --data-dir a folder with imdb/train.parquet")
 
 
+@pytest.mark.launches
 def test_empty_data_folder(folder):
     (folder / "data").mkdir()
     line = refusal(folder, "--data", "files", "--data-dir", "data")
@@ -194,6 +202,7 @@ def test_empty_data_folder(folder):
     assert line.endswith("correct --data-dir")
 
 
+@pytest.mark.launches
 def test_unreadable_data_file(folder):
     data = make_data_dir(folder / "data")
     path = data / "wikitext-2" / "train.txt"
@@ -205,6 +214,7 @@ def test_unreadable_data_file(folder):
     assert line.endswith("mend it or correct --data-dir")
 
 
+@pytest.mark.launches
 def test_parquet_without_the_columns(folder):
     path = make_data_dir(folder / "data") / "imdb" / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"review": ["a"], "stars": [1]}), path)
@@ -215,6 +225,7 @@ def test_parquet_without_the_columns(folder):
     )
 
 
+@pytest.mark.launches
 def test_no_network(folder):
     """The one refusal that needs a launch: the run itself asks the hub. The launch leaves nothing either."""
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": None}
@@ -231,20 +242,23 @@ def test_more_processes_than_gpus(monkeypatch):
     with pytest.raises(
         Refusal, match=r"^2 processes asked, 1 GPU\(s\) found; pass --num_processes 1, or --share-device$"
     ):
-        check(build_config(), read_strategy(find_strategy("zero2")), 2)
-    check(build_config(share_device=True), read_strategy(find_strategy("zero2")), 2)
+        check(make_run(build_config(), read_by_name("zero2"), 2))
+    check(make_run(build_config(share_device=True), read_by_name("zero2"), 2))
 
 
+@pytest.mark.launches
 def test_missing_swap_folder(folder):
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "nowhere")
     assert line == "--swap-dir nowhere: no such folder; make it on the disk to be measured"
 
 
+@pytest.mark.launches
 def test_swap_folder_that_cannot_be_written(folder):
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "/proc")
     assert line == "--swap-dir /proc: not writable by this user; choose another folder"
 
 
+@pytest.mark.launches
 def test_swap_folder_without_a_use(folder):
     assert "zero3 does not offload to NVMe; remove the flag" in refusal(
         folder, "--strategy", "zero3", "--swap-dir", "."
@@ -260,6 +274,7 @@ def bare_machine(tmp_path):
     return {"PATH": str(tools), "CXX": None, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("strategy", ["zero1_cpu_offload", "accelerate_configs/zero3_nvme_offload.yaml"])
 def test_no_compiler(folder, strategy, bare_machine):
     line = refusal(folder, "--strategy", strategy, env=bare_machine)
@@ -267,6 +282,7 @@ def test_no_compiler(folder, strategy, bare_machine):
     assert "apt-get install g++" in line
 
 
+@pytest.mark.launches
 def test_no_libaio(folder, tmp_path, bare_machine):
     compiler = tmp_path / "tools" / "c++"
     compiler.write_text("#!/bin/sh\nexit 1\n")
@@ -275,6 +291,7 @@ def test_no_libaio(folder, tmp_path, bare_machine):
     assert line.startswith("the compiler finds no libaio.h, and DeepSpeed's async_io needs it; install libaio-dev")
 
 
+@pytest.mark.launches
 def test_tracker_that_is_not_installed(folder):
     missing = [name for name in ("wandb", "mlflow", "trackio") if importlib.util.find_spec(name) is None]
     if not missing:
@@ -286,6 +303,7 @@ def test_tracker_that_is_not_installed(folder):
 # ---------------------------------------------------------------- the output folder
 
 
+@pytest.mark.launches
 def test_output_folder_of_a_finished_run(folder):
     finished = folder / "runs" / "bert-imdb-tiny-single-1x-seed0"
     finished.mkdir(parents=True)
@@ -296,6 +314,7 @@ def test_output_folder_of_a_finished_run(folder):
     assert refusal(folder) == expected
 
 
+@pytest.mark.launches
 def test_output_folder_that_cannot_be_one(folder):
     (folder / "file").touch()
     assert refusal(folder, "--output-dir", "file") == "file is not a folder; pass another --output-dir"
@@ -305,6 +324,7 @@ def test_output_folder_that_cannot_be_one(folder):
 # ---------------------------------------------------------------- started by hand
 
 
+@pytest.mark.launches
 def test_without_a_launcher(folder):
     done = attempt(["python", ROOT / "study" / "train.py"], cwd=folder)
     assert done.returncode == 2
@@ -315,6 +335,7 @@ def test_without_a_launcher(folder):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("edit", "arguments", "expected"),
     [
@@ -343,12 +364,16 @@ def test_under_accelerate_launch(folder, edit, arguments, expected):
     ours = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
     assert len(ours) == 1, done.stderr
     assert expected in ours[0]
+    # The launcher's report names the cause, after its own traceback.
+    report = done.stderr.rpartition("Root Cause (first observed failure):")[2]
+    assert expected in report.partition("traceback : ")[2]
     assert contents(folder) == before
 
 
 # ---------------------------------------------------------------- runs that do not end well
 
 
+@pytest.mark.launches
 def test_loss_that_is_no_number(folder):
     """Such a run did start, so it leaves a record: failed, at which step, and why."""
     done = attempt(
@@ -369,6 +394,7 @@ def test_loss_that_is_no_number(folder):
     assert [step["loss"] is None for step in schema.read_steps((folder / path).parent)] == [False, True]
 
 
+@pytest.mark.launches
 def test_interrupt(folder):
     """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
     run_dir = folder / "run"

@@ -21,11 +21,6 @@ from study.running import studies
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    return reported.site(tmp_path_factory)
-
-
 class Elements(html.parser.HTMLParser):
     """The elements of a page, with their attributes and what they lie in."""
 
@@ -177,6 +172,7 @@ def test_unknown_parameter_is_refused(tmp_path):
     assert not (tmp_path / "done.ipynb").exists()
 
 
+@pytest.mark.launches
 def test_kernel_is_of_this_python(tmp_path, monkeypatch):
     """Whatever kernel a user has registered as python3, and without the user's start-up files."""
     spec = tmp_path / "data" / "kernels" / "python3"
@@ -195,6 +191,7 @@ def test_kernel_is_of_this_python(tmp_path, monkeypatch):
     assert done.cells[1].source == "# Parameters\na = 2\n"
 
 
+@pytest.mark.launches
 def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
     first = one_page("'whole'")
     page = first.read_bytes()
@@ -209,18 +206,21 @@ def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
     assert not kept.exists()
 
 
+@pytest.mark.launches
 def test_dead_kernel_is_an_error(one_page, tmp_path):
     with pytest.raises(RuntimeError, match=r"^summary.ipynb: DeadKernelError: "):
         one_page("import os; os._exit(3)")
     assert (tmp_path / "out" / "summary.failed.ipynb").exists()
 
 
+@pytest.mark.launches
 def test_refusal_of_a_cell_is_a_refusal(one_page, tmp_path):
     with pytest.raises(Refusal, match=r"^records/x: no such folder; pass another$"):
         one_page("from study.config import Refusal", "raise Refusal('records/x: no such folder; pass another')")
     assert [path.name for path in tmp_path.iterdir()] == ["notebooks"]
 
 
+@pytest.mark.launches
 def test_other_files_stay(one_page, tmp_path):
     (tmp_path / "out" / "records").mkdir(parents=True)
     (tmp_path / "out" / "records" / "a.json").write_text("{}")
@@ -237,6 +237,7 @@ def test_output_that_is_a_file_is_refused(one_page, tmp_path):
         one_page("'x'", output=tmp_path / "file")
 
 
+@pytest.mark.launches
 def test_outputs_of_every_kind(one_page):
     text = one_page(
         "print('1 < 2')",

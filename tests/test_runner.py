@@ -78,6 +78,7 @@ def losses(folder: Path) -> dict[str, list[float]]:
 # ---------------------------------------------------------------- outcomes
 
 
+@pytest.mark.launches
 def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch, capsys):
     assert run(study, monkeypatch) == runner.ALL_OK
     first = outcomes(Path("runs/mine"))
@@ -103,6 +104,7 @@ def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch,
     assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: kept, ok, final loss 0.6200" in out
 
 
+@pytest.mark.launches
 def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkeypatch, capsys):
     endings = {
         "bert-imdb-tiny-single-1x-seed0": "crashed",
@@ -134,6 +136,7 @@ def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkey
     assert sorted(one.position for one in again.values() if one.position > 6) == [7, 8, 9, 10]
 
 
+@pytest.mark.launches
 def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     Path("ladder.yaml").write_text(LADDER)
     middle = "bert-imdb-tiny-ddp-2x-seed{}-batch16"
@@ -151,7 +154,9 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     skipped = found["bert-imdb-tiny-ddp-2x-seed1-batch32"]
     assert skipped.message == f"{middle.format(0)} ran out of memory, with a smaller batch"
     assert (skipped.wall_seconds, skipped.returncode) == (None, None)
-    assert skipped.command[-6:] == ["--global-batch-size", "32", "--data", "bundled", "--seed", "1"]  # had it been run
+    place = ["--output-dir", f"runs/ladder/{skipped.run_id}"]
+    assert skipped.command[-6:] == ["--global-batch-size", "32", "--seed", "1", *place]  # had it been run
+    assert (skipped.config["data"], skipped.config["seed"]) == ("bundled", 1)
     assert [path.name for path in Path("runs/ladder", skipped.run_id).iterdir()] == ["outcome.json"]
     capsys.readouterr()
     run(Path("ladder.yaml"), monkeypatch)
@@ -159,11 +164,12 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     assert outcomes(Path("runs/ladder")) == found
 
 
+@pytest.mark.launches
 def test_a_skipped_run_is_looked_at_again(study, monkeypatch):
     refused = []
 
-    def refuse(config, chosen, *_):
-        if chosen.name in refused:
+    def refuse(run):
+        if run.strategy.name in refused:
             raise Refusal("fsdp2 needs GPUs")
 
     monkeypatch.setattr(checks, "check", refuse)
@@ -176,6 +182,7 @@ def test_a_skipped_run_is_looked_at_again(study, monkeypatch):
     assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok"}
 
 
+@pytest.mark.launches
 def test_a_time_limit_is_a_result_until_there_is_more_time(study, monkeypatch):
     one, name = Path("one.yaml"), "bert-imdb-tiny-single-1x-seed0"
     one.write_text(ONE)
@@ -197,6 +204,7 @@ def expected(monkeypatch):
     return expect
 
 
+@pytest.mark.launches
 def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expected, capsys):
     expected(15)
     for done in range(1, 6):  # the first has the whole slot, and the next one then not
@@ -212,6 +220,7 @@ def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expe
     assert run(more, monkeypatch, slot_seconds=60) == runner.ALL_OK  # all of them in one
 
 
+@pytest.mark.launches
 def test_what_a_slot_ends_is_a_result_only_if_it_had_all_of_it(study, monkeypatch, expected):
     expected(1)
     slow = "bert-imdb-tiny-zero2-2x-seed0"
@@ -226,6 +235,7 @@ def test_what_a_slot_ends_is_a_result_only_if_it_had_all_of_it(study, monkeypatc
     assert run(study, monkeypatch, slot_seconds=30) == runner.ALL_OK  # more time
 
 
+@pytest.mark.launches
 def test_in_slots_what_failed_keeps_nothing_waiting(study, monkeypatch, expected):
     expected(15)
     endings = dict.fromkeys(["bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"], "crashed")
@@ -237,6 +247,7 @@ def test_in_slots_what_failed_keeps_nothing_waiting(study, monkeypatch, expected
     assert run(study, monkeypatch) == runner.ALL_OK  # without a slot it is tried again
 
 
+@pytest.mark.launches
 def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
     endings = {"bert-imdb-tiny-single-1x-seed0": "out_of_memory", "bert-imdb-tiny-zero2-2x-seed0": "crashed"}
     assert run(study, monkeypatch, endings, fail_fast=True) == runner.SOME_WITHOUT_OUTCOME
@@ -244,6 +255,7 @@ def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
     assert "4 of 6 runs have no outcome yet; the same command goes on with them" in capsys.readouterr().out
 
 
+@pytest.mark.launches
 def test_fail_fast_passes_over_what_failed_before(study, monkeypatch, capsys):
     first, second = "bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"
     endings = {first: "crashed_after_result", second: "crashed"}
@@ -258,14 +270,15 @@ def test_fail_fast_passes_over_what_failed_before(study, monkeypatch, capsys):
     assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok", "crashed_after_result"}
 
 
+@pytest.mark.launches
 def test_ctrl_c_leaves_the_run_without_an_outcome(study, monkeypatch, capsys):
     hanging = "bert-imdb-tiny-zero2-2x-seed0"
     launched = launch.launch
 
-    def interrupted(*arguments):
-        if arguments[3].name == hanging:
+    def interrupted(run, *options):
+        if run.run_id == hanging:
             raise KeyboardInterrupt
-        return launched(*arguments)
+        return launched(run, *options)
 
     monkeypatch.setattr(launch, "launch", interrupted)
     assert run(study, monkeypatch) == runner.SOME_WITHOUT_OUTCOME
@@ -273,6 +286,7 @@ def test_ctrl_c_leaves_the_run_without_an_outcome(study, monkeypatch, capsys):
     assert "interrupted\n" in capsys.readouterr().out
 
 
+@pytest.mark.launches
 def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeypatch):
     name = "bert-imdb-tiny-single-1x-seed0"
     run(study, monkeypatch, {name: "failed"})
@@ -294,6 +308,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
 # ---------------------------------------------------------------- two runners, and one that is killed
 
 
+@pytest.mark.launches
 def test_a_second_runner_is_refused(study, monkeypatch):
     with runner.locked(Path("runs/mine")), pytest.raises(Refusal) as caught:
         run(study, monkeypatch)
@@ -309,6 +324,7 @@ def test_a_folder_that_cannot_be_one_is_refused(study, monkeypatch):
         run(study, monkeypatch)
 
 
+@pytest.mark.launches
 def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
     run(study, monkeypatch)
     name = "bert-imdb-tiny-single-1x-seed0"
@@ -328,6 +344,7 @@ def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
     assert (path.parent / "record.json").read_bytes() == written
 
 
+@pytest.mark.launches
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
 def test_twenty_kills_at_random_moments(study, tmp_path, monkeypatch):
     """SIGKILL to the runner; what is finished stays as it is, and one more call completes the rest."""
@@ -362,6 +379,7 @@ parts:
 """
 
 
+@pytest.mark.launches
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
 def test_a_killed_study_of_real_runs_has_the_losses_of_an_undisturbed_one(tmp_path):
     (tmp_path / "real.yaml").write_text(REAL)
@@ -388,6 +406,7 @@ def test_a_killed_study_of_real_runs_has_the_losses_of_an_undisturbed_one(tmp_pa
 # ---------------------------------------------------------------- the command, and the benchmark
 
 
+@pytest.mark.launches
 def test_commands_plan_and_run(study, monkeypatch, capsys):
     fake_train.prepare(Path("fakes.json"), studies.runs(studies.find("mine.yaml")))
     monkeypatch.setattr(launch, "command", fake_train.command(Path("fakes.json").resolve()))
@@ -400,6 +419,7 @@ def test_commands_plan_and_run(study, monkeypatch, capsys):
         cli.run(["run", "mine.yaml", "--timeout", "0"])
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("ignored", [True, False])
 def test_nohup_is_respected(ignored):
     """What the parent ignores stays ignored; else the end of the terminal is as Ctrl-C."""
@@ -412,6 +432,7 @@ def test_nohup_is_respected(ignored):
     assert done.returncode == (0 if ignored else 130), done.stderr
 
 
+@pytest.mark.launches
 def test_benchmark_counts_what_differs(study, monkeypatch):
     run(study, monkeypatch)
     os.rename("runs", "one")
@@ -435,7 +456,7 @@ def test_benchmarks_study_is_of_twelve_runs(tmp_path):
     (tmp_path / "interruptions.yaml").write_text(interruptions.STUDY)
     planned = studies.runs(studies.find(str(tmp_path / "interruptions.yaml")))
     assert len(planned) == 12
-    assert {(run.flags["workload"], run.strategy) for run in planned} == {
+    assert {(run.config.workload, run.strategy.name) for run in planned} == {
         (workload, name)
         for workload in ("bert-imdb", "gpt-wikitext")
         for name in ("single", "ddp", "zero2", "zero3")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, BertForSequenceClassification
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, BertForSequenceClassification
 
 from study.theory import shapes
+from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
 
 _GPT = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 101}
@@ -229,9 +231,9 @@ LLAMA_FILE = {"model_type": "llama", **_LLAMA, "hidden_act": "silu"}
     [
         ({"model_type": "t5"}, "model_type 't5'; give a config.json of bert, gpt2"),
         ({"model_type": None}, "no model_type"),
-        ({"hidden_size": ...}, "hidden_size is missing"),
-        ({"vocab_size": ...}, "vocab_size is missing"),
-        ({"hidden_act": ...}, "hidden_act is missing"),
+        ({"hidden_size": None}, "hidden_size is None; give a whole number"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"hidden_act": None}, "hidden_act is None; give its name"),
         ({"hidden_size": "24"}, "hidden_size is '24'; give a whole number"),
         ({"hidden_size": 24.0}, "hidden_size is 24.0"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
@@ -243,21 +245,64 @@ LLAMA_FILE = {"model_type": "llama", **_LLAMA, "hidden_act": "silu"}
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; give true or false"),
         ({"hidden_act": 3}, "hidden_act is 3"),
         ({"attention_bias": True}, "attention_bias is True, whose parameters are not counted"),
-        ({"model_type": "mistral", "num_key_value_heads": ...}, "num_key_value_heads is missing"),
-        ({"model_type": "gemma2"}, "head_dim is missing"),
+        ({"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads is None"),
+        ({"model_type": "gemma2", "head_dim": None}, "head_dim is None"),
+        ({"model_type": "gpt2", "n_embd": 48}, "n_embd is 48 and hidden_size 24, which are one setting; leave one out"),
+        ({"num_hidden_layers": 10**5}, "num_hidden_layers is 100000, more than any model's"),
     ],
 )
 def test_a_bad_config_is_refused_in_one_line_that_names_the_key(change, says):
-    content = {key: value for key, value in (LLAMA_FILE | change).items() if value is not ...}
     with pytest.raises(ValueError, match=says) as refused:
-        shapes.from_config(content, "some/config.json")
+        shapes.from_config(LLAMA_FILE | change, "some/config.json")
     assert str(refused.value).startswith("some/config.json: ")
     assert "\n" not in str(refused.value)
 
 
 def test_what_real_files_leave_out_is_as_in_transformers():
-    for left_out in ("num_key_value_heads", "tie_word_embeddings", "head_dim"):
+    for left_out in ("num_key_value_heads", "tie_word_embeddings", "head_dim", "intermediate_size", "vocab_size"):
         content = {key: value for key, value in LLAMA_FILE.items() if key != left_out}
         shape = shapes.from_config(content, "x")
         config = AutoConfig.for_model(**content, bos_token_id=0, eos_token_id=1)
         assert shape.parameters.groups == sizes_of(built(config))
+
+
+@pytest.mark.parametrize("name", config_json.MODEL_TYPES)
+def test_defaults_are_those_of_the_class_in_transformers(name):
+    """All that a shape is read from; a new version of the library may change what it has for a key."""
+    in_class = {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[name])}
+    model_type = config_json.MODEL_TYPES[name]
+    assert model_type.defaults == {key: in_class[key] for key in model_type.keys.values() if key in in_class}
+    assert {*model_type.keys.values()} - {*in_class} <= {"head_dim"}  # which Qwen2 takes, and has no field for
+    assert model_type.synonyms == CONFIG_MAPPING[name].attribute_map
+    counted = config_json.COUNTED
+    assert {key: in_class.get(key, value) for key, value in counted.items()} == counted
+
+
+MINIMAL = {
+    "bert": "bert-base",
+    "gpt2": "gpt2",
+    "gpt_neo": "gpt-neo-1.3b",
+    "gptj": "gpt-j-6b",
+    "llama": "llama-2-7b",
+    "mistral": "mistral-7b",
+    "gemma2": "gemma2-2b",
+}
+
+
+@pytest.mark.parametrize("name", config_json.MODEL_TYPES)
+def test_a_file_that_names_nothing_but_its_type_is_the_model_of_its_defaults(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    shape = shapes.find(str(tmp_path))
+    assert shape == shapes.from_config(CONFIG_MAPPING[name]().to_dict(), shape.name)
+    if known := MINIMAL.get(name):
+        # Llama's and Mistral's positions have been more in later versions than in the first.
+        same = {"name": known, "positions": shapes.KNOWN[known].positions}
+        assert dataclasses.replace(shape, **same) == shapes.KNOWN[known]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "gptj"])
+def test_the_usual_keys_are_understood_in_every_file(name):
+    """As the class's attribute_map has it: unread they would leave the default in their place."""
+    usual = {"model_type": name, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = shapes.from_config(usual | {"max_position_embeddings": 32}, "x")
+    assert (shape.hidden, shape.layers, shape.heads, shape.positions) == (24, 2, 4, 32)

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import reported
 
 from study.claims import say
 from study.claims.verdicts import WORDS
@@ -46,11 +45,6 @@ CONTRAST = """(selectors) => {
 }"""
 
 TEXT = ["body", ".lead, main p", "caption small, figcaption", "main a, footer a", "thead th"]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    return reported.site(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

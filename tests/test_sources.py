@@ -61,6 +61,7 @@ def test_check_passes_what_is_whole(shared_data_dir, workload):
     sources.check(config(workload))
 
 
+@pytest.mark.launches
 def test_check_imports_neither_torch_nor_transformers(shared_data_dir):
     code = (
         "import sys; from study.config import build_config; from study.workloads import sources\n"

@@ -16,12 +16,12 @@ import torch
 from study import files, models
 from study.config import build_config
 from study.errors import Refusal
-from study.preflight.checks import check
+from study.preflight import checks
 from study.records.schema import Proof
+from study.run import Run, make_run
 from study.strategy import file
 from study.strategy.file import find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, request
-from study.training.request import Launch
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
 
@@ -31,7 +31,7 @@ def box(monkeypatch):
     """A box without a GPU, its extensions built, in the folder from which the files name their JSON."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(file.extensions, "check", lambda needs: None)
+    monkeypatch.setattr(checks.extensions, "check", lambda needs: None)
     monkeypatch.chdir(file.CONFIGS.parent)
 
 
@@ -52,7 +52,7 @@ def reading(tmp_path: Path, text: str) -> str:
 
 def checking(name: str, world_size: int = 2, **flags) -> str:
     with pytest.raises(Refusal) as caught:
-        check(build_config(**flags), shipped(name), world_size)
+        checks.check(make_run(build_config(**flags), shipped(name), world_size))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -100,7 +100,7 @@ def test_a_file_of_ones_own(tmp_path):
     path.write_text(HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, gradient_clipping: 0.5}")
     read = read_strategy(find_strategy(str(path)))
     assert (read.name, read.zero_stage, read.gradient_clipping, read.zero3_init) == ("mine", 2, 0.5, False)
-    check(build_config(gradient_clipping=0.5), read, 2)
+    checks.check(make_run(build_config(gradient_clipping=0.5), read, 2))
 
 
 def test_a_json_says_what_a_yaml_cannot():
@@ -190,7 +190,7 @@ def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero}))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path.with_suffix(".json")))
-    plugin = accelerators._deepspeed_plugin(build_config(), read_strategy(path), 2, tmp_path)
+    plugin = accelerators._deepspeed_plugin(Run(build_config(), read_strategy(path), 2, tmp_path))
     filled = plugin.deepspeed_config[ZERO]
     assert [filled[key] for key in keys] == [128**2, 14_745, 1280]
     assert filled["offload_param"]["buffer_size"] == models.swap_buffer_size(128, 2)
@@ -268,7 +268,7 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 @pytest.mark.parametrize("name", [name for name in file.names() if not name.startswith("fsdp2")])
 def test_what_is_whole_passes(name):
     chosen = shipped(name)
-    check(build_config(), chosen, chosen.num_processes)
+    checks.check(make_run(build_config(), chosen, chosen.num_processes))
 
 
 @pytest.mark.parametrize(
@@ -294,33 +294,33 @@ def test_what_cannot_run_here(name, flags, expected):
 
 
 def test_without_deepspeed(monkeypatch):
-    monkeypatch.setattr(file.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
     assert checking("zero2") == "zero2 needs deepspeed, which is not installed; `make setup` installs it"
-    check(build_config(), shipped("ddp"), 2)
+    checks.check(make_run(build_config(), shipped("ddp"), 2))
 
 
 def test_extensions_of_a_box_without_a_gpu(monkeypatch):
     asked = []
-    monkeypatch.setattr(file.extensions, "check", asked.append)
+    monkeypatch.setattr(checks.extensions, "check", asked.append)
     for name in ("ddp", "zero1", "zero1_cpu_offload"):
-        check(build_config(), shipped(name), 2)
+        checks.check(make_run(build_config(), shipped(name), 2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    check(build_config(), shipped("zero1"), 2)
+    checks.check(make_run(build_config(), shipped("zero1"), 2))
     assert asked == [set(), {"deepspeed_shm_comm"}, {"deepspeed_shm_comm", "cpu_adam"}, set()]
 
 
 def test_processes_of_several_machines(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     config, chosen = build_config(global_batch_size=32), shipped("zero2")
-    check(config, chosen, 16, num_machines=2)
+    checks.check(make_run(config, chosen, 16, num_machines=2))
     with pytest.raises(
         Refusal, match=r"^16 processes asked, 8 GPU\(s\) found; pass --num_processes 8, or --share-device$"
     ):
-        check(config, chosen, 16)
+        checks.check(make_run(config, chosen, 16))
     with pytest.raises(
         Refusal, match=r"^32 .* 8 GPU\(s\) found on this one of 2 machines; pass --num_processes 16, or"
     ):
-        check(config, chosen, 32, num_machines=2)
+        checks.check(make_run(config, chosen, 32, num_machines=2))
 
 
 def test_writable(tmp_path):
@@ -367,10 +367,10 @@ def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_proce
     command = f"python -m accelerate.commands.launch --config_file accelerate_configs/zero3.yaml {flags} study/train.py"
     ancestors = [Ancestor("bash", Path("/")), Ancestor(command, file.CONFIGS.parent)]
     monkeypatch.setattr(psutil.Process, "parents", lambda self: ancestors)
-    launch = request.read_launch()
-    assert launch.strategy == dataclasses.replace(shipped("zero3"), path=launch.strategy.path)
-    assert str(launch.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
-    assert (launch.num_processes, launch.num_machines) == (num_processes, num_machines)
+    run = request.requested_run(build_config(global_batch_size=16))
+    assert run.strategy == dataclasses.replace(shipped("zero3"), path=run.strategy.path)
+    assert str(run.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
+    assert (run.world_size, run.num_machines) == (num_processes, num_machines)
 
 
 def test_machines_of_the_file(tmp_path, monkeypatch):
@@ -378,15 +378,15 @@ def test_machines_of_the_file(tmp_path, monkeypatch):
     path.write_text(find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2"))
     ancestor = Ancestor(f"accelerate-launch --config_file {path} study/train.py", tmp_path)
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
-    assert request.read_launch().num_machines == 2
-    assert Launch(shipped("zero2"), 2).num_machines == 1
+    assert request.requested_run(build_config()).num_machines == 2
+    assert make_run(build_config(), shipped("zero2"), 2).num_machines == 1
 
 
 def test_launch_without_a_file(monkeypatch):
     ancestor = Ancestor("python -m accelerate.commands.launch study/train.py", file.CONFIGS.parent)
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
     with pytest.raises(Refusal, match=r"^no accelerate file: start it as `accelerate launch --config_file"):
-        request.read_launch()
+        request.requested_run(build_config())
 
 
 # ---------------------------------------------------------------- after it
@@ -399,8 +399,12 @@ FOUND = Proof(
 )  # fmt: skip
 
 
+def asked(**flags) -> Run:
+    return Run(build_config(**flags), shipped("zero3"), 2, Path("run"))
+
+
 def verify(found: Proof, **flags) -> None:
-    proof.verify(found, build_config(**flags), Launch(shipped("zero3"), 2), Path("run"))
+    proof.verify(found, asked(**flags))
 
 
 def test_what_was_asked_passes():
@@ -442,14 +446,13 @@ def test_ranks_that_share_a_gpu_speak_through_gloo(monkeypatch):
 
 
 def test_ranks_are_on_as_many_gpus_as_asked():
-    launch = Launch(shipped("zero3"), 2)
-    assert proof.verify_gpus([None, None], build_config(), launch) is None  # a CPU
-    assert proof.verify_gpus(["a", "b"], build_config(), launch) == 2
-    assert proof.verify_gpus(["a", "a"], build_config(share_device=True), launch) == 1
+    assert proof.verify_gpus([None, None], asked()) is None  # a CPU
+    assert proof.verify_gpus(["a", "b"], asked()) == 2
+    assert proof.verify_gpus(["a", "a"], asked(share_device=True)) == 1
     with pytest.raises(Refusal, match=r"^num_gpus: the run asks for 2, its 2 ranks are on 1; change --share-device$"):
-        proof.verify_gpus(["a", "a"], build_config(), launch)
+        proof.verify_gpus(["a", "a"], asked())
     with pytest.raises(Refusal, match=r"^num_gpus: the run asks for 1, its 2 ranks are on 2"):
-        proof.verify_gpus(["a", "b"], build_config(share_device=True), launch)
+        proof.verify_gpus(["a", "b"], asked(share_device=True))
 
 
 def test_masters_of_sixteen_bits():

@@ -71,6 +71,7 @@ def test_scaling_names_its_base(tmp_path):
     assert base == "single on 1 process"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("view", ["differences", "largest-batch", "scaling", "parity", "model-states", "losses"])
 def test_every_view_of_committed_records(view):
     done = launching.attempt(["zero-study", "compare", "--view", view, "reports/cpu/records/cpu"])
@@ -78,6 +79,7 @@ def test_every_view_of_committed_records(view):
     assert "zero3_tuned" in done.stdout
 
 
+@pytest.mark.launches
 def test_output_without_a_reader_is_no_error():
     code = """
 import os, sys

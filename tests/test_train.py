@@ -11,6 +11,8 @@ from test_parity import CLIPPED, DEEPSPEED
 
 from study.strategy import file
 
+pytestmark = pytest.mark.launches
+
 STEP_KEYS = {
     "step",
     "loss",

@@ -22,16 +22,15 @@ from launching import ROOT, attempt
 from safetensors.torch import load_file
 from test_parity import CLIPPED, UNCLIPPED
 
-from study import run
 from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
+from study.run import Run, make_run
 from study.running import launch
 from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, weights
 from study.training.measure.memory import PhaseMemory
-from study.training.request import Launch
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
 COMPARED = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, "num_eval_examples": 15, "save_model": True}
@@ -76,7 +75,7 @@ def reading(path: Path) -> str:
 
 def checking(config: dict, chosen: file.Strategy, world_size: int = 2) -> str:
     with pytest.raises(Refusal) as caught:
-        check(build_config(**config), chosen, world_size)
+        check(make_run(build_config(**config), chosen, world_size))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -84,7 +83,7 @@ def checking(config: dict, chosen: file.Strategy, world_size: int = 2) -> str:
 def verifying(found, config: dict, name: str) -> str:
     """What is said when the engine turns out to be `found`."""
     with pytest.raises(Refusal) as caught:
-        proof.verify(found, build_config(**config), Launch(shipped(name), 2), Path("run"))
+        proof.verify(found, Run(build_config(**config), shipped(name), 2, Path("run")))
     return str(caught.value)
 
 
@@ -100,7 +99,7 @@ def plugin(name: str, monkeypatch: pytest.MonkeyPatch, **flags) -> dict:
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", section["deepspeed_config_file"])
     else:
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(section["zero_stage"]))
-    return accelerators._deepspeed_plugin(build_config(**flags), chosen, 2, Path("run")).deepspeed_config
+    return accelerators._deepspeed_plugin(Run(build_config(**flags), chosen, 2, Path("run"))).deepspeed_config
 
 
 # ---------------------------------------------------------------- how many processes, and which engine
@@ -113,6 +112,7 @@ def test_multi_cpu_is_one_process(tmp_path):
     assert "write MULTI_GPU" in message
 
 
+@pytest.mark.launches
 def test_deepspeed_without_an_accelerator_is_several_worlds_of_one():
     """A DeepSpeed YAML where torch sees no accelerator, no gloo handler."""
     run = launching.run("zero2", **CLIPPED)
@@ -132,6 +132,7 @@ def test_use_cpu_is_ddp(tmp_path):
     )
 
 
+@pytest.mark.launches
 def test_use_cpu_in_the_environment_is_ddp(tmp_path):
     """ACCELERATE_USE_CPU=true with a ZeRO-2 YAML."""
     words = ["accelerate", "launch", "--config_file", CONFIGS / "zero2.yaml", "--main_process_port", "0"]
@@ -144,6 +145,7 @@ def test_use_cpu_in_the_environment_is_ddp(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.launches
 def test_flags_of_the_launcher_override_the_file(tmp_path):
     """Another stage on the launcher's command line than in the file."""
     words = ["accelerate", "launch", "--config_file", CONFIGS / "zero3.yaml", "--main_process_port", "0"]
@@ -159,7 +161,7 @@ def test_settings_that_nothing_reads():
     """training_args.deepspeed = {...} after TrainingArguments(...) was built: the trainer uses no such arguments."""
     for path in [
         ROOT / "study" / "train.py",
-        ROOT / "study" / "strategy.py",
+        *(ROOT / "study" / "training").rglob("*.py"),
         *(ROOT / "study" / "workloads").glob("*.py"),
     ]:
         names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
@@ -189,6 +191,7 @@ def test_no_clipping_is_clipping_at_one(written, tmp_path, monkeypatch):
     assert plugin("zero2", monkeypatch, gradient_clipping=0)["gradient_clipping"] == 0
 
 
+@pytest.mark.launches
 def test_no_clipping_is_none():
     """gradient_clipping 0, as far as the engine itself: norms above 1 are not clipped, as DDP's are not."""
     runs = [launching.run(name, **UNCLIPPED) for name in ("ddp", "zero2")]
@@ -197,6 +200,7 @@ def test_no_clipping_is_none():
     assert runs[1].steps[-1]["loss"] == pytest.approx(runs[0].steps[-1]["loss"], rel=1e-5)
 
 
+@pytest.mark.launches
 def test_clip_grad_norm_under_deepspeed_clips_nothing():
     """accelerator.clip_grad_norm_(...) under DeepSpeed: the study asks the engine, which clips, for the norm before."""
     engine = SimpleNamespace(zero_optimization_stage=lambda: 2, get_global_grad_norm=lambda: 7.0)
@@ -226,11 +230,13 @@ def test_nvme_path_that_runs_would_share(tmp_path, monkeypatch):
     zero["offload_param"]["nvme_path"] = "/fast/disk"
     path = with_json(tmp_path, "zero3_nvme_offload", monkeypatch, zero_optimization=zero)
     assert "zero_optimization.offload_param.nvme_path would be shared by runs; remove it" in reading(path)
-    config = build_config(swap_dir=tmp_path)
-    folders = {run.swap_folder(config, Path("runs") / name) for name in ("a", "b")}
+    config, chosen = build_config(swap_dir=tmp_path), file.read_by_name("zero3_nvme_offload")
+    runs = [Run(config, chosen, 2, Path("runs") / name) for name in ("a", "b")]
+    folders = {run.swap_folder for run in runs}
     assert folders == {tmp_path / "zero-study-a", tmp_path / "zero-study-b"}
 
 
+@pytest.mark.launches
 def test_nvme_offload_swaps_where_it_was_told():
     """Swap files went under ./none of the current directory."""
     run = launching.run("zero3_nvme_offload", **CLIPPED)
@@ -239,6 +245,7 @@ def test_nvme_offload_swaps_where_it_was_told():
     assert not (run.run_dir / "swap").exists()  # cleared away at the end
 
 
+@pytest.mark.launches
 def test_nvme_offload_of_a_small_model_swaps():
     """NVMe offload of a small model swapped nothing."""
     found = launching.run("zero3_nvme_offload", **CLIPPED).record
@@ -247,6 +254,7 @@ def test_nvme_offload_of_a_small_model_swaps():
     assert all(states.swapped > 2**20 for states in found.model_state_bytes)
 
 
+@pytest.mark.launches
 def test_nvme_offload_keeps_the_weights():
     """NVMe parameter offload in fp32 of a model built outside zero.Init: weights rounded to bf16, or a crash."""
     runs = [launching.run(name, **CLIPPED).record for name in ("ddp", "zero3_nvme_offload")]
@@ -353,6 +361,7 @@ def test_fp16_norm_without_clipping_is_unscaled():
     assert model.weight.grad.tolist() == [[3.0, 4.0]]
 
 
+@pytest.mark.launches
 def test_bf16_accumulates_in_fp32(monkeypatch):
     """DeepSpeed bf16 with accumulation adds gradients up in bf16."""
     assert plugin("zero2", monkeypatch, **BF16)["data_types"] == {"grad_accum_dtype": "fp32"}
@@ -366,6 +375,7 @@ def test_bf16_accumulates_in_fp32(monkeypatch):
 # ---------------------------------------------------------------- optimizer, schedule, accumulation
 
 
+@pytest.mark.launches
 def test_offload_replaces_the_optimizer():
     """torch SGD (or any non-Adam) with optimizer offload: the study has AdamW only, and says which one stepped."""
     classes = {name: launching.run(name, **CLIPPED).record.proof.optimizer_class for name in ("ddp", "zero2", "zero3")}
@@ -392,6 +402,7 @@ def test_biases_and_norms_do_not_decay():
     assert weights.parameter_groups(model, 0.1)[0]["params"] == [model[0].weight]
 
 
+@pytest.mark.launches
 def test_schedule_does_not_depend_on_the_world_size():
     """A scheduler given to prepare steps num_processes times per update."""
     one, two = launching.run("single", num_processes=1, **COMPARED), launching.run("zero3", **COMPARED)
@@ -401,6 +412,7 @@ def test_schedule_does_not_depend_on_the_world_size():
     assert rates[-1] == pytest.approx(1e-3 / 8)
 
 
+@pytest.mark.launches
 def test_accumulation_is_the_runs(tmp_path):
     """The program's accumulation differs from the DeepSpeed config's."""
     path = changed(tmp_path, "zero2", "deepspeed_config", gradient_accumulation_steps=4)
@@ -412,6 +424,7 @@ def test_accumulation_is_the_runs(tmp_path):
 # ---------------------------------------------------------------- the same start, the same samples
 
 
+@pytest.mark.launches
 def test_initial_weights_do_not_depend_on_the_strategy():
     """zero.Init gives other weights than without it for the same seed, and another dropout stream."""
     ddp, zero3 = (launching.run(name, **CLIPPED) for name in ("ddp", "zero3"))
@@ -421,6 +434,7 @@ def test_initial_weights_do_not_depend_on_the_strategy():
     assert zero3.steps[0]["loss"] == pytest.approx(ddp.steps[0]["loss"], rel=1e-6)  # the same units dropped
 
 
+@pytest.mark.launches
 def test_sample_order_does_not_depend_on_the_world_size():
     """DataLoader(shuffle=True) on 1 and on 2 processes."""
     one, two = launching.run("single", num_processes=1, **COMPARED), launching.run("zero3", **COMPARED)
@@ -430,6 +444,7 @@ def test_sample_order_does_not_depend_on_the_world_size():
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.launches
 def test_tail_samples_are_not_counted_twice():
     """even_batches repeats tail samples: 15 held-out examples are 15 on any number of processes."""
     one, two = launching.run("single", num_processes=1, **COMPARED), launching.run("zero3", **COMPARED)
@@ -441,6 +456,7 @@ def test_tail_samples_are_not_counted_twice():
 # ---------------------------------------------------------------- one process per run
 
 
+@pytest.mark.launches
 def test_each_run_is_a_process_of_its_own(tmp_path, monkeypatch):
     """The same model object in a second run of the process: `launch` starts a new one for every run."""
     code = "import os, sys; print(os.getpid(), os.environ.get('ACCELERATE_USE_DEEPSPEED'))"
@@ -448,7 +464,7 @@ def test_each_run_is_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)
     said = []
     for name in ("a", "b"):
-        outcome = launch.launch(CONFIGS / "zero2.yaml", 2, [], tmp_path / name)
+        outcome = launch.launch(Run(build_config(), shipped("zero2"), 2, tmp_path / name))
         assert outcome.status == "crashed"  # it left no record
         said.append((tmp_path / name / "stdout.log").read_text().split())
     assert len({said[0][0], said[1][0], str(os.getpid())}) == 3
@@ -474,6 +490,7 @@ def test_peaks_are_those_of_their_phase():
 # ---------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.launches
 def test_saved_weights_are_whole():
     """save_16bit_model at stage 3 returns False and writes no file."""
     run = launching.run("zero3", **COMPARED)
@@ -482,6 +499,7 @@ def test_saved_weights_are_whole():
     assert sum(float(t.double().abs().sum()) for t in saved.values()) == run.record.final_parameters.absolute_sum
 
 
+@pytest.mark.launches
 def test_checkpoint_of_two_ranks_on_four(tmp_path):
     """An error that names both sizes. (That of accelerate and DeepSpeed: the study itself does not resume.)"""
     words = ["accelerate", "launch", "--config_file", CONFIGS / "zero2.yaml", "--main_process_port", "0"]

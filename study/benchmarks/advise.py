@@ -21,6 +21,7 @@ import numpy as np
 from study import files
 from study.benchmarks import pairs
 from study.errors import Refusal, RunFailed
+from study.records.results import header
 from study.strategy import engines, file
 from study.theory import hardware, on_box, shapes
 from study.theory.case import Job
@@ -51,7 +52,7 @@ def measure(repeats: int, model: str, output: Path | None, command: str) -> None
     print(f"{result['configurations']:,} configurations, seconds: {pairs.show(result['grid_seconds'])}")
     print(f"zero-study advise, seconds: {pairs.show(result['advise_seconds'])}")
     if output:
-        files.write_json(output, {**pairs.report("planning", command, {}), **result})
+        files.write_json(output, {**header("advise", command), **result})
 
 
 def grid(shape: ModelShape) -> Iterator[Prediction]:

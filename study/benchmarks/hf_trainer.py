@@ -22,10 +22,10 @@ from study import files
 from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal
 from study.preflight import extensions
+from study.run import Run, make_run
 from study.running.launch import QUIET
 from study.strategy import file
 from study.strategy.file import Strategy
-from study.training import request
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
 STRATEGIES = [name for name in file.names() if "nvme" not in name and not name.startswith("fsdp")]
@@ -40,8 +40,7 @@ def main() -> None:
     config = build_config(**parse_flags(words))
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     check(config, chosen, num_processes)
-    launch = request.Launch(file.read_strategy(file.find_strategy(chosen)), num_processes)
-    train(config, launch, Path(result))
+    train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), Path(result))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason
@@ -60,21 +59,21 @@ def check(config: RunConfig, strategy_name: str, num_processes: int) -> None:
         raise Refusal("strategy 'ddp' on one process: Trainer builds no DDP there on a GPU; take single")
 
 
-def arguments(config: RunConfig, launch: request.Launch, folder: Path, on_cpu: bool) -> dict[str, Any]:
+def arguments(run: Run, folder: Path, on_cpu: bool) -> dict[str, Any]:
     """The TrainingArguments of this work; what is not here is Trainer's default."""
-    deepspeed = deepspeed_config(config, launch.strategy)
+    config = run.config
+    deepspeed = deepspeed_config(config, run.strategy)
     by_engine = deepspeed is not None and config.precision == "bf16-autocast"  # the engine's own autocast
-    micro_batch_size, _ = config.batches(launch.num_processes)
     return {
         "output_dir": str(folder),
         "use_cpu": on_cpu,
-        "ddp_backend": "gloo" if on_cpu and launch.strategy.distributed_type != "NO" else None,
+        "ddp_backend": "gloo" if on_cpu and run.strategy.distributed_type != "NO" else None,
         "deepspeed": deepspeed,
         "bf16": config.precision.startswith("bf16") and not by_engine,
         "gradient_checkpointing": config.activation_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "torch_compile": config.compile,
-        "per_device_train_batch_size": micro_batch_size,
+        "per_device_train_batch_size": run.micro_batch_size,
         "max_steps": config.num_steps,
         "optim": "adamw_torch_fused",
         "learning_rate": config.learning_rate,
@@ -111,7 +110,7 @@ def deepspeed_config(config: RunConfig, chosen: Strategy) -> dict[str, Any] | No
     return engine
 
 
-def train(config: RunConfig, launch: request.Launch, result: Path) -> None:
+def train(run: Run, result: Path) -> None:
     """Train under Trainer, prove that it was this work, and write the result on rank 0. Collective."""
     import torch
     import torch.distributed as dist
@@ -122,10 +121,10 @@ def train(config: RunConfig, launch: request.Launch, result: Path) -> None:
     from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, sources
 
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu and launch.strategy.zero_stage is not None:
+    config, on_cpu = run.config, not torch.cuda.is_available()
+    if on_cpu and run.strategy.zero_stage is not None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    settings = TrainingArguments(**arguments(config, launch, result.parent, on_cpu))
+    settings = TrainingArguments(**arguments(run, result.parent, on_cpu))
     now = make_clock(settings.device)
     workload = WORKLOADS[config.workload]
     splits = workload.load(config)
@@ -161,14 +160,14 @@ def train(config: RunConfig, launch: request.Launch, result: Path) -> None:
     trainer = Ordered(model, settings, train_dataset=examples, callbacks=[Clock()])
     trainer.train()
 
-    found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, config, launch)
-    proof.verify(found, config, launch, result.parent)
+    found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, run)
+    proof.verify(found, run)
     if len(ends) != config.num_steps:
         raise RuntimeError(f"Trainer took {len(ends)} steps, asked for {config.num_steps}")
     mean_losses = torch.stack(losses).double()
     if dist.is_initialized():
         dist.all_reduce(mean_losses)
-    mean_losses /= launch.num_processes
+    mean_losses /= run.world_size
     if settings.process_index == 0:
         files.write_json(
             result,

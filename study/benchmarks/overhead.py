@@ -14,8 +14,9 @@ from typing import Any
 
 from study import files
 from study.benchmarks import pairs
-from study.benchmarks.pairs import Work
 from study.benchmarks.throughput import FLAGS
+from study.records.results import header
+from study.run import Run
 
 
 def measure(num_pairs: int, strategy: str, size: str, output: Path | None, command: str) -> None:
@@ -33,11 +34,11 @@ def measure(num_pairs: int, strategy: str, size: str, output: Path | None, comma
     result = summarize([pairs.run_pair(arms, number, say) for number in range(1, num_pairs + 1)])
     print(f"{strategy}: measured/plain seconds a step {pairs.show(result['ratio'])}")
     if output:
-        head = pairs.report("overhead", command, {"config": pairs.shown_config(plain.config)})
+        head = {**header("overhead", command), "config": pairs.shown_config(plain.config)}
         files.write_json(output, {**head, **result})
 
 
-def run(work: Work) -> dict[str, Any]:
+def run(work: Run) -> dict[str, Any]:
     facts, steps = pairs.run_ours(work)
     probed = facts.timing.probed_steps
     return {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
+import dataclasses
 import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from study.errors import RunFailed
 from study.preflight import checks
 from study.records import schema
 from study.records.schema import Record
-from study.running import launch, studies
-from study.strategy import file
+from study.run import Run, make_run
+from study.running import launch
+from study.strategy.file import find_strategy, read_strategy
 
 TIMEOUT_SECONDS = 1800  # of one run
 
@@ -53,43 +53,26 @@ def show(summary: dict[str, float]) -> str:
     return f"{summary['median']:.3f} ({summary['minimum']:.3f} to {summary['maximum']:.3f}, n={summary['count']})"
 
 
-@dataclass(frozen=True)
-class Work:
-    """What every run of one comparison does: the flags of `train.py`, checked, under one strategy."""
-
-    strategy: file.Strategy
-    flags: dict[str, Any]
-    config: RunConfig
-    world_size: int
-
-
-def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Work:
-    """Check the work before anything is started; on as many processes as the file says, or `num_processes`.
+def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Run:
+    """Check what every run of one comparison does; on as many processes as the file says, or `num_processes`.
 
     Raises Refusal.
     """
-    chosen = file.read_strategy(file.find_strategy(strategy_name))
-    world_size = chosen.num_processes if chosen.name == "single" else num_processes or chosen.num_processes
-    work = Work(chosen, flags, build_config(**flags), world_size)
-    checks.check(work.config, chosen, work.world_size)
+    strategy = read_strategy(find_strategy(strategy_name))
+    world_size = strategy.num_processes if strategy.name == "single" else num_processes or strategy.num_processes
+    work = make_run(build_config(**flags), strategy, world_size)
+    checks.check(work)
     return work
 
 
-def train_arguments(flags: dict[str, Any]) -> list[str]:
-    """Flags as train.py takes them."""
-    return studies.Run("", "", 1, flags).arguments()
-
-
-def run_ours(work: Work) -> tuple[Record, list[dict[str, Any]]]:
+def run_ours(work: Run) -> tuple[Record, list[dict[str, Any]]]:
     """Run the work as `zero-study train` does; return its record and its steps. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
-        run_dir = Path(folder) / "run"
-        ended = launch.launch(
-            work.strategy.path, work.world_size, train_arguments(work.flags), run_dir, TIMEOUT_SECONDS
-        )
+        run = dataclasses.replace(work, folder=Path(folder) / "run")
+        ended = launch.launch(run, TIMEOUT_SECONDS)
         if ended.status != "ok":
-            raise RunFailed("\n".join([f"{work.strategy.name}: {ended.status}, {ended.message}", *ended.stderr_tail]))
-        return schema.read(run_dir), schema.read_steps(run_dir)
+            raise RunFailed("\n".join([f"{run.strategy.name}: {ended.status}, {ended.message}", *ended.stderr_tail]))
+        return schema.read(run.folder), schema.read_steps(run.folder)
 
 
 def share_cores(num_processes: int) -> None:
@@ -100,19 +83,6 @@ def share_cores(num_processes: int) -> None:
 
 def text_flags(data_dir: Path | None) -> dict[str, Any]:
     return {} if data_dir is None else {"data": "files", "data_dir": data_dir}
-
-
-def report(name: str, command: str, work: dict[str, Any]) -> dict[str, Any]:
-    """What a benchmark's JSON begins with: what was run, when, where; no path of the machine."""
-    from study.records import machine
-
-    return {
-        "benchmark": name,
-        "command": command,
-        "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        **work,
-    }
 
 
 def shown_config(config: RunConfig) -> dict[str, Any]:

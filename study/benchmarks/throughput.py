@@ -12,6 +12,7 @@ On one process Trainer builds no DDP: beside our `ddp` it runs as `single`, whic
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -28,12 +29,14 @@ from typing import Any
 
 from study import files
 from study.benchmarks import hf_trainer, pairs
-from study.benchmarks.pairs import Work
 from study.compare import table
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import find as records
+from study.records.results import header
 from study.records.schema import Record
+from study.run import Run
+from study.strategy.file import read_by_name
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
 FLAGS: dict[str, Any] = {
@@ -98,7 +101,7 @@ def measure(
         )
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if output and results:
-            _write(output, {**pairs.report("throughput", command, head), "strategies": results})
+            _write(output, {**header("throughput", command), **head, "strategies": results})
     if status != SOME_MISSING:
         for name, result in results.items():
             mfu = result["mfu"]
@@ -109,7 +112,7 @@ def measure(
 
 
 def _compare_all(
-    planned: dict[str, Work], num_pairs: int, minutes: int | None, results: dict[str, Any], keep: Callable[[], None]
+    planned: dict[str, Run], num_pairs: int, minutes: int | None, results: dict[str, Any], keep: Callable[[], None]
 ) -> int:
     """Add the pairs that are missing to the results, calling `keep` after each; return the exit status."""
     slot_seconds = math.inf if minutes is None else 60 * minutes
@@ -153,7 +156,7 @@ def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     return content["strategies"]
 
 
-def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Work:
+def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Run:
     """Check that both arms can do this work. Raises Refusal."""
     work = pairs.plan(strategy_name, flags, num_processes)
     theirs = of_trainer(work)
@@ -161,13 +164,13 @@ def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = 
     return work
 
 
-def of_trainer(work: Work) -> Work:
+def of_trainer(work: Run) -> Run:
     """Our work as Trainer does it: of a group of one process it makes no DDP."""
     alone = work.strategy.distributed_type == "MULTI_GPU" and work.world_size == 1
-    return pairs.plan("single", work.flags) if alone else work
+    return dataclasses.replace(work, strategy=read_by_name("single")) if alone else work
 
 
-def compare(work: Work, number: int, num_pairs: int) -> dict[str, Any]:
+def compare(work: Run, number: int, num_pairs: int) -> dict[str, Any]:
     """Run one pair of a strategy. Raises RunFailed where a run fails or the arms did not do the same work."""
     theirs = of_trainer(work)
     arms = {"ours": functools.partial(ours, work), "trainer": functools.partial(trainer, theirs)}
@@ -219,7 +222,7 @@ def summarize(kept: list[dict[str, Any]]) -> dict[str, Any]:
     return {"pairs": kept, **spread, "mfu": mfu}
 
 
-def ours(work: Work) -> dict[str, Any]:
+def ours(work: Run) -> dict[str, Any]:
     """One run of train.py, as users start it, measuring."""
     facts, steps = pairs.run_ours(work)
     return {
@@ -244,7 +247,7 @@ def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> f
     return sum(step["samples"] for step in timed) / (timed[-1]["elapsed_seconds"] - warmed["elapsed_seconds"])
 
 
-def trainer(work: Work) -> dict[str, Any]:
+def trainer(work: Run) -> dict[str, Any]:
     """One run of Trainer, started by torchrun. Raises RunFailed with the end of what it said."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         result, said = Path(folder) / "result.json", Path(folder) / "stderr.log"
@@ -255,7 +258,7 @@ def trainer(work: Work) -> dict[str, Any]:
         else:
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(work.world_size)]
             program = [*torchrun, *program]
-        command = [sys.executable, *program, *pairs.train_arguments(work.flags)]
+        command = [sys.executable, *program, *work.arguments()]
         with open(said, "w") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
             try:

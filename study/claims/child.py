@@ -181,10 +181,10 @@ def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
 
 
 def value(asked: str, names: dict[str, Any]) -> bool | float | str | None:
-    found = eval(asked, names)
-    if found is not None and not isinstance(found, (bool, int, float, str)):
-        raise TypeError(f"{asked}: is a {type(found).__name__}; ask for a number, a word, yes or no")
-    return found
+    result = eval(asked, names)
+    if result is not None and not isinstance(result, (bool, int, float, str)):
+        raise TypeError(f"{asked}: is a {type(result).__name__}; ask for a number, a word, yes or no")
+    return result
 
 
 def described(error: BaseException) -> str:

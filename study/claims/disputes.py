@@ -37,34 +37,34 @@ class Dispute(NamedTuple):
         }
         if with_one:
             return IN_PART if len(self.sources) == 1 or len(with_one) == 2 else with_one.pop()
-        words = {one.verdict.verdict for one in self.claims}
+        words = {decided.verdict.verdict for decided in self.claims}
         return OPEN if words & {HOLDS, UNTESTED} else NONE_HOLDS
 
 
-def disputes(found: Sequence[Decided]) -> list[Dispute]:
+def disputes(claims: Sequence[Decided]) -> list[Dispute]:
     """List the disputes, those of two sources first, by the names of the sources and by the order of the claims.
 
     Where all holds there is none, and several readings of one phrase do not dispute one another.
     """
-    by_id = {one.claim.id: one for one in found}
+    by_id = {decided.claim.id: decided for decided in claims}
     neighbours: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    for one in found:
-        for link in one.claim.links:
+    for decided in claims:
+        for link in decided.claim.links:
             other = by_id[link]
-            if (one.source, one.claim.phrase) == (other.source, other.claim.phrase):
+            if (decided.source, decided.claim.phrase) == (other.source, other.claim.phrase):
                 continue
-            sources = tuple(sorted({one.source, other.source}))
-            neighbours.setdefault(sources, {}).setdefault(one.claim.id, []).append(link)
-    made = []
+            sources = tuple(sorted({decided.source, other.source}))
+            neighbours.setdefault(sources, {}).setdefault(decided.claim.id, []).append(link)
+    linked = []
     for sources, links in neighbours.items():
-        seen: set[str] = set()
+        placed: set[str] = set()
         for start in links:
-            if start not in seen:
+            if start not in placed:
                 members = _reached(start, links)
-                seen |= members
-                made.append(_dispute(sources, [one for one in found if one.claim.id in members], links, by_id))
-    made = [one for one in made if any(claim.verdict.verdict != HOLDS for claim in one.claims)]
-    return sorted(made, key=lambda one: (len(one.sources) == 1, one.sources))
+                placed |= members
+                linked.append(_dispute(sources, [by_id[name] for name in by_id if name in members], links, by_id))
+    disputed = [dispute for dispute in linked if any(claim.verdict.verdict != HOLDS for claim in dispute.claims)]
+    return sorted(disputed, key=lambda dispute: (len(dispute.sources) == 1, dispute.sources))
 
 
 def _reached(start: str, links: dict[str, list[str]]) -> set[str]:
@@ -81,9 +81,9 @@ def _dispute(
     sources: tuple[str, ...], claims: list[Decided], links: dict[str, list[str]], by_id: dict[str, Decided]
 ) -> Dispute:
     pairs = tuple(
-        (one, by_id[link])
-        for one in claims
-        for link in links[one.claim.id]
-        if (one.source, one.claim.id) < (by_id[link].source, link)
+        (decided, by_id[link])
+        for decided in claims
+        for link in links[decided.claim.id]
+        if (decided.source, decided.claim.id) < (by_id[link].source, link)
     )
     return Dispute(sources, tuple(claims), pairs)

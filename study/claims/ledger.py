@@ -267,15 +267,15 @@ def _read(path: Path) -> Source:
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; it needs {', '.join(Source.model_fields)}")
     try:
-        found = Source.model_validate(content)
+        source = Source.model_validate(content)
     except ValidationError as error:
         raise Refusal(_described(error, path, content)) from None
-    if found.source != path.stem:
-        raise Refusal(f"{path}: source {found.source!r}: must be the file's name, {path.stem!r}")
-    for claim in found.claims:
-        if not claim.id.startswith(f"{found.source}."):
-            raise Refusal(f"{path}: {claim.id}: id: must begin with {found.source}.")
-    return found
+    if source.source != path.stem:
+        raise Refusal(f"{path}: source {source.source!r}: must be the file's name, {path.stem!r}")
+    for claim in source.claims:
+        if not claim.id.startswith(f"{source.source}."):
+            raise Refusal(f"{path}: {claim.id}: id: must begin with {source.source}.")
+    return source
 
 
 def _with_cited(sources: list[Source]) -> list[Source]:

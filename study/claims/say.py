@@ -32,33 +32,33 @@ class Decided(NamedTuple):
 def committed(source: str | None = None, word: str | None = None) -> list[Decided]:
     """List the claims, of one source, with one verdict, or all. Raises Refusal for a source that there is not."""
     sources, known = ledger.read(), verdicts.read()
-    names = [one.source for one in sources]
+    names = [published.source for published in sources]
     if source is not None and source not in names:
         raise Refusal(f"--source {source}: is no source; take one of {', '.join(names)}")
-    found = []
-    for one in sources:
-        for claim in one.claims if source in (None, one.source) else []:
+    decided = []
+    for published in sources:
+        for claim in published.claims if source in (None, published.source) else []:
             if claim.id not in known:
                 raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
             if word in (None, known[claim.id].verdict):
-                found.append(Decided(one.source, claim, known[claim.id]))
-    return found
+                decided.append(Decided(published.source, claim, known[claim.id]))
+    return decided
 
 
-def content(found: Sequence[Decided]) -> dict[str, Any]:
+def content(decided: Sequence[Decided]) -> dict[str, Any]:
     """Everything, for `--json`."""
     return {
         "claims": [
             {"id": claim.id, "source": source, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
-            for source, claim, verdict in found
+            for source, claim, verdict in decided
         ]
     }
 
 
-def text(found: Sequence[Decided]) -> str:
+def text(decided: Sequence[Decided]) -> str:
     """Print the tally, then each claim."""
-    lines = tally(found)
-    for source, claim, verdict in found:
+    lines = tally(decided)
+    for source, claim, verdict in decided:
         lines += [
             "",
             f"{claim.id}: {verdict.verdict}",
@@ -68,10 +68,10 @@ def text(found: Sequence[Decided]) -> str:
     return "\n".join(lines)
 
 
-def tally(found: Sequence[Decided]) -> list[str]:
+def tally(decided: Sequence[Decided]) -> list[str]:
     """Tabulate verdicts by source, as Markdown, and say by which rules claims hold."""
-    counts = Counter((one.source, one.verdict.verdict) for one in found)
-    names = list(dict.fromkeys(one.source for one in found))
+    counts = Counter((source, verdict.verdict) for source, _, verdict in decided)
+    names = list(dict.fromkeys(source for source, _, _ in decided))
     rows = [(name, [counts[name, word] for word in WORDS]) for name in names]
     rows.append(("all", [sum(counts[name, word] for name in names) for word in WORDS]))
     return [
@@ -79,12 +79,12 @@ def tally(found: Sequence[Decided]) -> list[str]:
         f"| --- |{' ---: |' * (len(WORDS) + 1)}",
         *(f"| {name} | {' | '.join(map(str, row))} | {sum(row)} |" for name, row in rows),
         "",
-        _by_rule(found),
+        _by_rule(decided),
     ]
 
 
-def _by_rule(found: Sequence[Decided]) -> str:
+def _by_rule(decided: Sequence[Decided]) -> str:
     """Say how much of what holds rests on what: that a source agrees with itself is no evidence of a run."""
-    counts = Counter(one.claim.rule.type for one in found if one.verdict.verdict == "replicated")
+    counts = Counter(claim.rule.type for _, claim, verdict in decided if verdict.verdict == "replicated")
     said = "; ".join(f"{count} by {rule} ({RULES[rule]})" for rule, count in counts.most_common())
     return f"Replicated: {said or 'none'}."

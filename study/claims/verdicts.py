@@ -60,38 +60,40 @@ def decide(source: Source, claim: Claim) -> Verdict:
             verdict="not tested here", observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[]
         )
     if isinstance(rule, Arithmetic):
-        found = arithmetic.observe(rule.formula, source.numbers)
+        observed = arithmetic.observe(rule.formula, source.numbers)
     elif isinstance(rule, Execution):
-        found = execution.observe(claim.id, rule)
+        observed = execution.observe(claim.id, rule)
     else:
         functions = record.FUNCTIONS if isinstance(rule, OfRecords) else theory.FUNCTIONS
-        found = functions[rule.function](**rule.arguments)
-    seen = _seen(found, claim)
+        observed = functions[rule.function](**rule.arguments)
+    seen = _seen(observed, claim)
     holds = _holds(seen, claim)
     word: Word = "not tested here" if holds is None else "replicated" if holds else claim.otherwise
     why = _why(claim, seen, holds)
     if word == "outdated" and isinstance(rule, Execution):
         why = f"{why[:-1]} (today: {execution.versions()})."
-    return Verdict(verdict=word, observed=seen, why=why, evidence=list(found.evidence))
+    return Verdict(verdict=word, observed=seen, why=why, evidence=list(observed.evidence))
 
 
-def _seen(found: Observed, claim: Claim) -> Seen:
+def _seen(observed: Observed, claim: Claim) -> Seen:
     expected = claim.expected
-    if isinstance(found.value, str):
-        return Seen(value=found.value, low=None, high=None, told=found.told)
-    if isinstance(expected.value, str) or isinstance(found.value, bool) != isinstance(expected.value, bool):
-        raise ValueError(f"expected.value {expected.value!r}: the rule finds {found.value!r}; they cannot be compared")
+    if isinstance(observed.value, str):
+        return Seen(value=observed.value, low=None, high=None, told=observed.told)
+    if isinstance(expected.value, str) or isinstance(observed.value, bool) != isinstance(expected.value, bool):
+        raise ValueError(
+            f"expected.value {expected.value!r}: the rule finds {observed.value!r}; they cannot be compared"
+        )
     unit = 1.0
-    if found.in_bytes:
+    if observed.in_bytes:
         word = expected.unit.split()[0]
         if word not in UNITS:
             raise ValueError(f"expected.unit {expected.unit!r}: begins with none of {', '.join(UNITS)}")
         unit = UNITS[word]
-    values = [found.value, *(found.interval or (None, None))]
+    values = [observed.value, *(observed.interval or (None, None))]
     value, low, high = (
-        one if one is None or isinstance(one, bool) else float(f"{one / unit:.{DIGITS}g}") for one in values
+        end if end is None or isinstance(end, bool) else float(f"{end / unit:.{DIGITS}g}") for end in values
     )
-    return Seen(value=value, low=low, high=high, told=found.told)
+    return Seen(value=value, low=low, high=high, told=observed.told)
 
 
 def _holds(seen: Seen, claim: Claim) -> bool | None:
@@ -119,8 +121,8 @@ def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
         return f"{said}." if holds is not None else f"{said}, but the amounts are too near one another to be sure."
     between = ""
     if seen.low is not None and _number(seen.low) != _number(seen.high):
-        told = f", {seen.told}" if seen.told else ""
-        between = f" (between {_number(seen.low)} and {_number(seen.high)}{told})"
+        how = f", {seen.told}" if seen.told else ""
+        between = f" (between {_number(seen.low)} and {_number(seen.high)}{how})"
     wanted = _wanted(claim)
     if holds is None:
         judged = f"which neither agrees with nor leaves out {wanted}"
@@ -177,16 +179,16 @@ def _yes(value: bool) -> str:
 
 def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
     """Decide every claim of the ledger. Raises Refusal naming file and claim where a rule cannot be followed."""
-    found = {}
+    verdicts = {}
     for source in ledger.read(folder):
         for claim in source.claims:
             with refusing(f"{folder / source.source}.yaml: {claim.id}: rule"):
-                found[claim.id] = decide(source, claim)
-    return found
+                verdicts[claim.id] = decide(source, claim)
+    return verdicts
 
 
-def write(found: dict[str, Verdict], path: Path = VERDICTS) -> None:
-    write_json(path, {name: verdict.model_dump() for name, verdict in found.items()})
+def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
+    write_json(path, {name: verdict.model_dump() for name, verdict in verdicts.items()})
 
 
 def read(path: Path = VERDICTS) -> dict[str, Verdict]:
@@ -194,32 +196,32 @@ def read(path: Path = VERDICTS) -> dict[str, Verdict]:
     content = load(path, "verdicts")
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no verdicts; {AGAIN}")
-    found = {}
+    verdicts = {}
     for name, entry in content.items():
         try:
-            found[name] = Verdict.model_validate(entry)
+            verdicts[name] = Verdict.model_validate(entry)
         except ValidationError as error:
             raise Refusal(describe(error, f"{path}: {name}")) from None
-    return found
+    return verdicts
 
 
 def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, str]:
     """By claim: what no longer follows of its committed verdict."""
-    found = {}
+    changes = {}
     for name in [*now, *(name for name in committed if name not in now)]:
         if name not in committed:
-            found[name] = f"has no committed verdict, and is {now[name].verdict}"
+            changes[name] = f"has no committed verdict, and is {now[name].verdict}"
         elif name not in now:
-            found[name] = "is no claim of the ledger"
+            changes[name] = "is no claim of the ledger"
         elif committed[name].verdict != now[name].verdict:
-            found[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}"
+            changes[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}"
         elif not _is_same(committed[name].observed, now[name].observed):
-            found[name] = f"is committed with {_told(committed[name])}, and has {_told(now[name])}"
+            changes[name] = f"is committed with {_told(committed[name])}, and has {_told(now[name])}"
         elif committed[name].evidence != now[name].evidence:
-            found[name] = "rests on other evidence than is committed"
+            changes[name] = "rests on other evidence than is committed"
         elif committed[name].why != now[name].why:
-            found[name] = "is committed with another sentence of why"
-    return found
+            changes[name] = "is committed with another sentence of why"
+    return changes
 
 
 def _told(verdict: Verdict) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from study.compare import differences, markdown
 from study.compare import table as tidy
-from study.report.figures.drawing import in_order
+from study.compare.order import in_order
 from study.theory.case import parameter_bytes
 
 # What was trained long enough to learn, with the held-out metric and how it is written.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from study.compare import markdown
 from study.compare.cases import engine_of, job_of, shape_of
+from study.compare.words import processes
 from study.records import find as records
 from study.records.schema import Record
 from study.theory import communication as theory
@@ -113,7 +114,7 @@ def _heading(c: CommunicationCell) -> str:
 def _title(c: CommunicationCell) -> str:
     r = c.record
     accumulation = r.proof.gradient_accumulation_steps
-    words = [f"{r.world_size} process{'es' if r.world_size > 1 else ''}"]
+    words = [processes(r.world_size)]
     words += [f"{accumulation} micro steps"] if accumulation > 1 else []
     words += ["checkpointed"] if r.config["activation_checkpointing"] else []
     return ", ".join(words)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from study.compare import markdown
 from study.compare.cases import engine_of, shape_of
+from study.compare.words import processes
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import ModelStateBytes, Record
@@ -49,10 +50,9 @@ def table(folders: Sequence[Path]) -> str:
         lines += [f"## {heading}", ""]
         for world_size, block in groupby(members, key=lambda f: f.record.world_size):
             rows = _distinct(list(block))
-            processes = "process" if world_size == 1 else "processes"
             for moment, title in HEADINGS.items():
                 head = ["strategy", *STATES.values(), "model states", "paper", "ratio", BUFFERS, "ratio with them"]
-                lines += [f"### {world_size} {processes}. {title}", ""]
+                lines += [f"### {processes(world_size)}. {title}", ""]
                 lines += [*markdown.markdown(head, [_row(name, r, moment, notes) for name, r in rows]), ""]
     if notes:
         lines += ["## Reasons", ""]

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from study.compare.words import processes
+
 # What must be equal between two runs, in the order in which a difference is told, and how it is told.
 _HELD: dict[str, str] = {
     "box": "another box: {} against {}",
@@ -72,16 +74,16 @@ def limits(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | 
 
     `states` are those that follow from the number of processes: model states, and what is sent.
     """
-    processes = _against(one, other, "world_size", "processes")
+    other_world = _against(one, other, "world_size", "processes")
     # Beside `single`, and for a strategy with itself, the number of processes is the comparison's point.
     told_apart = one["strategy"] == other["strategy"] or "single" in (one["strategy"], other["strategy"])
-    confounded = None if told_apart else processes
+    confounded = None if told_apart else other_world
     micro_batch = _against(one, other, "micro_batch_size", "micro batch")
     losses = None
-    if one["dropout"] and (processes or micro_batch):
-        losses = f"dropout is on and {processes or micro_batch}: other masks"
+    if one["dropout"] and (other_world or micro_batch):
+        losses = f"dropout is on and {other_world or micro_batch}: other masks"
     # Where the processes differ, so does what each does. Elsewhere it is a setting.
-    unequal = confounded or (None if processes else micro_batch)
+    unequal = confounded or (None if other_world else micro_batch)
     threads = _against(one, other, "threads_per_process", "threads per process") if one["device"] == "cpu" else None
     crowded = next((crowding(run) for run in (one, other) if crowding(run)), None)
     return {"losses": losses, "speed": crowded or unequal or threads, "memory": unequal, "states": confounded}
@@ -287,7 +289,7 @@ def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
         "scaling_efficiency": None if why else mine / theirs,
         "tokens_per_second_per_gpu": mine,
         "num_runs": len(runs),
-        "base": f"{other['strategy']} on {other['world_size']} process{'es' if other['world_size'] > 1 else ''}",
+        "base": f"{other['strategy']} on {processes(other['world_size'])}",
         "base_num_runs": len(base),
         "why": why,
     }

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from study.compare import markdown
 from study.compare.cases import engine_of, job_of, shape_of
+from study.compare.words import processes
 from study.records import find as records
 from study.records.schema import Record
 from study.theory import peaks as theory
@@ -77,8 +78,7 @@ def _summary(cells: list[PeakCell]) -> str:
 
 def _heading(c: PeakCell) -> str:
     r = c.record
-    processes = "1 process" if r.world_size == 1 else f"{r.world_size} processes"
-    return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters, {processes}"
+    return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters, {processes(r.world_size)}"
 
 
 def _order(c: PeakCell) -> tuple:

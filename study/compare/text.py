@@ -12,7 +12,7 @@ import pandas as pd
 from study.compare import differences as statistics
 from study.compare import markdown, pairs
 from study.compare import table as tidy
-from study.report.figures.drawing import bytes_text
+from study.compare.words import bytes_text
 
 PLACE = ("box", "workload", "size", "precision")
 WORK = (*PLACE, "global_batch_size")

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from study import files
-from study.benchmarks import pairs
 from study.errors import Refusal
 from study.files import ROOT
+from study.records.results import header
 from study.theory import flops, measured_by_others, step_time
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.step_time import AMPERE, HOPPER, Constants
@@ -88,7 +88,7 @@ def measure(path: Path | None, output: Path | None, command: str) -> None:
         result["cases"] = [compare(case) for case in measured_by_others.cases()]
     say(result)
     if output:
-        files.write_json(output, {**pairs.report("published_throughput", command, {}), **result})
+        files.write_json(output, {**header("published_throughput", command), **result})
 
 
 def known(rows: Iterable[MeasuredRow], constants: Constants) -> list[MeasuredRow]:
@@ -115,7 +115,7 @@ def summarize(errors: Numbers) -> dict[str, float]:
 
 def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
     """Judge the constants as they stand. Rows in fp8 apart: they are predicted as if they were in bf16."""
-    found = [
+    judged = [
         {
             "row": row.title,
             "published": row.tokens_per_second_per_gpu,
@@ -125,12 +125,12 @@ def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
         }
         for row, error in zip(rows, map(relative_error, rows), strict=True)
     ]
-    errors = [entry["error"] for entry in found if not entry["fp8"]]
+    errors = [entry["error"] for entry in judged if not entry["fp8"]]
     spread = step_time.FITTED_SPREAD
     return {
         "as_they_stand": summarize(errors),
         "inside_interval": sum(1 / spread <= 1 + error <= spread for error in errors) / len(errors),
-        "rows": found,
+        "rows": judged,
     }
 
 
@@ -145,8 +145,8 @@ def fit(rows: list[MeasuredRow]) -> Constants:
         of_rows = np.log([1 + relative_error(row, constants) for row in rows])
         return np.concatenate([of_rows, ROBUST_SCALE * (logarithms - start)])
 
-    found = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
-    return Constants(*map(float, np.exp(found.x)))
+    best = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
+    return Constants(*map(float, np.exp(best.x)))
 
 
 def cross_validate(rows: list[MeasuredRow]) -> dict[str, Any]:
@@ -194,10 +194,10 @@ def compare(case: MeasuredCase) -> dict[str, Any]:
     elif case.quantity == "samples_per_second":
         predicted = sequences * case.engine.world_size / total
     else:
-        each = flops.hardware_flops_per_sequence(
+        sequence_flops = flops.hardware_flops_per_sequence(
             case.shape, case.job.sequence_length, case.job.activation_checkpointing
         )
-        predicted = sequences * each / total / 1e12
+        predicted = sequences * sequence_flops / total / 1e12
     return {
         "name": case.name,
         "quantity": case.quantity,
@@ -217,12 +217,12 @@ def say(result: dict[str, Any]) -> None:
     num_fp8 = sum(entry["fp8"] for entry in worst_first)
     for entry in worst_first[: num_fp8 + 5]:
         print(f"  {'predicted as bf16' if entry['fp8'] else 'among the worst'} {entry['error']:+.1%} {entry['row']}")
-    for name, found in result.get("fit", {}).items():
-        print(f"{name}: fitted {', '.join(f'{key} {value:.3g}' for key, value in found['constants'].items())}")
-        print(f"  unseen size      {_shown(found['model_size'])}")
-        print(f"  unseen fifth     {_shown(found['folds'])}")
-    for name, found in result.get("other_device", {}).items():
-        print(f"{name}: {_shown(found)}")
+    for name, summary in result.get("fit", {}).items():
+        print(f"{name}: fitted {', '.join(f'{key} {value:.3g}' for key, value in summary['constants'].items())}")
+        print(f"  unseen size      {_shown(summary['model_size'])}")
+        print(f"  unseen fifth     {_shown(summary['folds'])}")
+    for name, summary in result.get("other_device", {}).items():
+        print(f"{name}: {_shown(summary)}")
     for case in result.get("cases", []):
         note = " (a constant was set by it)" if case["calibrates"] else ""
         print(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from study.errors import Refusal, refusing
 from study.planner import say
 from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
-from study.strategy import engines
+from study.strategy import engines, file
 from study.strategy.file import Strategy
 from study.theory import on_box, peaks, shapes
-from study.theory.case import Job
+from study.theory.case import Engine, Job
 from study.theory.hardware import Box
 from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
@@ -68,9 +68,9 @@ def advise(model: str, asked: Asked) -> Advice:
 
 
 def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Option:
-    each, micro, accumulation = asked.batch()
-    engine = engines.advised_engine(chosen, shape.hidden, box.num_gpus, asked.chosen_precision)
-    made = []
+    sequences, micro, accumulation = asked.batch()
+    engine = _engine(shape, asked, chosen, box.num_gpus)
+    predictions = []
     checkpointing = asked.activation_checkpointing
     with refusing():
         for checkpointed in (False, True) if checkpointing is None else (checkpointing,):
@@ -82,11 +82,11 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
                 kernels=asked.kernels,
             )
             if micro is None:
-                made.append(on_box.best_split(shape, engine, job, box, each))
+                predictions.append(on_box.best_split(shape, engine, job, box, sequences))
             else:
-                made.append(on_box.predict(shape, engine, job, box))
+                predictions.append(on_box.predict(shape, engine, job, box))
         # The fastest that fits; where none does, what misses least.
-        best = min(made, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
+        best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
         return Option(chosen, best, on_box.largest_micro_batch(shape, engine, best.job, box))
 
 
@@ -138,12 +138,13 @@ class LargestModels:
 
 @dataclass(frozen=True)
 class FewestGpus:
-    """The fewest GPUs on which each strategy trains a model, and what is left of one; None: not on `most` of them."""
+    """The fewest GPUs on which each strategy trains a model, and bytes left of one; None: not on `most` of them."""
 
     asked: Asked
     shape: ModelShape
     notes: list[str]
-    found: dict[str, tuple[int, float] | None]
+    fewest: dict[str, tuple[int, float] | None]
+    unsharded: frozenset[str]  # strategies whose every GPU holds all: more of them are no help
     most: int
 
 
@@ -158,27 +159,29 @@ def largest_models(asked: Asked) -> LargestModels:
     asked = dataclasses.replace(asked, sequence_length=asked.sequence_length or DEFAULT_LENGTH)
     box, job = asked.box(), _smallest_job(asked, "--model")
     family = [gpt(hidden, max(2048, asked.sequence_length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
-    found = {}
+    largest = {}
     for chosen in asked.strategies(asked.num_gpus):
         fitting = bisect.bisect_left(
             family, True, key=lambda shape, chosen=chosen: not _fits(_peak(shape, asked, chosen, job, box), box)
         )
-        found[chosen.name] = family[fitting - 1] if fitting else None
-    return LargestModels(asked, found)
+        largest[chosen.name] = family[fitting - 1] if fitting else None
+    return LargestModels(asked, largest)
 
 
 def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
     """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
     shape, asked, notes = find_model(model, asked)
     job = _smallest_job(asked, "--gpus")
-    found: dict[str, tuple[int, float] | None] = {}
+    fewest: dict[str, tuple[int, float] | None] = {}
     for num_gpus in GPU_COUNTS:
         for chosen in [] if num_gpus > 1 and asked.takes_one_process else asked.strategies(num_gpus):
-            if found.get(chosen.name) is None:
+            if fewest.get(chosen.name) is None:
                 box = asked.box(num_gpus)
                 peak = _peak(shape, asked, chosen, job, box)
-                found[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
-    return FewestGpus(asked, shape, notes, found, 1 if asked.takes_one_process else GPU_COUNTS[-1])
+                fewest[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
+    unsharded = frozenset(name for name in fewest if not _engine(shape, asked, file.read_by_name(name), 1).zero_stage)
+    most = 1 if asked.takes_one_process else GPU_COUNTS[-1]
+    return FewestGpus(asked, shape, notes, fewest, unsharded, most)
 
 
 def _smallest_job(asked: Asked, missing: str) -> Job:
@@ -192,7 +195,11 @@ def _smallest_job(asked: Asked, missing: str) -> Job:
 
 
 def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> Peak:
-    return peaks.peak(shape, engines.advised_engine(chosen, shape.hidden, box.num_gpus, asked.chosen_precision), job)
+    return peaks.peak(shape, _engine(shape, asked, chosen, box.num_gpus), job)
+
+
+def _engine(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int) -> Engine:
+    return engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
 
 
 def _fits(peak: Peak, box: Box) -> bool:

@@ -60,8 +60,8 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
         box=schema.PredictedBox(gpu=card.name, num_gpus=num_gpus),
         made_with={"zero-study": __version__, **ENGINES},
         command=["zero-study", "predict", study.name, "--gpu", card.name, "--gpus", str(num_gpus)],
-        predictions=[one for one in predicted.values() if isinstance(one, schema.PredictedRun)],
-        left_out=[one for one in predicted.values() if isinstance(one, schema.UnpredictedRun)],
+        predictions=[run for run in predicted.values() if isinstance(run, schema.PredictedRun)],
+        left_out=[run for run in predicted.values() if isinstance(run, schema.UnpredictedRun)],
     )
 
 
@@ -77,26 +77,26 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
     shape = engines.shape_of(config)
     engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
     job = engines.job_of(config, world_size, "gpu")
-    found = on_box.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
+    prediction = on_box.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
     return {
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
         "num_params": shape.num_params,
-        "fits": bool(found.fits),
-        "lacking": found.lacking,
-        "peak_bytes_per_gpu": _whole(found.peak.total),
-        "parts": {part: _whole(size) for part, size in found.peak.parts.items() if size},
-        "moment": peaks.MOMENTS[found.peak.moment],
-        "usable_bytes": _whole(found.usable_bytes),
-        "free_bytes": _whole(found.free_bytes),
-        "host_bytes": _whole(found.peak.host_bytes),
-        "disk_bytes": _whole(found.peak.disk_bytes),
-        "seconds_per_step": _rounded(found.step.total),
-        "seconds_low": _rounded(found.step.low),
-        "seconds_high": _rounded(found.step.high),
-        "tokens_per_second_per_gpu": _rounded(found.tokens_per_second_per_gpu),
-        "mfu": _rounded(found.mfu),
-        "collective_bytes": _whole(found.communicated_bytes),
+        "fits": bool(prediction.fits),
+        "lacking": prediction.lacking,
+        "peak_bytes_per_gpu": _whole(prediction.peak.total),
+        "parts": {part: _whole(size) for part, size in prediction.peak.parts.items() if size},
+        "moment": peaks.MOMENTS[prediction.peak.moment],
+        "usable_bytes": _whole(prediction.usable_bytes),
+        "free_bytes": _whole(prediction.free_bytes),
+        "host_bytes": _whole(prediction.peak.host_bytes),
+        "disk_bytes": _whole(prediction.peak.disk_bytes),
+        "seconds_per_step": _rounded(prediction.step.total),
+        "seconds_low": _rounded(prediction.step.low),
+        "seconds_high": _rounded(prediction.step.high),
+        "tokens_per_second_per_gpu": _rounded(prediction.tokens_per_second_per_gpu),
+        "mfu": _rounded(prediction.mfu),
+        "collective_bytes": _whole(prediction.communicated_bytes),
     }
 
 
@@ -150,7 +150,7 @@ def _text(predictions: PredictedStudy) -> str:
     head = predictions.model_dump(mode="json", exclude={"predictions", "left_out"})
     parts = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     for key in ("predictions", "left_out"):
-        ones = [one.model_dump(mode="json", exclude_defaults=True) for one in getattr(predictions, key)]
-        lines = ",\n".join(f"  {json.dumps(one, separators=(',', ':'), allow_nan=False)}" for one in ones)
+        entries = [entry.model_dump(mode="json", exclude_defaults=True) for entry in getattr(predictions, key)]
+        lines = ",\n".join(f"  {json.dumps(entry, separators=(',', ':'), allow_nan=False)}" for entry in entries)
         parts.append(f" {json.dumps(key)}: [{f'{chr(10)}{lines}{chr(10)} ' if lines else ''}]")
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -82,27 +82,27 @@ def _short(seconds: float) -> str:
 
 
 def _row(option: Option) -> list[str]:
-    one = option.prediction
-    job = one.job
-    dollars = one.dollars_per_billion_tokens
+    prediction = option.prediction
+    job = prediction.job
+    dollars = prediction.dollars_per_billion_tokens
     batch = f"{job.micro_batch_size} x {job.gradient_accumulation_steps}" + (
         " c" if job.activation_checkpointing else ""
     )
     return [
         option.strategy.name,
-        one.engine.precision,
-        "yes" if one.fits else f"no: {one.lacking}" if one.lacking else "no",
-        gib(one.needed_bytes),
-        gib(one.free_bytes),
+        prediction.engine.precision,
+        "yes" if prediction.fits else f"no: {prediction.lacking}" if prediction.lacking else "no",
+        gib(prediction.needed_bytes),
+        gib(prediction.free_bytes),
         batch,
         str(option.largest_micro_batch),
-        f"{one.step.total:.3g} ({_short(one.step.low)}-{_short(one.step.high)})",
-        f"{one.tokens_per_second_per_gpu:,.0f}",
-        f"{100 * one.mfu:.0f} %",
-        f"{one.communicated_bytes / 1e9:.2f}",
+        f"{prediction.step.total:.3g} ({_short(prediction.step.low)}-{_short(prediction.step.high)})",
+        f"{prediction.tokens_per_second_per_gpu:,.0f}",
+        f"{100 * prediction.mfu:.0f} %",
+        f"{prediction.communicated_bytes / 1e9:.2f}",
         "?" if dollars is None else f"{dollars:,.0f}",
-        gib(one.host_bytes_per_node) if one.peak.host_bytes else "",
-        gib(one.disk_bytes_per_node) if one.peak.disk_bytes else "",
+        gib(prediction.host_bytes_per_node) if prediction.peak.host_bytes else "",
+        gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
     ]
 
 
@@ -140,40 +140,40 @@ def content(advice: Advice) -> dict[str, Any]:
 
 
 def _option_content(option: Option, num_params: int) -> dict[str, Any]:
-    one = option.prediction
-    paper = model_states.paper_bytes_by_place(one.engine, num_params)
+    prediction, job = option.prediction, option.prediction.job
+    paper = model_states.paper_bytes_by_place(prediction.engine, num_params)
     return {
         "strategy": option.strategy.name,
-        "fits": bool(one.fits),
-        "lacking": one.lacking,
-        "peak_bytes_per_gpu": round(one.peak.total),
-        "needed_bytes_per_gpu": round(one.needed_bytes),
-        "free_bytes_per_gpu": round(one.free_bytes),
-        "memory": {part: round(value) for part, value in one.peak.parts.items()},
-        "highest_moment": peaks.MOMENTS[one.peak.moment],
+        "fits": bool(prediction.fits),
+        "lacking": prediction.lacking,
+        "peak_bytes_per_gpu": round(prediction.peak.total),
+        "needed_bytes_per_gpu": round(prediction.needed_bytes),
+        "free_bytes_per_gpu": round(prediction.free_bytes),
+        "memory": {part: round(value) for part, value in prediction.peak.parts.items()},
+        "highest_moment": peaks.MOMENTS[prediction.peak.moment],
         "paper_model_state_bytes": {
             "device": round(paper.device),
             "host": round(paper.host),
             "disk": round(paper.disk),
         },
-        "precision": one.engine.precision,
-        "micro_batch_size": one.job.micro_batch_size,
-        "gradient_accumulation_steps": one.job.gradient_accumulation_steps,
-        "global_batch_size": one.job.micro_batch_size * one.job.gradient_accumulation_steps * one.box.num_gpus,
-        "activation_checkpointing": one.job.activation_checkpointing,
+        "precision": prediction.engine.precision,
+        "micro_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "global_batch_size": job.micro_batch_size * job.gradient_accumulation_steps * prediction.box.num_gpus,
+        "activation_checkpointing": job.activation_checkpointing,
         "largest_micro_batch_size": option.largest_micro_batch,
-        "seconds_per_step": float(one.step.total),
-        "seconds_per_step_low": float(one.step.low),
-        "seconds_per_step_high": float(one.step.high),
-        "tokens_per_second_per_gpu": float(one.tokens_per_second_per_gpu),
-        "mfu": float(one.mfu),
-        "communicated_bytes_per_step": round(one.communicated_bytes),
+        "seconds_per_step": float(prediction.step.total),
+        "seconds_per_step_low": float(prediction.step.low),
+        "seconds_per_step_high": float(prediction.step.high),
+        "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
+        "mfu": float(prediction.mfu),
+        "communicated_bytes_per_step": round(prediction.communicated_bytes),
         "collectives_per_step": [
-            {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in one.collectives
+            {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in prediction.collectives
         ],
-        "dollars_per_billion_tokens": one.dollars_per_billion_tokens,
-        "host_bytes_per_node": round(one.host_bytes_per_node),
-        "disk_bytes_per_node": round(one.disk_bytes_per_node),
+        "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
+        "host_bytes_per_node": round(prediction.host_bytes_per_node),
+        "disk_bytes_per_node": round(prediction.disk_bytes_per_node),
     }
 
 
@@ -193,22 +193,22 @@ def write(advice: Advice, path: Path) -> None:
     option, box = advice.recommended, advice.box
     precision = option.prediction.engine.precision
     content = {**option.strategy.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
-    told = [
+    comments = [
         f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
         "What is trained are flags of the study's trainer:",
         f"accelerate launch --config_file {path} study/train.py {' '.join(_flags(advice, option))}",
     ]
     if precision != "fp32" and option.prediction.engine.kind == "fsdp":
-        told.append("(which trains FSDP2 in fp32 only; in your own program write mixed_precision: bf16 here.)")
+        comments.append("(which trains FSDP2 in fp32 only; in your own program write mixed_precision: bf16 here.)")
     if box.num_nodes > 1:
-        told.append(
+        comments.append(
             "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
         )
         if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
-    made = "".join(f"# {line}\n" for line in told) + yaml.safe_dump(content, sort_keys=False)
+    commented = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
     try:
-        files.write_whole(path, made.encode())
+        files.write_whole(path, commented.encode())
     except OSError as error:
         raise Refusal(f"--write {path}: {error.strerror}; name another file") from None
 
@@ -238,41 +238,44 @@ def text_of_largest(largest: LargestModels) -> str:
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
     """Say the same as plain data."""
-    found = [
+    models = [
         {"strategy": name, **({"hidden": shape.hidden, "layers": shape.layers} if shape else {}),
          "num_params": shape.num_params if shape else None}
         for name, shape in largest.shapes.items()
     ]  # fmt: skip
-    return {"gpu": largest.asked.box().gpu.name, "num_gpus": largest.asked.num_gpus, "largest_models": found}
+    return {"gpu": largest.asked.box().gpu.name, "num_gpus": largest.asked.num_gpus, "largest_models": models}
 
 
 def text_of_fewest(fewest: FewestGpus) -> str:
     """Say how many GPUs a model takes."""
     rows = [["strategy", "GPUs", "GiB of each to spare"]]
-    for name, there in sorted(fewest.found.items(), key=lambda item: item[1] or (1 << 30, 0)):
-        rows.append([name, str(there[0]), gib(there[1])] if there else [name, f"more than {fewest.most}", ""])
+    for name, fitting in sorted(fewest.fewest.items(), key=lambda item: item[1] or (1 << 30, 0)):
+        beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
+        rows.append([name, str(fitting[0]), gib(fitting[1])] if fitting else [name, beyond, ""])
     shape, asked = fewest.shape, fewest.asked
     head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({shape.num_params:,} parameters), of powers of two"
     notes = [f"Note: {note}." for note in fewest.notes]
-    return "\n".join([_with_conditions(head, asked), *notes, "", *_aligned(rows)])
+    never = ["", "never: it does not shard, so that every GPU holds all of the model."]
+    foot = never if any(row[1] == "never" for row in rows) else []
+    return "\n".join([_with_conditions(head, asked), *notes, "", *_aligned(rows), *foot])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
     """Say the same as plain data."""
-    found = [
+    strategies = [
         {
             "strategy": name,
-            "num_gpus": there[0] if there else None,
-            "free_bytes_per_gpu": round(there[1]) if there else None,
+            "num_gpus": fitting[0] if fitting else None,
+            "free_bytes_per_gpu": round(fitting[1]) if fitting else None,
         }
-        for name, there in fewest.found.items()
+        for name, fitting in fewest.fewest.items()
     ]
     shape = fewest.shape
     return {
         "model": shape.name,
         "num_params": shape.num_params,
         "gpu": fewest.asked.box(1).gpu.name,
-        "fewest_gpus": found,
+        "fewest_gpus": strategies,
     }
 
 

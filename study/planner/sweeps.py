@@ -24,35 +24,38 @@ class Choice(NamedTuple):
 def choices(advice: Advice) -> list[Choice]:
     """Predict every strategy at every split of the batch, with and without activation checkpointing."""
     sequences, _, _ = advice.asked.batch()
-    found = []
+    choices = []
     for option in advice.options:
-        one = option.prediction
+        best = option.prediction
         for checkpointed in (False, True):
             for micro, accumulation in on_box.splits(sequences):
                 job = dataclasses.replace(
-                    one.job,
+                    best.job,
                     micro_batch_size=micro,
                     gradient_accumulation_steps=accumulation,
                     activation_checkpointing=checkpointed,
                 )
-                found.append(Choice(option.strategy.name, on_box.predict(advice.shape, one.engine, job, one.box)))
-    return found
+                choices.append(Choice(option.strategy.name, on_box.predict(advice.shape, best.engine, job, best.box)))
+    return choices
 
 
-def pareto(found: list[Choice]) -> list[Choice]:
+def pareto(choices: list[Choice]) -> list[Choice]:
     """Keep those that fit and that no other one that fits beats in both memory and speed; the smallest first."""
-    named = {id(choice.prediction): choice for choice in found}
-    return [named[id(one)] for one in on_box.pareto(choice.prediction for choice in found if choice.prediction.fits)]
+    named = {id(choice.prediction): choice for choice in choices}
+    return [
+        named[id(prediction)]
+        for prediction in on_box.pareto(choice.prediction for choice in choices if choice.prediction.fits)
+    ]
 
 
 def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
     """Predict what each strategy needs of a GPU for one sequence at a time, by the number of GPUs; bytes."""
     asked, shape = advice.asked, advice.shape
     job = Job(1, asked.sequence_length, kernels=asked.kernels)
-    found: dict[str, dict[int, float]] = {}
+    needed_bytes: dict[str, dict[int, float]] = {}
     for num_gpus in GPU_COUNTS:
         for chosen in asked.strategies(num_gpus):
             engine = engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
             needed = on_box.needed_bytes(peaks.peak(shape, engine, job))
-            found.setdefault(chosen.name, {})[num_gpus] = needed
-    return found
+            needed_bytes.setdefault(chosen.name, {})[num_gpus] = needed
+    return needed_bytes

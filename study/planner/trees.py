@@ -85,7 +85,9 @@ def evaluate() -> Grid:
             continue  # then no advice could have been right
         questions = list(case.questions())
         for name, tree in TREES.items():
-            judged[name] += [Judged(case, decision_trees.compare(tree(one), case.results)) for one in questions]
+            judged[name] += [
+                Judged(case, decision_trees.compare(tree(question), case.results)) for question in questions
+            ]
     return Grid(cases, judged)
 
 
@@ -94,7 +96,7 @@ def _cases(shape: ModelShape, num_gpus: int) -> list[TreeCase]:
     splits = [(batch, *split) for batch in BATCHES for split in on_box.splits(batch // num_gpus)]
     batches, micro, accumulation = (np.array(column) for column in zip(*splits, strict=True))
     boxes = [(fast, box) for gpu in GPUS for fast, box in _boxes(gpu, num_gpus)]
-    found: dict[tuple[int, int], dict[str, tuple[bool, float]]] = {}
+    by_place: dict[tuple[int, int], dict[str, tuple[bool, float]]] = {}
     for name in STRATEGIES:
         if name == ("ddp" if num_gpus == 1 else "single"):
             continue
@@ -106,9 +108,10 @@ def _cases(shape: ModelShape, num_gpus: int) -> list[TreeCase]:
         for index, speeds in enumerate(_speeds(shape, engine, jobs, [box for _, box in boxes])):
             for batch in BATCHES:
                 best = float(speeds[:, batches == batch].max())
-                found.setdefault((index, batch), {})[name] = best > 0, best
+                by_place.setdefault((index, batch), {})[name] = best > 0, best
     return [
-        TreeCase(shape, boxes[index][1], boxes[index][0], batch, results) for (index, batch), results in found.items()
+        TreeCase(shape, boxes[index][1], boxes[index][0], batch, results)
+        for (index, batch), results in by_place.items()
     ]
 
 
@@ -134,6 +137,6 @@ def _speeds(shape: ModelShape, engine: Engine, jobs: list[Job], boxes: list[Box]
 def usual(judged: list[Judged]) -> dict[tuple[str, int], Kind]:
     """The commonest outcome of each model on each number of GPUs."""
     kinds: dict[tuple[str, int], Counter[Kind]] = {}
-    for one in judged:
-        kinds.setdefault((one.case.shape.name, one.case.box.num_gpus), Counter())[one.outcome.kind] += 1
+    for advice in judged:
+        kinds.setdefault((advice.case.shape.name, advice.case.box.num_gpus), Counter())[advice.outcome.kind] += 1
     return {place: counts.most_common(1)[0][0] for place, counts in kinds.items()}

@@ -4,35 +4,56 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from study.config import RunConfig
 from study.errors import Refusal
 from study.files import is_writable
 from study.preflight import extensions
-from study.strategy.file import Strategy
+from study.run import Run
 from study.workloads import sources
 
-if TYPE_CHECKING:
-    pass
 
-
-def check(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1) -> None:
+def check(run: Run) -> None:
     """Refuse, before anything is started or written, what cannot run here as asked."""
-    where = strategy.path
-    if strategy.distributed_type == "NO" and world_size != 1:
-        raise Refusal(f"{where}: distributed_type NO runs one process, asked for {world_size}; take another strategy")
-    _, accumulation = config.batches(world_size)
+    _check_strategy(run)
+    _check_precision(run)
+    _check_devices(run)
+    _check_packages(run)
+    _check_swap_dir(run)
+    # DeepSpeed's communication on a CPU loads one more extension, at every stage.
+    on_cpu = {"deepspeed_shm_comm"} if run.strategy.distributed_type == "DEEPSPEED" and not _num_gpus() else set()
+    extensions.check(run.strategy.needed_extensions | on_cpu)
+    sources.check(run.config)
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _check_strategy(run: Run) -> None:
+    """Refuse a file that says otherwise than the run, or that the launcher would not find whole."""
+    config, strategy, where = run.config, run.strategy, run.strategy.path
+    if strategy.distributed_type == "NO" and run.world_size != 1:
+        raise Refusal(
+            f"{where}: distributed_type NO runs one process, asked for {run.world_size}; take another strategy"
+        )
+    strategy.check_json_is_seen()
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
             f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's "
             f"{config.gradient_clipping}; write 'auto' and pass --gradient-clipping"
         )
-    if strategy.gradient_accumulation_steps not in (None, accumulation):
+    if strategy.gradient_accumulation_steps not in (None, run.gradient_accumulation_steps):
         raise Refusal(
             f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from the run's "
-            f"{accumulation}; remove it and pass --micro-batch-size"
+            f"{run.gradient_accumulation_steps}; remove it and pass --micro-batch-size"
         )
+
+
+def _check_precision(run: Run) -> None:
+    """Refuse a precision class that the strategy's engine does not have, or has otherwise than the others."""
+    config, strategy = run.config, run.strategy
     if strategy.distributed_type == "FSDP" and config.precision != "fp32":
         # accelerate's policy: parameters gathered, gradients reduced and outputs returned in that type.
         raise Refusal(
@@ -55,47 +76,50 @@ def check(config: RunConfig, strategy: Strategy, world_size: int, num_machines: 
             f"--accumulation-dtype {config.accumulation_dtype} goes with --precision {config.accumulation_dtype}, not "
             f"with {config.precision}"
         )
-    import torch
-
-    num_gpus = torch.cuda.device_count()
-    if num_gpus and world_size > num_gpus * num_machines and not config.share_device:
-        each = f" on this one of {num_machines} machines" if num_machines > 1 else ""
-        raise Refusal(
-            f"{world_size} processes asked, {num_gpus} GPU(s) found{each}; pass --num_processes "
-            f"{num_gpus * num_machines}, or --share-device"
-        )
-    if strategy.distributed_type == "FSDP" and not num_gpus:
-        raise Refusal(f"{strategy.name} needs GPUs: on a CPU accelerate does not shard and trains something else")
-    if config.precision.startswith("fp16") and not num_gpus:
+    if config.precision.startswith("fp16") and not _num_gpus():
         raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")
-    if strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        raise Refusal(f"{strategy.name} needs deepspeed, which is not installed; `make setup` installs it")
-    if config.log_with != "none" and importlib.util.find_spec(config.log_with) is None:
-        raise Refusal(f"--log-with {config.log_with}: the package is not installed; `pip install {config.log_with}`")
-    _check_swap_dir(config, strategy)
-    # DeepSpeed's communication on a CPU loads one more extension, at every stage.
-    on_cpu = {"deepspeed_shm_comm"} if strategy.distributed_type == "DEEPSPEED" and not num_gpus else set()
-    extensions.check(strategy.needed_extensions | on_cpu)
-    sources.check(config)
 
 
-def _check_swap_dir(config: RunConfig, strategy: Strategy) -> None:
-    if config.swap_dir is None:
+def _check_devices(run: Run) -> None:
+    """Refuse more ranks than GPUs, and what a CPU cannot do."""
+    num_gpus = _num_gpus()
+    if num_gpus and run.world_size > num_gpus * run.num_machines and not run.config.share_device:
+        each = f" on this one of {run.num_machines} machines" if run.num_machines > 1 else ""
+        raise Refusal(
+            f"{run.world_size} processes asked, {num_gpus} GPU(s) found{each}; pass --num_processes "
+            f"{num_gpus * run.num_machines}, or --share-device"
+        )
+    if run.strategy.distributed_type == "FSDP" and not num_gpus:
+        raise Refusal(f"{run.strategy.name} needs GPUs: on a CPU accelerate does not shard and trains something else")
+
+
+def _check_packages(run: Run) -> None:
+    """Refuse what needs a package that is not installed."""
+    if run.strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed; `make setup` installs it")
+    tracker = run.config.log_with
+    if tracker != "none" and importlib.util.find_spec(tracker) is None:
+        raise Refusal(f"--log-with {tracker}: the package is not installed; `pip install {tracker}`")
+
+
+def _check_swap_dir(run: Run) -> None:
+    swap_dir = run.config.swap_dir
+    if swap_dir is None:
         return
-    if not strategy.offloads_to_nvme:
-        raise Refusal(f"--swap-dir {config.swap_dir}: {strategy.name} does not offload to NVMe; remove the flag")
-    if not config.swap_dir.is_dir():
-        raise Refusal(f"--swap-dir {config.swap_dir}: no such folder; make it on the disk to be measured")
-    if not is_writable(config.swap_dir):
-        raise Refusal(f"--swap-dir {config.swap_dir}: not writable by this user; choose another folder")
+    if not run.strategy.offloads_to_nvme:
+        raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe; remove the flag")
+    if not swap_dir.is_dir():
+        raise Refusal(f"--swap-dir {swap_dir}: no such folder; make it on the disk to be measured")
+    if not is_writable(swap_dir):
+        raise Refusal(f"--swap-dir {swap_dir}: not writable by this user; choose another folder")
 
 
-def check_output_dir(run_dir: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Refuse a folder that holds a finished run or cannot be one; an unfinished run is done again."""
-    if (run_dir / "record.json").exists():
-        raise Refusal(f"{run_dir} already holds a finished run; pass another --output-dir, or delete it")
-    if run_dir.exists() and not run_dir.is_dir():
-        raise Refusal(f"{run_dir} is not a folder; pass another --output-dir")
-    parent = next(p for p in [run_dir, *run_dir.absolute().parents] if p.exists())
+    if (folder / "record.json").exists():
+        raise Refusal(f"{folder} already holds a finished run; pass another --output-dir, or delete it")
+    if folder.exists() and not folder.is_dir():
+        raise Refusal(f"{folder} is not a folder; pass another --output-dir")
+    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if not is_writable(parent):
-        raise Refusal(f"{run_dir} cannot be written; pass another --output-dir")
+        raise Refusal(f"{folder} cannot be written; pass another --output-dir")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from study.errors import Refusal
@@ -96,6 +97,14 @@ def use_own_folder() -> None:
     os.environ["PATH"] = _search_path()
 
 
+def look_at_the_processor_once() -> None:
+    """Spare this process a second at each load of an extension: DeepSpeed asks anew what the processor is."""
+    with suppress(ModuleNotFoundError):
+        import cpuinfo  # comes with DeepSpeed
+
+        cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
+
+
 def check(needs: Collection[str]) -> None:
     """Raise Refusal where a run that needs these of `EXTENSIONS` would fail to load one, wait for ever, or build it."""
     if unknown := set(needs) - set(EXTENSIONS):
@@ -143,14 +152,14 @@ def stale_locks() -> list[Path]:
 
 def _open_locks(process: Path) -> set[tuple[int, int]]:
     """Return device and inode of each file called lock that this folder of /proc shows as open."""
-    found = set()
+    locks = set()
     for descriptor in os.listdir(process / "fd"):
         link = process / "fd" / descriptor
         with suppress(FileNotFoundError):  # closed while we looked
             if os.readlink(link).endswith("/lock"):
                 status = link.stat()
-                found.add((status.st_dev, status.st_ino))
-    return found
+                locks.add((status.st_dev, status.st_ino))
+    return locks
 
 
 def build() -> int:
@@ -187,8 +196,8 @@ def _is_built(name: str) -> bool:
 
 def _came_along(part: str) -> bool:
     """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
-    found = importlib.util.find_spec("deepspeed")
-    places = found.submodule_search_locations or [] if found else []
+    package = importlib.util.find_spec("deepspeed")
+    places = package.submodule_search_locations or [] if package else []
     return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
 
 
@@ -237,10 +246,10 @@ def _lacking_of_libaio(compiler: str) -> str | None:
     if ask("-E", "-x", "c++", "-", source="#include <libaio.h>\n").returncode != 0:
         return "libaio.h"
     # The bare name comes back where there is no such file.
-    found = any(
+    present = any(
         Path(ask(f"-print-file-name={name}").stdout.strip()).is_absolute() for name in ("libaio.so", "libaio.a")
     )
-    return None if found else "libaio.so"
+    return None if present else "libaio.so"
 
 
 def _load(name: str) -> str | None:

@@ -44,15 +44,15 @@ def _gpu_memory_bytes() -> list[int]:
         names = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
     except pynvml.NVMLError:  # no driver
         return []
-    found = []
+    sizes = []
     with suppress(pynvml.NVMLError):  # CUDA stops at the first bad one, too
         for name in (str(name).strip() for name in names):
             if name.isdigit():
                 handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
             else:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-            found.append(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return found
+            sizes.append(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return sizes
 
 
 def _host_memory_bytes() -> int:

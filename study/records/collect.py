@@ -34,9 +34,9 @@ def collect(runs: Path, folder: Path) -> int:
     Files are named after the run id. A run that left no record is kept by its outcome. Raises Refusal as `find` and
     `put` do, before the first copy.
     """
-    found = find([runs])
-    put(found, folder)
-    return len({run.run_id for run in found})
+    finished = find([runs])
+    put(finished, folder)
+    return len({run.run_id for run in finished})
 
 
 def find(folders: Iterable[Path]) -> list[Kept]:
@@ -46,29 +46,29 @@ def find(folders: Iterable[Path]) -> list[Kept]:
     a file does not hold its schema, and where record, steps and outcome do not belong together.
     """
     folders = list(folders)
-    found = []
+    runs = []
     for folder in folders:
         if not folder.is_dir():
             raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
         for files in _by_run(folder).values():
             kept = _read(files.get("record"), files.get("outcome"))
             if kept.files:
-                found.append(kept)
-    if not found:
+                runs.append(kept)
+    if not runs:
         raise Refusal(f"{' '.join(map(str, folders))}: no finished run below; `zero-study run STUDY` makes some")
-    return found
+    return runs
 
 
-def put(found: Sequence[Kept], folder: Path) -> None:
+def put(runs: Sequence[Kept], folder: Path) -> None:
     """Write what is kept of runs into a folder, each file whole or not at all, and print what became of each.
 
     While a run's record is not there, its other files there may be replaced: a run that was skipped, and now is not. A
     record is never replaced. Raises Refusal, before the first write, where what is there is of another run.
     """
-    sources = distinct(found)
+    sources = distinct(runs)
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder}: not a folder; name another")
-    for run in found:
+    for run in runs:
         record_there = folder / f"{run.run_id}.json"
         if not record_there.exists():
             continue
@@ -88,11 +88,11 @@ def put(found: Sequence[Kept], folder: Path) -> None:
         print(f"{done} {target}")
 
 
-def distinct(found: Iterable[Kept]) -> dict[str, Path]:
+def distinct(runs: Iterable[Kept]) -> dict[str, Path]:
     """The files of all runs by name. Raises Refusal where two runs of one name differ."""
     files: dict[str, Path] = {}
     first: dict[str, Kept] = {}
-    for run in found:
+    for run in runs:
         other = first.setdefault(run.run_id, run)
         if (other.record is None) != (run.record is None):
             raise _differ(other.place, run.place)
@@ -103,15 +103,15 @@ def distinct(found: Iterable[Kept]) -> dict[str, Path]:
 
 def _by_run(folder: Path) -> dict[Path, dict[str, Path]]:
     """The records and outcomes below a folder, those of one run together."""
-    found: dict[Path, dict[str, Path]] = {}
+    by_run: dict[Path, dict[str, Path]] = {}
     for path in sorted(folder.rglob("*.json")):
         if path.name in ("record.json", "outcome.json"):
-            found.setdefault(path.parent, {})[path.stem] = path
+            by_run.setdefault(path.parent, {})[path.stem] = path
         elif path.name.endswith(".outcome.json"):
-            found.setdefault(path.with_name(path.name.removesuffix(".outcome.json")), {})["outcome"] = path
+            by_run.setdefault(path.with_name(path.name.removesuffix(".outcome.json")), {})["outcome"] = path
         elif records.is_record(path):
-            found.setdefault(path.with_suffix(""), {})["record"] = path
-    return found
+            by_run.setdefault(path.with_suffix(""), {})["record"] = path
+    return by_run
 
 
 def _read(record_path: Path | None, outcome_path: Path | None) -> Kept:
@@ -136,10 +136,10 @@ def _read(record_path: Path | None, outcome_path: Path | None) -> Kept:
     return Kept(run_id, facts, files)
 
 
-def _refuse_if_different(one: Path, other: Path) -> None:
-    if one.read_bytes() != other.read_bytes():
-        raise _differ(one, other)
+def _refuse_if_different(first: Path, second: Path) -> None:
+    if first.read_bytes() != second.read_bytes():
+        raise _differ(first, second)
 
 
-def _differ(one: Path, other: Path) -> Refusal:
-    return Refusal(f"{one} and {other} differ; take another folder, or delete the one not wanted")
+def _differ(first: Path, second: Path) -> Refusal:
+    return Refusal(f"{first} and {second} differ; take another folder, or delete the one not wanted")

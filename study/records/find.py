@@ -40,13 +40,13 @@ def find(folders: Iterable[Path]) -> list[RecordFile]:
     is none. Raises Refusal for one that does not hold the schema, naming file and key, and where there is none.
     """
     folders = list(folders)
-    found: dict[tuple[str, str, float], RecordFile] = {}
+    records: dict[tuple[str, str, float], RecordFile] = {}
     for path in _json_files(folders):
         if not _is_outcome(path) and (read := _record_at(path)):
-            found.setdefault(identity(read), RecordFile(path, read))
-    if not found:
+            records.setdefault(identity(read), RecordFile(path, read))
+    if not records:
         raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
-    return list(found.values())
+    return list(records.values())
 
 
 def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:

@@ -50,13 +50,13 @@ def pack(folders: Sequence[Path], file: Path) -> int:
     """
     if file.exists():
         raise Refusal(f"{file}: is there already; name another file, or delete it")
-    found = collect.find(folders)
-    origin = _origin([run.record for run in found if run.record is not None], folders)
-    content = {name: path.read_bytes() for name, path in sorted(collect.distinct(found).items())}
+    runs = collect.find(folders)
+    origin = _origin([run.record for run in runs if run.record is not None], folders)
+    content = {name: path.read_bytes() for name, path in sorted(collect.distinct(runs).items())}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         schema_version=schema.SCHEMA_VERSION,
-        num_runs=len({run.run_id for run in found}),
+        num_runs=len({run.run_id for run in runs}),
         sha256={name: hashlib.sha256(member).hexdigest() for name, member in content.items()},
         **origin,
     )
@@ -84,32 +84,32 @@ def merge(file: Path, folder: Path) -> int:
         for name, member in members.items():
             Path(unpacked, name).write_bytes(member)
         try:
-            found = collect.find([Path(unpacked)])
-            stray = set(members) - set(collect.distinct(found))
+            runs = collect.find([Path(unpacked)])
+            stray = set(members) - set(collect.distinct(runs))
             if stray:
                 raise Refusal(f"{file}: {min(stray)} is no file of a finished run; pack the records again")
-            collect.put(found, folder)
+            collect.put(runs, folder)
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
-    num_runs = len({run.run_id for run in found})
+    num_runs = len({run.run_id for run in runs})
     print(f"merged {num_runs} runs on {manifest.box} into {folder}")
     return num_runs
 
 
 def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:
     """The box, commits and versions of the records. Raises Refusal unless there is one box."""
-    boxes = sorted({records.box_of(one) for one in facts})
+    boxes = sorted({records.box_of(record) for record in facts})
     if len(boxes) != 1:
-        found = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
-        raise Refusal(f"{' '.join(map(str, folders))}: {found}; pack one box's folders at a time")
+        held = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
+        raise Refusal(f"{' '.join(map(str, folders))}: {held}; pack one box's folders at a time")
     commits, libraries = set(), {}
-    for machine in (facts.machine for facts in facts):
+    for machine in (record.machine for record in facts):
         if machine.get("git_commit"):
             commits.add(machine["git_commit"] + ("-dirty" if machine.get("git_dirty") else ""))
         for name, version in machine.get("libraries", {}).items():
             if version is not None:
                 libraries.setdefault(name, set()).add(version)
-    versions = {name: sorted(found) for name, found in sorted(libraries.items())}
+    versions = {name: sorted(numbers) for name, numbers in sorted(libraries.items())}
     return {"box": boxes[0], "git_commits": sorted(commits), "libraries": versions}
 
 
@@ -117,15 +117,15 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the other members of a pack, each of which is what the manifest says."""
     try:
         with zipfile.ZipFile(file) as archive:
-            found = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+            entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
     # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None
-    members = dict(found)
+    members = dict(entries)
     for name in members:
         if name in ("", ".", "..") or not set(name).isdisjoint("/\\:"):
             raise Refusal(f"{file}: member {name!r} is no plain file name; `zero-study pack` writes no such file")
-    if len(members) != len(found):
+    if len(members) != len(entries):
         raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
     manifest = _manifest(file, members.pop(MANIFEST, b""))
     for name in sorted(set(members) ^ set(manifest.sha256)):

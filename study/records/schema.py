@@ -198,6 +198,7 @@ class Outcome(_Facts):
     world_size: int
     seed: int
     global_batch_size: int
+    config: dict[str, Any] | None = None  # the run's whole configuration; None: from before outcomes kept it
     round: int  # of the study's rotation, from 0
     position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
     started_at: str
@@ -296,8 +297,8 @@ def read_predictions(path: Path) -> PredictedStudy:
 def parse(path: Path, content: Any, schema: type[Facts]) -> Facts:
     """Check what a file holds against a schema. Raises Refusal naming the file and the key."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        raise Refusal(f"{path}: schema_version {found}, this version reads {SCHEMA_VERSION}; run it again")
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        raise Refusal(f"{path}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
     try:
         return schema.model_validate(content)
     except ValidationError as error:

@@ -95,8 +95,3 @@ def _row(row: Sequence[Any], kinds: Sequence[str]) -> str:
         for value, kind in zip(others, kinds[1:], strict=True)
     ]
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def count(amount: int, one: str, several: str = "") -> str:
-    """An amount with its noun: 1 run, 2 runs."""
-    return f"{amount:,} {one if amount == 1 else several or one + 's'}"

@@ -1,7 +1,11 @@
-"""How do numbers read on pages? Units, shares and batches, in the same words everywhere."""
+"""How do numbers read on pages? Units, shares, amounts and lists, in the same words everywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from study.compare.words import Unit
 from study.theory.case import Job
 
 GIB = 2**30
@@ -28,3 +32,24 @@ def batch(job: Job) -> str:
     return f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{checkpointed}".replace(
         " ", "\N{NO-BREAK SPACE}"
     )
+
+
+def seconds_unit(largest: float) -> Unit:
+    return Unit("s", 1.0) if largest >= 1 else Unit("ms", 1e-3)
+
+
+def count(amount: int, one: str, several: str = "") -> str:
+    """An amount with its noun: 1 run, 2 runs."""
+    return f"{amount:,} {one if amount == 1 else several or one + 's'}"
+
+
+def counted(counts: Iterable[int], noun: str) -> str:
+    """n as a caption gives it: `n = 3 seeds`, `n = 1 to 3 seeds`."""
+    least, most = min(counts := list(counts)), max(counts)
+    many = noun if most == 1 else f"{noun}s"
+    return f"n = {least} {many}" if least == most else f"n = {least} to {most} {many}"
+
+
+def listed(words: Sequence[Any]) -> str:
+    words = [str(word) for word in words]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

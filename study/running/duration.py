@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from study.config import RunConfig
 from study.records.schema import Outcome, Record
+from study.run import Run
 from study.strategy import engines
-from study.strategy.file import Strategy
 from study.theory import model_states
 
 # What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
@@ -27,13 +27,13 @@ def num_params(config: RunConfig) -> int:
     return engines.shape_of(config).num_params
 
 
-def model_state_bytes(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[float, float]:
+def model_state_bytes(run: Run) -> tuple[float, float]:
     """Predict one rank's model states by the paper on its device, and those offloaded to the host.
 
     No buffer is counted, so what does not fit by this does not fit.
     """
-    shape = engines.shape_of(config)
-    engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+    config, shape = run.config, engines.shape_of(run.config)
+    engine = engines.engine_of(run.strategy, shape.hidden, run.world_size, config.precision, config.accumulation_dtype)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
     return placed.device, placed.host
 
@@ -81,50 +81,51 @@ class History:
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
 
-    def add(self, written: Record, seen: Outcome | None, of_report: bool = False) -> None:
+    def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
         """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
-        if written.status != "ok" or (written.proof.device != "cpu") != self.on_gpu:
+        if record.status != "ok" or (record.proof.device != "cpu") != self.on_gpu:
             return
-        whole = written.wall_seconds + UNRECORDED_SECONDS
-        if seen and seen.wall_seconds is not None:
-            whole = seen.wall_seconds
-        step = written.timing.median_seconds if written.timing else None
+        whole = record.wall_seconds + UNRECORDED_SECONDS
+        if outcome and outcome.wall_seconds is not None:
+            whole = outcome.wall_seconds
+        step = record.timing.median_seconds if record.timing else None
         timed = step is not None
         if not timed:
-            step = max(0.0, whole - LAUNCH_SECONDS) / written.steps_done
-        tokens_per_step = written.config["global_batch_size"] * written.config["sequence_length"]
+            step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done
+        tokens_per_step = record.config["global_batch_size"] * record.config["sequence_length"]
         past = _Past(
-            workload=written.workload,
-            size=written.size,
-            strategy=written.strategy,
-            world_size=written.world_size,
-            share_device=written.config.get("share_device", False),
-            fixed_seconds=max(0.0, whole - step * written.steps_done),
+            workload=record.workload,
+            size=record.size,
+            strategy=record.strategy,
+            world_size=record.world_size,
+            share_device=record.config.get("share_device", False),
+            fixed_seconds=max(0.0, whole - step * record.steps_done),
             seconds_per_token=step / tokens_per_step,
             timed=timed,
         )
         (self._of_reports if of_report else self._own).append(past)
 
-    def estimate(self, config: RunConfig, strategy_name: str, world_size: int) -> Estimate:
+    def estimate(self, run: Run) -> Estimate:
         """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
+        config = run.config
         wanted = {
             "workload": config.workload,
             "size": config.size,
-            "strategy": strategy_name,
-            "world_size": world_size,
+            "strategy": run.strategy.name,
+            "world_size": run.world_size,
             "share_device": config.share_device,
         }
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
         for keys in _LIKENESS:
             for past in (self._own, self._of_reports):
-                alike = [one for one in past if all(getattr(one, key) == wanted[key] for key in keys)]
-                alike = [one for one in alike if one.timed] or alike
+                alike = [earlier for earlier in past if all(getattr(earlier, key) == wanted[key] for key in keys)]
+                alike = [earlier for earlier in alike if earlier.timed] or alike
                 if alike:
-                    fixed = statistics.median(one.fixed_seconds for one in alike)
-                    each = statistics.median(one.seconds_per_token for one in alike)
+                    fixed = statistics.median(earlier.fixed_seconds for earlier in alike)
+                    each = statistics.median(earlier.seconds_per_token for earlier in alike)
                     return Estimate(fixed + each * tokens, len(alike))
         # 6 floating-point operations per parameter and token: 2 forward, 4 backward (arXiv:2001.08361, sec. 2.1).
-        speed = GPU_FLOPS_PER_SECOND * world_size if self.on_gpu else CPU_FLOPS_PER_SECOND
+        speed = GPU_FLOPS_PER_SECOND * run.world_size if self.on_gpu else CPU_FLOPS_PER_SECOND
         return Estimate(LAUNCH_SECONDS + 6 * num_params(config) * tokens / speed, 0)
 
 

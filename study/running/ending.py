@@ -19,8 +19,8 @@ FAILED = "zero-study failed: "
 MESSAGE_LENGTH = 300
 
 
-class Told(NamedTuple):
-    """What a run said of its own end."""
+class Report(NamedTuple):
+    """What a run reported of its own end."""
 
     status: str  # as in a record
     step: int | None = None  # the last one begun; None: before the first
@@ -60,7 +60,7 @@ _CHECKS = {"AssertionError", "ValueError", "NotImplementedError"}
 
 def classify(
     errors: Sequence[str],
-    told: Told | None,
+    report: Report | None,
     returncode: int,
     time_limit_seconds: float | None = None,
     host_memory_was_short: bool | None = None,
@@ -72,23 +72,23 @@ def classify(
     """
     died = _signal(errors, returncode)
     ended = f"a process was ended by {died}" if died else f"exit status {returncode}"
-    if told and told.status == "ok":
+    if report and report.status == "ok":
         if time_limit_seconds is not None:
             ended = f"ended at its time limit of {time_limit_seconds:g} s"
         if time_limit_seconds is not None or returncode:
             return "crashed_after_result", f"{ended}, after its record was written"
-        return "ok", told.text
+        return "ok", report.text
     if time_limit_seconds is not None:
         return "timed_out", f"ended at its time limit of {time_limit_seconds:g} s"
 
     raised = raised_in(errors)
-    if told and told.status != "interrupted":  # the rank that failed first has said why
-        first = told.text.partition("\n")[0].rstrip(" :")
+    if report and report.status != "interrupted":  # the rank that failed first has said why
+        first = report.text.partition("\n")[0].rstrip(" :")
         file = next((one.file for one in raised if one.text.rstrip(" :").endswith(first)), "")
-        raised.insert(0, Raised(" ".join(told.text.split())[:MESSAGE_LENGTH], file))
-    elif told and not raised:
-        raised.append(Raised(told.text, ""))
-    if told and told.status == "out_of_memory":
+        raised.insert(0, Raised(" ".join(report.text.split())[:MESSAGE_LENGTH], file))
+    elif report and not raised:
+        raised.append(Raised(report.text, ""))
+    if report and report.status == "out_of_memory":
         return "out_of_memory", raised[0].text
     for one in raised:
         if is_out_of_memory(one.text):
@@ -101,7 +101,7 @@ def classify(
         }
         return "killed", f"{ended}, {blame[host_memory_was_short]}"
     refused = _after(REFUSED, errors)
-    if refused and (told is None or told.status == "interrupted"):  # which a rank is where only another one refuses
+    if refused and (report is None or report.status == "interrupted"):  # which a rank is where only another one refuses
         return "misconfigured", refused
     for one in raised:
         if _BUILD_FAILED.search(one.text):
@@ -115,7 +115,9 @@ def classify(
     if cause.type == "Failed":
         return "failed", cause.text.partition(": ")[2]
     in_engine = "/deepspeed/" in cause.file or "/accelerate/" in cause.file
-    if (told is None or told.step is None) and (cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)):
+    if (report is None or report.step is None) and (
+        cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)
+    ):
         return "misconfigured", cause.text
     return "crashed", f"{ended}: {cause.text}" if died else cause.text
 
@@ -125,19 +127,19 @@ def is_out_of_memory(text: str) -> bool:
     return bool(_OUT_OF_MEMORY.search(text))
 
 
-def read_told(run_dir: Path) -> Told | None:
+def read_report(run_dir: Path) -> Report | None:
     """Read what a run said of its end: its record or, where rank 0 could write none, the report of another rank."""
     path = run_dir / "record.json"
     if path.exists():
         written = schema.read(path)
         if written.status == "ok":
-            return Told("ok", text=f"final loss {written.final_loss:.4f}")
-        return Told(written.status, written.failure.step, written.failure.error)
+            return Report("ok", text=f"final loss {written.final_loss:.4f}")
+        return Report(written.status, written.failure.step, written.failure.error)
     reports = [json.loads(report.read_text()) for report in run_dir.glob("failure-rank*.json")]
     if not reports:
         return None
     first = min(reports, key=lambda report: report["at"])
-    return Told(first["status"], first["step"], first["error"])
+    return Report(first["status"], first["step"], first["error"])
 
 
 def read_lines(path: Path) -> list[str]:
@@ -151,24 +153,24 @@ def read_lines(path: Path) -> list[str]:
 
 def raised_in(errors: Iterable[str]) -> list[Raised]:
     """The exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
-    found, file = [], ""
+    raised, file = [], ""
     for line in errors:
         line = re.sub(r"^\[rank\d+\]: ?", "", line)
         if frame := _FRAME.match(line):
             file = frame[1]
         elif _EXCEPTION.match(line):
             one = Raised(line[:MESSAGE_LENGTH], file)
-            found += [one] if one.type not in _OF_LAUNCHERS else []
+            raised += [one] if one.type not in _OF_LAUNCHERS else []
             file = ""
-    return found
+    return raised
 
 
 def _signal(errors: Iterable[str], returncode: int) -> str | None:
     """The signal that ended the launcher or a rank; SIGKILL where there are several: no launcher sends that first."""
-    names = [next(filter(None, found.groups())) for line in errors if (found := _ENDED_BY.search(line))]
+    signals = [next(filter(None, match.groups())) for line in errors if (match := _ENDED_BY.search(line))]
     if returncode < 0:
-        names.append(next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}"))
-    return "SIGKILL" if "SIGKILL" in names else next(iter(names), None)
+        signals.append(next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}"))
+    return "SIGKILL" if "SIGKILL" in signals else next(iter(signals), None)
 
 
 def _after(start: str, lines: Iterable[str]) -> str | None:

@@ -1,6 +1,6 @@
 """What will a study's runs do here: which are finished, which cannot run and why, and how long do the others take?
 
-Only `strategy.check` needs torch; where that is missing, a plan says what it could not look at.
+Only `checks.check` needs torch; where that is missing, a plan says what it could not look at.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from study import files
-from study.config import RunConfig, build_config
+from study.config import RunConfig
 from study.errors import Refusal
 from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
 from study.records import find as records
 from study.records import schema
 from study.records.schema import Outcome, OutcomeStatus, Record
-from study.running import ending, launch, studies
+from study.run import Run
+from study.running import studies
 from study.running.duration import Estimate, History, counted, duration, model_state_bytes
-from study.running.studies import Run, Study
-from study.strategy import file
-from study.strategy.file import Strategy
+from study.running.studies import Study
 
 # What of a configuration, beside the batch, decides whether a run fits into memory.
 DECIDES_MEMORY = (
@@ -44,14 +44,8 @@ class Planned:
     """One run and what is to become of it: kept, skipped, or run."""
 
     run: Run
-    config: RunConfig
-    run_dir: Path
     kept: OutcomeStatus | None = None  # how it ended earlier, where that is a result
     skipped: str | None = None  # why
-
-    @property
-    def strategy(self) -> str:
-        return Path(self.run.strategy).stem
 
     @property
     def to_run(self) -> bool:
@@ -72,14 +66,11 @@ class Plan:
 
     def estimate(self, planned: Planned) -> Estimate:
         """Estimate a run's time, which its time limit ends."""
-        found = self.unlimited(planned)
-        return found._replace(seconds=min(found.seconds, self.timeout_seconds))
-
-    def unlimited(self, planned: Planned) -> Estimate:
-        return self.history.estimate(planned.config, planned.strategy, planned.run.num_processes)
+        whole = self.history.estimate(planned.run)
+        return whole._replace(seconds=min(whole.seconds, self.timeout_seconds))
 
     def in_words(self, planned: Planned) -> str:
-        whole = self.unlimited(planned)
+        whole = self.history.estimate(planned.run)
         limit = f"; --timeout would end it after {duration(self.timeout_seconds)}"
         return f"{whole}{limit if whole.seconds > self.timeout_seconds else ''}"
 
@@ -87,9 +78,9 @@ class Plan:
 # ---------------------------------------------------------------- making a plan
 
 
-def select(study: Study, data_dir: Path | None, only: str) -> list[Run]:
+def select(study: Study, data_dir: Path | None, only: str, folder: Path | None = None) -> list[Run]:
     """List a study's runs whose id contains `only`. Raises Refusal where there is none."""
-    chosen = [run for run in studies.runs(study, data_dir) if only in run.run_id]
+    chosen = [run for run in studies.runs(study, data_dir, folder) if only in run.run_id]
     if not chosen:
         raise Refusal(f"--only {only}: no run of study {study.name!r} has that in its id")
     return chosen
@@ -104,16 +95,13 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
     planned: list[Planned] = []
     checked = True
     for run in runs:
-        config = build_config(**run.flags)
-        run_dir = folder / run.run_id
-        kept = finished(run, config, run_dir, timeout_seconds, retry)
+        kept = finished(run, timeout_seconds, retry)
         skipped = None
         if kept is None:
             try:
-                chosen = file.read_strategy(file.find_strategy(run.strategy))
-                skipped = lacking(study, run, config, chosen, here)
+                skipped = lacking(study, run, here)
                 if skipped is None:
-                    checks.check(config, chosen, run.num_processes, chosen.num_machines)
+                    checks.check(run)
                     skipped = _blind_torch(study)
             except Refusal as refusal:
                 skipped = str(refusal)
@@ -121,37 +109,35 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
                 if missing.name != "torch":
                     raise
                 checked = False
-        planned.append(Planned(run, config, run_dir, kept, skipped))
-    exhausted = [one for one in planned if one.kept == "out_of_memory"]
-    planned = [replace(one, skipped=too_large_batch(one, exhausted)) if one.to_run else one for one in planned]
+        planned.append(Planned(run, kept, skipped))
+    exhausted = [each.run for each in planned if each.kept == "out_of_memory"]
+    planned = [replace(each, skipped=too_large_batch(each.run, exhausted)) if each.to_run else each for each in planned]
     history = _history(folder, on_gpu=bool(here.gpu_memory_bytes))
     return Plan(study, folder, here, planned, history, timeout_seconds, checked)
 
 
-def finished(
-    run: Run, config: RunConfig, run_dir: Path, timeout_seconds: float, retry: bool = True
-) -> OutcomeStatus | None:
+def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:
     """Say how a run ended earlier where that is a result: a whole record, out of memory, or no less time than now.
 
     Everything else is run again; what was started and failed, only with `retry`. Raises Refusal where the record is of
     a run with other flags.
     """
-    seen = read_outcome(run_dir)
-    path = run_dir / "record.json"
+    outcome = read_outcome(run.folder)
+    path = run.folder / "record.json"
     if path.exists():
-        written = schema.read(path)
-        _check_same(config, written, path)
-        if written.status == "ok":
-            return "crashed_after_result" if seen and seen.status == "crashed_after_result" else "ok"
-        if written.status == "out_of_memory":
+        record = schema.read(path)
+        _check_same(run, record, path)
+        if record.status == "ok":
+            return "crashed_after_result" if outcome and outcome.status == "crashed_after_result" else "ok"
+        if record.status == "out_of_memory":
             return "out_of_memory"
-    if seen is None or seen.command[:-2] != planned_command(run):
+    if outcome is None or not _is_of(outcome, run):
         return None
-    if seen.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
+    if outcome.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
         return None
-    if seen.status == "timed_out":
-        return seen.status if seen.wall_seconds >= timeout_seconds else None
-    return None if retry and seen.status != "out_of_memory" else seen.status
+    if outcome.status == "timed_out":
+        return outcome.status if outcome.wall_seconds >= timeout_seconds else None
+    return None if retry and outcome.status != "out_of_memory" else outcome.status
 
 
 def read_outcome(run_dir: Path) -> Outcome | None:
@@ -160,21 +146,27 @@ def read_outcome(run_dir: Path) -> Outcome | None:
     return schema.read_outcome(path) if path.exists() else None
 
 
-def planned_command(run: Run) -> list[str]:
-    """The command of a run as an outcome has it, without `--output-dir FOLDER` at its end."""
-    arguments = launch.command(file.find_strategy(run.strategy), run.num_processes, run.arguments())
-    return ending.shown_command(arguments)
+def _is_of(outcome: Outcome, run: Run) -> bool:
+    """Say whether an outcome is of this run; one from before it kept the configuration is not known to be."""
+    is_same = (outcome.strategy, outcome.world_size) == (run.strategy.name, run.world_size)
+    return is_same and outcome.config is not None and _differing(run, outcome.config) is None
 
 
-def _check_same(config: RunConfig, written: Record, path: Path) -> None:
-    planned = config.model_dump(mode="json")
-    for name in sorted(set(planned) - {"output_dir"}):
-        # A record from before there was such a knob has what is its default now.
-        if written.config.get(name, RunConfig.model_fields[name].default) != planned[name]:
-            raise Refusal(
-                f"{path}: holds a run with {name}={written.config.get(name)!r}, the study plans {planned[name]!r}; "
-                "pass another --runs-dir, or delete it"
-            )
+def _check_same(run: Run, record: Record, path: Path) -> None:
+    if name := _differing(run, record.config):
+        planned = run.config.model_dump(mode="json")[name]
+        raise Refusal(
+            f"{path}: holds a run with {name}={record.config.get(name)!r}, the study plans {planned!r}; "
+            "pass another --runs-dir, or delete it"
+        )
+
+
+def _differing(run: Run, config: dict[str, Any]) -> str | None:
+    """Name the first knob that a written configuration has otherwise than a run; None where all are equal."""
+    planned = run.config.model_dump(mode="json", exclude={"output_dir"})
+    # A file from before there was such a knob has what is its default now.
+    defaults = {name: RunConfig.model_fields[name].default for name in planned}
+    return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)
 
 
 def _history(folder: Path, on_gpu: bool) -> History:
@@ -185,42 +177,38 @@ def _history(folder: Path, on_gpu: bool) -> History:
             history.add(schema.read(path), read_outcome(path.parent))
     for report in sorted(files.ROOT.glob("reports/*/records")):
         with suppress(Refusal):
-            for found in records.find_runs([report]):
-                if found.record:
-                    history.add(found.record.record, found.outcome, of_report=True)
+            for recorded in records.find_runs([report]):
+                if recorded.record:
+                    history.add(recorded.record.record, recorded.outcome, of_report=True)
     return history
 
 
 # ---------------------------------------------------------------- why a run is skipped
 
 
-def too_large_batch(planned: Planned, exhausted: Iterable[Planned]) -> str | None:
+def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
     """Say which of the runs that ran out of memory shows that this one would, too.
 
     It differs in a smaller global batch and has no larger micro batch.
     """
     for other in exhausted:
-        alike = planned.strategy == other.strategy and planned.run.num_processes == other.run.num_processes
-        alike = alike and all(getattr(planned.config, key) == getattr(other.config, key) for key in DECIDES_MEMORY)
-        smaller = other.config.global_batch_size < planned.config.global_batch_size
-        if alike and smaller and _micro_batch_size(other) <= _micro_batch_size(planned):
-            return f"{other.run.run_id} ran out of memory, with a smaller batch"
+        alike = (run.strategy.name, run.world_size) == (other.strategy.name, other.world_size)
+        alike = alike and all(getattr(run.config, key) == getattr(other.config, key) for key in DECIDES_MEMORY)
+        smaller = other.config.global_batch_size < run.config.global_batch_size
+        if alike and smaller and other.micro_batch_size <= run.micro_batch_size:
+            return f"{other.run_id} ran out of memory, with a smaller batch"
     return None
 
 
-def _micro_batch_size(planned: Planned) -> int:
-    return planned.config.batches(planned.run.num_processes)[0]
-
-
-def lacking(study: Study, run: Run, config: RunConfig, chosen: Strategy, here: Machine) -> str | None:
+def lacking(study: Study, run: Run, here: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
-    num_local = -(-run.num_processes // chosen.num_machines)
-    found = len(here.gpu_memory_bytes)
-    num_gpus = 1 if config.share_device else num_local
-    if num_gpus > found and (found or study.device == "gpu"):
-        return f"needs {counted(num_gpus, 'GPU')}, found {found}"
-    on_device, on_host = model_state_bytes(config, chosen, run.num_processes)
-    if not found:  # a rank's device is the host
+    num_local = -(-run.world_size // run.num_machines)
+    present = len(here.gpu_memory_bytes)
+    num_gpus = 1 if run.config.share_device else num_local
+    if num_gpus > present and (present or study.device == "gpu"):
+        return f"needs {counted(num_gpus, 'GPU')}, found {present}"
+    on_device, on_host = model_state_bytes(run)
+    if not present:  # a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", here.host_memory_bytes)
     # Where GPUs differ, the best case: the order in which CUDA counts them is not NVML's.
     smallest = sorted(here.gpu_memory_bytes, reverse=True)[num_gpus - 1]
@@ -254,14 +242,14 @@ def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, availab
 def show(plan: Plan) -> str:
     """Say what each run will do, and how long all of it takes."""
     digits = len(str(len(plan.runs)))
-    width = max(len(one.run.run_id) for one in plan.runs)
+    width = max(len(planned.run.run_id) for planned in plan.runs)
     lines = []
-    for number, one in enumerate(plan.runs, 1):
-        if one.to_run:
-            what, why = "run", plan.in_words(one)
+    for number, planned in enumerate(plan.runs, 1):
+        if planned.to_run:
+            what, why = "run", plan.in_words(planned)
         else:
-            what, why = ("keep", one.kept) if one.kept else ("skip", one.skipped)
-        lines.append(f"{number:{digits}}  {what:4}  {one.run.run_id:{width}}  {why}")
+            what, why = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped)
+        lines.append(f"{number:{digits}}  {what:4}  {planned.run.run_id:{width}}  {why}")
     return "\n".join([heading(plan), "", *lines, "", summary(plan)])
 
 
@@ -271,8 +259,8 @@ def heading(plan: Plan) -> str:
 
 def summary(plan: Plan) -> str:
     """Say how many runs will do what, for how long, and what could not be looked at."""
-    estimates = [plan.estimate(one) for one in plan.runs if one.to_run]
-    num_kept = sum(one.kept is not None for one in plan.runs)
+    estimates = [plan.estimate(planned) for planned in plan.runs if planned.to_run]
+    num_kept = sum(planned.kept is not None for planned in plan.runs)
     text = f"{len(estimates)} to run, {num_kept} kept, {len(plan.runs) - num_kept - len(estimates)} skipped"
     if estimates:
         guesses = sum(not estimate.num_earlier_runs for estimate in estimates)

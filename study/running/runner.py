@@ -14,15 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from study import files
+from tabulate import tabulate
+
 from study.errors import Refusal
+from study.files import shown_text, write_json
 from study.records import schema
 from study.records.schema import Outcome, OutcomeStatus
+from study.run import Run
 from study.running import ending, launch, plan
 from study.running.duration import duration
 from study.running.plan import Plan, Planned
-from study.running.studies import Run, Study
-from study.strategy import file
+from study.running.studies import Study
 
 # The exit status of `run`, as its help says it.
 ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME = 0, 1, 3
@@ -49,23 +51,23 @@ def run(
     """
     with locked(folder):
         launch.end_left_over(folder)
-        planned = plan.make(study, runs, folder, min(timeout_seconds, slot_seconds), retry=math.isinf(slot_seconds))
-        print(f"{plan.heading(planned)}\n{plan.summary(planned)}", flush=True)
+        made = plan.make(study, runs, folder, min(timeout_seconds, slot_seconds), retry=math.isinf(slot_seconds))
+        print(f"{plan.heading(made)}\n{plan.summary(made)}", flush=True)
         outcomes: list[Outcome] = []
         try:
             # Shorter, where the slot ends before them.
-            for one, outcome in zip(planned.runs, _outcomes(planned, slot_seconds), strict=False):
+            for planned, outcome in zip(made.runs, _outcomes(made, slot_seconds), strict=False):
                 outcomes.append(outcome)
-                if fail_fast and not one.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
+                if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
                     break
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-        print(f"\n{table(planned.runs, outcomes)}\n{LEGEND}")
-        missing = sum(not one.kept for one in planned.runs[len(outcomes) :])
+        print(f"\n{table(made.runs, outcomes)}\n{LEGEND}")
+        missing = sum(not planned.kept for planned in made.runs[len(outcomes) :])
         if missing:
-            print(f"{missing} of {len(planned.runs)} runs have no outcome yet; the same command goes on with them")
+            print(f"{missing} of {len(made.runs)} runs have no outcome yet; the same command goes on with them")
             return SOME_WITHOUT_OUTCOME
-        return ALL_OK if all(one.status in ("ok", "skipped") for one in outcomes) else SOME_NOT_OK
+        return ALL_OK if all(outcome.status in ("ok", "skipped") for outcome in outcomes) else SOME_NOT_OK
 
 
 @contextmanager
@@ -93,60 +95,62 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _outcomes(planned: Plan, slot_seconds: float) -> Iterator[Outcome]:
+def _outcomes(made: Plan, slot_seconds: float) -> Iterator[Outcome]:
     """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
 
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
     slot_end = time.monotonic() + slot_seconds
     started = False
-    position = 1 + max((seen.position for seen in map(plan.read_outcome, _run_dirs(planned.folder)) if seen), default=0)
-    exhausted = [one for one in planned.runs if one.kept == "out_of_memory"]
-    for index, one in enumerate(planned.runs):
-        head = f"[{index + 1}/{len(planned.runs)}] {one.run.run_id}"
-        reason = one.skipped or (plan.too_large_batch(one, exhausted) if one.to_run else None)
+    position = 1 + max((outcome.position for outcome in _earlier_outcomes(made.folder)), default=0)
+    exhausted = [planned.run for planned in made.runs if planned.kept == "out_of_memory"]
+    for index, planned in enumerate(made.runs):
+        run = planned.run
+        head = f"[{index + 1}/{len(made.runs)}] {run.run_id}"
+        reason = planned.skipped or (plan.too_large_batch(run, exhausted) if planned.to_run else None)
         seconds = ""
-        if one.kept:
-            outcome = _kept(planned.study, one, position)
+        if planned.kept:
+            outcome = _kept(made.study, planned, position)
         elif reason:
-            outcome = _skipped(planned.study, one, position, reason)
+            outcome = _skipped(made.study, run, position, reason)
         else:
             left = slot_end - time.monotonic()
-            if started and planned.estimate(one).seconds > left:
+            if started and made.estimate(planned).seconds > left:
                 print(f"{head}: not started; the slot has {duration(max(0.0, left))} left", flush=True)
                 return
             # The first has the whole slot, whatever this call has needed until here.
-            outcome = _launch(planned, index, position, head, left if started else math.inf)
+            outcome = _launch(made, index, position, head, left if started else math.inf)
             if outcome is None:
                 print(f"{head}: ended with the slot", flush=True)
                 return
             started = True
             seconds = f" ({duration(outcome.wall_seconds)})"
             if outcome.status == "ok":
-                planned.history.add(schema.read(one.run_dir), outcome)
+                made.history.add(schema.read(run.folder), outcome)
             if outcome.status == "out_of_memory":
-                exhausted.append(one)
+                exhausted.append(run)
         position = max(position, outcome.position + 1)
-        left = _seconds_left(planned, index + 1)
+        left = _seconds_left(made, index + 1)
         rest = f"; about {duration(left)} left" if left else ""
-        kept = "kept, " if one.kept else ""
+        kept = "kept, " if planned.kept else ""
         print(f"{head}: {kept}{outcome.status}, {outcome.message}{seconds}{rest}", flush=True)
         yield outcome
 
 
-def _run_dirs(folder: Path) -> Iterable[Path]:
-    return (path.parent for path in folder.glob("*/outcome.json"))
+def _earlier_outcomes(folder: Path) -> Iterator[Outcome]:
+    return (schema.read_outcome(path) for path in folder.glob("*/outcome.json"))
 
 
-def _seconds_left(planned: Plan, start: int) -> float:
+def _seconds_left(made: Plan, start: int) -> float:
     """Estimate the runs from this index on."""
-    return sum(planned.estimate(one).seconds for one in planned.runs[start:] if one.to_run)
+    return sum(made.estimate(planned).seconds for planned in made.runs[start:] if planned.to_run)
 
 
-def _launch(planned: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
+def _launch(made: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
     """Run one, and write what came of it; None where it was ended because the slot did, and so has no outcome."""
-    one = planned.runs[index]
-    expected, later = planned.estimate(one).seconds, _seconds_left(planned, index + 1)
+    planned = made.runs[index]
+    run = planned.run
+    expected, later = made.estimate(planned).seconds, _seconds_left(made, index + 1)
     started = time.monotonic()
 
     def progress(line: str) -> None:
@@ -155,53 +159,47 @@ def _launch(planned: Plan, index: int, position: int, head: str, seconds_left: f
 
     # What an attempt without a result left would be taken for this one's.
     for name in ("outcome.json", "record.json", "steps.jsonl", "failure-rank*.json", "*.part"):
-        for stale in one.run_dir.glob(name):
+        for stale in run.folder.glob(name):
             stale.unlink()
-    path = file.find_strategy(one.run.strategy)
-    limit = min(planned.timeout_seconds, seconds_left)
-    ended = launch.launch(path, one.run.num_processes, one.run.arguments(), one.run_dir, limit, progress)
-    if ended.status == "timed_out" and limit < planned.timeout_seconds:
+    limit = min(made.timeout_seconds, seconds_left)
+    ended = launch.launch(run, limit, progress)
+    if ended.status == "timed_out" and limit < made.timeout_seconds:
         return None
     return _write(
-        planned.study,
-        one,
+        made.study,
+        run,
         position,
         ended.status,
         ended.message,
         started_at=ended.started_at,
         wall_seconds=ended.wall_seconds,
         returncode=ended.returncode,
-        command=ended.command,
         stderr_tail=ended.stderr_tail,
     )
 
 
-def _kept(study: Study, one: Planned, position: int) -> Outcome:
+def _kept(study: Study, planned: Planned, position: int) -> Outcome:
     """Return what an earlier call wrote; write it where that was killed after the record and before."""
-    seen = plan.read_outcome(one.run_dir)
-    if seen and seen.status == one.kept:
-        return seen
-    written, told = schema.read(one.run_dir), ending.read_told(one.run_dir)
-    status, message = ending.classify([], told, returncode=0)
-    command = [*plan.planned_command(one.run), "--output-dir", files.shown_text(str(one.run_dir))]
-    return _write(
-        study, one, position, status, files.shown_text(message), started_at=written.started_at, command=command
-    )
+    run = planned.run
+    outcome = plan.read_outcome(run.folder)
+    if outcome and outcome.status == planned.kept:
+        return outcome
+    record = schema.read(run.folder)
+    status, message = ending.classify([], ending.read_report(run.folder), returncode=0)
+    return _write(study, run, position, status, shown_text(message), started_at=record.started_at)
 
 
-def _skipped(study: Study, one: Planned, position: int, reason: str) -> Outcome:
-    seen = plan.read_outcome(one.run_dir)
-    if seen and (seen.status, seen.message) == ("skipped", files.shown_text(reason)):
-        return seen
+def _skipped(study: Study, run: Run, position: int, reason: str) -> Outcome:
+    outcome = plan.read_outcome(run.folder)
+    if outcome and (outcome.status, outcome.message) == ("skipped", shown_text(reason)):
+        return outcome
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    # Not started; but its command says which run it would have been.
-    command = plan.planned_command(one.run)
-    return _write(study, one, position, "skipped", files.shown_text(reason), started_at=now, command=command)
+    return _write(study, run, position, "skipped", shown_text(reason), started_at=now)
 
 
 def _write(
     study: Study,
-    one: Planned,
+    run: Run,
     position: int,
     status: OutcomeStatus,
     message: str,
@@ -209,30 +207,30 @@ def _write(
     started_at: str,
     wall_seconds: float | None = None,
     returncode: int | None = None,
-    command: Sequence[str] = (),
     stderr_tail: Sequence[str] = (),
 ) -> Outcome:
     outcome = Outcome(
         study=study.name,
-        run_id=one.run.run_id,
+        run_id=run.run_id,
         status=status,
         message=message,
-        workload=one.config.workload,
-        size=one.config.size,
-        strategy=one.strategy,
-        world_size=one.run.num_processes,
-        seed=one.config.seed,
-        global_batch_size=one.config.global_batch_size,
-        round=one.run.round,
+        workload=run.config.workload,
+        size=run.config.size,
+        strategy=run.strategy.name,
+        world_size=run.world_size,
+        seed=run.config.seed,
+        global_batch_size=run.config.global_batch_size,
+        config=run.config.model_dump(mode="json"),
+        round=run.round,
         position=position,
         started_at=started_at,
         wall_seconds=wall_seconds,
         returncode=returncode,
-        command=list(command),
+        command=ending.shown_command(launch.command(run)),
         stderr_tail=list(stderr_tail),
     )
-    one.run_dir.mkdir(parents=True, exist_ok=True)
-    files.write_json(one.run_dir / "outcome.json", outcome.model_dump(mode="json"))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_json(run.folder / "outcome.json", outcome.model_dump(mode="json"))
     return outcome
 
 
@@ -241,26 +239,23 @@ def _write(
 
 def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
     """One row per run that has an outcome; what has no result says so where others have their loss."""
-    rows = [ROW, *(_row(one, outcome) for one, outcome in zip(runs, outcomes, strict=False))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    rows = [_row(planned.run, outcome) for planned, outcome in zip(runs, outcomes, strict=False)]
+    return tabulate(rows, headers=ROW, tablefmt="simple", disable_numparse=True)
 
 
-def _row(one: Planned, outcome: Outcome) -> list[str]:
-    start = [one.config.workload, one.strategy, str(one.run.num_processes)]
+def _row(run: Run, outcome: Outcome) -> list[str]:
+    start = [run.config.workload, run.strategy.name, str(run.world_size)]
     if outcome.status not in ("ok", "crashed_after_result"):
         return [*start, outcome.status, "", "", "", outcome.message]
-    facts = schema.read(one.run_dir)
-    states = [rank.model_states for rank in facts.model_state_bytes or []]
-    collectives = [collective.moved_bytes for collective in facts.collectives_per_step or []]
-    seconds = facts.timing.median_seconds if facts.timing else None
+    record = schema.read(run.folder)
+    states = [rank.model_states for rank in record.model_state_bytes or []]
+    collectives = [collective.moved_bytes for collective in record.collectives_per_step or []]
+    seconds = record.timing.median_seconds if record.timing else None
     return [
         *start,
-        f"{facts.final_loss:.4f}",
-        f"{max(states) / 2**20:.2f}" if facts.model_state_bytes else "",
-        f"{sum(collectives) / 2**20:.2f}" if facts.collectives_per_step is not None else "",
+        f"{record.final_loss:.4f}",
+        f"{max(states) / 2**20:.2f}" if record.model_state_bytes else "",
+        f"{sum(collectives) / 2**20:.2f}" if record.collectives_per_step is not None else "",
         "" if seconds is None else f"{seconds:.3f}",
-        str(one.run_dir / "record.json") + ("" if outcome.status == "ok" else f" ({outcome.status})"),
+        str(run.folder / "record.json") + ("" if outcome.status == "ok" else f" ({outcome.status})"),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from study import files
 from study.config import RunConfig, build_config
 from study.errors import Refusal, describe
+from study.run import Run
 from study.strategy import file
+from study.strategy.file import Strategy, read_by_name
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 
@@ -122,29 +123,6 @@ class Study(_Strict):
         return self
 
 
-@dataclass(frozen=True)
-class Run:
-    """One launch."""
-
-    run_id: str
-    strategy: str
-    num_processes: int
-    flags: dict[str, Any] = field(hash=False)
-    round: int = 0  # the how-manieth repetition of its part, over seeds and repeats
-
-    def arguments(self) -> list[str]:
-        """The run's flags as train.py takes them."""
-        words: list[str] = []
-        for name, value in self.flags.items():
-            if value is None:  # unset, as YAML's null says it
-                continue
-            flag = "--" + name.replace("_", "-")
-            words += (
-                [flag if value else flag.replace("--", "--no-", 1)] if isinstance(value, bool) else [flag, str(value)]
-            )
-        return words
-
-
 def names() -> list[str]:
     """The studies that the project ships."""
     return sorted(path.stem for path in STUDIES.glob("*.yaml"))
@@ -167,8 +145,13 @@ def find(name: str) -> Study:
         raise Refusal(describe(error, f"{path}: {place}" if place else str(path))) from None
 
 
-def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
-    """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved."""
+def runs(study: Study, data_dir: Path | None = None, folder: Path | None = None) -> list[Run]:
+    """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved.
+
+    Each has a run directory of its own in the study's folder, by default runs/NAME. Raises Refusal where the file of
+    a strategy cannot be read, and where two runs are called the same.
+    """
+    folder = folder or Path("runs") / study.name
     text: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
     if study.text == "real":
         text = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
@@ -180,19 +163,18 @@ def runs(study: Study, data_dir: Path | None = None) -> list[Run]:
             if index >= part.num_rounds:
                 continue
             repeat, nth_seed = divmod(index, len(part.seeds))
-            seed = part.seeds[nth_seed]
-            for name, processes, cell in part.round(index):
-                flags = {**part.flags, **cell, **text, "seed": seed}
-                run = Run(_run_id(part, name, processes, cell, flags, repeat), name, processes, flags, index)
-                if run.run_id in planned:
-                    raise Refusal(f"study {study.name!r}: two runs are called {run.run_id}; give a part another label")
-                planned[run.run_id] = run
+            for name, world_size, cell in part.round(index):
+                config = build_config(**part.flags, **cell, **text, seed=part.seeds[nth_seed])
+                chosen = read_by_name(name)
+                run_id = _run_id(part, config, chosen, world_size, cell, repeat)
+                if run_id in planned:
+                    raise Refusal(f"study {study.name!r}: two runs are called {run_id}; give a part another label")
+                planned[run_id] = Run(config, chosen, world_size, folder / run_id, chosen.num_machines, index)
     return list(planned.values())
 
 
-def _run_id(part: Part, name: str, processes: int, cell: dict[str, int], flags: dict[str, Any], repeat: int) -> str:
-    config = build_config(**flags)
-    words = [config.workload, config.size, Path(name).stem, f"{processes}x", f"seed{config.seed}"]
+def _run_id(part: Part, config: RunConfig, chosen: Strategy, world_size: int, cell: dict[str, int], repeat: int) -> str:
+    words = [config.workload, config.size, chosen.name, f"{world_size}x", f"seed{config.seed}"]
     words += [f"batch{batch}" for batch in cell.values()]
     words += [part.label] if part.label else []
     words += [f"repeat{repeat}"] if repeat else []

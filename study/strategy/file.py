@@ -252,6 +252,11 @@ class Strategy:
     def offloads_to_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 
+    def check_json_is_seen(self, folder: Path = Path()) -> None:
+        """Refuse where the launcher, started in this folder, would not find the JSON that the file names."""
+        if self.deepspeed_json is not None:
+            _check_is_seen(self.path, folder / self.content["deepspeed_config"]["deepspeed_config_file"])
+
     @property
     def needed_extensions(self) -> set[str]:
         """The compiled DeepSpeed extensions that a run of this strategy loads; a box without a GPU adds one."""
@@ -261,8 +266,8 @@ class Strategy:
 
 def names() -> list[str]:
     """The strategies that the project ships, in the order of its tables."""
-    found = [path.stem for path in CONFIGS.glob("*.yaml")]
-    return sorted(found, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
+    stems = [path.stem for path in CONFIGS.glob("*.yaml")]
+    return sorted(stems, key=lambda name: (name != "single", name != "ddp", name.startswith("fsdp"), name))
 
 
 def find_strategy(name: str) -> Path:
@@ -338,11 +343,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 
 def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
-    if not path.is_file():
-        raise Refusal(
-            f"{yaml_path}: deepspeed_config_file {path} is no file seen from {Path.cwd()}; start from the folder that "
-            "it is relative to"
-        )
+    _check_is_seen(yaml_path, path)
     try:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -353,6 +354,11 @@ def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedF
         return content, _DeepSpeedFile.model_validate(content)
     except ValidationError as error:
         raise Refusal(describe(error, str(path)) + _known_keys(error)) from None
+
+
+def _check_is_seen(yaml_path: Path, path: Path) -> None:
+    if not path.is_file():
+        raise Refusal(f"{yaml_path}: deepspeed_config_file {path} is not a file seen from {Path.cwd()}; start there")
 
 
 def _known_keys(error: ValidationError) -> str:

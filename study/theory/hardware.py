@@ -62,9 +62,9 @@ _AWS_REMEMBERED = "Amazon EC2, as remembered, not looked up"
 
 
 def _known(rows: list[tuple]) -> dict[str, Gpu]:
-    found = {}
+    gpus = {}
     for name, torch_name, gib, torch_gib, context_gib, tera, bandwidth, link, pcie, source, price in rows:
-        found[name] = Gpu(
+        gpus[name] = Gpu(
             name=name,
             torch_name=torch_name,
             memory_bytes=gib * 2**30,
@@ -80,7 +80,7 @@ def _known(rows: list[tuple]) -> dict[str, Gpu]:
             price_date=price[1],
             price_source=price[2],
         )
-    return found
+    return gpus
 
 
 # Memory in GiB: as built, torch's total, a process's context. The second is from messages "CUDA out of memory ... GPU 0

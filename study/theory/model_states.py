@@ -181,39 +181,41 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     fair = sizes.num_params / engine.world_size
     size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
     paper_optimizer_states = _optimizer_bytes(engine.precision)
-    found = [
+    differences = [
         Difference("parameters", "padding", size * (owned * engine.world_size - sizes.num_params)),
         Difference("optimizer_states", "padding", paper_optimizer_states * (owned - fair)),
     ]
     if size == 4 or engine.precision == "pure-bf16":
-        found.append(Difference("optimizer_states", "master-copy", size * owned))
+        differences.append(Difference("optimizer_states", "master-copy", size * owned))
     if is_bf16_optimizer(engine):
-        return [*found, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
+        return [*differences, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
     if moment == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
-            found.append(Difference("gradients", "offload-gradients-stay", _master_bytes(engine) * owned))
-        return found
+            differences.append(Difference("gradients", "offload-gradients-stay", _master_bytes(engine) * owned))
+        return differences
 
     paper_gradients = size * (sizes.num_params if engine.zero_stage == 1 else fair)
     kept = size * owned
     name = "stage1-partition" if engine.zero_stage == 1 else "padding"
-    found.append(Difference("gradients", name, kept - paper_gradients))
+    differences.append(Difference("gradients", name, kept - paper_gradients))
     own_fp32_buffer = size == 2 and accumulated == 4  # _use_compact_grad_partition_buffer
     if engine.offload_optimizer != "none":
-        found.append(Difference("gradients", "fp32-gradients", (_master_bytes(engine) - size) * owned))
+        differences.append(Difference("gradients", "fp32-gradients", (_master_bytes(engine) - size) * owned))
         if own_fp32_buffer:
-            found.append(Difference("gradients", "offload-second-gradients", accumulated * owned))
+            differences.append(Difference("gradients", "offload-second-gradients", accumulated * owned))
     elif own_fp32_buffer:
-        found.append(Difference("gradients", "fp32-gradients", (accumulated - size) * owned))
+        differences.append(Difference("gradients", "fp32-gradients", (accumulated - size) * owned))
     else:
-        found.append(Difference("gradients", "fp32-gradient-copy", (_master_bytes(engine) - size) * first.elements))
+        differences.append(
+            Difference("gradients", "fp32-gradient-copy", (_master_bytes(engine) - size) * first.elements)
+        )
         # Flattening a single fp32 tensor gives a view of it, not a copy.
         in_buffer = second.views + (first.views if size == 4 and first.pieces == 1 else 0)
         if in_buffer:  # the buffer of copy_grads_in_partition lives as long as a view of it
-            found.append(
+            differences.append(
                 Difference("communication_buffers", "gradient-buffer", size * (first.whole + second.whole - in_buffer))
             )
-    return found
+    return differences
 
 
 def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
@@ -224,16 +226,16 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     padding = owned - sizes.num_params / engine.world_size
     size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
     paper_optimizer_states = _optimizer_bytes(engine.precision)
-    found = [
+    differences = [
         Difference("parameters", "padding", size * padding),
         Difference("optimizer_states", "padding", paper_optimizer_states * padding),
         Difference("communication_buffers", "reduce-bucket", _bucket_bytes(engine) * engine.reduce_bucket_size),
     ]
     if size == 4 or engine.precision == "pure-bf16":  # zero/stage3.py, _create_fp32_partitions
-        found.append(Difference("optimizer_states", "master-copy", size * owned))
+        differences.append(Difference("optimizer_states", "master-copy", size * owned))
     if engine.offload_param == "nvme":
         swapped = sum(shard for group in shards for shard in group if shard * size >= SWAP_AT_LEAST_BYTES)
-        found.append(Difference("parameters", "on-disk", -size * swapped))
+        differences.append(Difference("parameters", "on-disk", -size * swapped))
     # Sub-groups whose fp32 states and gradients are on the disk now; the first is swapped in before it is updated.
     on_disk = sum(
         elements
@@ -243,11 +245,11 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         and not (moment == "stepping" and index == 0)
     )
     masters = _master_bytes(engine)
-    found.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
+    differences.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
     if moment == "resting":
-        found.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
+        differences.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
         if engine.offload_optimizer != "none":
-            found.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
+            differences.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
         if engine.world_size > 1:  # _post_step
             whole = sum(
                 shard * engine.world_size
@@ -255,18 +257,18 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
                 for numel, shard in zip(group, parts, strict=True)
                 if numel <= engine.persistence_threshold
             )
-            found.append(Difference("parameters", "persistent-parameters", size * whole))
-        return found
+            differences.append(Difference("parameters", "persistent-parameters", size * whole))
+        return differences
 
-    found += [
+    differences += [
         Difference("gradients", "padding", size * padding),
         Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
     ]
     if engine.offload_optimizer != "none":
-        found.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
+        differences.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
     elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
-        found.append(Difference("gradients", "flat-gradient-copy", masters * sub_groups[0]))
-    return found
+        differences.append(Difference("gradients", "flat-gradient-copy", masters * sub_groups[0]))
+    return differences
 
 
 def _master_bytes(engine: Engine) -> int:
@@ -281,13 +283,13 @@ def _moment_bytes(engine: Engine) -> int:
 
 def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
     """Elements of a group's sub-groups; a parameter's shard is in one whole (stage3.py, _create_fp16_sub_groups)."""
-    found, filled = [], 0
+    sub_groups, filled = [], 0
     for shard in shards:
         filled += shard
         if filled >= sub_group_size:
-            found.append(filled)
+            sub_groups.append(filled)
             filled = 0
-    return [*found, filled] if filled else found
+    return [*sub_groups, filled] if filled else sub_groups
 
 
 def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:

@@ -20,7 +20,8 @@ from study.theory.step_time import StepTime
 
 # torch reserves more than tensors take, because freed blocks do not fit what comes next: assumed. A public report of 13
 # billion parameters on 8 x A100 has 9 % over the peak at stage 2 and 23 % at stage 3 (DeepSpeed issue 3734, default
-# allocator); the rows of published/mpt_throughput.csv leave room for no more than 9 % by these models.
+# allocator); the rows of measured_by_others/mpt_throughput.csv leave room for no more than 9 % by these
+# models.
 ALLOCATOR_SLACK = 0.05
 
 LARGEST_MICRO_BATCH = 1 << 16
@@ -80,7 +81,7 @@ class Prediction:
     @property
     def communicated_bytes(self) -> Numbers:
         """What a rank sends in a step, without a ring's factor (N - 1) / N; one process has nobody to send to."""
-        return sum(one.moved_bytes for one in self.collectives) if self.engine.world_size > 1 else 0
+        return sum(collective.moved_bytes for collective in self.collectives) if self.engine.world_size > 1 else 0
 
     @property
     def dollars_per_billion_tokens(self) -> Numbers | None:
@@ -160,8 +161,8 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
     """List how a GPU's share of the global batch divides into (micro batch, accumulation), the largest first."""
     small = [n for n in range(1, math.isqrt(sequences_per_gpu) + 1) if not sequences_per_gpu % n]
-    found = {n for one in small for n in (one, sequences_per_gpu // one)}
-    return [(micro, sequences_per_gpu // micro) for micro in sorted(found, reverse=True)]
+    divisors = {n for divisor in small for n in (divisor, sequences_per_gpu // divisor)}
+    return [(micro, sequences_per_gpu // micro) for micro in sorted(divisors, reverse=True)]
 
 
 def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_per_gpu: int) -> Prediction:
@@ -184,7 +185,7 @@ def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_
 def pareto(predictions: Iterable[Prediction]) -> list[Prediction]:
     """Keep those that no other beats in both memory and speed."""
     kept: list[Prediction] = []
-    for one in sorted(predictions, key=lambda p: (p.peak.total, -p.tokens_per_second_per_gpu)):
-        if not kept or one.tokens_per_second_per_gpu > kept[-1].tokens_per_second_per_gpu:
-            kept.append(one)
+    for prediction in sorted(predictions, key=lambda p: (p.peak.total, -p.tokens_per_second_per_gpu)):
+        if not kept or prediction.tokens_per_second_per_gpu > kept[-1].tokens_per_second_per_gpu:
+            kept.append(prediction)
     return kept

@@ -96,6 +96,22 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     """Predict the highest moment of a steady optimizer step."""
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
+    rows = _moments(shape, engine, job, resting, stepping)
+    grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
+    stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
+    hosts = np.array([resting.host] * (len(rows) - 1) + [stepping.host]).reshape(-1, *[1] * len(grid))
+    # A CPU's "device" is the host.
+    highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
+    chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
+    parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
+    then = hosts.reshape(-1)[highest]
+    return Peak(parts, highest if grid else int(highest), max(resting.host, stepping.host), then, resting.disk)
+
+
+def _moments(
+    shape: ModelShape, engine: Engine, job: Job, resting: States, stepping: States
+) -> list[dict[Part, Numbers]]:
+    """List what is held at each of MOMENTS."""
     checkpointed = job.activation_checkpointing
     block = residual.block_bytes(shape, engine, job)
     outside = residual.outside_bytes(shape, engine, job)
@@ -117,7 +133,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     # An accumulated gradient is there from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
-    rows = [
+    return [
         _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
         _row(
             resting,
@@ -144,15 +160,6 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
         ),
         _row(stepping, temporary=gradients.stepping),
     ]
-    grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
-    stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
-    hosts = np.array([resting.host] * (len(rows) - 1) + [stepping.host]).reshape(-1, *[1] * len(grid))
-    # A CPU's "device" is the host.
-    highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
-    chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
-    parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
-    then = hosts.reshape(-1)[highest]
-    return Peak(parts, highest if grid else int(highest), max(resting.host, stepping.host), then, resting.disk)
 
 
 def _row(
@@ -270,10 +277,10 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:
 def _gathered_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
     """Parameters that are whole from forward to backward, beside their shards."""
     if engine.kind == "fsdp":
-        each = engine.compute_bytes
+        element_bytes = engine.compute_bytes
         if not engine.reshard_after_forward:
-            return each * shape.num_params
-        return each * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
+            return element_bytes * shape.num_params
+        return element_bytes * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return 0.0  # one process uses its shards themselves
     return engine.parameter_bytes * communication.most_gathered_elements(engine, shape, job)

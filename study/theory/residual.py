@@ -121,23 +121,23 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     eager = is_eager(shape, job)
     if eager:  # keys and values are repeated for every query head
         queries, keys = queries + keys, 0
-    each = shape.hidden * (4 * full + size * short) + 4 * block.norms
-    each += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
-    each += size * shape.feed_forward * (block.wide + (COMPOSED_WIDE if _is_composed(shape, job) else 0))
+    token_bytes = shape.hidden * (4 * full + size * short) + 4 * block.norms
+    token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
+    token_bytes += size * shape.feed_forward * (block.wide + (COMPOSED_WIDE if _is_composed(shape, job) else 0))
     if job.dropout:
-        each += block.dropouts * shape.hidden * _mask_bytes(job, size)
+        token_bytes += block.dropouts * shape.hidden * _mask_bytes(job, size)
     if eager:
         matrices = _softmax_bytes(shape, engine, job)
     elif job.dropout and job.device == "cpu":
         # PyTorch's CPU kernel has no dropout: its composed one keeps softmax, mask and product, and all in fp32.
         matrices = 12
-        each += 3 * (4 - size) * shape.head_size * shape.heads
+        token_bytes += 3 * (4 - size) * shape.head_size * shape.heads
     else:
         matrices = 0
-        each += 4 * shape.heads  # the logarithm of softmax's sum
+        token_bytes += 4 * shape.heads  # the logarithm of softmax's sum
         if shape.is_classifier and job.kernels == "transformers":  # reviews are padded: every block keeps its mask
-            each = each + size * job.sequence_length
-    return job.tokens * (each + matrices * shape.heads * job.sequence_length)
+            token_bytes = token_bytes + size * job.sequence_length
+    return job.tokens * (token_bytes + matrices * shape.heads * job.sequence_length)
 
 
 def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:

@@ -59,12 +59,12 @@ HOST_STEP_BYTES = 28 + 12 + 6
 # remembered, not looked up) on a host of 256 GB/s: 30 bytes per parameter at 0.46 of the bandwidth.
 HOST_MEMORY_EFFICIENCY = 0.46
 # Per thread: fitted to one published pair of runs, LLaMA-7B on 8 x A800 with and without optimizer offload, whose
-# launcher left each rank one thread (published/numbers.yaml).
+# launcher left each rank one thread (measured_by_others/numbers.yaml).
 HOST_THREAD_BANDWIDTH = 2.3e9
 
 # Factors above and below the prediction between which nine of ten times lie. The first for what the constants were
 # fitted to: errors on model sizes that a fit has not seen. The second for all else: errors of one generation's
-# constants on the other's rows, and of published/numbers.yaml.
+# constants on the other's rows, and of measured_by_others/numbers.yaml.
 FITTED_SPREAD = 1.15
 OTHER_SPREAD = 1.5
 
@@ -201,10 +201,10 @@ class _Compute:
 def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Compute:
     size, tokens = engine.compute_bytes, job.tokens
 
-    def product(one: flops.Product) -> Numbers:
-        moved = tokens * (one.inner + one.columns) + one.inner * one.columns
-        multiplied = 2 * tokens * one.inner * one.columns
-        return one.count * (multiplied / speed.products + size * moved / speed.memory)
+    def product(kind: flops.Product) -> Numbers:
+        moved = tokens * (kind.inner + kind.columns) + kind.inner * kind.columns
+        multiplied = 2 * tokens * kind.inner * kind.columns
+        return kind.count * (multiplied / speed.products + size * moved / speed.memory)
 
     products = sum(product(one) for one in flops.block_products(shape))
     attention, attention_backward = _attention(shape, engine, job, speed)

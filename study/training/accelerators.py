@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
 from study.errors import Refusal
 from study.models import SIZES, swap_buffer_size
-from study.run import swap_folder
-from study.strategy.file import Strategy, suited_buckets
-from study.training.request import Launch
+from study.run import Run
+from study.strategy.file import suited_buckets
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_dir: Path) -> Accelerator:
+def build_accelerator(run: Run) -> Accelerator:
     """Make the Accelerator: the strategy from its file, everything that must agree between strategies from the run.
 
     Collective: every rank calls it. Raises Refusal where the process that came up is not the one that was asked for.
@@ -38,8 +36,7 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
         def use_distributed(self) -> bool:
             return True
 
-    strategy = launch.strategy
-    _, accumulation = config.batches(world_size)
+    config, strategy = run.config, run.strategy
     on_cpu = not torch.cuda.is_available()
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
     if on_cpu and is_deepspeed:
@@ -66,15 +63,15 @@ def build_accelerator(config: RunConfig, launch: Launch, world_size: int, run_di
         dataloader_config=DataLoaderConfiguration(non_blocking=True),  # from pinned memory, while the GPU computes
         # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
-            num_steps=accumulation, sync_each_batch=strategy.distributed_type == "FSDP"
+            num_steps=run.gradient_accumulation_steps, sync_each_batch=strategy.distributed_type == "FSDP"
         ),
-        deepspeed_plugin=_deepspeed_plugin(config, strategy, world_size, run_dir) if is_deepspeed else None,
+        deepspeed_plugin=_deepspeed_plugin(run) if is_deepspeed else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
         if uses_gloo(config, on_cpu) and strategy.distributed_type != "NO"
         else None,
         log_with=None if config.log_with == "none" else config.log_with,
-        project_dir=run_dir,
+        project_dir=run.folder,
     )
 
 
@@ -101,19 +98,19 @@ def _share_device() -> None:
     torch.distributed.init_process_group("gloo")
 
 
-def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, run_dir: Path) -> Any:
+def _deepspeed_plugin(run: Run) -> Any:
     """Make accelerate's DeepSpeed plugin and set what the run says: after it, no value is left to a default unseen."""
     from accelerate.utils import DeepSpeedPlugin
 
-    micro_batch_size, accumulation = config.batches(world_size)
+    config = run.config
     plugin = DeepSpeedPlugin()  # reads the strategy, as the launcher passes it on
     engine = plugin.deepspeed_config
     hidden = SIZES[config.workload][config.size]["hidden"]
     zero = engine["zero_optimization"]
     # An absent, "auto" or zero clipping in accelerate's own fields means 1.0 to the engine; a number put here does not.
     engine["gradient_clipping"] = config.gradient_clipping
-    engine["gradient_accumulation_steps"] = accumulation
-    engine["train_micro_batch_size_per_gpu"] = micro_batch_size
+    engine["gradient_accumulation_steps"] = run.gradient_accumulation_steps
+    engine["train_micro_batch_size_per_gpu"] = run.micro_batch_size
     engine["train_batch_size"] = config.global_batch_size
     if config.precision in ("bf16", "fp16"):
         engine[config.precision] = {"enabled": True}
@@ -125,8 +122,8 @@ def _deepspeed_plugin(config: RunConfig, strategy: Strategy, world_size: int, ru
         if zero.get(key) == "auto":
             zero[key] = value
     if zero.get("offload_param", {}).get("buffer_size") == "auto":
-        zero["offload_param"]["buffer_size"] = swap_buffer_size(hidden, world_size)
+        zero["offload_param"]["buffer_size"] = swap_buffer_size(hidden, run.world_size)
     for key in ("offload_optimizer", "offload_param"):
         if zero.get(key, {}).get("device") == "nvme":
-            zero[key]["nvme_path"] = str(swap_folder(config, run_dir))
+            zero[key]["nvme_path"] = str(run.swap_folder)
     return plugin

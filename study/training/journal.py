@@ -9,66 +9,30 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from study import files
-from study.config import RunConfig
-from study.files import missing_folders, remove_empty, shown_text
+from study.errors import Failed, Interrupted
+from study.files import missing_folders, remove_empty
 from study.records import schema
-from study.run import remove_swap_folder, swap_folder
-from study.running.ending import is_out_of_memory
-from study.training.request import Launch
+from study.run import Run
+from study.running.ending import is_out_of_memory, shown_command
+from study.running.launch import command
+from study.training.built import Built
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from evaluate import EvaluationModule
-    from torch.utils.data import DataLoader
-
-    from study.training.measure.memory import PhaseMemory
-    from study.workloads.sources import Splits
+    pass
 
 
 # DeepSpeed swaps tensors of at least this size; a process that wrote less to disks only wrote its own records.
 SMALLEST_SWAP_BYTES = 1 << 20
 
 
-class Failed(RuntimeError):
-    """The run did not train to a result: a loss that is no number, parameters that did not move."""
-
-
-class Interrupted(BaseException):
-    """SIGTERM or SIGINT arrived."""
-
-
-@dataclass
-class Built:
-    """What a run trains with, prepared and proven."""
-
-    config: RunConfig
-    launch: Launch
-    run_dir: Path
-    accelerator: Accelerator
-    workload: ModuleType
-    splits: Splits
-    model: Any
-    optimizer: Any
-    train_batches: DataLoader
-    eval_batches: DataLoader
-    metric: EvaluationModule | None  # on rank 0
-    memory: PhaseMemory
-    proof: schema.Proof
-    initial_parameters: schema.Checksum
-    planned_tokens: int  # without padding, world total
-
-
 class Journal:
     """What a run has to tell so far; on rank 0 it becomes steps.jsonl and record.json, however the run ends."""
 
-    def __init__(self, config: RunConfig, launch: Launch, run_dir: Path, arguments: list[str]) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.rank = int(os.environ.get("RANK", "0"))
         self.step: int | None = None  # the last one begun
         self.lines: list[dict[str, Any]] = []
@@ -76,22 +40,19 @@ class Journal:
         self.swapped = (0, 0)  # bytes read and written
         self.energy: float | None = None  # joules
         self.observer: Any = None
-        self._config = config
-        self._strategy = launch.strategy
         self._file: Any = None
         self._accelerator: Any = None
-        self._created = missing_folders(run_dir)
+        self._created = missing_folders(run.folder)
         self._started = time.perf_counter()
-        launcher = ["accelerate", "launch", "--config_file", str(launch.strategy.path)]
-        processes = ["--num_processes", str(launch.num_processes)]
+        config = run.config
         self._facts: dict[str, Any] = {
-            "run_id": run_dir.name,
+            "run_id": run.run_id,
             "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": [shown_text(word) for word in [*launcher, *processes, "study/train.py", *arguments]],
+            "command": shown_command(command(run)),
             "workload": config.workload,
             "size": config.size,
-            "strategy": launch.strategy.name,
-            "world_size": launch.num_processes,
+            "strategy": run.strategy.name,
+            "world_size": run.world_size,
             "seed": config.seed,
             "init": config.effective_init,
             "config": config.model_dump(mode="json"),
@@ -102,10 +63,10 @@ class Journal:
         from study.training import weights
         from study.training.observer import Observer
 
-        config, accelerator = built.config, built.accelerator
+        config, accelerator, strategy = self.run.config, built.accelerator, self.run.strategy
         # A steady step: after warm-up, or the last one of a run that is all warm-up.
         probed = min(config.timing_warmup_steps + 1, config.num_steps) if config.measure else None
-        folder = swap_folder(config, self.run_dir) if built.launch.strategy.offloads_to_nvme else None
+        folder = self.run.swap_folder if strategy.offloads_to_nvme else None
         self.observer = Observer(built.model, built.optimizer, built.memory, built.proof, probed, folder)
         self._accelerator = accelerator
         self._facts |= {
@@ -117,17 +78,16 @@ class Journal:
         if config.log_with != "none":
             accelerator.init_trackers("zero-study", config={k: str(v) for k, v in self._facts["config"].items()})
         if self.rank == 0:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            strategy = built.launch.strategy
+            self.run.folder.mkdir(parents=True, exist_ok=True)
             files.write_json(
-                self.run_dir / "config.json",
+                self.run.folder / "config.json",
                 {
                     "config": self._facts["config"],
                     "strategy": {"file": str(strategy.path), "yaml": strategy.content, "json": strategy.deepspeed_json},
                     "proof": built.proof.model_dump(mode="json"),
                 },
             )
-            self._file = open(self.run_dir / "steps.jsonl", "w")  # noqa: SIM115 - open for the whole run
+            self._file = open(self.run.folder / "steps.jsonl", "w")  # noqa: SIM115 - open for the whole run
 
     def add(self, line: dict[str, Any]) -> None:
         """Append one step. Raises Failed where it is not one of a run that trains; all ranks see the same line."""
@@ -157,10 +117,10 @@ class Journal:
             os.fsync(self._file.fileno())  # a record that outlives a power cut names steps that do, too
             self._file.close()
             self._file = None  # this may be cut off, and `fail` write once more
-        steps = self.run_dir / "steps.jsonl"
+        steps = self.run.folder / "steps.jsonl"
         known = {**self._facts, **facts}
         schema.write(
-            self.run_dir,
+            self.run.folder,
             schema.Record(
                 status=status,
                 wall_seconds=time.perf_counter() - self._started,
@@ -178,34 +138,34 @@ class Journal:
         # The launcher ends every rank as soon as one has ended; what there is to tell is told all the same.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        if (self.run_dir / "record.json").exists():  # the result is there, whatever came after it
+        if (self.run.folder / "record.json").exists():  # the result is there, whatever came after it
             return
-        told = {
+        own = {
             "at": time.time(),
             "status": _status(error),
             "step": self.step,
             "error": f"{type(error).__name__}: {error}"[:2000],
         }
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.run_dir / "initial_weights", ignore_errors=True)
-        remove_swap_folder(self._config, self._strategy, self.run_dir)
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.run.folder / "initial_weights", ignore_errors=True)
+        self.run.remove_swap_folder()
         if self.rank:
-            files.write_json(self.run_dir / f"failure-rank{self.rank}.json", told)
+            files.write_json(self.run.folder / f"failure-rank{self.rank}.json", own)
             return
         # The rank that failed first knows why; this one may only have lost its peer.
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
-        reports = sorted(self.run_dir.glob("failure-rank*.json"))
-        first = min([told, *(json.loads(path.read_text()) for path in reports)], key=lambda report: report["at"])
+        reports = sorted(self.run.folder.glob("failure-rank*.json"))
+        first = min([own, *(json.loads(path.read_text()) for path in reports)], key=lambda report: report["at"])
         self.write(first["status"], failure=schema.Failure(step=first["step"], error=first["error"]))
         for path in reports:
             path.unlink()
 
     def discard(self) -> None:
         """Remove what a refused run left, on rank 0; what was there before stays."""
-        if self.rank or not self.run_dir.exists():
+        if self.rank or not self.run.folder.exists():
             return
-        remove_swap_folder(self._config, self._strategy, self.run_dir)
-        shutil.rmtree(self.run_dir / "initial_weights", ignore_errors=True)
+        self.run.remove_swap_folder()
+        shutil.rmtree(self.run.folder / "initial_weights", ignore_errors=True)
         remove_empty(self._created)
 
 

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
+from study.config import RunConfig
 from study.errors import Refusal
-from study.strategy.file import Strategy, read_strategy
-
-if TYPE_CHECKING:
-    pass
+from study.run import Run, make_run
+from study.strategy.file import read_strategy
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What the user asked of the launcher."""
-
-    strategy: Strategy
-    num_processes: int
-    num_machines: int = 1
-
-
-def read_launch() -> Launch:
-    """Find the `accelerate launch` that started this process and what it was asked.
+def requested_run(config: RunConfig) -> Run:
+    """Return the run that the `accelerate launch` above this process was asked for.
 
     Accelerate hands its children flags, not the name of the file they came from; the launcher's own command line,
     found among this process's ancestors, has it. Raises Refusal where there is none.
@@ -45,9 +33,10 @@ def read_launch() -> Launch:
             break
         path = Path(parent.cwd()) / arguments.config_file
         strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
-        return Launch(
+        return make_run(
+            config,
             strategy,
-            num_processes=arguments.num_processes or strategy.num_processes,
+            world_size=arguments.num_processes or strategy.num_processes,
             num_machines=arguments.num_machines or strategy.num_machines,
         )
     raise Refusal(

@@ -14,25 +14,23 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from safetensors.torch import save_file
 
-from study.config import RunConfig
 from study.records.schema import Checksum
-from study.strategy.file import Strategy
+from study.run import Run
 from study.workloads.sources import Splits
 
 
-def build_model(
-    accelerator: Accelerator, workload: ModuleType, config: RunConfig, splits: Splits, strategy: Strategy, run_dir: Path
-) -> torch.nn.Module:
+def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, run: Run) -> torch.nn.Module:
     """Build the model so that equal seeds give equal weights under every strategy. Collective.
 
     Building under zero.Init draws other random numbers than building whole. So where the strategy wants a partitioned
     model, rank 0 builds it whole once and every rank loads those weights partitioned.
     """
+    config = run.config
     set_seed(config.seed)  # for a published model's new head too
-    if not (strategy.zero_stage == 3 and strategy.zero3_init):
+    if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init):
         with unpartitioned():
             return workload.build_model(config, splits)
-    folder = run_dir / "initial_weights"
+    folder = run.folder / "initial_weights"
     if accelerator.is_main_process:
         with unpartitioned():
             workload.build_model(config, splits).save_pretrained(folder)

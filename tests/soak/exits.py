@@ -23,8 +23,9 @@ import click
 
 from study import files
 from study.benchmarks import pairs
-from study.benchmarks.pairs import Work
 from study.errors import RunFailed
+from study.records.results import header
+from study.run import Run
 
 FLAGS: dict[str, Any] = {
     "size": "tiny",
@@ -77,7 +78,7 @@ def main(launches: int, bare: bool, output: Path | None) -> None:
     print(f"{counts}; ended: {result['ended']}")
     if output:
         command = f"python tests/soak/exits.py --launches {launches}{' --bare' if bare else ''}"
-        files.write_json(output, {**pairs.report("exits", command, {}), **result})
+        files.write_json(output, {**header("exits", command), **result})
     sys.exit(1 if result["failed"] else 0)
 
 
@@ -91,7 +92,7 @@ def tally(done: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def launch_ours(work: Work) -> dict[str, Any]:
+def launch_ours(work: Run) -> dict[str, Any]:
     """One tiny run through the launcher; `launch` calls it ok only with exit status 0 and a complete record."""
     try:
         facts, steps = pairs.run_ours(work)

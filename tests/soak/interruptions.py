@@ -26,6 +26,7 @@ from study import files
 from study.benchmarks import pairs
 from study.errors import RunFailed
 from study.records import schema
+from study.records.results import header
 from study.running import studies
 
 STUDY = """\
@@ -62,7 +63,7 @@ def main(kills: int, seed: int, output: Path | None) -> None:
     )
     if output:
         command = f"python tests/soak/interruptions.py --kills {kills} --seed {seed}"
-        head = pairs.report("interruptions", command, {"seed": seed, "study": STUDY})
+        head = {**header("interruptions", command), "seed": seed, "study": STUDY}
         files.write_json(output, {**head, **result})
     sys.exit(1 if failed(result) else 0)
 

@@ -58,15 +58,15 @@ def _value(node: ast.expr, numbers: Mapping[str, float], formula: str) -> float:
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 return -of(inner)
             case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-                one, other = of(left), of(right)
-                if isinstance(sign, ast.Pow) and abs(other) > _LARGEST_POWER:
-                    raise ValueError(f"formula {formula!r}: the power {other:g} is beyond {_LARGEST_POWER}")
-                found = _OPERATORS[type(sign)](one, other)
-                if isinstance(found, complex):
-                    raise ValueError(f"formula {formula!r}: a root of the negative number {one:g}")
-                return found
+                left_value, right_value = of(left), of(right)
+                if isinstance(sign, ast.Pow) and abs(right_value) > _LARGEST_POWER:
+                    raise ValueError(f"formula {formula!r}: the power {right_value:g} is beyond {_LARGEST_POWER}")
+                result = _OPERATORS[type(sign)](left_value, right_value)
+                if isinstance(result, complex):
+                    raise ValueError(f"formula {formula!r}: a root of the negative number {left_value:g}")
+                return result
             case ast.Call(func=ast.Name(id=name), args=[_, *_] as given, keywords=[]) if name in _FUNCTIONS:
-                return float(_applied(name, [of(one) for one in given], formula))
+                return float(_applied(name, [of(argument) for argument in given], formula))
         raise ValueError(
             f"formula {formula!r}: {ast.unparse(part)!r} is not allowed; write numbers, names, + - * / **, min, max "
             "and round"

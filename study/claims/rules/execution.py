@@ -96,9 +96,9 @@ def _told(rule: Execution, result: Result) -> str:
     """What shows it, for the sentence of a verdict."""
     if result.message is not None:
         return result.message
-    seen = [
+    values = [
         f"{asked} is {result.found[asked]!r}" + ("" if result.found[asked] == wanted else f", not {wanted!r}")
         for asked, wanted in rule.wants.items()
         if result.outcome == "accepted" or result.found[asked] != wanted
     ]
-    return "; ".join(seen)
+    return "; ".join(values)

@@ -32,12 +32,12 @@ REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
 @lru_cache(maxsize=16)
-def _found(study: str) -> list[RecordFile]:
-    return [found for found in records.find([RECORDS / study]) if found.record.status == "ok"]
+def _finished(study: str) -> list[RecordFile]:
+    return [run for run in records.find([RECORDS / study]) if run.record.status == "ok"]
 
 
-def _some(found: Iterable[RecordFile], what: str) -> list[RecordFile]:
-    kept = list(found)
+def _some(candidates: Iterable[RecordFile], what: str) -> list[RecordFile]:
+    kept = list(candidates)
     if not kept:
         raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
     return kept
@@ -71,9 +71,9 @@ def loss_difference(
 
 def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
     """The mean gradient norm of a run over the control's, with its interval over seeds."""
-    found = _compared(_table(), workload, strategy, control, "mean_grad_norm")
-    low, high = found.interval
-    return Observed(1 + found.value, found.evidence, (1 + low, 1 + high), told=found.told)
+    difference = _compared(_table(), workload, strategy, control, "mean_grad_norm")
+    low, high = difference.interval
+    return Observed(1 + difference.value, difference.evidence, (1 + low, 1 + high), told=difference.told)
 
 
 @lru_cache(maxsize=1)
@@ -117,12 +117,12 @@ def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, pa
     if part not in PARTS:
         raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
     wanted = (_name(strategy), world_size, precision)
-    found = _some(
-        (f for f in _found("model-states") if _of_states(f.record) == wanted),
+    runs = _some(
+        (f for f in _finished("model-states") if _of_states(f.record) == wanted),
         f"model states under {strategy} on {world_size} processes in {precision}",
     )
-    values = [max(getattr(rank, part) for rank in f.record.model_state_bytes) / f.record.num_params for f in found]
-    return _from_least_to_most(values, found)
+    values = [max(getattr(rank, part) for rank in f.record.model_state_bytes) / f.record.num_params for f in runs]
+    return _from_least_to_most(values, runs)
 
 
 def _of_states(r: Record) -> tuple[str, int, str]:
@@ -131,17 +131,24 @@ def _of_states(r: Record) -> tuple[str, int, str]:
 
 def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
     """Bytes per parameter of a part of the states on so many ranks over those on another number."""
-    one, other = (state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size))
-    (low, high), (least, most) = (found.interval or (found.value,) * 2 for found in (one, other))
-    if not least:
+    above, below = (
+        state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
+    )
+    if not min(below.interval or (below.value,)):
         raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes")
+    return _ratio(above, below, above.told)
+
+
+def _ratio(above: Observed, below: Observed, told: str) -> Observed:
+    """One observed value over another, from the least to the most that both allow."""
+    (low, high), (least, most) = (side.interval or (side.value, side.value) for side in (above, below))
     interval = None if (low, least) == (high, most) else (low / most, high / least)
-    return Observed(one.value / other.value, one.evidence + other.evidence, interval, told=one.told)
+    return Observed(above.value / below.value, above.evidence + below.evidence, interval, told=told)
 
 
-def _from_least_to_most(values: list[float], found: list[RecordFile]) -> Observed:
+def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed:
     interval = None if len(set(values)) == 1 else (min(values), max(values))
-    evidence = tuple(f.record.run_id for f in found)
+    evidence = tuple(f.record.run_id for f in runs)
     return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
 
 
@@ -151,7 +158,7 @@ def _from_least_to_most(values: list[float], found: list[RecordFile]) -> Observe
 def _sending(strategy: str, world_size: int, accumulation: int) -> list[RecordFile]:
     wanted = (_name(strategy), world_size, accumulation, False)
     return _some(
-        (f for f in _found("communication") if _of_step(f.record) == wanted),
+        (f for f in _finished("communication") if _of_step(f.record) == wanted),
         f"communication under {strategy} on {world_size} processes, micro steps: {accumulation}",
     )
 
@@ -162,9 +169,9 @@ def _of_step(r: Record) -> tuple[str, int, int, bool]:
 
 def volume(strategy: str, world_size: int, accumulation: int) -> Observed:
     """Bytes of a step's collectives over those of all parameters, an all-reduce counted twice."""
-    found = _sending(strategy, world_size, accumulation)
-    values = [_moved(f.record) / (4 * f.record.num_params) for f in found]  # all are in fp32
-    return _from_least_to_most(values, found)
+    runs = _sending(strategy, world_size, accumulation)
+    values = [_moved(f.record) / (4 * f.record.num_params) for f in runs]  # all are in fp32
+    return _from_least_to_most(values, runs)
 
 
 def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
@@ -173,27 +180,26 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 def volume_ratio(of: dict, to: dict) -> Observed:
     """`volume` of one case over that of another."""
-    one, other = volume(**of), volume(**to)
-    (low, high), (least, most) = (found.interval or (found.value,) * 2 for found in (one, other))
-    interval = None if (low, least) == (high, most) else (low / most, high / least)
-    return Observed(one.value / other.value, one.evidence + other.evidence, interval, told="least to most")
+    return _ratio(volume(**of), volume(**to), "least to most")
 
 
 def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
     """Bytes that reduce gradients in a step of so many micro steps over those of a step of one."""
-    one, other = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
-    values = [_moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(one, other, strict=True)]
-    return _from_least_to_most(values, [*one, *other])
+    accumulated, plain = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
+    values = [
+        _moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(accumulated, plain, strict=True)
+    ]
+    return _from_least_to_most(values, [*accumulated, *plain])
 
 
 def uses_collective(strategy: str, world_size: int, collective: str) -> Observed:
     """Whether a step has a collective for more than losses and norms."""
-    found = _sending(strategy, world_size, 1)
+    runs = _sending(strategy, world_size, 1)
     kind = collective.replace("-", "_")
-    shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in found]
-    evidence = tuple(f.record.run_id for f in found)
-    seen = [share > SEEN for share in shares]
-    return Observed(all(seen), evidence, (all(seen), any(seen)))
+    shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in runs]
+    evidence = tuple(f.record.run_id for f in runs)
+    is_used = [share > SEEN for share in shares]
+    return Observed(all(is_used), evidence, (all(is_used), any(is_used)))
 
 
 # ---------------------------------------------------------------- accumulation
@@ -219,7 +225,7 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
     """The runs of the study `parity`, without dropout and clipping, with accumulation and without."""
     alike = [
         f
-        for f in _found("parity")
+        for f in _finished("parity")
         if (f.record.workload, f.record.strategy, f.record.world_size) == (workload, strategy, WORLD_SIZE)
         and not f.record.config["dropout"]
     ]
@@ -230,8 +236,8 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
         f"{what}, accumulated, micro batch {micro_batch}",
     )
     plain = _some((f for f, count in steps if count == 1), what)
-    for found in (accumulated[0], plain[0]):
-        files.checked_steps(found.path, found.record)
+    for run in (accumulated[0], plain[0]):
+        files.checked_steps(run.path, run.record)
     return accumulated[0], plain[0]
 
 
@@ -249,16 +255,16 @@ def protocol_effect(program: str, metric: str) -> Observed:
     for name, value, known in (("program", program, programs), ("metric", metric, effects.METRICS)):
         if value not in known:
             raise ValueError(f"{name} {value!r}: must be one of {', '.join(known)}")
-    found = effects.effect(effects.read(PROTOCOL), programs[program], metric)
-    if found is None or found.low is None:
+    effect = effects.effect(effects.read(PROTOCOL), programs[program], metric)
+    if effect is None or effect.low is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
-    told = f"95 % over {len(found.values)} repeats"
+    how = f"95 % over {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     return Observed(
-        found.mean,
-        tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in found.values),
-        (found.low, found.high),
-        told=told,
+        effect.mean,
+        tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values),
+        (effect.low, effect.high),
+        told=how,
     )
 
 

@@ -9,16 +9,16 @@ import math
 import re
 import textwrap
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import matplotlib
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.transforms import IdentityTransform
+
+from study.compare.words import three_digits
 
 WIDTH_INCHES = 6.0  # at the width of a phone its text is then still 9 pixels high
 POINTS_PER_INCH = 72  # also the dots per inch of a canvas, so that its pixels are points
@@ -40,7 +40,7 @@ COLOURS = {
     "fsdp2": "#C0609A",
 }
 # One marker and one line per kind of a stage: what follows the first underscore of its name.
-KINDS: dict[str, tuple[str, Any]] = {
+MARKS: dict[str, tuple[str, Any]] = {
     "": ("o", "-"),
     "cpu_offload": ("s", (0, (5, 2))),
     "nvme_offload": ("^", (0, (1, 1.3))),
@@ -48,17 +48,13 @@ KINDS: dict[str, tuple[str, Any]] = {
 }
 # For strategies of a user's own; which one follows from the name, so that it is the same in every figure.
 OTHER_COLOURS = ("#7A6FD0", "#6E8B3D", "#3C9AA8")
-OTHER_KINDS: tuple[tuple[str, Any], ...] = (
+OTHER_MARKS: tuple[tuple[str, Any], ...] = (
     ("v", (0, (3, 1.5))),
     ("P", (0, (8, 2))),
     ("X", (0, (3, 1, 1, 1, 1, 1))),
     ("<", (0, (2, 2))),
     (">", (0, (10, 2, 2, 2))),
 )
-
-# What all runs of a figure have in common.
-IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
-ALIKE = ("data_digest", "libraries")  # these too, but they are in no figure's name
 
 HOUSE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's font
@@ -117,156 +113,8 @@ def style(strategy: str) -> Style:
     """The colour, marker and line that a strategy has in every figure."""
     stage, _, kind = strategy.partition("_")
     color = COLOURS.get(stage) or OTHER_COLOURS[zlib.crc32(stage.encode()) % len(OTHER_COLOURS)]
-    marker, line = KINDS.get(kind) or OTHER_KINDS[zlib.crc32(kind.encode()) % len(OTHER_KINDS)]
+    marker, line = MARKS.get(kind) or OTHER_MARKS[zlib.crc32(kind.encode()) % len(OTHER_MARKS)]
     return Style(color, marker, line)
-
-
-def in_order(strategies: Iterable[str]) -> list[str]:
-    """Sort from nothing sharded to everything offloaded; strategies of a user's own come last, by name."""
-
-    def place(strategy: str) -> tuple[int, int, str]:
-        stage, _, kind = strategy.partition("_")
-        return _index(stage, COLOURS), _index(kind, KINDS), strategy
-
-    return sorted(set(strategies), key=place)
-
-
-def _index(word: str, known: Iterable[str]) -> int:
-    known = list(known)
-    return known.index(word) if word in known else len(known)
-
-
-# ---------------------------------------------------------------- what a figure is of
-
-
-class Setting(NamedTuple):
-    words: str  # for the caption
-    slug: str  # for the name
-
-
-def setting(table: pd.DataFrame, varying: str | None = None) -> Setting:
-    """What all runs of a figure have in common.
-
-    Raises ValueError where there is no run, or where they differ in more than strategy, seed and `varying`: a figure is
-    of one box and one thing trained. `single` is one process beside any number.
-    """
-    if table.empty:
-        raise ValueError("no run to draw; a filter before the figure has left none")
-    one: dict[str, Any] = {}
-    for column in (*IDENTITY, *ALIKE):
-        if column not in table or column == varying:  # comparisons have not all of them
-            continue
-        rows = table[table["strategy"] != "single"] if column == "world_size" else table
-        values = sorted(rows[column].dropna().unique())
-        if len(values) > 1:
-            seen = listed([str(value)[:60] for value in values])
-            raise ValueError(f"{column} is {seen}; a figure is of one: filter the runs first")
-        if column in IDENTITY:
-            one[column] = values[0] if values else None
-    if one.get("world_size") is None and varying != "world_size":
-        one["world_size"] = table["world_size"].max()
-    parts = [f"{one['workload']} {one['size']}"]
-    parts += [one["precision"]] if one.get("precision") else []
-    parts += [f"{one['global_batch_size']:.0f} sequences per step"] if one.get("global_batch_size") else []
-    if one.get("world_size"):
-        beside = " (single: 1)" if one["world_size"] != 1 and "single" in set(table["strategy"]) else ""
-        parts.append(processes(one["world_size"]) + beside)
-    words = f" Setting: {', '.join(parts)}; {one['box']}."
-    if one.get("config_digest"):
-        one["config_digest"] = one["config_digest"][:8]
-    told = [value if isinstance(value, str) else f"{value:.0f}" for value in one.values() if value]
-    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(told).lower())
-    return Setting(words, slug.strip("-"))
-
-
-def processes(count: float) -> str:
-    return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"
-
-
-def with_results(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Keep a column's values of runs that are ok: the peak of one that ran out of memory is where it broke off.
-
-    Raises ValueError where none is left, because there is nothing to draw then.
-    """
-    table = table.assign(**{column: table[column].where(table["status"] == "ok")})
-    if table[column].isna().all():
-        reasons = ", ".join(f"{status} ({count})" for status, count in Counter(table["status"]).items())
-        raise ValueError(f"no run that is ok has {column}; the runs are {reasons}")
-    return table
-
-
-def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
-    """Say of each strategy how many of its runs have no value and why: they are named, and never drawn as 0."""
-    words = {}
-    for strategy, runs in table.groupby("strategy", sort=False):
-        without = runs[runs[column].isna()]
-        reasons = Counter("not measured" if s == "ok" else s.replace("_", " ") for s in without["status"])
-        if len(reasons) == 1 and len(without) == len(runs):
-            words[strategy] = next(iter(reasons))
-        elif reasons:
-            words[strategy] = ", ".join(f"{count} of {len(runs)} {reason}" for reason, count in reasons.items())
-    return {strategy: words[strategy] for strategy in in_order(words)}
-
-
-def without_value(missing: dict[str, str]) -> str:
-    """The sentence about them in a caption or alternative text; empty where there are none."""
-    return f" Without a value: {'; '.join(f'{name}: {why}' for name, why in missing.items())}." if missing else ""
-
-
-def counted(counts: Iterable[int], noun: str) -> str:
-    """n as a caption gives it: `n = 3 seeds`, `n = 1 to 3 seeds`."""
-    least, most = min(counts := list(counts)), max(counts)
-    many = noun if most == 1 else f"{noun}s"
-    return f"n = {least} {many}" if least == most else f"n = {least} to {most} {many}"
-
-
-def listed(words: Sequence[Any]) -> str:
-    words = [str(word) for word in words]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-# ---------------------------------------------------------------- numbers
-
-
-class Unit(NamedTuple):
-    name: str
-    size: float  # in bytes, or in seconds
-
-    def text(self, value: float) -> str:
-        return f"{number(value / self.size)} {self.name}"
-
-
-def bytes_unit(largest: float) -> Unit:
-    return next((u for u in (Unit("GiB", 2**30), Unit("MiB", 2**20)) if largest >= u.size), Unit("KiB", 2**10))
-
-
-def bytes_text(value: float) -> str:
-    return bytes_unit(value).text(value)
-
-
-def seconds_unit(largest: float) -> Unit:
-    return Unit("s", 1.0) if largest >= 1 else Unit("ms", 1e-3)
-
-
-def number(value: float) -> str:
-    """Three digits, written out."""
-    if abs(value) >= 99.95:
-        return f"{value:,.0f}".replace("-", "\N{MINUS SIGN}")
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) >= 1e-3 or value == 0 else powers(value)
-
-
-def powers(value: float) -> str:
-    """A small or large number in two digits and its power of ten: 2.1e-6. Superscripts are too small for a phone."""
-    if value == 0:
-        return "0"
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
-def spread_out(values: Iterable[float], most: float) -> bool:
-    """Whether the largest value is so many times the smallest that only a logarithmic axis shows both."""
-    known = [value for value in values if value and math.isfinite(value)]
-    return min(known) > 0 and max(known) > most * min(known)
 
 
 # ---------------------------------------------------------------- drawing
@@ -286,10 +134,16 @@ def panels(heights: Sequence[float], share_x: bool = False) -> tuple[Canvas, lis
     return canvas, list(grid[:, 0])
 
 
+def spread_out(values: Iterable[float], most: float) -> bool:
+    """Whether the largest value is so many times the smallest that only a logarithmic axis shows both."""
+    known = [value for value in values if value and math.isfinite(value)]
+    return min(known) > 0 and max(known) > most * min(known)
+
+
 def log_ticks(axis: Any) -> None:
     """Label a logarithmic axis with plain numbers."""
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5), numticks=12))
-    axis.set_major_formatter(lambda value, _: number(value))
+    axis.set_major_formatter(lambda value, _: three_digits(value))
     axis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 

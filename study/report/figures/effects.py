@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
+from study.compare.words import three_digits
 from study.published.effects import Effect
-from study.report.figures.drawing import INK, Figure, at_edge, beside, finish, house_style, number, panels, rows
+from study.report.figures.drawing import INK, Figure, at_edge, beside, finish, house_style, panels, rows
 
 COLOURS = {"better": "#009E73", "worse": "#D55E00"}  # of ZeRO; everything else is ink
 MARKERS = {"better": "<", "worse": ">"}
@@ -35,10 +36,10 @@ def effects(metric: str, groups: Sequence[tuple[str, Mapping[str, Effect | None]
             ax.axvline(0, color=INK, linewidth=0.8)
         axes[-1].set_xlabel(f"{metric}, ZeRO against plain, in %")
         axes[-1].xaxis.set_major_locator(MaxNLocator(6))
-        axes[-1].xaxis.set_major_formatter(lambda value, _: number(value))
+        axes[-1].xaxis.set_major_formatter(lambda value, _: three_digits(value))
         said = [f"{label} {_told(found)}" for label, found in shown if found is not None]
         return finish(canvas, name, f"Effects on {metric}: {'; '.join(said)}.", caption)
 
 
 def _told(found: Effect) -> str:
-    return f"{number(100 * found.mean)} % ({found.word})"
+    return f"{three_digits(100 * found.mean)} % ({found.word})"

@@ -11,25 +11,11 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from study.compare.differences import CEILING, METRICS
-from study.report.figures.drawing import (
-    INK,
-    Figure,
-    at_edge,
-    below,
-    beside,
-    counted,
-    finish,
-    house_style,
-    in_order,
-    listed,
-    number,
-    panels,
-    powers,
-    processes,
-    rows,
-    setting,
-    style,
-)
+from study.compare.order import in_order
+from study.compare.words import powers, processes, three_digits
+from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows, style
+from study.report.figures.setting import setting
+from study.report.words import counted, listed
 
 WORDS = {
     "loss_area": "mean loss over all steps",
@@ -51,43 +37,26 @@ def differences(comparisons: pd.DataFrame) -> Figure:
     """
     for column in ("metric", "control"):
         if comparisons[column].nunique() > 1:
-            seen = listed(sorted(comparisons[column].unique()))
-            raise ValueError(f"{column} is {seen}; a figure is of one: filter the comparisons first")
+            values = listed(sorted(comparisons[column].unique()))
+            raise ValueError(f"{column} is {values}; a figure is of one: filter the comparisons first")
     sizes = comparisons.loc[comparisons["strategy"] != "single", "world_size"]
     several = sizes.nunique() > 1
     about = setting(comparisons, varying="world_size" if several else None)
     metric, control = comparisons[["metric", "control"]].iloc[0]
     words = WORDS.get(metric, metric.replace("_", " "))
     name = f"differences-{metric.replace('_', '-')}-{about.slug}"
-    order = in_order(comparisons["strategy"])
-    place = comparisons["strategy"].map(order.index)
-    shown = comparisons.assign(place=place).sort_values(["world_size", "place"] if several else ["place"])
-    shown = shown.reset_index(drop=True)
-    labels = _labels(shown, control, several)
-    known = shown["relative_difference"].notna()
-    bounds = shown[["relative_difference", "relative_low", "relative_high"]].stack().dropna()
+    ordered = _in_rows(comparisons, several)
+    labels = _labels(ordered, control, several)
+    bounds = ordered[["relative_difference", "relative_low", "relative_high"]].stack().dropna()
     percent = bounds.empty or bounds.abs().max() >= 1e-3  # smaller ones as they are: 2e-6 reads better than 0.0002 %
     scale = 100.0 if percent else 1.0
-    margin = shown["relative_margin"].max()
+    margin = ordered["relative_margin"].max()
 
     with house_style(name):
-        canvas, (ax,) = panels([0.34 * len(shown) + 0.7])
+        canvas, (ax,) = panels([0.34 * len(ordered) + 0.7])
         rows(ax, labels)
-        for row, found in shown.iterrows():
-            if not known[row]:
-                at_edge(ax, row, textwrap.shorten(found["why"], EDGE_CHARACTERS, placeholder=" ..."))
-                continue
-            look = style(found["strategy"])
-            reach = found["relative_margin"] * scale
-            if reach > 0:  # unknown, or none, as of bytes
-                ax.add_patch(Rectangle((-reach, row - 0.5), 2 * reach, 1, facecolor=INK, alpha=0.13, linewidth=0))
-            has_interval = pd.notna(found["relative_low"])
-            if has_interval:
-                ends = found["relative_low"] * scale, found["relative_high"] * scale
-                ax.hlines(row, *ends, color=look.color, linewidth=2)
-            ax.plot(found["relative_difference"] * scale, row, marker=look.marker, color=look.color, markersize=7,
-                    markerfacecolor=look.color if has_interval else "none", linestyle="none")  # fmt: skip
-            beside(ax, row, found["verdict"])
+        for row, comparison in ordered.iterrows():
+            _draw(ax, row, comparison, scale)
         ax.axvline(0, color=INK, linewidth=0.8)
         linear_within = _scale(ax, bounds * scale, margin * scale)
         how = "; logarithmic" if linear_within else ""
@@ -98,29 +67,59 @@ def differences(comparisons: pd.DataFrame) -> Figure:
         if linear_within:
             canvas.draw_without_rendering()  # the layout decides how much room the axis has
             ax.xaxis.set_major_locator(FixedLocator(_ticks(ax, linear_within)))
-
-        differing = shown["relative_difference"]
-        alt = f"Difference in {words} to {control}"
-        if known.any():
-            low, high = differing.idxmin(), differing.idxmax()
-            alt += f" of {known.sum()} strategies: from {_text(differing[low], percent)} ({labels[low]}) to "
-            alt += f"{_text(differing[high], percent)} ({labels[high]})"
-        alt += f"; margin {_text(margin, percent)} either way." if margin > 0 else "; no margin."
-        for verdict, members in shown.groupby("verdict", sort=False):
-            alt += f" {verdict.capitalize()}: {', '.join(labels[row] for row in members.index)}."
-        return finish(canvas, name, alt, _caption(shown, labels, words, control, several) + about.words)
+        alt = f"Difference in {words} to {control}{_alt(ordered, labels, percent)}"
+        return finish(canvas, name, alt, _caption(ordered, labels, words, control, several) + about.words)
 
 
-def _labels(shown: pd.DataFrame, control: str, several: bool) -> list[str]:
+def _in_rows(comparisons: pd.DataFrame, several: bool) -> pd.DataFrame:
+    """The comparisons in the order of their rows, from the top."""
+    place = comparisons["strategy"].map(in_order(comparisons["strategy"]).index)
+    columns = ["world_size", "place"] if several else ["place"]
+    return comparisons.assign(place=place).sort_values(columns, ignore_index=True)
+
+
+def _draw(ax: Axes, row: int, comparison: pd.Series, scale: float) -> None:
+    """Draw the margin, the interval and the difference of one comparison; or why there is none."""
+    if pd.isna(comparison["relative_difference"]):
+        at_edge(ax, row, textwrap.shorten(comparison["why"], EDGE_CHARACTERS, placeholder=" ..."))
+        return
+    look = style(comparison["strategy"])
+    reach = comparison["relative_margin"] * scale
+    if reach > 0:  # unknown, or none, as of bytes
+        ax.add_patch(Rectangle((-reach, row - 0.5), 2 * reach, 1, facecolor=INK, alpha=0.13, linewidth=0))
+    has_interval = pd.notna(comparison["relative_low"])
+    if has_interval:
+        ends = comparison["relative_low"] * scale, comparison["relative_high"] * scale
+        ax.hlines(row, *ends, color=look.color, linewidth=2)
+    ax.plot(comparison["relative_difference"] * scale, row, marker=look.marker, color=look.color, markersize=7,
+            markerfacecolor=look.color if has_interval else "none", linestyle="none")  # fmt: skip
+    beside(ax, row, comparison["verdict"])
+
+
+def _alt(ordered: pd.DataFrame, labels: list[str], percent: bool) -> str:
+    """What the rows show, in words, behind what they are differences in."""
+    relative, margin = ordered["relative_difference"], ordered["relative_margin"].max()
+    alt = ""
+    if relative.notna().any():
+        low, high = relative.idxmin(), relative.idxmax()
+        alt += f" of {relative.notna().sum()} strategies: from {_text(relative[low], percent)} ({labels[low]}) to "
+        alt += f"{_text(relative[high], percent)} ({labels[high]})"
+    alt += f"; margin {_text(margin, percent)} either way." if margin > 0 else "; no margin."
+    for verdict, members in ordered.groupby("verdict", sort=False):
+        alt += f" {verdict.capitalize()}: {', '.join(labels[row] for row in members.index)}."
+    return alt
+
+
+def _labels(ordered: pd.DataFrame, control: str, several: bool) -> list[str]:
     """The strategies, with what tells rows of one strategy apart, and the control's processes where they differ."""
-    labels = shown["strategy"] + (" on " + shown["world_size"].astype(str) if several else "")
-    against = labels + f" ({control} on " + shown["control_world_size"].astype(str) + ")"
-    others = (shown["strategy"] != "single") & (shown["world_size"] != shown["control_world_size"])
+    labels = ordered["strategy"] + (" on " + ordered["world_size"].astype(str) if several else "")
+    against = labels + f" ({control} on " + ordered["control_world_size"].astype(str) + ")"
+    others = (ordered["strategy"] != "single") & (ordered["world_size"] != ordered["control_world_size"])
     return list(labels.where(~labels.duplicated(keep=False) & ~others, against))
 
 
 def _text(relative: float, percent: bool) -> str:
-    return f"{number(100 * relative)} %" if percent else powers(relative)
+    return f"{three_digits(100 * relative)} %" if percent else powers(relative)
 
 
 def _scale(ax: Axes, bounds: pd.Series, margin: float) -> float | None:
@@ -136,12 +135,12 @@ def _scale(ax: Axes, bounds: pd.Series, margin: float) -> float | None:
         ax.set_xscale("symlog", linthresh=linear_within)
         ax.set_xlim(1.8 * min(low, -linear_within), 1.8 * max(high, linear_within))
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(lambda value, _: number(value))
+        ax.xaxis.set_major_formatter(lambda value, _: three_digits(value))
         return linear_within
     largest = max(-low, high) or 1.0
     ax.set_xlim(-1.1 * largest, 1.1 * largest)
     ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
-    ax.xaxis.set_major_formatter(lambda value, _: number(value))
+    ax.xaxis.set_major_formatter(lambda value, _: three_digits(value))
     return None
 
 
@@ -158,21 +157,21 @@ def _ticks(ax: Axes, linear_within: float) -> list[float]:
     return sorted(kept)
 
 
-def _caption(shown: pd.DataFrame, labels: list[str], words: str, control: str, several: bool) -> str:
+def _caption(ordered: pd.DataFrame, labels: list[str], words: str, control: str, several: bool) -> str:
     caption = f"Difference in {words} to {control}, relative to its value"
-    with_interval = shown[shown["relative_low"].notna()]
+    with_interval = ordered[ordered["relative_low"].notna()]
     if with_interval.empty:
         caption += "; no strategy has an interval."
     else:
         pairs = counted(with_interval["n_pairs"].astype(int), "pair")
         caption += f". Line: 95 % interval of one comparison ({pairs}); hollow: no interval."
-    if shown["relative_margin"].max() > 0:
+    if ordered["relative_margin"].max() > 0:
         caption += f" Grey: the margin, how far repeats of {control} are from one another"
-        ceiling = CEILING[METRICS[shown["metric"].iloc[0]]]
-        wide = shown["relative_margin"].max() > ceiling
+        ceiling = CEILING[METRICS[ordered["metric"].iloc[0]]]
+        wide = ordered["relative_margin"].max() > ceiling
         caption += f"; above {100 * ceiling:g} % it says nothing." if wide else ", within which there is no difference."
     if several:
-        where = ", ".join(processes(size) for size in sorted(shown["world_size"].unique()))
+        where = ", ".join(processes(size) for size in sorted(ordered["world_size"].unique()))
         caption += f" Rows are on {where}."
-    nothing = [f"{labels[row]} ({shown['why'][row]})" for row in shown.index[shown["relative_difference"].isna()]]
+    nothing = [f"{labels[row]} ({ordered['why'][row]})" for row in ordered.index[ordered["relative_difference"].isna()]]
     return caption + (f" Without a value: {'; '.join(nothing)}." if nothing else "")

@@ -10,22 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from study.report.figures.drawing import (
-    INK,
-    Figure,
-    below,
-    counted,
-    finish,
-    house_style,
-    in_order,
-    listed,
-    number,
-    panels,
-    powers,
-    setting,
-    style,
-    unmeasured,
-)
+from study.compare.order import in_order
+from study.compare.words import powers, three_digits
+from study.report.figures.drawing import INK, Figure, below, finish, house_style, panels, style
+from study.report.figures.setting import setting, unmeasured
+from study.report.words import counted, listed
 
 SMOOTHED_STEPS = 5
 DRAWN_POINTS = 300  # of one curve; more are not visible
@@ -202,7 +191,8 @@ def _alt(runs: pd.DataFrame, strategies: list[str], control: str, farthest: dict
     means = {s: runs[s].mean(axis=1).dropna() for s in strategies}
     first, last = means[control].iloc[0], means[control].iloc[-1]
     what = f"{len(strategies)} strategies" if len(strategies) > 1 else control
-    words = f"Training loss of {what} over {len(runs)} steps; {control} goes from {number(first)} to {number(last)}."
+    words = f"Training loss of {what} over {len(runs)} steps; {control} goes from {three_digits(first)} to "
+    words += f"{three_digits(last)}."
     if farthest:
         most, least = max(farthest, key=farthest.get), min(farthest, key=farthest.get)
         words += f" The largest difference to {control} at any step is {powers(farthest[most])}, by {most}"

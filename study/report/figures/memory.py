@@ -9,26 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from study.report.figures.drawing import (
-    INK,
-    Figure,
-    Unit,
-    at_edge,
-    below,
-    beside,
-    bytes_text,
-    bytes_unit,
-    counted,
-    finish,
-    house_style,
-    in_order,
-    panels,
-    rows,
-    setting,
-    unmeasured,
-    with_results,
-    without_value,
-)
+from study.compare.order import in_order
+from study.compare.words import Unit, bytes_text, bytes_unit
+from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows
+from study.report.figures.setting import setting, unmeasured, with_results, without_value
+from study.report.words import counted
 
 STATES = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer_states": "#B9BCF5"}
 COLOURS = {**STATES, "on_gpu": "#7073D8", "communication_buffers": "#C79A2B", "rest": "#9A9A9A"}

@@ -12,6 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from study.compare.order import in_order
+from study.compare.words import bytes_text, three_digits
 from study.planner import sweeps, trees
 from study.planner.accuracy import Validation
 from study.planner.choose import Advice
@@ -23,19 +25,15 @@ from study.report.figures.drawing import (
     Figure,
     below,
     beside,
-    bytes_text,
     finish,
     house_style,
-    in_order,
-    listed,
     log_ticks,
-    number,
     panels,
     rows,
     spread_out,
     style,
 )
-from study.report.words import GIB, batch, percent
+from study.report.words import GIB, batch, listed, percent
 from study.theory.decision_trees import Kind
 from study.theory.on_box import ALLOCATOR_SLACK
 from study.theory.peaks import PARTS, Part
@@ -97,9 +95,9 @@ def memory_by_part(advice: Advice) -> Figure:
             ax.add_patch(Rectangle((start, row - BAR / 2), one.needed_bytes / GIB - start, BAR, **SLACK))
             elsewhere = one.host_bytes_per_node + one.disk_bytes_per_node
             also = f"\n+ {bytes_text(elsewhere)} host, disk" if elsewhere else ""
-            beside(ax, row, f"{number(one.needed_bytes / GIB)} GiB{also}", fontsize="small" if also else None)
+            beside(ax, row, f"{three_digits(one.needed_bytes / GIB)} GiB{also}", fontsize="small" if also else None)
         ax.axvline(usable / GIB, color=INK, linewidth=1.5)
-        ax.annotate(f"usable: {number(usable / GIB)} GiB", (usable / GIB, 1), xycoords=("data", "axes fraction"),
+        ax.annotate(f"usable: {three_digits(usable / GIB)} GiB", (usable / GIB, 1), xycoords=("data", "axes fraction"),
                     xytext=(0, 3), textcoords="offset points", ha="right", annotation_clip=False)  # fmt: skip
         ax.set_xlim(0, max(longest, usable) / GIB * 1.03)
         ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -139,7 +137,7 @@ def memory_by_gpus(advice: Advice) -> Figure:
                 label=strategy,
             )  # fmt: skip
         ax.axhline(usable, color=INK, linewidth=1.5)
-        ax.annotate(f"usable: {number(usable)} GiB", (1, usable), xycoords=("axes fraction", "data"),
+        ax.annotate(f"usable: {three_digits(usable)} GiB", (1, usable), xycoords=("axes fraction", "data"),
                     xytext=(0, 3), textcoords="offset points", ha="right")  # fmt: skip
         ax.set_xscale("log", base=2)
         _gpu_ticks(ax)
@@ -197,8 +195,8 @@ def speed_against_memory(advice: Advice) -> Figure:
                 markerfacecolor=(look.color, 0.7) if one.fits else "none", alpha=1.0 if one.fits else 0.6,
             )  # fmt: skip
         ax.axvline(usable, color=INK, linewidth=1.5)
-        ax.annotate(f"usable: {number(usable)} GiB", (usable, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
-                    textcoords="offset points", ha="right", annotation_clip=False)  # fmt: skip
+        ax.annotate(f"usable: {three_digits(usable)} GiB", (usable, 1), xycoords=("data", "axes fraction"),
+                    xytext=(0, 3), textcoords="offset points", ha="right", annotation_clip=False)  # fmt: skip
         if spread_out([choice.prediction.needed_bytes for choice in found], LOGARITHMIC_FROM):
             ax.set_xscale("log")
             log_ticks(ax.xaxis)

@@ -12,31 +12,26 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from study.compare.order import in_order
 from study.compare.predicted import SETTING, setting_in_words
+from study.compare.words import Unit, bytes_text, bytes_unit, processes
 from study.report.figures.drawing import (
     INK,
     Figure,
-    Setting,
-    Unit,
     at_edge,
     below,
     beside,
-    bytes_text,
-    bytes_unit,
     finish,
     house_style,
-    in_order,
-    listed,
     log_ticks,
     panels,
-    processes,
     rows,
-    seconds_unit,
     style,
-    without_value,
 )
 from study.report.figures.memory import BAR, WITHIN_REACH, WORDS
 from study.report.figures.memory import COLOURS as MEASURED_COLOURS
+from study.report.figures.setting import Setting, without_value
+from study.report.words import listed, seconds_unit
 
 # Parts of a predicted peak, by what the figure of measured ones calls them; it cannot tell the second from the rest.
 PARTS = {

@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
+from study.compare.order import in_order
+from study.compare.words import Unit, bytes_unit, three_digits
 from study.report import markup
-from study.report.figures.drawing import Unit, bytes_unit, in_order, listed
-from study.report.figures.drawing import number as three_digits
 from study.report.markup import Html
 from study.report.pages.runs import SETTING, PageRow
+from study.report.words import count, listed
 
 NAMED_AT_MOST = 6  # strategies in a sentence
 SMALL = 1e-3  # relative difference, below which per cent are no help
@@ -142,8 +143,7 @@ def counted_verdicts(compared: pd.DataFrame, metric: str, control: str, what: st
         return f"No run could be compared with {control} in {what}."
     models = mine.groupby(["workload", "size", "precision"], sort=False)
     return " ".join(
-        f"{markup.count(len(rows), 'comparison')} of {what} with {control}'s, {' '.join(model)}: "
-        f"{_counted(rows, metric)}."
+        f"{count(len(rows), 'comparison')} of {what} with {control}'s, {' '.join(model)}: {_counted(rows, metric)}."
         for model, rows in models
     )
 

@@ -14,7 +14,8 @@ from study.claims.ledger import Arithmetic, Claim, Execution, Undecidable
 from study.claims.say import RULES, Decided
 from study.claims.verdicts import WORDS, Seen
 from study.report import markup
-from study.report.markup import Html, count, escape
+from study.report.markup import Html, escape
+from study.report.words import count
 
 MEANINGS = {
     "replicated": "what was observed lies within the tolerance, fixed before; where it was moved, the note says so.",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from study.compare import table
+from study.compare.words import processes
 from study.report import figures, markup
 from study.report.figures import Figure
-from study.report.figures.drawing import processes
 from study.report.markup import Html
 from study.report.pages.runs import SETTING, blocks, boxes, worlds
 

@@ -10,13 +10,15 @@ from typing import Any
 import pandas as pd
 
 from study.compare import predicted
+from study.compare.order import in_order
+from study.compare.words import bytes_unit, processes
 from study.report import figures, markup
 from study.report.figures import Figure
-from study.report.figures.drawing import bytes_unit, in_order, listed, processes, seconds_unit
 from study.report.figures.predicted import NO_RUN, shortfall
-from study.report.markup import Html, count
+from study.report.markup import Html
 from study.report.pages.cells import number
 from study.report.pages.runs import ROOT
+from study.report.words import count, listed, seconds_unit
 
 Cell = Callable[[dict[str, Any]], str]
 

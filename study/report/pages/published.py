@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from study.compare.words import bytes_text, three_digits
 from study.published import effects, trap_effects
 from study.published.effects import DEFECTS, METRICS, PROGRAMS, Comparison, Effect, Metric
 from study.report import markup
 from study.report.figures import Figure
-from study.report.figures.drawing import bytes_text, listed
-from study.report.figures.drawing import number as three_digits
 from study.report.figures.effects import effects as draw_effects
 from study.report.markup import Html
 from study.report.pages import runs
 from study.report.pages.cells import relative
+from study.report.words import count, listed
 
 # As the program prints them; it has no plain training at 16.
 LABELS = {
@@ -148,12 +148,12 @@ def _start(arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
 
 def effects_drawn(found: Mapping[str, Any], metric: Metric) -> Figure:
     """Draw every comparison's effect on one metric."""
-    count = len({name.partition("/")[2] for name in found["runs"]})
+    num_repeats = len({name.partition("/")[2] for name in found["runs"]})
     return draw_effects(
         metric,
         effects_of(found, metric),
         f"Effect on the {metric}, below 0 where ZeRO's arm is better: mean and 95 % interval over "
-        f"{markup.count(count, 'repeat')}. {_setting(found)}",
+        f"{count(num_repeats, 'repeat')}. {_setting(found)}",
     )
 
 
@@ -230,7 +230,7 @@ def trapped(path: str) -> Html:
         " Difference from the control, without its sign, and its mean and 95 % interval over "
         f"{effects_found['n_seeds'].min()} seeds. BERT {settings['size']} from scratch, "
         f"{settings['num_train_examples']} reviews of {settings['sequence_length']} tokens ({data['source']}), "
-        f"{markup.count(settings['epochs'], 'epoch')}, one or two processes on a CPU."
+        f"{count(settings['epochs'], 'epoch')}, one or two processes on a CPU."
     )
     head = ["", "in one pair of runs", "mean with the trap", "mean with the setting matched"]
     return Html(markup.table("Traps", head, groups, note))
@@ -251,7 +251,7 @@ def _setting(found: Mapping[str, Any]) -> str:
     where = ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"{machine['cpu']}, one thread"
     return (
         f"BERT {settings['size']}, {settings['num_train_examples']} reviews of {settings['sequence_length']} tokens, "
-        f"{markup.count(settings['epochs'], 'epoch')}; {where}."
+        f"{count(settings['epochs'], 'epoch')}; {where}."
     )
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
+from study.compare.words import bytes_text, processes, three_digits
 from study.report import markup
-from study.report.figures.drawing import bytes_text, listed, processes
-from study.report.figures.drawing import number as three_digits
-from study.report.markup import Html, count
+from study.report.markup import Html
 from study.report.pages.cells import (
     Verdicts,
     counted_verdicts,
@@ -29,6 +28,7 @@ from study.report.pages.cells import (
 )
 from study.report.pages.runs import SETTING, PageRow, blocks, boxes, by_box, plain, rows, table_of
 from study.report.pages.summary import extremes
+from study.report.words import count, listed
 
 CLOSE = 0.01  # relative; measured and by the paper
 

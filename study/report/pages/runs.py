@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare import pairs, table
+from study.compare.order import in_order
 from study.errors import Refusal
 from study.files import ROOT
 from study.report import markup
-from study.report.figures.drawing import in_order
 from study.report.markup import Html
 
 # Runs that are equal in these do the same work; each such setting has its own rows and figures.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from study.compare.words import bytes_text, processes
 from study.report import markup
-from study.report.figures.drawing import bytes_text, listed, processes
-from study.report.markup import Html, count
+from study.report.markup import Html
 from study.report.pages.cells import (
     Verdicts,
     counted_verdicts,
@@ -24,6 +24,7 @@ from study.report.pages.cells import (
     unit_of,
 )
 from study.report.pages.runs import PageRow, blocks, boxes, by_box, table_of, worlds
+from study.report.words import count, listed
 
 NOTE = """\
 Held out: accuracy, or perplexity. Final loss: the mean of the last steps, over seeds. Against the control: the

@@ -11,10 +11,12 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
+from study.compare.order import in_order
+from study.compare.words import bytes_text
 from study.report import markup
-from study.report.figures.drawing import bytes_text, in_order, listed
-from study.report.markup import Html, count, escape
+from study.report.markup import Html, escape
 from study.report.pages.runs import SETTING, blocks, plain, settings
+from study.report.words import count, listed
 
 FIXED_NOTE = """\
 Also the sample order and, for one seed, the initial weights: their checksums are in the records. Micro batch and

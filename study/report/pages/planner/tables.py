@@ -8,10 +8,9 @@ from study.planner import sweeps
 from study.planner.choose import Advice, Option
 from study.planner.sweeps import Choice
 from study.report import markup
-from study.report.figures.drawing import listed
 from study.report.markup import Html
 from study.report.pages.cells import number
-from study.report.words import GIB, batch, gib, percent
+from study.report.words import GIB, batch, gib, listed, percent
 from study.theory import model_states, on_box, peaks
 
 PREDICTED = "Predicted, no run of it."  # ends the caption of every table

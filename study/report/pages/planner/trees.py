@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from study.planner.trees import (
-    BATCHES,
-    GPU_COUNTS,
-    GPUS,
-    JUDGED,
-    MODELS,
-    SEQUENCE_LENGTH,
-    SOURCES,
-    Grid,
-    Judged,
-    TreeCase,
-)
+from study.planner import trees
+from study.planner.trees import Grid, Judged, TreeCase
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.planner.tables import PREDICTED, predicted
@@ -29,10 +19,11 @@ from study.theory.decision_trees import KEEPS_UP
 def trees_in_words(grid: Grid) -> Html:
     """Say what the grid is, and which tree comes off best and worst."""
     fitting = sum(any(fits for fits, _ in case.results.values()) for case in grid.cases)
+    least, most = (trees.MODELS[end].removeprefix("mpt-") for end in (0, -1))
     text = (
-        f"{len(MODELS)} GPTs of {MODELS[0].removeprefix('mpt-')} to {MODELS[-1].removeprefix('mpt-')} parameters, "
-        f"{GPU_COUNTS[0]} to {GPU_COUNTS[-1]} GPUs ({' or '.join(GPUS)}), linked by NVLink or by PCIe alone, "
-        f"{BATCHES[0]} to {BATCHES[-1]} sequences of {SEQUENCE_LENGTH:,} tokens per step: {len(grid.cases):,} cases. "
+        f"{len(trees.MODELS)} GPTs of {least} to {most} parameters, {trees.GPU_COUNTS[0]} to {trees.GPU_COUNTS[-1]} "
+        f"GPUs ({' or '.join(trees.GPUS)}), linked by NVLink or by PCIe alone, {trees.BATCHES[0]} to "
+        f"{trees.BATCHES[-1]} sequences of {trees.SEQUENCE_LENGTH:,} tokens per step: {len(grid.cases):,} cases. "
         f"In {len(grid.cases) - fitting:,} of them nothing fits; the others are put to every tree, for production and "
         "for research, for speed and for capacity. DDP computes under autocast with fp32 parameters, ZeRO's stages "
         "have 16-bit ones with fp32 masters: part of their lead is that."
@@ -58,9 +49,9 @@ def published_trees(grid: Grid) -> Html:
                 if name.startswith(source)
             ],
         )
-        for source in SOURCES
+        for source in trees.SOURCES
     ]
-    head = ["decision tree", *JUDGED, "left behind, median", "left behind, worst", "the worst"]
+    head = ["decision tree", *trees.JUDGED, "left behind, median", "left behind, worst", "the worst"]
     note = (
         f"Shares of cases. Agrees: fits, and reaches {percent(KEEPS_UP)} of the fastest strategy's tokens per second. "
         "Left behind: share of the fastest one's speed, over the slower cases. A tree that was asked for capacity is "
@@ -70,32 +61,34 @@ def published_trees(grid: Grid) -> Html:
 
 
 def _tree(name: str, judged: list[Judged]) -> list[str | Html]:
-    found = decision_trees.summarize(one.outcome for one in judged)
-    shares = [percent(found.shares[kind]) for kind in JUDGED]
-    if found.median_left_behind is None or found.worst_left_behind is None:
+    summary = decision_trees.summarize(each.outcome for each in judged)
+    shares = [percent(summary.shares[kind]) for kind in trees.JUDGED]
+    if summary.median_left_behind is None or summary.worst_left_behind is None:
         return [name, *shares, "", "", ""]
-    worst = max((one for one in judged if one.outcome.kind == "slower"), key=lambda one: one.outcome.left_behind or 0.0)
+    worst = max(
+        (each for each in judged if each.outcome.kind == "slower"), key=lambda each: each.outcome.left_behind or 0.0
+    )
     case = worst.case
     place = f"{case.shape.name} on {case.box.num_gpus} x {case.box.gpu.name}{'' if case.has_fast_link else ', PCIe'}"
-    told = Html(f"{worst.outcome.advised} where {worst.outcome.best} is faster:<br>{markup.escape(place)}")
-    return [name, *shares, percent(found.median_left_behind), percent(found.worst_left_behind), told]
+    advice = Html(f"{worst.outcome.advised} where {worst.outcome.best} is faster:<br>{markup.escape(place)}")
+    return [name, *shares, percent(summary.median_left_behind), percent(summary.worst_left_behind), advice]
 
 
 def fastest(grid: Grid) -> Html:
     """Tabulate which strategy the planner finds fastest, by model and number of GPUs."""
-    batch = BATCHES[-1]
+    batch = trees.BATCHES[-1]
     groups = []
-    for gpu, has_fast_link in itertools.product(GPUS, (True, False)):
-        there = {
+    for gpu, has_fast_link in itertools.product(trees.GPUS, (True, False)):
+        best = {
             (case.shape.name, case.box.num_gpus): _fastest(case)
             for case in grid.cases
             if (case.box.gpu.name, case.has_fast_link, case.global_batch_size) == (gpu, has_fast_link, batch)
         }
-        rows = [[model, *(there[model, count] for count in GPU_COUNTS)] for model in MODELS]
+        rows = [[model, *(best[model, count] for count in trees.GPU_COUNTS)] for model in trees.MODELS]
         groups.append((f"{gpu}, {'NVLink' if has_fast_link else 'PCIe alone'}", rows))
-    head = ["model", *(f"{count} GPU{'' if count == 1 else 's'}" for count in GPU_COUNTS)]
+    head = ["model", *(f"{count} GPU{'' if count == 1 else 's'}" for count in trees.GPU_COUNTS)]
     note = (
-        f"At {batch} sequences of {SEQUENCE_LENGTH:,} tokens per step, of the strategies that the trees know. "
+        f"At {batch} sequences of {trees.SEQUENCE_LENGTH:,} tokens per step, of the strategies that the trees know. "
         f"{PREDICTED}"
     )
     return predicted(markup.table("What the planner finds fastest", head, groups, note, head[1:]))

@@ -1,0 +1,40 @@
+"""How does a value read in a table, a figure or a sentence? Bytes, numbers of three digits, processes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    name: str
+    size: float  # in bytes, or in seconds
+
+    def text(self, value: float) -> str:
+        return f"{three_digits(value / self.size)} {self.name}"
+
+
+def bytes_unit(largest: float) -> Unit:
+    return next((u for u in (Unit("GiB", 2**30), Unit("MiB", 2**20)) if largest >= u.size), Unit("KiB", 2**10))
+
+
+def bytes_text(value: float) -> str:
+    return bytes_unit(value).text(value)
+
+
+def three_digits(value: float) -> str:
+    """Three digits, written out."""
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) >= 1e-3 or value == 0 else powers(value)
+
+
+def powers(value: float) -> str:
+    """A small or large number in two digits and its power of ten: 2.1e-6. Superscripts are too small for a phone."""
+    if value == 0:
+        return "0"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def processes(count: float) -> str:
+    return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"

@@ -1,0 +1,99 @@
+"""What is a figure of? What its runs have in common, and which of them have no value to draw."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from study.compare.order import in_order
+from study.compare.words import processes
+from study.report.words import counted, listed
+
+# What all runs of a figure have in common.
+IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
+ALIKE = ("data_digest", "libraries")  # these too, but they are in no figure's name
+
+
+class Setting(NamedTuple):
+    words: str  # for the caption
+    slug: str  # for the name
+
+
+def setting(table: pd.DataFrame, varying: str | None = None) -> Setting:
+    """What all runs of a figure have in common.
+
+    Raises ValueError where there is no run, or where they differ in more than strategy, seed and `varying`: a figure is
+    of one box and one thing trained. `single` is one process beside any number.
+    """
+    if table.empty:
+        raise ValueError("no run to draw; a filter before the figure has left none")
+    one: dict[str, Any] = {}
+    for column in (*IDENTITY, *ALIKE):
+        if column not in table or column == varying:  # comparisons have not all of them
+            continue
+        rows = table[table["strategy"] != "single"] if column == "world_size" else table
+        values = sorted(rows[column].dropna().unique())
+        if len(values) > 1:
+            seen = listed([str(value)[:60] for value in values])
+            raise ValueError(f"{column} is {seen}; a figure is of one: filter the runs first")
+        if column in IDENTITY:
+            one[column] = values[0] if values else None
+    if one.get("world_size") is None and varying != "world_size":
+        one["world_size"] = table["world_size"].max()
+    parts = [f"{one['workload']} {one['size']}"]
+    parts += [one["precision"]] if one.get("precision") else []
+    parts += [f"{one['global_batch_size']:.0f} sequences per step"] if one.get("global_batch_size") else []
+    if one.get("world_size"):
+        beside = " (single: 1)" if one["world_size"] != 1 and "single" in set(table["strategy"]) else ""
+        parts.append(processes(one["world_size"]) + beside)
+    words = f" Setting: {', '.join(parts)}; {one['box']}."
+    if one.get("config_digest"):
+        one["config_digest"] = one["config_digest"][:8]
+    told = [value if isinstance(value, str) else f"{value:.0f}" for value in one.values() if value]
+    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(told).lower())
+    return Setting(words, slug.strip("-"))
+
+
+def with_results(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Keep a column's values of runs that are ok: the peak of one that ran out of memory is where it broke off.
+
+    Raises ValueError where none is left, because there is nothing to draw then.
+    """
+    table = table.assign(**{column: table[column].where(table["status"] == "ok")})
+    if table[column].isna().all():
+        reasons = ", ".join(f"{status} ({count})" for status, count in Counter(table["status"]).items())
+        raise ValueError(f"no run that is ok has {column}; the runs are {reasons}")
+    return table
+
+
+def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
+    """Say of each strategy how many of its runs have no value and why: they are named, and never drawn as 0."""
+    words = {}
+    for strategy, runs in table.groupby("strategy", sort=False):
+        without = runs[runs[column].isna()]
+        reasons = Counter("not measured" if s == "ok" else s.replace("_", " ") for s in without["status"])
+        if len(reasons) == 1 and len(without) == len(runs):
+            words[strategy] = next(iter(reasons))
+        elif reasons:
+            words[strategy] = ", ".join(f"{count} of {len(runs)} {reason}" for reason, count in reasons.items())
+    return {strategy: words[strategy] for strategy in in_order(words)}
+
+
+def without_value(missing: dict[str, str]) -> str:
+    """The sentence about them in a caption or alternative text; empty where there are none."""
+    return f" Without a value: {'; '.join(f'{name}: {why}' for name, why in missing.items())}." if missing else ""
+
+
+def crowded(measured: pd.DataFrame) -> str:
+    """A warning where processes had to share a core or a GPU; empty otherwise."""
+    world_sizes = sorted(measured.loc[measured["oversubscribed"].astype(bool), "world_size"].unique())
+    where = f"The {listed(world_sizes)} processes shared" if world_sizes else ""
+    return f" {where} cores or GPUs: these times say nothing of the strategies." if world_sizes else ""
+
+
+def runs_counted(measured: pd.DataFrame, *columns: str) -> str:
+    """How many runs there are of each value of these columns: `n = 3 runs`."""
+    return counted(measured.groupby(list(columns)).size(), "run")

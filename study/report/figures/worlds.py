@@ -1,0 +1,173 @@
+"""What do more processes bring? Speed per process, and model states of a rank, at one global batch."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from study.compare import pairs
+from study.compare.order import in_order
+from study.compare.words import Unit, bytes_text, bytes_unit, three_digits
+from study.report.figures.drawing import (
+    INK,
+    Figure,
+    Style,
+    below,
+    finish,
+    house_style,
+    log_ticks,
+    panels,
+    spread_out,
+    style,
+)
+from study.report.figures.setting import crowded, runs_counted, setting, unmeasured, with_results, without_value
+from study.report.figures.speed import LOGARITHMIC_FROM
+from study.report.words import listed
+
+DODGE = 0.22  # octaves over which the strategies of one world size are spread, so that equal values are visible
+
+
+def world_sizes(table: pd.DataFrame) -> Figure:
+    """Draw each strategy's speed per process and model states per rank against the number of processes.
+
+    All runs have one global batch: strong scaling. Raises ValueError where no speed is measured, or the runs are not of
+    one setting.
+    """
+    about = setting(table, varying="world_size")
+    name = f"world-sizes-{about.slug}"
+    column = "tokens_per_second_per_gpu"
+    table = with_results(table, column)
+    missing = {
+        f"{strategy} on {world_size}": why
+        for world_size, runs in table.groupby("world_size")
+        for strategy, why in unmeasured(runs, column).items()
+    }
+    strategies = in_order(table["strategy"])
+    worlds = sorted(int(size) for size in table["world_size"].unique())
+    measured = table.dropna(subset=[column])
+    speed = measured.groupby(["strategy", "world_size"])[column].agg(["min", "median", "max"])
+    held = table.groupby(["strategy", "world_size"])[["model_state_bytes", "paper_state_bytes"]].max()
+    bytes_held = held.stack().dropna()
+    unit = None if bytes_held.empty else bytes_unit(bytes_held.max())
+
+    with house_style(name):
+        canvas, axes = panels([2.9, 2.7] if unit else [2.9], share_x=True)
+        for strategy, shift in _shifts(strategies).items():
+            if strategy in speed.index:
+                _draw_speed(axes[0], speed.loc[strategy], shift, style(strategy))
+            if unit and strategy in held.index:
+                _draw_states(axes[1], held.loc[strategy] / unit.size, shift, style(strategy))
+        _mark_shared(axes[0], table, worlds[-1])
+        _scale_speed(axes[0], speed["max"].max())
+        if unit:
+            _scale_states(axes[1], bytes_held, unit)
+        _scale_worlds(axes[-1], worlds)
+        drawn = [s for s in strategies if s in speed.index or s in bytes_held.index]
+        handles = [_handle(strategy) for strategy in drawn] + ([_handle_of_paper()] if unit else [])
+        notes = [f"{where}: {why}" for where, why in missing.items()]
+        below(canvas, handles, [handle.get_label() for handle in handles], notes)
+
+        slow, fast = speed["median"].idxmin(), speed["median"].idxmax()
+        alt = f"Speed per process of {len(strategies)} strategies on {listed(worlds)} processes: from "
+        alt += f"{three_digits(speed['median'][slow])} tokens per second ({slow[0]} on {slow[1]}) to "
+        alt += f"{three_digits(speed['median'][fast])} ({fast[0]} on {fast[1]})."
+        if unit:
+            alt += f" Model states of a rank: {bytes_text(bytes_held.min())} to {bytes_text(bytes_held.max())}."
+        caption = _caption(table, measured, states=unit is not None)
+        return finish(canvas, name, alt + without_value(missing), caption + about.words + without_value(missing))
+
+
+def _shifts(strategies: list[str]) -> dict[str, float]:
+    """The factor by which each strategy's points stand beside their number of processes."""
+    if len(strategies) == 1:
+        return {strategies[0]: 1.0}
+    last = len(strategies) - 1
+    return {strategy: 2.0 ** (DODGE * (i / last - 0.5)) for i, strategy in enumerate(strategies)}
+
+
+def _draw_speed(ax: Axes, rates: pd.DataFrame, shift: float, look: Style) -> None:
+    ax.vlines(rates.index * shift, rates["min"], rates["max"], color=look.color, linewidth=1)
+    ax.plot(rates.index * shift, rates["median"], color=look.color, linestyle=look.line, marker=look.marker,
+            markersize=5.5)  # fmt: skip
+
+
+def _draw_states(ax: Axes, held: pd.DataFrame, shift: float, look: Style) -> None:
+    measured, paper = held["model_state_bytes"].dropna(), held["paper_state_bytes"].dropna()
+    ax.plot(measured.index * shift, measured, color=look.color, linestyle=look.line, marker=look.marker,
+            markersize=5)  # fmt: skip
+    ax.plot(paper.index * shift, paper, color=look.color, linestyle="none", marker=look.marker, markersize=10,
+            markerfacecolor="none", markeredgewidth=1)  # fmt: skip
+
+
+def _mark_shared(ax: Axes, table: pd.DataFrame, most: int) -> None:
+    """Shade the numbers of processes that shared cores or GPUs."""
+    shared = table.loc[table["oversubscribed"].astype(bool), "world_size"]
+    if shared.empty:
+        return
+    at = int(shared.min()) / 2**0.5
+    ax.axvspan(at, most * 2**0.5, color=INK, alpha=0.06, linewidth=0)
+    ax.annotate("cores or GPUs shared", (at, 1), xytext=(4, -3), va="top", style="italic",
+                xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
+
+
+def _scale_speed(ax: Axes, largest: float) -> None:
+    ax.set_ylim(0, largest * 1.06)
+    ax.set_ylabel("tokens per second per process")
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.set_major_formatter(lambda value, _: three_digits(value))
+
+
+def _scale_states(ax: Axes, bytes_held: pd.Series, unit: Unit) -> None:
+    if spread_out(bytes_held, LOGARITHMIC_FROM):
+        ax.set_yscale("log")
+        log_ticks(ax.yaxis)
+    else:
+        ax.set_ylim(0, bytes_held.max() / unit.size * 1.08)
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.set_ylabel(f"model states of a rank, {unit.name}")
+
+
+def _scale_worlds(ax: Axes, worlds: list[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(worlds[0] / 2**0.4, worlds[-1] * 2**0.4)
+    ax.xaxis.set_major_locator(FixedLocator(worlds))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+    ax.set_xlabel("processes, one global batch")
+
+
+def _handle(strategy: str) -> Line2D:
+    look = style(strategy)
+    return Line2D([], [], color=look.color, linestyle=look.line, marker=look.marker, label=strategy)
+
+
+def _handle_of_paper() -> Line2D:
+    return Line2D([], [], color=INK, linestyle="none", marker="o", markersize=10, label="by the paper",
+                  markerfacecolor="none")  # fmt: skip
+
+
+def _caption(table: pd.DataFrame, measured: pd.DataFrame, states: bool) -> str:
+    caption = (
+        "Above: trained tokens per second and process, median over runs "
+        f"({runs_counted(measured, 'strategy', 'world_size')}), bars from the slowest to the fastest run. The global "
+        f"batch is the same everywhere: strong scaling. {_efficiency(pairs.scaling(table))}"
+    )
+    if states:
+        caption += (
+            "Below: parameters, gradients and optimizer states of the rank with the most; hollow: by the paper's "
+            "formula (arXiv:1910.02054, sec. 3.1 and 5). "
+        )
+    return f"{caption}Strategies on equally many processes are drawn side by side.{crowded(measured)}"
+
+
+def _efficiency(scaling: pd.DataFrame) -> str:
+    """The sentence about scaling efficiency on the most processes; empty where there is none."""
+    known = scaling[scaling["scaling_efficiency"].notna() & (scaling["world_size"] > 1)]
+    known = known[known["world_size"] == known["world_size"].max()].set_index("strategy")
+    if known.empty:
+        return ""
+    shares = [f"{strategy} {known.loc[strategy, 'scaling_efficiency']:.0%}" for strategy in in_order(known.index)]
+    most, base = known["world_size"].iloc[0], listed(sorted(set(known["base"])))
+    return f"Scaling efficiency on {most}, speed per process over that of {base}: {', '.join(shares)}. "

@@ -1,0 +1,119 @@
+"""Which collectives should an optimizer step run, and how many bytes do they carry: by the paper, and as engines do it?
+
+The engines' steps are followed rather than summed up: which module a pass visits (`model_order`), where a bucket is
+full (`buckets`), and what is sent unsharded, at stages 1 and 2, at stage 3 (whose `coordinator` gathers, prefetches and
+lets go of parameters), and by FSDP2. Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of
+2.13 and accelerate/ of 1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from study.theory.case import Engine, Job, Numbers
+from study.theory.communication import fsdp, stage_3, stages_1_and_2, unsharded
+from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS, Collective
+from study.theory.communication.model_order import model_of
+from study.theory.communication.stage_3 import gathered_elements, most_gathered_elements
+from study.theory.model_states import is_bf16_optimizer
+from study.theory.shapes import ModelShape
+
+__all__ = [
+    "ENGINE_BUCKET_ELEMENTS",
+    "ExpectedCollective",
+    "collectives",
+    "gathered_elements",
+    "most_gathered_elements",
+    "paper_volume",
+    "parts",
+]
+
+
+@dataclass(frozen=True)
+class ExpectedCollective:
+    """One kind of collective in one steady optimizer step of rank 0; arrays where the job is a grid."""
+
+    kind: str
+    count: Numbers
+    bytes: Numbers  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+
+    @property
+    def moved_bytes(self) -> Numbers:
+        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        return self.bytes * (2 if self.kind == "all_reduce" else 1)
+
+
+def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: Numbers = 1) -> Numbers:
+    """Count the elements that a rank moves in an optimizer step (arXiv:1910.02054, sec. 7).
+
+    Times the bytes of an element it compares with the sum of `ExpectedCollective.moved_bytes`; like the paper it leaves
+    out the factor (N - 1) / N of a ring. The paper counts one micro step: 2 Psi to average gradients under data
+    parallelism and P_os, as much for P_os+g, 3 Psi for P_os+g+p. Its accounting is carried on to accumulation: where a
+    rank keeps whole gradients (stages 0 and 1) they are averaged once; stage 2 gives away what it does not own, so its
+    gradients move at every micro step and the parameters once; at stage 3 both parameters' gathers do, too.
+    Checkpointing adds nothing: the gather of the backward pass serves the recomputation.
+    """
+    if zero_stage in (0, 1):
+        return 2 * num_params + 0 * gradient_accumulation_steps
+    if zero_stage == 2:
+        return num_params * (gradient_accumulation_steps + 1)
+    if zero_stage == 3:
+        return 3 * num_params * gradient_accumulation_steps
+    raise ValueError(f"zero_stage {zero_stage}: must be 0, 1, 2 or 3")
+
+
+def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCollective]:
+    """List what rank 0 runs in a steady optimizer step, by kind; counts and bytes are arrays where accumulation is.
+
+    Steady: stage 3 has seen the order of the modules and follows it, which is from the third step on. The norm of the
+    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. FSDP2's norm
+    is one too, which happens inside a DTensor, where `study.training.measure` does not see it. Sub-groups of stage 3,
+    each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
+    """
+    once, each = parts(engine, shape, job.activation_checkpointing, job.dropout)
+    steps = job.gradient_accumulation_steps
+    expected = []
+    for kind in sorted({*once, *each}):
+        (count, size), (count_each, size_each) = once.get(kind, (0, 0)), each.get(kind, (0, 0))
+        expected.append(ExpectedCollective(kind, count + steps * count_each, size + steps * size_each))
+    return expected
+
+
+Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
+
+
+@lru_cache(maxsize=4096)
+def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
+    """Sum up what is done once in a step, and what in each of its micro steps."""
+    model = model_of(shape, autocast=engine.precision.endswith("-autocast"))
+    once: list[Collective] = []
+    each: list[Collective] = []
+    if engine.kind == "ddp":
+        once += unsharded.ddp_step(engine, shape, model)
+    elif engine.kind == "fsdp":
+        each += fsdp.micro_step(engine, shape, model)
+        once += [("all_reduce", 4)]  # of the norm
+    elif engine.kind == "deepspeed" and engine.zero_stage == 0:
+        once += unsharded.stage_0_step(engine, model)
+    elif engine.kind == "deepspeed" and engine.zero_stage == 3:
+        if engine.world_size > 1:
+            each += stage_3.gathers(engine, shape, checkpointing, dropout)
+        each += stage_3.reductions(engine, model)
+        once += stage_3.step(engine, model)
+    elif is_bf16_optimizer(engine):
+        once += stages_1_and_2.bf16_reductions(engine, model)
+        once += stages_1_and_2.step(engine, model)
+    elif engine.kind == "deepspeed":
+        (each if engine.zero_stage == 2 else once).extend(stages_1_and_2.reductions(engine, model))
+        once += stages_1_and_2.step(engine, model)
+    return _sums(once), _sums(each)
+
+
+def _sums(collectives: Iterable[Collective]) -> Sums:
+    sums: Sums = {}
+    for kind, size in collectives:
+        count, total = sums.get(kind, (0, 0))
+        sums[kind] = count + 1, total + size
+    return sums

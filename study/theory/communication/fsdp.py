@@ -1,0 +1,29 @@
+"""What does FSDP2 send, as accelerate wraps a model of `transformers`?"""
+
+from __future__ import annotations
+
+from study.theory.case import Engine
+from study.theory.communication.buckets import Collective
+from study.theory.communication.model_order import Model, num_elements
+from study.theory.shapes import ModelShape
+
+
+def micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collective]:
+    """List the gathers and reductions of a micro step; padding of a parameter's rows is left out.
+
+    One group for each block, and for what surrounds them (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
+    Gradients are reduced in every micro step, as the study asks accelerate to (`sync_each_batch`) and as the published
+    rows' trainer does: kept whole, they would undo what sharding saves. Checkpointing adds no gather: the backward pass
+    has gathered a block before it is computed again (fsdp/_fully_shard/_fsdp_state.py).
+    """
+    words = model.lookups[0][0].numel
+    around, end = num_elements(model.before) - words, num_elements(model.after)
+    # A classifier has no norm at its end, nor an output layer: what follows its blocks is of the root's own group.
+    kept = [around + end] if shape.is_classifier else [end, around]
+    resharded = [] if shape.has_tied_head else [words]
+    resharded += [num_elements(block) for block in model.blocks]
+    groups = [elements for elements in (*kept, *resharded) if elements]
+    again = resharded if engine.reshard_after_forward else []
+    size = engine.compute_bytes
+    gathers = [("all_gather", size * elements) for elements in (*groups, *again)] if engine.world_size > 1 else []
+    return [*gathers, *(("reduce_scatter", size * elements) for elements in groups)]

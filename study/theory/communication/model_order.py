@@ -1,0 +1,224 @@
+"""In which order does an engine meet a model's modules, their parameters, and the gradients of these?
+
+Modules and parameters of `transformers` 5.23, models/*/modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from study.theory.shapes import Architecture, ModelShape
+
+# The parameters of a module, by their group of the optimizer: 0 matrices, 1 vectors.
+MATRIX = (0,)  # an embedding, or a linear layer without a bias
+LINEAR = (0, 1)  # with its bias
+NORM = (1, 1)  # weight and bias
+SCALE = (1,)  # a norm without a bias
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of a model: its modules as they are declared, and as a forward pass visits them.
+
+    Declared are those with parameters, in the order in which `ModelShape.parameters` lists their sizes. Brackets are a
+    module around others; `dropout` and `activation` have no parameters; `output` is the output layer, which is either
+    the embedding or all that is left over. What no gradient passes, as rotary embeddings, is left out.
+    """
+
+    declared: dict[str, tuple[int, ...]]
+    visited: str
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A model's parts; the backward pass visits all of them the other way round."""
+
+    before: _Part
+    block: _Part
+    after: _Part
+    is_linear: bool = True  # its matrices are torch.nn.Linear, which DeepSpeed's autocast sends in 16 bits, not Conv1D
+
+
+_WORDS_AND_POSITIONS = _Part({"words": MATRIX, "positions": MATRIX}, "( ( words positions dropout")
+_NORM_AND_OUTPUT = _Part({"last_norm": NORM}, "last_norm ) output )")
+_SCALE_AND_OUTPUT = _Part({"last_norm": SCALE}, "last_norm ) output )")
+_GATED = {"gate": MATRIX, "up": MATRIX, "down": MATRIX}
+_ATTENTION = {"query": MATRIX, "key": MATRIX, "value": MATRIX, "attention_output": MATRIX}
+_LLAMA_BLOCK = "( norm_1 ( query key value attention_output ) norm_2 ( gate activation up down ) )"
+_LLAMA = _Order(
+    before=_Part({"words": MATRIX}, "( ( words"),
+    block=_Part({**_ATTENTION, **_GATED, "norm_1": SCALE, "norm_2": SCALE}, _LLAMA_BLOCK),
+    after=_SCALE_AND_OUTPUT,
+)
+_ORDERS: dict[Architecture, _Order] = {
+    "bert": _Order(
+        before=_Part(
+            {"words": MATRIX, "positions": MATRIX, "token_types": MATRIX, "norm": NORM},
+            "( ( ( words token_types positions norm dropout ) (",
+        ),
+        block=_Part(
+            {
+                "query": LINEAR, "key": LINEAR, "value": LINEAR, "attention_output": LINEAR, "norm_1": NORM,
+                "up": LINEAR, "down": LINEAR, "norm_2": NORM,
+            },
+            "( ( ( query key value ) ( attention_output dropout norm_1 ) ) ( up activation ) ( down dropout norm_2 ) )",
+        ),
+        after=_Part({"pooler": LINEAR, "classifier": LINEAR}, ") ( pooler activation ) ) dropout classifier )"),
+    ),
+    "gpt2": _Order(
+        before=_WORDS_AND_POSITIONS,
+        block=_Part(
+            {
+                "norm_1": NORM, "query_key_value": LINEAR, "attention_output": LINEAR,
+                "norm_2": NORM, "up": LINEAR, "down": LINEAR,
+            },
+            "( norm_1 ( query_key_value attention_output dropout ) norm_2 ( up activation down dropout ) )",
+        ),
+        after=_NORM_AND_OUTPUT,
+        is_linear=False,
+    ),
+    "gpt-neo": _Order(
+        before=_WORDS_AND_POSITIONS,
+        block=_Part(
+            {
+                "norm_1": NORM, "key": MATRIX, "value": MATRIX, "query": MATRIX, "attention_output": LINEAR,
+                "norm_2": NORM, "up": LINEAR, "down": LINEAR,
+            },
+            "( norm_1 ( ( query key value dropout attention_output dropout ) ) norm_2 ( up activation down dropout ) )",
+        ),
+        after=_NORM_AND_OUTPUT,
+    ),
+    "gpt-j": _Order(
+        before=_Part({"words": MATRIX}, "( ( words dropout"),
+        block=_Part(
+            {
+                "norm_1": NORM, "key": MATRIX, "value": MATRIX, "query": MATRIX, "attention_output": MATRIX,
+                "up": LINEAR, "down": LINEAR,
+            },
+            "( norm_1 ( query key value dropout attention_output dropout ) ( up activation down dropout ) )",
+        ),
+        after=_NORM_AND_OUTPUT,
+    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _Order(
+        before=_LLAMA.before,
+        block=_Part(
+            {
+                "query": LINEAR, "key": LINEAR, "value": LINEAR, "attention_output": MATRIX, **_GATED,
+                "norm_1": SCALE, "norm_2": SCALE,
+            },
+            _LLAMA_BLOCK,
+        ),
+        after=_SCALE_AND_OUTPUT,
+    ),
+    "gemma2": _Order(
+        before=_LLAMA.before,
+        block=_Part(
+            {**_ATTENTION, **_GATED, "norm_1": SCALE, "norm_2": SCALE, "norm_3": SCALE, "norm_4": SCALE},
+            "( norm_1 ( query key value attention_output ) norm_2 norm_3 ( gate activation up down ) norm_4 )",
+        ),
+        after=_SCALE_AND_OUTPUT,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)  # a parameter is equal to itself only
+class Parameter:
+    """One parameter, by its place in the optimizer's flat buffers; sizes in elements."""
+
+    numel: int
+    group: int  # of the optimizer: 0 matrices, 1 vectors
+    start: int  # in the group's flat buffer
+    is_lowered: bool  # communicated in 16 bits under DeepSpeed's autocast
+
+    @property
+    def end(self) -> int:
+        return self.start + self.numel
+
+
+Module = tuple[Parameter, ...]  # empty: a dropout, an activation function
+Layout = list[Module | str]  # modules in the order of a forward pass, and the brackets around them
+
+
+class Model:
+    """A shape's modules by part, and its parameters in the orders in which engines go through them."""
+
+    def __init__(self, shape: ModelShape, autocast: bool) -> None:
+        order = _ORDERS[shape.architecture]
+        self.groups: tuple[list[Parameter], list[Parameter]] = ([], [])
+        self.ends_in_dropout = order.block.visited.rstrip(" )").endswith("dropout")  # each block
+        self._sizes_left = [list(sizes) for sizes in shape.parameters.groups]
+        self._tied_output: Module = ()  # the embedding, where it is the output layer too
+        tied = shape.has_tied_head
+        self.before = self._take(order.before, {"words"} if autocast and tied else set())
+        # Embeddings: integers go in, so that the backward pass never leaves them.
+        self.lookups = [module for module in modules_of(self.before) if module[0].group == 0]
+        lowered = set(order.block.declared) if autocast and order.is_linear else set()
+        self.blocks = [self._take(order.block, lowered) for _ in range(shape.layers)]
+        if tied:
+            self._tied_output = self.lookups[0]
+        self.after = self._take(order.after, {*order.after.declared, "output"} if autocast else set())
+        assert not any(self._sizes_left), shape
+
+    def _take(self, part: _Part, lowered: set[str]) -> Layout:
+        """Take the next part's parameters off the groups' sizes, and lay them out as its modules.
+
+        Of the modules that are `lowered` those with a matrix are linear layers; one without is a norm.
+        """
+        modules = {
+            name: tuple(self._next(group, name in lowered and 0 in groups) for group in groups)
+            for name, groups in part.declared.items()
+        }
+        layout: Layout = []
+        for word in part.visited.split():
+            if word in "()":
+                layout.append(word)
+            elif word == "output":
+                layout.append(self._tied_output or self._take_output("output" in lowered))
+            else:
+                layout.append(() if word in ("dropout", "activation") else modules[word])
+        return layout
+
+    def _take_output(self, is_lowered: bool) -> Module:
+        """Take what is left over: an output layer of its own, in GPT-J with a bias."""
+        return tuple(self._next(group, is_lowered) for group in (0, 1) if self._sizes_left[group])
+
+    def _next(self, group: int, is_lowered: bool) -> Parameter:
+        members = self.groups[group]
+        start = members[-1].end if members else 0
+        members.append(Parameter(self._sizes_left[group].pop(0), group, start, is_lowered))
+        return members[-1]
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        return [*self.groups[0], *self.groups[1]]
+
+    @property
+    def layout(self) -> Layout:
+        return [*self.before, *(item for block in self.blocks for item in block), *self.after]
+
+    def gradient_order(self) -> list[Parameter]:
+        """The order in which gradients are complete: a bias before its matrix, a tied embedding's with its lookup."""
+        modules = modules_of(self.layout)
+        ready: dict[Parameter, None] = {}
+        for module in reversed(modules[:-1] if self._tied_output else modules):
+            ready.update(dict.fromkeys(module if module[0].group else module[::-1]))
+        return list(ready)
+
+
+@lru_cache(maxsize=64)
+def model_of(shape: ModelShape, autocast: bool) -> Model:
+    """Lay out a shape; `autocast`: under DeepSpeed's, which sends what linear layers hold in 16 bits."""
+    return Model(shape, autocast)
+
+
+def modules_of(layout: Layout) -> list[Module]:
+    """List the modules with parameters."""
+    return [item for item in layout if item and not isinstance(item, str)]
+
+
+def num_elements(layout: Layout) -> int:
+    """Count the elements of all parameters, each once."""
+    return sum(p.numel for p in {p: None for module in modules_of(layout) for p in module})

@@ -1,0 +1,82 @@
+"""What does DeepSpeed's stage 3 send, and how much of the model is whole at once? zero/stage3.py.
+
+What is gathered when is followed by the coordinator; here it becomes bytes, with reductions and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+
+from study.theory.case import Engine, Job
+from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
+from study.theory.communication.coordinator import Coordinator, Limits, visits
+from study.theory.communication.model_order import Model, Parameter, model_of
+from study.theory.shapes import ModelShape
+
+
+def most_gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
+    """Count the most elements that stage 3 has gathered at once, beside those that stay whole between steps."""
+    limits = Limits.of(engine)
+    # Blocks are alike: more of them than fill the limits three times over change nothing but the time that this takes.
+    filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
+    fewer = dataclasses.replace(shape, layers=min(shape.layers, filled))
+    return _gathered(fewer, _autocast(engine), limits, job.activation_checkpointing, job.dropout)[1]
+
+
+def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
+    """Count the elements that a micro step gathers, on one process from where they are offloaded to."""
+    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
+    return sum(parameter.numel for together in gathered for parameter in together)
+
+
+def gathers(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> Iterator[Collective]:
+    """List the gathers of a micro step, in bytes."""
+    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout)
+    for together in gathered:
+        sizes: dict[int, int] = defaultdict(int)  # one collective for each type
+        for parameter in together:
+            size = sent_bytes(engine, parameter)
+            sizes[size] += size * _padded_elements(engine, parameter)
+        yield from (("all_gather", num_bytes) for num_bytes in sizes.values())
+
+
+def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
+    """List the reductions of a micro step, in bytes."""
+    for size, bucket in full_buckets(engine, model.gradient_order()):
+        yield "reduce_scatter", size * sum(_padded_elements(engine, p) for p in bucket)
+
+
+def step(engine: Engine, model: Model) -> Iterator[Collective]:
+    """Follow the optimizer's step: norms, and the gather of what stays whole between steps (_post_step)."""
+    norm_bytes = 4 if engine.offload_optimizer != "none" else 8
+    for group in model.groups:  # _create_fp16_sub_groups
+        shards = [_padded_elements(engine, p) // engine.world_size for p in group]
+        for _ in chunks(shards, engine.sub_group_size - 1):
+            yield "all_reduce", norm_bytes
+    if engine.precision == "fp16":
+        yield "all_reduce", 1
+    if engine.world_size > 1:
+        for parameter in model.parameters:
+            if parameter.numel <= engine.persistence_threshold:
+                yield "all_gather", engine.parameter_bytes * _padded_elements(engine, parameter)
+
+
+@lru_cache(maxsize=256)
+def _gathered(
+    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool
+) -> tuple[list[list[Parameter]], int]:
+    """List what is gathered together in one micro step, and count the most elements there at once; on any ranks."""
+    model = model_of(shape, autocast)
+    coordinator = Coordinator(limits, model, list(visits(model, checkpointing, dropout)))
+    return coordinator.gathered(), coordinator.most_live
+
+
+def _padded_elements(engine: Engine, parameter: Parameter) -> int:
+    return -(-parameter.numel // engine.world_size) * engine.world_size
+
+
+def _autocast(engine: Engine) -> bool:
+    return engine.precision.endswith("-autocast")

@@ -1,0 +1,140 @@
+"""With what does a run train? Model, optimizer and batches, prepared by the engine and proven to be what was asked."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from study.errors import Refusal
+from study.records.schema import Checksum, Proof
+from study.run import Run
+from study.training.accelerators import build_accelerator
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from evaluate import EvaluationModule
+    from torch.utils.data import DataLoader
+
+    from study.training.measure.memory import PhaseMemory
+    from study.workloads.sources import Splits
+
+
+@dataclass
+class Built:
+    """What a run trains with, prepared and proven."""
+
+    run: Run
+    accelerator: Accelerator
+    workload: ModuleType
+    splits: Splits
+    model: Any
+    optimizer: Any
+    train_batches: DataLoader
+    eval_batches: DataLoader
+    metric: EvaluationModule | None  # on rank 0
+    memory: PhaseMemory
+    proof: Proof
+    initial_parameters: Checksum
+    planned_tokens: int  # without padding, world total
+
+
+def build(run: Run) -> Built:
+    """Build everything, and refuse to go on unless the engine is what was asked for. Collective."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from study.training import weights
+    from study.training.measure.memory import PhaseMemory
+    from study.training.order import TrainingOrder
+    from study.workloads import WORKLOADS, load_metric
+
+    config = run.config
+    accelerator = _accelerator(run)
+    if accelerator.is_main_process:
+        _remove_stale(run)
+    workload = WORKLOADS[config.workload]
+    splits = workload.load(config)
+    memory = PhaseMemory(accelerator.device, config.measure)
+    gc.enable()  # which train.py switches off while it imports
+    memory.begin("built")
+    model = weights.build_model(accelerator, workload, splits, run)
+    if config.activation_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    optimizer = torch.optim.AdamW(
+        weights.parameter_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+    order = TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
+    pinned = accelerator.device.type == "cuda"
+    train_batches = DataLoader(splits.train, run.micro_batch_size, sampler=order, pin_memory=pinned)
+    eval_batches = DataLoader(splits.evaluation, run.micro_batch_size, pin_memory=pinned)
+
+    memory.begin("prepared")
+    model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
+    proof = _prove(accelerator, model, optimizer, run)
+    memory.begin(None)
+    # Dropout's stream starts here, whatever random numbers building the model took.
+    torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)
+    return Built(
+        run=run,
+        accelerator=accelerator,
+        workload=workload,
+        splits=splits,
+        model=model,
+        optimizer=optimizer,
+        train_batches=train_batches,
+        eval_batches=eval_batches,
+        metric=load_metric(workload.METRIC) if accelerator.is_main_process else None,
+        memory=memory,
+        proof=proof,
+        initial_parameters=weights.checksum(model),
+        planned_tokens=sum(int(splits.train[i]["attention_mask"].sum()) for i in order),
+    )
+
+
+def _accelerator(run: Run) -> Accelerator:
+    """Make the Accelerator, and print the batch arithmetic. Raises Refusal where it has another world size."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    accelerator = build_accelerator(run)
+    if accelerator.num_processes != run.world_size:
+        raise Refusal(
+            f"world_size: the run asks for {run.world_size}, the engine has {accelerator.num_processes}; "
+            f"change distributed_type in {run.strategy.path}"
+        )
+    config = run.config
+    accelerator.print(
+        f"{config.workload} {config.size} under {run.strategy.name}: {run.world_size} process(es) x "
+        f"{run.micro_batch_size} sequence(s) x {run.gradient_accumulation_steps} micro step(s) = "
+        f"{config.global_batch_size} sequences of {config.sequence_length} tokens a step, {config.num_steps} steps, "
+        f"{config.precision}"
+    )
+    return accelerator
+
+
+def _remove_stale(run: Run) -> None:
+    """Remove what an unfinished run left in the folder: it is not this one's."""
+    for stale in [run.folder / "steps.jsonl", run.folder / "warnings.log", *run.folder.glob("failure-rank*.json")]:
+        stale.unlink(missing_ok=True)
+    shutil.rmtree(run.folder / "initial_weights", ignore_errors=True)
+    run.remove_swap_folder()
+
+
+def _prove(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Proof:
+    """Read back what `prepare` built and hold it against the request. Collective. Raises Refusal."""
+    from accelerate.utils import gather_object
+
+    from study.training import proof
+
+    read = proof.read_back(accelerator, model, optimizer, run)
+    proof.verify(read, run)
+    num_gpus = proof.verify_gpus(gather_object([proof.gpu_of(accelerator.device)]), run)
+    return read.model_copy(update={"num_gpus": num_gpus})
