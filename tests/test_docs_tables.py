@@ -100,7 +100,7 @@ def measured() -> str:
     return (
         f"**Measured: one machine without a GPU ({cpu}, {cores} cores), up to {processes} processes, models of up to "
         f"{parameters // 10**6} million parameters.\n"
-        "Not measured yet: any GPU, so no GPU's memory and speed; PyTorch's own splitting, FSDP2; more than one machine.**"
+        "Not measured yet: any GPU, so no GPU's memory and speed; PyTorch's own splitting (FSDP2); several machines.**"
     )
 
 
