@@ -43,11 +43,12 @@ def describe(error: ValidationError, where: str = "") -> str:
     """One line for a pydantic error: the key, what is wrong with the value seen, where."""
     errors = error.errors()
     # A misspelt key comes as two errors: one that is missing, and one that is not known.
-    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    unknown = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, and of a dataclass
+    first = next((e for e in errors if e["type"] in unknown), errors[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "value_error":  # ours: it already says everything
         message = str(first["ctx"]["error"])
-    elif first["type"] == "extra_forbidden":
+    elif first["type"] in unknown:
         message = f"unknown key {key!r}"
     elif first["type"] == "missing":
         message = f"{key} is missing"

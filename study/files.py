@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict
 
 from study.errors import Refusal
 
@@ -24,6 +25,12 @@ def require_clone(what: str) -> None:
     """Raise Refusal where the project is installed without its repository."""
     if not (ROOT / "pyproject.toml").is_file():
         raise Refusal(f"{what} are only in a clone of the project; clone it, and in there run: pip install -e .")
+
+
+class Written(BaseModel):
+    """What people write into a file by hand, read strictly: no unknown key, no value of another type, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -37,5 +37,5 @@ def swap_buffer_size(hidden: int, world_size: int) -> int:
 
 
 # Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
-BUNDLED_VOCABULARY = 8192
+BUNDLED_VOCABULARY = 8192  # an embedding large enough for NVMe offload to swap, even of a tiny model
 VOCABULARY = {"bert": 30522, "gpt2": 50257, "gpt-neo": 50257, "gpt-j": 50400}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from study.workloads import sources
+from study.workloads import sources, synthetic
 
 
 def make_data_dir(path: Path, num_reviews: int = 200) -> Path:
@@ -17,7 +17,7 @@ def make_data_dir(path: Path, num_reviews: int = 200) -> Path:
     """
     for folder in ("imdb", "wikitext-2", "tokenizers"):
         (path / folder).mkdir(parents=True)
-    texts, labels = sources.synthetic_reviews()
+    texts, labels = synthetic.reviews()
     negatives, positives = num_reviews // 2, num_reviews - num_reviews // 2
     table = pyarrow.table(
         {
@@ -30,8 +30,8 @@ def make_data_dir(path: Path, num_reviews: int = 200) -> Path:
         ("train", 600),
         ("validation", 120),
     ):  # every other line is blank, the rest have 100 words
-        lines = sources.synthetic_articles()[split][:num_lines]
+        lines = synthetic.articles()[split][:num_lines]
         (path / "wikitext-2" / f"{split}.txt").write_text("".join(line or " \n" for line in lines), encoding="utf-8")
     for workload, folder in sources.FILES_TOKENIZER.items():
-        sources.synthetic_tokenizer(workload).save_pretrained(path / folder)
+        synthetic.tokenizer(workload).save_pretrained(path / folder)
     return path

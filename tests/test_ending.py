@@ -203,6 +203,13 @@ def test_how_it_ended(stderr, told, returncode, status, message):
     assert "\n" not in line
 
 
+def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
+    lines = ["[default0]:[rank0]: Traceback", '[default0]:[rank0]:   File "/x/y.py", line 7, in f']
+    lines += ["[default0]:[rank0]: study.errors.Refusal: no hub; take files", "x.ChildFailedError: it said so"]
+    assert ending.raised_in(lines) == [ending.Raised("study.errors.Refusal: no hub; take files", "/x/y.py")]
+    assert ending.raised_in(lines)[0].type == "Refusal"
+
+
 def test_a_time_limit_is_told_with_its_seconds():
     assert classify([], INTERRUPTED, -15, 90.0) == ("timed_out", "ended at its time limit of 90 s")
     found = classify([], Report("ok", text="final loss 0.5"), -15, 90.0)

@@ -172,12 +172,12 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--repeats", "0"], "--repeats 0: must be at least 1"),
-        (["--program", "best"], "--program best: is no program; take one of published, honoured"),
+        (["--repeats", "0"], "--repeats 0: must be a whole number of at least 1"),
+        (["--program", "best"], "--program best: is unknown; take one of published, honoured"),
         (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
         (
             ["--size", "large"],
-            "--size large: its body would be trained from scratch, which serves tiny, micro, mini; add",
+            "--size large: its body would be trained from scratch, which works for tiny, micro, mini; add",
         ),
         (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
         (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
@@ -189,15 +189,15 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
 )
 def test_a_wrong_request_is_refused(words, message, tmp_path):
     with pytest.raises(Refusal, match=re.escape(message)):
-        experiment.main([*words, "--output", str(tmp_path / "out.json")])
+        cli.run(["protocol", *words, "--output", str(tmp_path / "out.json")])
     assert not list(tmp_path.iterdir())
 
 
 def test_results_of_another_experiment_are_kept(tmp_path):
     path = tmp_path / "out.json"
     path.write_text(COMMITTED.read_text())
-    with pytest.raises(Refusal, match="is of another experiment; name another file"):
-        experiment.main(["--output", str(path)])
+    with pytest.raises(Refusal, match="holds another experiment; name another file"):
+        cli.run(["protocol", "--output", str(path)])
     assert path.read_text() == COMMITTED.read_text()
 
 
@@ -210,10 +210,11 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
         cli.run(["protocol", "--output", str(tmp_path / "none" / "out.json")])
 
 
-@pytest.mark.launches
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
-    with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
+    with pytest.raises(
+        Refusal, match=re.escape("is of one GPU, this machine has 2; hide the others (CUDA_VISIBLE_DEVICES=0)")
+    ):
         cli.run(["protocol", "--output", str(tmp_path / "out.json")])
 
 
@@ -222,7 +223,7 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
     one = dict.fromkeys(experiment.SAME, "one")
     assert experiment._same_machine(path, None, one) == one
     assert experiment._same_machine(path, one, {**one, "git_commit": "another"}) == one
-    with pytest.raises(Refusal, match="has runs of cpu one, here is other; name another file"):
+    with pytest.raises(Refusal, match="has runs with cpu one, this machine has other; name another file"):
         experiment._same_machine(path, one, {**one, "cpu": "other"})
 
 
@@ -233,14 +234,14 @@ def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):
         ("from study.errors import Refusal; raise Refusal('no hub')", Refusal, "^no hub$"),
         ("raise ValueError('no sense')", RunFailed, "^published, repeat 1: ValueError: no sense$"),
         ("raise SystemExit(3)", RunFailed, "^published, repeat 1: ended with status 3$"),
-        ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s$"),
+        ("import time; time.sleep(60)", RunFailed, "^published, repeat 1: not done after 3 s; try a smaller"),
     ],
 )
 def test_a_start_that_does_not_end_well_says_why_in_one_line(code, error, message, monkeypatch, tmp_path):
     program = tmp_path / "study_of_errors.sh"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(experiment.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(experiment, "TIMEOUT_SECONDS", 3)
     with pytest.raises(error, match=message):
         experiment._start(build_config("paper"), None, "published", 1, tmp_path)

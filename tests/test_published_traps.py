@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 
 import launching
 import pytest
 
 from study import cli
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.published import trap_effects as compared
 from study.published import traps
 from study.report.pages import published
 
 
 def arm(*losses: float, **ran: float) -> dict:
-    return {"ran": ran, "seeds": {str(seed): {"train_loss": loss} for seed, loss in enumerate(losses)}}
+    learned = {"eval_loss": 1.0, "losses": [], "initial_weights": "", "samples": ""}
+    seeds = {str(seed): {**learned, "train_loss": loss} for seed, loss in enumerate(losses)}
+    return {"asked": {}, "ran": ran, "seeds": seeds}
 
 
 def trap(**changes) -> dict:
@@ -37,7 +41,8 @@ def measured(tmp_path):
         }
         path = tmp_path / "traps.json"
         settings = {"size": "tiny", "num_train_examples": 64, "sequence_length": 8, "epochs": 1}
-        content = {"arms": arms, "traps": traps_in_it, "settings": settings, "data": {"source": "bundled"}}
+        content = {"command": "", "date": "2026-01-01", "machine": {}, "settings": settings}
+        content |= {"data": {"source": "bundled"}, "arms": arms, "traps": traps_in_it}
         path.write_text(json.dumps(content))
         return path
 
@@ -99,10 +104,37 @@ def test_the_pages_table(measured):
     assert "over 3 seeds. BERT tiny from scratch, 64 reviews of 8 tokens (bundled), 1 epoch, " in text
 
 
-@pytest.mark.parametrize("changes", [{"trapped": "nowhere"}, {"quantities": ["eval_loss"]}])
-def test_a_file_that_lacks_something_is_refused(measured, changes):
-    with pytest.raises(Refusal, match=r"traps\.json: no file of measured traps, .* is missing"):
-        compared.effects(measured(a=trap(**changes)))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trapped": "nowhere"}, "traps.a: arm nowhere is missing"),
+        ({"quantities": ["optimizer_steps"], "matched": "noisy"}, "traps.a: optimizer_steps of arm noisy is missing"),
+        ({"why": "unknown"}, "unknown key 'traps.a.why'"),
+    ],
+)
+def test_a_trap_that_does_not_fit_the_file_is_refused(measured, changes, message):
+    path = measured(a=trap(**changes))
+    with pytest.raises(Refusal, match=re.escape(f"{path}: {message}; measure again")):
+        compared.effects(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("settings"), "settings is missing"),
+        (lambda content: content["arms"]["plain"]["seeds"]["0"].pop("eval_loss"), "arms.plain.seeds.0.eval_loss is"),
+        (lambda content: content["arms"]["plain"]["seeds"]["0"].update(train_loss="low"), "arms.plain.seeds.0.train_"),
+        (lambda content: content.update(arms=[]), "arms=[]: "),
+    ],
+)
+def test_a_file_of_something_else_is_refused(measured, change, message):
+    path = measured(a=trap())
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(Refusal, match=re.escape(f"{path}: {message}")) as refusal:
+        traps.read_or_begin(path, False)
+    assert "\n" not in str(refusal.value)
 
 
 # ---------------------------------------------------------------- the traps themselves
@@ -148,10 +180,23 @@ def test_other_settings_are_refused(tmp_path):
         cli.run(["traps", "--output", str(path)])
 
 
-def test_a_launch_that_failed_says_why():
-    text = "[rank0]: Traceback\n[rank0]:   x()\n[rank0]: ValueError: no such thing\nChildFailedError: the launcher's\n"
-    assert traps.last_error(text) == "ValueError: no such thing"
-    assert traps.last_error("") == "no word"
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        (
+            ["[rank0]: Traceback", "[rank0]:   x()", "[rank0]: ValueError: no such thing", "ChildFailedError: it said"],
+            RunFailed,
+            "single: ValueError: no such thing",
+        ),
+        (["OSError: no network", "study.errors.Refusal: no hub; take files"], Refusal, "no hub; take files"),
+        ([], RunFailed, "single: ended with status 1"),
+    ],
+)
+def test_a_launch_that_failed_says_why(lines, error, message, monkeypatch):
+    ended = subprocess.CompletedProcess([], 1, stderr="\n".join(lines))
+    monkeypatch.setattr(traps.child.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(error, match=f"^{message}$"):
+        traps.start("single", [0], None)
 
 
 TRAP = ["zero-study", "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]

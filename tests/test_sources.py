@@ -20,7 +20,7 @@ from data_folder import make_data_dir
 
 from study.config import RunConfig, build_config
 from study.errors import Refusal
-from study.workloads import sources
+from study.workloads import sources, synthetic
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
 
@@ -217,7 +217,7 @@ def test_reviews_from_files_keep_their_order(shared_data_dir):
     reviews = sources.load_reviews(files(shared_data_dir))
     assert reviews.column_names == ["text", "label"]
     assert reviews["label"][:] == [0] * 100 + [1] * 100
-    assert reviews[0]["text"] == sources.synthetic_reviews()[0][0]
+    assert reviews[0]["text"] == synthetic.reviews()[0][0]
 
 
 def test_files_leave_no_trace(data_dir):
@@ -259,7 +259,7 @@ def test_articles_take_the_form_of_the_hub(data_dir):
     expected = ["", " = Robert Boulter = \n", "", " one \u2028 two \x85 three \n", " no newline at the end\n"]
     articles = sources.load_articles(files(data_dir, WIKITEXT))
     assert articles["train"] == expected
-    assert articles["validation"] == sources.synthetic_articles()["validation"][:120]
+    assert articles["validation"] == synthetic.articles()["validation"][:120]
 
 
 def test_articles_that_are_not_utf8(data_dir):
@@ -272,7 +272,7 @@ def test_articles_that_are_not_utf8(data_dir):
 def test_tokenizer_from_files_is_the_one_that_was_written(shared_data_dir, workload):
     loaded = sources.load_tokenizer(files(shared_data_dir, workload))
     made = sources.load_tokenizer(config(workload))
-    text = sources.synthetic_reviews()[0][0] + " unheard-of"
+    text = synthetic.reviews()[0][0] + " unheard-of"
     assert loaded(text)["input_ids"] == made(text)["input_ids"]
     assert loaded.pad_token_id == made.pad_token_id == 0
     assert len(loaded) == 8192
@@ -285,7 +285,7 @@ def test_damaged_tokenizer(data_dir):
 
 
 def test_tokenizer_that_cannot_pad(data_dir):
-    tokenizer = sources.synthetic_tokenizer(IMDB)
+    tokenizer = synthetic.tokenizer(IMDB)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(data_dir / "tokenizers" / "bert-large-uncased")
     with pytest.raises(Refusal, match="no tokenizer for bert-imdb: it has no padding"):
@@ -335,7 +335,7 @@ def test_articles_from_the_hub(monkeypatch):
 def test_tokenizer_from_the_hub(monkeypatch, workload, name):
     def from_pretrained(asked):
         assert asked == name
-        return sources.synthetic_tokenizer(workload)
+        return synthetic.tokenizer(workload)
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
     tokenizer = sources.load_tokenizer(config(workload, data="hub", size="base" if workload == IMDB else "124m"))
@@ -391,7 +391,7 @@ def test_any_hub_failure_is_one_line_and_no_other_source(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(sources, "synthetic_reviews", lambda: pytest.fail("fell back to the sample"))
+    monkeypatch.setattr(synthetic, "reviews", lambda: pytest.fail("fell back to the sample"))
     with pytest.raises(Refusal) as caught:
         sources.load_reviews(config(data="hub"))
     assert type(error).__name__ in str(caught.value)
@@ -414,8 +414,8 @@ def test_what_is_not_the_hubs_fault_is_not_blamed_on_it(kind):
 
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
 def test_synthetic_tokenizer_has_8192_entries_and_knows_every_word(workload):
-    tokenizer = sources.synthetic_tokenizer(workload)
-    words = sources.synthetic_words()
+    tokenizer = synthetic.tokenizer(workload)
+    words = synthetic.words()
     ids = tokenizer(" ".join(words), add_special_tokens=False)["input_ids"]
     assert len(tokenizer) == tokenizer.vocab_size == 8192
     assert len(set(words)) == len(set(ids)) == 8000
@@ -424,17 +424,17 @@ def test_synthetic_tokenizer_has_8192_entries_and_knows_every_word(workload):
 
 
 def test_synthetic_bert_tokenizer_frames_and_pads():
-    tokenizer = sources.synthetic_tokenizer(IMDB)
-    word = sources.synthetic_words()[0]
+    tokenizer = synthetic.tokenizer(IMDB)
+    word = synthetic.words()[0]
     tokens = tokenizer(word, padding="max_length", max_length=5)
     assert tokens["input_ids"] == [2, 5, 3, 0, 0]
     assert tokens["attention_mask"] == [1, 1, 1, 0, 0]
 
 
 def test_sentiment_words_carry_the_label_with_noise():
-    texts, labels = sources.synthetic_reviews()
-    words = sources.synthetic_words()
-    negative, positive = set(words[: sources.NUM_SENTIMENT_WORDS]), set(words[8 : 8 + sources.NUM_SENTIMENT_WORDS])
+    texts, labels = synthetic.reviews()
+    words = synthetic.words()
+    negative, positive = set(words[: synthetic.NUM_SENTIMENT_WORDS]), set(words[8 : 8 + synthetic.NUM_SENTIMENT_WORDS])
     assert len(texts) == len(labels) == 2000
     assert sum(labels) == 1000
     assert labels == sorted(labels)
@@ -447,7 +447,7 @@ def test_sentiment_words_carry_the_label_with_noise():
 
 
 def test_each_synthetic_word_has_few_likely_successors():
-    words = [word for line in sources.synthetic_articles()["train"] for word in line.split()]
+    words = [word for line in synthetic.articles()["train"] for word in line.split()]
     assert len(words) == 160_000
     for word in set(words[2000:2010]):
         followers = [b for a, b in itertools.pairwise(words) if a == word]
@@ -457,16 +457,16 @@ def test_each_synthetic_word_has_few_likely_successors():
 
 
 def test_synthetic_lines_have_the_form_of_the_hub():
-    for lines in sources.synthetic_articles().values():
+    for lines in synthetic.articles().values():
         assert set(lines[1::2]) == {""}
         assert all(line.startswith(" ") and line.endswith(" \n") and len(line.split()) == 100 for line in lines[::2])
 
 
 def test_synthetic_sample_is_fixed():
     """Other numbers here mean another sample: records made with the old one are then no longer comparable."""
-    for make in (sources.synthetic_words, sources.synthetic_reviews, sources.synthetic_articles):
+    for make in (synthetic.words, synthetic.reviews, synthetic.articles):
         make.cache_clear()
-    texts, _ = sources.synthetic_reviews()
-    articles = sources.synthetic_articles()
+    texts, _ = synthetic.reviews()
+    articles = synthetic.articles()
     digests = [hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for lines in (texts, *articles.values())]
     assert digests == ["f8d7391b9d41becb", "527d41b8071ece4b", "6ce5ef9c340eb1ae"]

@@ -12,7 +12,7 @@ from study import workloads
 from study.config import RunConfig, build_config
 from study.errors import Refusal
 from study.models import SIZES
-from study.workloads import WORKLOADS, sources
+from study.workloads import WORKLOADS, sources, synthetic
 from study.workloads.sources import Examples, Splits
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
@@ -251,7 +251,7 @@ def test_too_few_blocks_are_refused_by_their_tokens(shared_data_dir):
 
 def test_too_few_reviews_on_the_hub_are_refused(monkeypatch):
     monkeypatch.setattr(sources, "_probe_hub", lambda: None)
-    monkeypatch.setattr(sources, "load_tokenizer", lambda run: sources.synthetic_tokenizer(IMDB))
+    monkeypatch.setattr(sources, "load_tokenizer", lambda run: synthetic.tokenizer(IMDB))
     reviews = datasets.Dataset.from_dict({"text": ["a"] * 20, "label": [0, 1] * 10})
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: reviews)
     with pytest.raises(

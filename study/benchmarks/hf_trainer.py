@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from study import files
 from study.config import RunConfig, build_config, parse_flags
@@ -26,6 +26,11 @@ from study.run import Run, make_run
 from study.running.launch import QUIET
 from study.strategy import file
 from study.strategy.file import Strategy
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from study.training.measure.trainer import Watched
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
 STRATEGIES = [name for name in file.names() if "nvme" not in name and not name.startswith("fsdp")]
@@ -114,17 +119,45 @@ def train(run: Run, result: Path) -> None:
     """Train under Trainer, prove that it was this work, and write the result on rank 0. Collective."""
     import torch
     import torch.distributed as dist
-    from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+    from transformers import TrainingArguments
 
-    from study.training import proof, weights
-    from study.training.measure.clock import make_clock
-    from study.training.order import TrainingOrder
-    from study.workloads import WORKLOADS, sources
+    from study.training import proof
 
     config, on_cpu = run.config, not torch.cuda.is_available()
     if on_cpu and run.strategy.zero_stage is not None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     settings = TrainingArguments(**arguments(run, result.parent, on_cpu))
+    ends: list[float] = []
+    trainer = build_trainer(run, settings, ends)
+    trainer.train()
+
+    facts = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, run)
+    proof.verify(facts, run)
+    if len(ends) != config.num_steps:
+        raise RuntimeError(f"Trainer took {len(ends)} steps, the run asks for {config.num_steps}")
+    mean_losses = torch.stack(trainer.seen_losses).double()
+    if dist.is_initialized():
+        dist.all_reduce(mean_losses)
+    mean_losses /= run.world_size
+    if settings.process_index == 0:
+        rates = speed(ends, config.timing_warmup_steps, config.global_batch_size)
+        files.write_json(result, {**rates, "losses": mean_losses.tolist(), "proof": facts.model_dump(mode="json")})
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> Watched:
+    """Build Trainer with the run's model, data, order and dropout; it puts the end of each step into `ends`."""
+    import torch
+    from transformers import TrainerCallback, set_seed
+
+    from study.training import weights
+    from study.training.measure.clock import make_clock
+    from study.training.measure.trainer import Watched
+    from study.training.order import TrainingOrder
+    from study.workloads import WORKLOADS, sources
+
+    config = run.config
     now = make_clock(settings.device)
     workload = WORKLOADS[config.workload]
     splits = workload.load(config)
@@ -135,50 +168,22 @@ def train(run: Run, result: Path) -> None:
     tensors = splits.train.tensors
     examples = sources.Examples(**{name: tensors[name] for name in {"labels", *workload.inputs(tensors)}})
 
-    class Ordered(Trainer):
-        """Trainer in the study's sample order, which keeps the losses that it sees."""
+    class Ordered(Watched):
+        """Trainer in the study's sample order."""
 
         def _get_train_sampler(self, *_: Any) -> TrainingOrder:
             return TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
 
-        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            loss = super().training_step(*args, **kwargs)
-            losses.append(loss)
-            return loss
-
-    class Clock(TrainerCallback):
-        """Notes when each step ends."""
+    class StepEnds(TrainerCallback):
+        """Seed dropout as train.py does, and note when each step ends."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            torch.manual_seed(config.seed * 1_000_003 + settings.process_index)  # dropout's stream, as in train.py
+            torch.manual_seed(config.seed * 1_000_003 + settings.process_index)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(now())
 
-    losses: list[torch.Tensor] = []
-    ends: list[float] = []
-    trainer = Ordered(model, settings, train_dataset=examples, callbacks=[Clock()])
-    trainer.train()
-
-    found = proof.read_back(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, run)
-    proof.verify(found, run)
-    if len(ends) != config.num_steps:
-        raise RuntimeError(f"Trainer took {len(ends)} steps, asked for {config.num_steps}")
-    mean_losses = torch.stack(losses).double()
-    if dist.is_initialized():
-        dist.all_reduce(mean_losses)
-    mean_losses /= run.world_size
-    if settings.process_index == 0:
-        files.write_json(
-            result,
-            {
-                **speed(ends, config.timing_warmup_steps, config.global_batch_size),
-                "losses": mean_losses.tolist(),
-                "proof": found.model_dump(mode="json"),
-            },
-        )
-    if dist.is_initialized():
-        dist.barrier()
+    return Ordered(model, settings, train_dataset=examples, callbacks=[StepEnds()])
 
 
 def speed(ends: list[float], num_warmup_steps: int, global_batch_size: int) -> dict[str, float]:

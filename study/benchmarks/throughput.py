@@ -192,14 +192,16 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     arms = {arm: dict(pair[arm]) for arm in ("ours", "trainer")}
     differ = [name for name in same if arms["ours"]["proof"][name] != arms["trainer"]["proof"][name]]
     if differ:
-        seen = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
-        raise RunFailed(f"the arms are not the same work: {seen}")
+        proofs = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
+        raise RunFailed(f"the arms do not do the same work: {proofs}")
     losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
     differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
     for step, difference in enumerate(differences, 1):
         if not difference <= loss_tolerance:
             mine, theirs = losses[step - 1]
-            raise RunFailed(f"the arms are not the same work: step {step} has loss {mine} in ours, {theirs} in Trainer")
+            raise RunFailed(
+                f"the arms do not do the same work: step {step} has loss {mine} in ours, {theirs} in Trainer"
+            )
     for facts in arms.values():
         facts["final_loss"] = facts.pop("losses")[-1]
         facts["proof"] = {name: facts["proof"][name] for name in SAME}

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from study.claims.rules import arithmetic, execution, record, theory
 from study.errors import Refusal, refusing
+from study.files import Written
 
 FOLDER = Path(__file__).parent / "ledger"
 LONGEST_PHRASE = 12  # words of a source that are quoted
@@ -36,11 +37,7 @@ Kind = Literal[
 Text = Annotated[str, Field(min_length=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Tolerance(_Strict):
+class Tolerance(Written):
     """How far from the expected value still counts as it; fixed before the evidence was seen. Exactly one is given."""
 
     relative: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -57,7 +54,7 @@ class Tolerance(_Strict):
         return self
 
 
-class Expected(_Strict):
+class Expected(Written):
     """What the source says: a number, the two ends of a range, yes or no, or a word."""
 
     value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
@@ -96,14 +93,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-class Arithmetic(_Strict):
+class Arithmetic(Written):
     """It must agree with the other numbers of its source, or of what that cites."""
 
     type: Literal["arithmetic"]
     formula: Text
 
 
-class _Call(_Strict):
+class _Call(Written):
     function: Text
     arguments: dict[str, Any]
 
@@ -140,14 +137,16 @@ def _check_call(call: _Call, functions: dict[str, Any]) -> None:
     theory.check_cases(call.function, call.arguments)
 
 
-class Execution(_Strict):
+class Execution(Written):
     """Its lines are given to today's engine, by study/published."""
 
     type: Literal["execution"]
     through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
     snippet: Text
     processes: Literal[1, 2] = 1
-    wants: dict[Text, execution.Scalar] = {}  # by expression: what it is where the lines are in effect
+    wants: dict[Text, execution.Scalar] = Field(
+        default_factory=dict
+    )  # by expression: what it is where the lines are in effect
     measures: Text | None = None  # the expression of what is observed, where that is no outcome
 
     @model_validator(mode="after")
@@ -178,7 +177,7 @@ class Execution(_Strict):
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-class Undecidable(_Strict):
+class Undecidable(Written):
     """It cannot be decided here; which box and which run would."""
 
     type: Literal["undecidable"]
@@ -187,7 +186,7 @@ class Undecidable(_Strict):
     command: Text | None  # None: the study has none for it
 
 
-class Claim(_Strict):
+class Claim(Written):
     """One statement of a source."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+$")]
@@ -223,7 +222,7 @@ class Claim(_Strict):
         return self
 
 
-class Source(_Strict):
+class Source(Written):
     """One published source: its figures and its claims."""
 
     source: Text

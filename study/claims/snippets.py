@@ -77,20 +77,20 @@ def execute_all(asked: Sequence[str], path: Path) -> None:
                 f"--claim {name}: no such claim is executed; those of the ledger with rule.type: execution are"
             )
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    found: dict[str, Result] = {}
+    known: dict[str, Result] = {}
     if asked and path.exists():
         before = execution.read(path)
         if before.versions != versions:
-            raise Refusal(f"{path}: versions: are not those installed here; leave --claim out, to execute every claim")
-        found = before.results
+            raise Refusal(f"{path}: versions: these are not installed here; leave --claim out to execute every claim")
+        known = before.results
     for name in asked or rules:
-        found[name] = execute(name, rules[name])
-        print(f"{name}: {found[name].outcome}{f': {m}' if (m := found[name].message) else ''}", flush=True)
+        known[name] = result = execute(name, rules[name])
+        print(f"{name}: {result.outcome}" + (f": {result.message}" if result.message else ""), flush=True)
         results = Results(
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             command=execution.COMMAND,
             versions=versions,
-            results={name: found[name] for name in rules if name in found},
+            results={name: known[name] for name in rules if name in known},
         )
         write_json(path, results.model_dump())  # after each, so that whatever ends this loses one at most
 
@@ -184,10 +184,9 @@ def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> in
     file.write_text(yaml.safe_dump(content))
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += ["--main_process_port", "0", "--module", child.__name__, str(place)]
-    bind = [sys.executable, "-I", "-S", bound.__file__, str(os.getpid())]
     with (
         open(place / "stderr-0.log", "w") as stderr,
-        subprocess.Popen([*bind, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
+        subprocess.Popen(bound.command(command), cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
     ):
         try:
             return process.wait(TIMEOUT_SECONDS)

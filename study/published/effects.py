@@ -1,8 +1,9 @@
-"""How much of "ZeRO is better" does each defect of the a100-replication's protocol make? Defects, comparisons, effects.
+"""How much of "ZeRO is better" does each defect of the a100-replication's protocol make?
 
-The runs are made by `zero-study protocol`; here is what is run, what is compared with what, and how.
-An effect is what ZeRO's arm has over what the plain arm has, less 1: below 0 ZeRO is better. It is taken repeat by
-repeat; its interval is Student's t of 95 % over repeats.
+First, as data, which programs are run (PROGRAMS) and which of their arms are compared (AS_PUBLISHED to LEFT_ALONE);
+then the file that `zero-study protocol` writes, and the effects that follow from it. An effect is what ZeRO's arm has
+over what the plain arm has, less 1: below 0 ZeRO is better. It is taken repeat by repeat; its interval is Student's t
+of 95 % over repeats.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationError
+from pydantic import Discriminator, Tag, ValidationError
 
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
 from study.errors import Refusal, describe
 from study.files import load
+from study.records.schema import Facts
 
 PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
 
 
 class Program(NamedTuple):
-    """One process: its arms, in order, and which defects it has not."""
+    """What one process runs: its arms, in order, and which defects of the published program are mended in it."""
 
-    arms: tuple[str, ...]  # plain or zero, and the batch size
-    honoured: bool = False  # the DeepSpeed settings are given where they are read
-    fresh_model: bool = False  # each arm has a model of its own
-    seeded_head: bool = False  # equal seeds draw equal heads
-    own_seeds: bool = False  # each repeat has its own split, order and dropout
-    start: int = 0  # starts of different numbers draw different heads, unless these are seeded
+    arms: tuple[str, ...]  # plain or zero, and the batch size: "zero-8"
+    honoured: bool = False  # settings-unread: the DeepSpeed settings are given where they are read
+    fresh_model: bool = False  # same-model: each arm has a model of its own
+    seeded_head: bool = False  # head-unseeded: equal seeds draw equal heads
+    own_seeds: bool = False  # one-seed: each repeat has its own split, order and dropout
+    start: int = 0  # programs with different numbers draw different heads, unless these are seeded
 
 
 class Defect(NamedTuple):
@@ -136,11 +138,11 @@ class Comparison(NamedTuple):
 
 
 def _reading(mended: bool, but: str | None) -> dict[Metric, str]:
-    """How arms are read where all reading defects are mended, or none; `but` is the one that is not as the others."""
-    found = dict(MENDED_READING if mended else PUBLISHED_READING)
+    """How arms are read where all defects of reading are mended, or none; `but` names a defect that is otherwise."""
+    reading = dict(MENDED_READING if mended else PUBLISHED_READING)
     for metric in READING_OF.get(but, ()):
-        found[metric] = (PUBLISHED_READING if mended else MENDED_READING)[metric]
-    return found
+        reading[metric] = (PUBLISHED_READING if mended else MENDED_READING)[metric]
+    return reading
 
 
 def _published(name: str = "published", plain: int = 0, zero: int = 2, mended: str | None = None) -> Comparison:
@@ -190,11 +192,11 @@ class Effect(NamedTuple):
     mean: float
     low: float | None  # None: one repeat has no interval
     high: float | None
-    drawn: bool  # anew in each repeat; otherwise repeats are one and the same training
+    drawn: bool  # weights or order are drawn anew in each repeat; otherwise repeats are the same training
 
     @property
     def word(self) -> str:
-        """What it says of ZeRO: better, worse, no difference, or why the repeats do not tell."""
+        """The effect in words: ZeRO is better or worse, there is no difference, or why repeats cannot decide."""
         if self.low is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
@@ -204,11 +206,7 @@ class Effect(NamedTuple):
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _Ran(_Facts):
+class _Engine(Facts):
     """What an arm was, read from the engine."""
 
     engine_class: str
@@ -221,11 +219,11 @@ class _Ran(_Facts):
     num_evaluations: int
 
 
-class _Arm(_Facts):
-    """What was observed of an arm."""
+class _EndedArm(Facts):
+    """What was observed of an arm that trained to its end."""
 
     arm: str
-    ran: _Ran
+    ran: _Engine
     first_weights: float  # the sum of their absolutes, which tells weights apart
     seconds: float
     cpu_seconds: float
@@ -241,78 +239,78 @@ class _Arm(_Facts):
     held_out_accuracy: float
 
 
-class _Failed(_Facts):
-    """An arm at which its process ended."""
+class _FailedArm(Facts):
+    """An arm that failed, and its process with it."""
 
     arm: str
     error: str
 
 
-class _Run(_Facts):
-    """One start of a program."""
+class _Start(Facts):
+    """What came of one start of a program."""
 
     arms: list[
         Annotated[
-            Annotated[_Arm, Tag("ended")] | Annotated[_Failed, Tag("failed")],
+            Annotated[_EndedArm, Tag("ended")] | Annotated[_FailedArm, Tag("failed")],
             Discriminator(lambda arm: "failed" if isinstance(arm, dict) and "error" in arm else "ended"),
         ]
     ]
     data: str  # digest of what it was given
 
 
-class _Results(_Facts):
+class _ProtocolFile(Facts):
     """The file of `zero-study protocol`."""
 
     settings: dict[str, Any]
     body: dict[str, Any] | None = None
     machine: dict[str, Any]
     finished_at: str
-    runs: dict[str, _Run]  # by program/repeat
+    runs: dict[str, _Start]  # by program/repeat
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read what `zero-study protocol` wrote. Raises Refusal naming the key."""
+    """Read what `zero-study protocol` wrote. Raises Refusal naming the file and the key."""
     content = load(path, "results of the protocol")
     try:
-        found = _Results.model_validate(content)
+        results = _ProtocolFile.model_validate(content)
     except ValidationError as error:
         raise Refusal(f"{describe(error, str(path))}; make it with zero-study protocol") from None
-    if unknown := {name.partition("/")[0] for name in found.runs} - set(PROGRAMS):
+    if unknown := {name.partition("/")[0] for name in results.runs} - set(PROGRAMS):
         raise Refusal(f"{path}: runs: {min(unknown)} is no program; take it out")
     return content
 
 
-def arms(found: Mapping[str, Any], where: tuple[str, int]) -> dict[int, dict[str, Any]]:
-    """The arm at this place of each repeat that has it; one that ended with an error says so under "error"."""
-    program, position = where
-    kept = {}
-    for name, run in found["runs"].items():
-        of, _, repeat = name.partition("/")
-        if of == program and position < len(run["arms"]):
-            kept[int(repeat)] = run["arms"][position]
-    return kept
+def arms(results: Mapping[str, Any], place: tuple[str, int]) -> dict[int, dict[str, Any]]:
+    """The arms at a place (program, position), by repeat; one that failed has its error under "error"."""
+    program, position = place
+    by_repeat = {}
+    for name, start in results["runs"].items():
+        started, _, repeat = name.partition("/")
+        if started == program and position < len(start["arms"]):
+            by_repeat[int(repeat)] = start["arms"][position]
+    return by_repeat
 
 
-def effect(found: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
-    """The effect on one metric; None where no repeat has both arms."""
-    plain, zero = arms(found, comparison.plain), arms(found, comparison.zero)
-    clock = clock_of(found)
+def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
+    """The effect of a comparison on one metric; None where no repeat has both arms."""
+    plain, zero = arms(results, comparison.plain), arms(results, comparison.zero)
+    clock = clock_of(results)
     values = {}
     for repeat in sorted(plain.keys() & zero.keys()):
-        one, other = (_value(arm[repeat], comparison.reading[metric], clock) for arm in (plain, zero))
-        if one is not None and other is not None:
-            values[repeat] = other / one - 1
+        of_plain, of_zero = (_value(arm[repeat], comparison.reading[metric], clock) for arm in (plain, zero))
+        if of_plain is not None and of_zero is not None:
+            values[repeat] = of_zero / of_plain - 1
     programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
-    drawn = metric not in LOSSES or any(one.own_seeds or not one.seeded_head for one in programs)
+    drawn = metric not in LOSSES or any(program.own_seeds or not program.seeded_head for program in programs)
     return Effect(values, *t_interval(np.array(list(values.values()))), drawn) if values else None
 
 
-def added(found: Mapping[str, Any], defect: str, metric: Metric) -> Effect | None:
-    """What a defect adds to the published effect: that less the one with it mended, repeat by repeat.
+def added(results: Mapping[str, Any], defect: str, metric: Metric) -> Effect | None:
+    """What a defect adds to the published effect: that effect less the one with the defect mended, repeat by repeat.
 
     None where no repeat has both, or where the mended program is the same training in each.
     """
-    published, mended = (effect(found, one, metric) for one in (AS_PUBLISHED, MENDED_ALONE[defect]))
+    published, mended = (effect(results, pair, metric) for pair in (AS_PUBLISHED, MENDED_ALONE[defect]))
     if published is None or mended is None or not mended.drawn:
         return None
     values = {
@@ -323,13 +321,13 @@ def added(found: Mapping[str, Any], defect: str, metric: Metric) -> Effect | Non
     return Effect(values, *t_interval(np.array(list(values.values()))), True) if values else None
 
 
-def clock_of(found: Mapping[str, Any]) -> str:
-    """How the names of times begin: the processor's on a CPU, where others may have shared the cores, or the wall's."""
-    return "" if found["machine"]["gpus"] else "cpu_"
+def clock_of(results: Mapping[str, Any]) -> str:
+    """How the keys of times begin: with the processor's clock on a CPU, whose cores others may share, or the wall's."""
+    return "" if results["machine"]["gpus"] else "cpu_"
 
 
 def _value(arm: Mapping[str, Any], reading: str, clock: str) -> float | None:
-    """One observation of an arm; None of one that ended with an error."""
+    """What an arm is compared by: one thing observed of it; None where the arm failed."""
     if "error" in arm:
         return None
     if reading == "span":

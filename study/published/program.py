@@ -1,10 +1,10 @@
-"""What does the a100-replication's program do, as its appendix has it, or with some of its defects mended?
+"""What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
 
     python -m study.published.program SPEC RESULT
 
-One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: a program of
-`study.published.effects`, the repeat, the workload and the starting weights. What is observed of each arm is written to
-RESULT; which of it is compared with what is for the analysis to say.
+`zero-study protocol` starts it. One process is one start of the program: its arms run one after another, as there. SPEC
+is a JSON file: one of PROGRAMS in effects.py, the repeat, the workload and the starting weights. RESULT gets what is
+observed of each arm; effects.py says what is compared with what.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
 differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
@@ -33,9 +33,9 @@ from study.published.effects import PUBLISHED_SEED, Program
 from study.running.launch import QUIET
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, Trainer
+    from transformers import PreTrainedModel, TrainingArguments
 
+    from study.training.measure.trainer import Watched
     from study.workloads.sources import Examples, Splits
 
 # The appendix's dictionary. Where it is honoured DeepSpeed demands a batch size, which Trainer puts in for "auto".
@@ -54,7 +54,7 @@ BODY_SEED = 0
 
 
 class ArmFailed(Exception):
-    """Trainer did not train: what an arm meets in a process that others have used is a result."""
+    """Trainer did not train an arm. That is a result: earlier arms have used the same process."""
 
     def __init__(self, error: Exception) -> None:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
-    """Start the program once: every arm's facts; the error of the arm that did not end, and none after it."""
+    """Run the arms of a program; return what is observed of each, up to the first that fails, with its error."""
     from study.records import machine
 
     seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
@@ -111,7 +111,7 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
 
 
 def _reviews(config: RunConfig, of_body: bool | None) -> Any:
-    """The labelled reviews; of those the body's share, or the rest. None: all of them."""
+    """The labelled reviews: those that train the body, the others, or (None) all of them."""
     from study.workloads import sources
 
     reviews = sources.load_reviews(config)
@@ -122,7 +122,7 @@ def _reviews(config: RunConfig, of_body: bool | None) -> Any:
 
 
 def load(config: RunConfig, seed: int, has_body: bool) -> Data:
-    """Draw as the appendix does: split 80/20, shuffle each part, take the first; and more of the held-out part."""
+    """Draw reviews as the appendix does (split 80/20, shuffle, take the first), and more of those held out."""
     from study.workloads import bert_imdb, sources
     from study.workloads.sources import Splits
 
@@ -204,68 +204,23 @@ def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
 def train(
     model: PreTrainedModel, arm: str, program: Program, seed: int, config: RunConfig, data: Data
 ) -> dict[str, Any]:
-    """Call the appendix's `train_model`, and observe it."""
-    import torch
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
+    """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
     from study.training.measure.clock import make_clock
     from study.training.measure.memory import PhaseMemory
+    from study.training.measure.trainer import StepEdges, Watched
 
-    kind, batch_size = arm.split("-")
-    with_zero, batch_size = kind == "zero", int(batch_size)
-    losses: list[torch.Tensor] = []
-    edges: list[tuple[float, float]] = []
-
-    class Watched(Trainer):
-        """The appendix's Trainer, which keeps the losses that it sees."""
-
-        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            loss = super().training_step(*args, **kwargs)
-            losses.append(loss.detach())
-            return loss
-
-    class Clock(TrainerCallback):
-        """Notes when each step begins and ends, and how long this process has computed by then."""
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            edges.append((now(), time.process_time()))
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            edges.append((now(), time.process_time()))
-
-    honoured = {}
-    if with_zero and program.honoured:
-        _be_launched()
-        honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
-    with tempfile.TemporaryDirectory() as folder, _of_the_arm():
-        training_args = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            per_device_eval_batch_size=batch_size,
-            num_train_epochs=config.epochs,
-            eval_strategy="steps",
-            logging_strategy="steps",
-            logging_steps=10,
-            eval_steps=50,
-            save_total_limit=1,
-            report_to="none",
-            seed=seed,
-            use_cpu=not torch.cuda.is_available(),
-            disable_tqdm=True,
-            **honoured,
-        )
-        if with_zero and not program.honoured:
-            training_args.deepspeed = SETTINGS  # as published: nothing reads it any more
-        now = make_clock(training_args.device)
+    with tempfile.TemporaryDirectory() as folder, _failing_the_arm():
+        training_args = _training_arguments(arm, program, seed, config, folder)
+        edges = StepEdges(make_clock(training_args.device))
         memory = PhaseMemory(training_args.device, enabled=True)
         trainer = Watched(
             model=model,
             args=training_args,
             train_dataset=data.splits.train,
             eval_dataset=data.splits.evaluation,
-            callbacks=[Clock()],
+            callbacks=[edges],
         )
-        first_weights = _sum(model)
+        first_weights = _sum_of_absolutes(model)
         memory.begin("arm")
         started, started_cpu = time.time(), time.process_time()
         trainer.train()
@@ -273,11 +228,9 @@ def train(
         memory.begin(None)
         written = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     peak = memory.phases()["arm"]
-    steps, cpu_steps = (
-        [end[which] - begin[which] for begin, end in zip(edges[::2], edges[1::2], strict=True)] for which in (0, 1)
-    )
+    steps, cpu_steps = edges.seconds()
     return {
-        "ran": _ran(trainer),
+        "ran": _read_back(trainer),
         "first_weights": first_weights,
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
@@ -285,33 +238,65 @@ def train(
         "step_cpu_seconds": statistics.median(cpu_steps[WARMUP_STEPS:]),
         "peak_bytes": peak.resident_bytes if peak.allocated_bytes is None else peak.allocated_bytes,
         "checkpoint_bytes": written,
-        **_learned(trainer, losses, data),
+        **_learned(trainer, data),
     }
 
 
+def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig, folder: str) -> TrainingArguments:
+    """The appendix's TrainingArguments of an arm; ZeRO's settings where it puts them, or where they are read."""
+    import torch
+    from transformers import TrainingArguments
+
+    kind, batch_size = arm.split("-")
+    honoured = {}
+    if kind == "zero" and program.honoured:
+        _set_launcher_variables()
+        honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
+    training_args = TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=int(batch_size),
+        per_device_eval_batch_size=int(batch_size),
+        num_train_epochs=config.epochs,
+        eval_strategy="steps",
+        logging_strategy="steps",
+        logging_steps=10,
+        eval_steps=50,
+        save_total_limit=1,
+        report_to="none",
+        seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        **honoured,
+    )
+    if kind == "zero" and not program.honoured:
+        training_args.deepspeed = SETTINGS  # as published: nothing reads it any more
+    return training_args
+
+
 @contextlib.contextmanager
-def _of_the_arm() -> Iterator[None]:
+def _failing_the_arm() -> Iterator[None]:
+    """Turn whatever is raised inside into ArmFailed."""
     try:
         yield
     except Exception as error:
         raise ArmFailed(error) from error
 
 
-def _be_launched() -> None:
-    """Set what a launcher sets: without it DeepSpeed looks for MPI."""
+def _set_launcher_variables() -> None:
+    """Set what a launcher sets for one process: without it DeepSpeed looks for MPI."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def _sum(model: PreTrainedModel) -> float:
-    """Tell weights apart."""
+def _sum_of_absolutes(model: PreTrainedModel) -> float:
+    """One number that differs where weights do."""
     return sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
 
 
-def _ran(trainer: Trainer) -> dict[str, Any]:
-    """Read from the engine what the arm really was."""
+def _read_back(trainer: Watched) -> dict[str, Any]:
+    """What the arm really was, read from the engine."""
     from study.training.proof import base_optimizer
 
     engine = trainer.model_wrapped
@@ -338,21 +323,21 @@ def _ran(trainer: Trainer) -> dict[str, Any]:
     return facts
 
 
-def _learned(trainer: Trainer, losses: list[torch.Tensor], data: Data) -> dict[str, Any]:
-    """Losses as Trainer reports them at the end, and on more reviews: the last epoch's, and those held out."""
+def _learned(trainer: Watched, data: Data) -> dict[str, Any]:
+    """Losses as Trainer reports them last, and mended: the mean of each epoch, and over many held-out reviews."""
     import numpy as np
     import torch
 
     history = trainer.state.log_history
-    of_steps = torch.stack(losses).double()
-    steps_per_epoch = len(losses) // int(trainer.args.num_train_epochs)
-    found = trainer.predict(data.held_out)
+    step_losses = torch.stack(trainer.seen_losses).double()
+    steps_per_epoch = len(step_losses) // int(trainer.args.num_train_epochs)
+    held_out = trainer.predict(data.held_out)
     return {
         "logged_train_loss": next(entry["loss"] for entry in reversed(history) if "loss" in entry),
         "logged_eval_loss": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
-        "epoch_losses": [epoch.mean().item() for epoch in of_steps.split(steps_per_epoch)],
-        "held_out_loss": found.metrics["test_loss"],
-        "held_out_accuracy": float((np.argmax(found.predictions, axis=-1) == found.label_ids).mean()),
+        "epoch_losses": [epoch.mean().item() for epoch in step_losses.split(steps_per_epoch)],
+        "held_out_loss": held_out.metrics["test_loss"],
+        "held_out_accuracy": float((np.argmax(held_out.predictions, axis=-1) == held_out.label_ids).mean()),
     }
 
 

@@ -14,8 +14,6 @@ import datetime
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,13 +22,15 @@ from typing import Any
 
 from study import files
 from study.config import RunConfig
-from study.errors import Refusal, RunFailed
+from study.errors import Refusal
 from study.preflight import extensions, this_machine
-from study.running import bound
+from study.published import child, trap_effects
+from study.published.trap_effects import Trap
+from study.records.machine import SAME
 from study.running.launch import QUIET
 from study.workloads import sources
 
-ARM = Path(__file__).resolve().with_name("arm.py")
+ARM = Path(__file__).resolve().with_name("trap_arm.py")
 TIMEOUT_SECONDS = 3600  # of one arm, with all its seeds
 
 SETTINGS: dict[str, Any] = {
@@ -67,18 +67,6 @@ class Arm:
     file: dict[str, Any]
     json: dict[str, Any] | None = None
     program: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Trap:
-    """Arms by name, and what they are compared by: keys of a seed's facts or of `ran`."""
-
-    what: str
-    control: str
-    trapped: str
-    matched: str
-    matched_control: str | None = None  # None: the control
-    quantities: tuple[str, ...] = ("train_loss", "eval_loss")
 
 
 def plain(**program: Any) -> Arm:
@@ -261,15 +249,18 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
 
 
 def arms_of(trap: Trap) -> list[str]:
+    """The arms that a trap compares, by name."""
     return [arm for arm in (trap.control, trap.trapped, trap.matched, trap.matched_control) if arm]
 
 
 def check_machine(arms: list[str]) -> None:
-    """Refuse what would fail here, or compile for minutes."""
+    """Refuse arms that would fail on this machine, or would first compile for minutes."""
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     two = [arm for arm in arms if ARMS[arm].file["num_processes"] == 2]
     if num_gpus == 1 and two:
-        raise Refusal(f"{two[0]} needs 2 GPUs, found 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU")
+        raise Refusal(
+            f"{two[0]} needs 2 GPUs, this machine has 1; hide it (CUDA_VISIBLE_DEVICES=) to measure on the CPU"
+        )
     needed = set()
     for arm in arms:
         if ARMS[arm].file["distributed_type"] == "DEEPSPEED" and not num_gpus:
@@ -280,20 +271,19 @@ def check_machine(arms: list[str]) -> None:
 
 
 def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
-    """The content of the file so far. Raises Refusal where it was made with other settings."""
+    """The content of the file so far, or of a new one. Raises Refusal where it was made with other settings."""
     command = "zero-study traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
     begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
     if not path.exists():
         return {**begun, "arms": {}, "traps": {}}
-    content = files.load(path, "measured traps")
+    content = trap_effects.read(path)
     asked = {arm: asked_of(arm) for arm in ARMS}
     if (
-        not isinstance(content, dict)
-        or content.get("settings") != SETTINGS
-        or ("--data-dir" in content.get("command", "")) != from_files
+        content["settings"] != SETTINGS
+        or ("--data-dir" in content["command"]) != from_files
         or any(asked.get(arm) != facts["asked"] for arm, facts in content["arms"].items())
     ):
-        raise Refusal(f"{path}: made with other settings or another kind of text; choose another --output")
+        raise Refusal(f"{path}: was made with other settings or another kind of text; choose another --output")
     return content
 
 
@@ -304,7 +294,7 @@ def asked_of(arm: str) -> dict[str, Any]:
 
 
 def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
-    """Launch one arm with its seeds, one after the other, and return what it wrote. Raises RunFailed."""
+    """Launch one arm, which trains the seeds one after the other; return what it wrote. Raises RunFailed."""
     asked = asked_of(arm)
     with tempfile.TemporaryDirectory(prefix="zero-study-traps-") as folder:
         file, result = Path(folder) / "accelerate.yaml", Path(folder) / "result.json"
@@ -318,47 +308,27 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
         job = {"program": asked["program"], "settings": SETTINGS, "seeds": seeds, "result": str(result)}
         job["data_dir"] = str(data_dir.resolve()) if data_dir else None
         (Path(folder) / "job.json").write_text(json.dumps(job))
-        launcher = ["-m", "accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0"]
-        bind = [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), sys.executable]
+        arguments = ["-m", "accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0"]
+        arguments += [str(ARM), f"{folder}/job.json"]
         environment = QUIET | {"OMP_NUM_THREADS": "1"} | os.environ
-        try:
-            done = subprocess.run(
-                [*bind, *launcher, str(ARM), f"{folder}/job.json"],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunFailed(
-                f"{arm}: not done after {TIMEOUT_SECONDS} s; try --trap with fewer, or fewer --seeds"
-            ) from None
-        if done.returncode or not result.exists():
-            raise RunFailed(f"{arm}: the launch failed: {last_error(done.stderr)}")
-        return files.load(result, "the result of an arm")
+        remedy = "try fewer --seeds at once: the file keeps what it has"
+        return child.run_python(arguments, result, arm, TIMEOUT_SECONDS, remedy, environment)
 
 
-def last_error(text: str) -> str:
-    """The last line of a launch's stderr that names an error of the program's, not of the launcher's."""
-    lines = [line.split("]:")[-1].strip() for line in text.splitlines()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Refusal): ", line)]
-    return (named or lines or ["no word"])[0 if named else -1]
-
-
-def add(content: dict[str, Any], arm: str, found: dict[str, Any]) -> None:
+def add(content: dict[str, Any], arm: str, launched: dict[str, Any]) -> None:
     """Put one launch into the file's content. Raises Refusal where it does not belong to what is in there."""
-    machine = {name: found["machine"][name] for name in ("cpu", "num_cores", "gpus", "python", "libraries")}
-    for key, value in (("machine", machine), ("data", found["data"])):
+    facts = {"machine": {name: launched["machine"][name] for name in SAME}, "data": launched["data"]}
+    for key, value in facts.items():
         content[key] = content[key] or value
         if content[key] != value:
-            raise Refusal(f"{key}: the file has {content[key]}, this is {value}; choose another --output")
-    known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": found["ran"], "seeds": {}})
-    if known["ran"] != found["ran"]:
-        raise Refusal(f"{arm}: the file has {known['ran']}, this is {found['ran']}; choose another --output")
-    known["seeds"] |= found["seeds"]
+            raise Refusal(f"{key}: the file has {content[key]}, this launch has {value}; choose another --output")
+    known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": launched["ran"], "seeds": {}})
+    if known["ran"] != launched["ran"]:
+        raise Refusal(f"{arm}: the file has {known['ran']}, this launch has {launched['ran']}; choose another --output")
+    known["seeds"] |= launched["seeds"]
 
 
 def shown(content: dict[str, Any]) -> str:
     """JSON with lists of plain values on one line."""
     text = json.dumps(content, indent=1, allow_nan=False)
-    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
+    return re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"

@@ -32,6 +32,9 @@ ENVIRONMENT = (
     "DS_SKIP_CUDA_CHECK",
 )
 
+# What two machines must share for results of both to stand in one file.
+SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
+
 
 def describe() -> dict[str, Any]:
     """Describe this process's machine. Unknown is None."""

@@ -18,14 +18,16 @@ from study.files import load, sha256, write_json
 SCHEMA_VERSION = 1
 
 
-class _Facts(BaseModel):
+class Facts(BaseModel):
+    """What a program of the study writes into a JSON file, read strictly: no unknown key, no NaN."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-Facts = TypeVar("Facts", bound=_Facts)
+Kind = TypeVar("Kind", bound=Facts)
 
 
-class Proof(_Facts):
+class Proof(Facts):
     """What the engine really is, read back after `prepare`; bytes are in `Record.model_state_bytes`."""
 
     world_size: int
@@ -64,7 +66,7 @@ class Proof(_Facts):
     swap_bytes_read: list[int] | None = None
 
 
-class ModelStateBytes(_Facts):
+class ModelStateBytes(Facts):
     """Bytes that one rank holds in memory, storages counted once (arXiv:1910.02054, sec. 3.1)."""
 
     parameters: int
@@ -80,7 +82,7 @@ class ModelStateBytes(_Facts):
         return self.parameters + self.gradients + self.optimizer_states
 
 
-class Collective(_Facts):
+class Collective(Facts):
     """One kind of collective in one steady optimizer step of rank 0."""
 
     kind: str
@@ -93,7 +95,7 @@ class Collective(_Facts):
         return self.bytes * (2 if self.kind == "all_reduce" else 1)
 
 
-class PeakMemory(_Facts):
+class PeakMemory(Facts):
     """Peaks of one rank in one phase."""
 
     tensor_bytes: int | None = None  # CPU: live tensors of the probed step at its highest
@@ -104,7 +106,7 @@ class PeakMemory(_Facts):
     process_average_bytes: int | None = None
 
 
-class Timing(_Facts):
+class Timing(Facts):
     """Seconds per optimizer step, the slowest rank of each step, without warm-up and probed steps."""
 
     num_steps: int
@@ -118,7 +120,7 @@ class Timing(_Facts):
     tokens_per_second: float | None  # world total, padding not counted
 
 
-class Checksum(_Facts):
+class Checksum(Facts):
     """All parameters of the unsharded model in the order of their names, as fp32."""
 
     absolute_sum: float  # in double precision
@@ -126,12 +128,12 @@ class Checksum(_Facts):
     sha256: str
 
 
-class Failure(_Facts):
+class Failure(Facts):
     step: int | None  # the last step begun; None: before the first
     error: str
 
 
-class Record(_Facts):
+class Record(Facts):
     """The raw facts of one run."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -177,14 +179,14 @@ OutcomeStatus = Literal[
     "offload_failed",  # the disk or its swap files
     "timed_out",
     "misconfigured",  # refused by the program or the engine before a step was taken
-    "failed",  # it ran and did not train: a loss that is no number
+    "failed",  # it ran and did not train: a loss that is NaN or infinite
     "crashed",
     "crashed_after_result",  # the record is whole, the exit status is not 0
     "skipped",  # not started; the message says why
 ]
 
 
-class Outcome(_Facts):
+class Outcome(Facts):
     """What the runner saw of one planned run: outcome.json in its run directory, whether or not there is a record."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -208,7 +210,7 @@ class Outcome(_Facts):
     stderr_tail: list[str]  # the last lines, oldest first
 
 
-class _Asked(_Facts):
+class _Asked(Facts):
     """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
 
     workload: str
@@ -253,12 +255,12 @@ class UnpredictedRun(_Asked):
     why: str
 
 
-class PredictedBox(_Facts):
+class PredictedBox(Facts):
     gpu: str  # as theory/hardware.py names it
     num_gpus: int
 
 
-class PredictedStudy(_Facts):
+class PredictedStudy(Facts):
     """What theory expects of a study on a box: the predicted records of one file."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -294,7 +296,7 @@ def read_predictions(path: Path) -> PredictedStudy:
     return parse(path, load(path, "predicted records"), PredictedStudy)
 
 
-def parse(path: Path, content: Any, schema: type[Facts]) -> Facts:
+def parse(path: Path, content: Any, schema: type[Kind]) -> Kind:
     """Check what a file holds against a schema. Raises Refusal naming the file and the key."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         version = content.get("schema_version") if isinstance(content, dict) else None

@@ -22,6 +22,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
+def command(arguments: list[str]) -> list[str]:
+    """The command that starts a program bound to this process; its first word is the program's path."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *arguments]
+
+
 if __name__ == "__main__":
     die_with_parent()
     if os.getppid() == int(sys.argv[1]):

@@ -38,7 +38,8 @@ class Raised(NamedTuple):
         return self.text.partition(":")[0].rpartition(".")[2]
 
 
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Refusal)(?::|$)")
+_RANK = re.compile(r"^(?:\[\w+\]:)+ ?")  # torch's [rank0]: and torchrun's [default0]: before a line
 _FRAME = re.compile(r'\s+File "([^"]+)", line \d+')
 # The launchers' own, which say only that a process ended.
 _OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
@@ -155,7 +156,7 @@ def raised_in(errors: Iterable[str]) -> list[Raised]:
     """The exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
     raised, file = [], ""
     for line in errors:
-        line = re.sub(r"^\[rank\d+\]: ?", "", line)
+        line = _RANK.sub("", line)
         if frame := _FRAME.match(line):
             file = frame[1]
         elif _EXCEPTION.match(line):

@@ -76,7 +76,7 @@ def launch(
     kills_before = _out_of_memory_kills()
     with open(run.folder / "stdout.log", "w") as stdout, open(run.folder / "stderr.log", "w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *arguments],
+            bound.command(arguments),
             stdout=stdout,
             stderr=stderr,
             env=_environment(run),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from study import files
 from study.config import RunConfig, build_config
@@ -27,19 +27,14 @@ _NOT_FLAGS = {
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 
 
-class Part(_Strict):
+class Part(files.Written, strict=False):  # so that a list becomes a tuple
     """A block of runs: every combination of its lists, with the same flags."""
 
-    flags: dict[str, Any] = {}  # train.py's, by the names of RunConfig's fields
+    flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
     strategies: tuple[str, ...] = tuple(file.names())  # names, or paths of accelerate files
     world_sizes: Sizes = (2,)
     global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
@@ -99,7 +94,7 @@ class Part(_Strict):
         return self.repeats * len(self.seeds)
 
 
-class Study(_Strict):
+class Study(files.Written, strict=False):
     """A question and the runs that answer it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # the file's

@@ -1,7 +1,7 @@
-"""Which strategy is this, is it fit to run here, and how does it become an Accelerator?
+"""Which strategy is this? One accelerate file, with the DeepSpeed JSON that it names.
 
-A strategy is one accelerate file. It is read strictly, because accelerate and DeepSpeed ignore what they do not know
-(a nested typo, an NVMe path in the YAML) and then silently run something else.
+It is read strictly, because accelerate and DeepSpeed ignore what they do not know (a nested typo, an NVMe path in the
+YAML) and then silently run something else.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -27,19 +25,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from study.errors import Refusal, describe
-from study.files import ROOT, read_yaml
-
-if TYPE_CHECKING:
-    pass
-
+from study.files import ROOT, Written, read_yaml
 
 CONFIGS = ROOT / "accelerate_configs"
 
 Device = Literal["none", "cpu", "nvme"]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _number_or_auto(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -57,7 +47,7 @@ OrAuto = WrapValidator(_number_or_auto)  # only where the study fills "auto" in
 Count = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0)]
 
 
-class _DeepSpeedSection(_Strict):
+class _DeepSpeedSection(Written):
     """The deepspeed_config section of an accelerate file, without the keys that accelerate drops."""
 
     deepspeed_config_file: str | None = None
@@ -72,7 +62,7 @@ class _DeepSpeedSection(_Strict):
     deepspeed_hostfile: str | None = None
 
 
-class _FSDPSection(_Strict):
+class _FSDPSection(Written):
     """The fsdp_config section of an accelerate file; a key left out would be the launcher's default, made for FSDP1."""
 
     fsdp_version: Literal[2]
@@ -83,7 +73,7 @@ class _FSDPSection(_Strict):
     fsdp_state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
 
 
-class _AccelerateFile(_Strict):
+class _AccelerateFile(Written):
     """An accelerate file as the study allows it: how a run is distributed, nothing about what is trained."""
 
     compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
@@ -109,8 +99,8 @@ class _AccelerateFile(_Strict):
     def _explain_multi_cpu(cls, value: Any) -> Any:
         if value == "MULTI_CPU":
             raise ValueError(
-                "distributed_type: MULTI_CPU starts a single process unless mpirun starts it; write MULTI_GPU, "
-                "which serves a box without a GPU too"
+                "distributed_type: MULTI_CPU starts one process unless mpirun starts it; write MULTI_GPU, which also "
+                "serves a box without a GPU"
             )
         return value
 
@@ -119,7 +109,7 @@ class _AccelerateFile(_Strict):
     def _explain_use_cpu(cls, value: Any) -> Any:
         if value is True:
             raise ValueError(
-                "use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it"
+                "use_cpu: true turns every strategy into plain DDP; remove it: a box without a GPU takes the CPU anyway"
             )
         return value
 
@@ -128,7 +118,7 @@ class _AccelerateFile(_Strict):
     def _explain_auto_accumulation(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
             raise ValueError(
-                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it"
+                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run sets it"
             )
         return value
 
@@ -146,7 +136,7 @@ class _AccelerateFile(_Strict):
 # DeepSpeed's own default; null cannot be written.
 
 
-class _OffloadOptimizer(_Strict):
+class _OffloadOptimizer(Written):
     device: Device = "none"
     buffer_count: Count = None
     pin_memory: bool = None
@@ -156,7 +146,7 @@ class _OffloadOptimizer(_Strict):
     ratio: float = Field(None, ge=0, le=1)
 
 
-class _OffloadParam(_Strict):
+class _OffloadParam(Written):
     device: Device = "none"
     buffer_count: Count = None
     buffer_size: Annotated[Count, OrAuto] = None
@@ -164,7 +154,7 @@ class _OffloadParam(_Strict):
     pin_memory: bool = None
 
 
-class _ZeroSection(_Strict):
+class _ZeroSection(Written):
     stage: Literal[0, 1, 2, 3]
     contiguous_gradients: bool = None
     reduce_scatter: bool = None
@@ -198,12 +188,12 @@ class _ZeroSection(_Strict):
     def _explain_nvme_path(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, dict) and "nvme_path" in value:
             raise ValueError(
-                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it, pass --swap-dir"
+                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it and pass --swap-dir"
             )
         return value
 
 
-class _AioSection(_Strict):
+class _AioSection(Written):
     block_size: Annotated[Count, Field(gt=0)] = None
     queue_depth: Annotated[Count, Field(gt=0)] = None
     intra_op_parallelism: Annotated[Count, Field(gt=0)] = None
@@ -212,7 +202,7 @@ class _AioSection(_Strict):
     use_gds: bool = None
 
 
-class _DeepSpeedFile(_Strict):
+class _DeepSpeedFile(Written):
     zero_optimization: _ZeroSection
     aio: _AioSection = None
     gradient_accumulation_steps: Annotated[int, Field(ge=1), OrAuto] = "auto"
@@ -314,7 +304,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         extra = (ignored | {"gradient_clipping", "gradient_accumulation_steps"}) & set(section)
         if extra or "mixed_precision" in content:
             key = min(extra, default="mixed_precision")
-            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
+            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or write it in the JSON")
         written, beside = _read_json(path, folder / deepspeed.deepspeed_config_file)
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
         raise Refusal(

@@ -1,4 +1,4 @@
-"""Where do text and tokenizer come from? The hub, a folder of files, or a synthetic sample made here by code.
+"""Where do text and tokenizer come from? The hub, a folder of files, or the synthetic sample.
 
 One source is never replaced by another: what cannot be had from the source that was asked for is a `Refusal`.
 Importing this module and calling `check` import neither torch nor transformers.
@@ -11,16 +11,15 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from study.config import RunConfig
 from study.errors import Refusal
+from study.workloads import synthetic
 
 if TYPE_CHECKING:
     import datasets
-    import numpy as np
     import torch
     from transformers import PreTrainedTokenizerBase
 
@@ -42,15 +41,6 @@ WITHOUT_SDPA = {("gpt-wikitext", "2.7b"): "GPTNeoForCausalLM", ("gpt-wikitext", 
 
 HELD_OUT = 0.2  # of the labelled training reviews
 HUB_PROBE_SECONDS = 5.0
-
-# The synthetic sample.
-VOCABULARY = 8192  # entries of its tokenizers: an embedding large enough for NVMe offload to swap, even of a tiny model
-NUM_WORDS = 8000
-NUM_REVIEWS = 2000
-NUM_SENTIMENT_WORDS = 8  # of each kind
-TEXT_WORDS = {"train": 160_000, "validation": 24_000}
-BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-GPT_SPECIAL = "<|endoftext|>"
 
 
 class Examples:
@@ -96,9 +86,9 @@ def check(config: RunConfig) -> None:
             _check_texts(config)
     elif config.data == "bundled":
         if config.workload == "bert-imdb":
-            require_reviews(config, NUM_REVIEWS, "the bundled sample")
+            require_reviews(config, synthetic.NUM_REVIEWS, "the bundled sample")
         else:
-            for split, words in TEXT_WORDS.items():
+            for split, words in synthetic.TEXT_WORDS.items():
                 require_blocks(config, split, words // config.sequence_length, "the bundled sample")
 
 
@@ -207,7 +197,7 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
         reviews = from_hub(f"dataset {name}", lambda: datasets.load_dataset(name, split="train"))
         return reviews.select_columns(["text", "label"])
     if config.data == "bundled":
-        texts, labels = synthetic_reviews()
+        texts, labels = synthetic.reviews()
         return datasets.Dataset.from_dict({"text": texts, "label": labels})
 
     import pyarrow
@@ -237,7 +227,7 @@ def load_articles(config: RunConfig) -> dict[str, list[str]]:
         articles = from_hub(f"dataset {name} {variant}", lambda: datasets.load_dataset(name, variant))
         return {split: list(articles[split]["text"]) for split in ("train", "validation")}
     if config.data == "bundled":
-        return synthetic_articles()
+        return synthetic.articles()
     return {Path(name).stem: _read_lines(_data_dir(config) / name) for name in FILES_DATA["gpt-wikitext"]}
 
 
@@ -256,7 +246,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     if config.data == "bundled":
-        tokenizer = synthetic_tokenizer(config.workload)
+        tokenizer = synthetic.tokenizer(config.workload)
     elif config.data == "hub":
         name = HUB_TOKENIZER[config.workload]
         tokenizer = from_hub(f"tokenizer {name}", lambda: AutoTokenizer.from_pretrained(name))
@@ -341,122 +331,3 @@ def digest(*parts: Examples) -> str:
             total.update(json.dumps([name, array.shape]).encode())
             total.update(array.tobytes())
     return total.hexdigest()
-
-
-# ---------------------------------------------------------------- the synthetic sample
-
-
-def _random(seed: int) -> np.random.RandomState:
-    import numpy as np
-
-    return np.random.RandomState(seed)  # the one generator of numpy whose numbers never change between versions
-
-
-@cache
-def synthetic_words() -> tuple[str, ...]:
-    """Make 8,000 pseudo-words of two or three syllables, short ones first, as frequent words are in a language."""
-    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    short = [a + b for a in syllables for b in syllables]
-    long = [a + b + c for a in syllables for b in syllables for c in syllables[::7]]
-    words = [pool[i] for seed, pool in enumerate((short, long)) for i in _random(seed).permutation(len(pool))]
-    return tuple(words[:NUM_WORDS])
-
-
-def _zipf(num_words: int) -> np.ndarray:
-    """Cumulative frequencies of words by rank, after Zipf and Mandelbrot."""
-    import numpy as np
-
-    frequencies = 1.0 / (np.arange(num_words) + 2.7)
-    return np.cumsum(frequencies / frequencies.sum())
-
-
-@cache
-def synthetic_reviews() -> tuple[list[str], list[int]]:
-    """Make reviews of pseudo-words, sorted by label as IMDB's are. Not language: only a tiny model's homework.
-
-    Four words in ten carry sentiment, and nine in ten of those that of the label; the rest are drawn by frequency. So
-    BERT tiny is well above chance after 30 steps of 8 reviews at learning rate 1e-3; with less, it still guesses.
-    """
-    import numpy as np
-
-    words = np.array(synthetic_words())
-    sentiment = words[: 2 * NUM_SENTIMENT_WORDS].reshape(2, -1)  # row 0 negative, row 1 positive
-    neutral = words[2 * NUM_SENTIMENT_WORDS :]
-    random = _random(2)
-    labels = np.arange(NUM_REVIEWS) * 2 // NUM_REVIEWS
-    lengths = random.randint(30, 91, size=NUM_REVIEWS)
-    label_of_word = np.repeat(labels, lengths)
-    size = len(label_of_word)
-    agrees = random.random_sample(size) < 0.9
-    kind = np.where(agrees, label_of_word, 1 - label_of_word)
-    chosen = np.where(
-        random.random_sample(size) < 0.4,
-        sentiment[kind, random.randint(NUM_SENTIMENT_WORDS, size=size)],
-        neutral[
-            np.searchsorted(_zipf(len(neutral)), random.random_sample(size), side="right").clip(max=len(neutral) - 1)
-        ],
-    ).tolist()
-    ends = np.cumsum(lengths).tolist()
-    return [
-        " ".join(chosen[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)
-    ], labels.tolist()
-
-
-@cache
-def synthetic_articles() -> dict[str, list[str]]:
-    """Make text by a Markov chain over pseudo-words: each has four successors, themselves drawn by frequency.
-
-    So a model can learn frequencies at once and successions with time. Lines of 100 words, in the hub's form.
-    """
-    import numpy as np
-
-    random = _random(3)
-    cumulative = _zipf(NUM_WORDS)
-    successors = np.searchsorted(cumulative, random.random_sample((NUM_WORDS, 4)), side="right").clip(max=NUM_WORDS - 1)
-    table = successors.tolist()
-    words = synthetic_words()
-    articles = {}
-    for split, size in TEXT_WORDS.items():
-        which = np.searchsorted([0.6, 0.85, 0.95], random.random_sample(size)).tolist()
-        restarts = (
-            np.searchsorted(cumulative, random.random_sample(size), side="right").clip(max=NUM_WORDS - 1).tolist()
-        )
-        restart = (random.random_sample(size) < 0.1).tolist()  # now and then any word, so that no cycle holds the chain
-        word, text = 0, []
-        for position in range(size):
-            word = restarts[position] if restart[position] else table[word][which[position]]
-            text.append(words[word])
-        lines = [" " + " ".join(text[start : start + 100]) + " \n" for start in range(0, size, 100)]
-        articles[split] = [row for line in lines for row in (line, "")]
-    return articles
-
-
-def synthetic_tokenizer(workload: str) -> PreTrainedTokenizerBase:
-    """Build the word-level tokenizer of the synthetic sample: special tokens, words, reserved entries up to 8,192."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    special = list(BERT_SPECIAL) if workload == "bert-imdb" else [GPT_SPECIAL]
-    entries = [*special, *synthetic_words()]
-    entries += [f"[reserved{i}]" for i in range(VOCABULARY - len(entries))]
-    vocabulary = {entry: i for i, entry in enumerate(entries)}
-    unknown = "[UNK]" if workload == "bert-imdb" else GPT_SPECIAL
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if workload == "gpt-wikitext":
-        return PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            unk_token=GPT_SPECIAL,
-            bos_token=GPT_SPECIAL,
-            eos_token=GPT_SPECIAL,
-            pad_token=GPT_SPECIAL,
-        )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    pad, unk, cls, sep, mask = BERT_SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, unk_token=unk, cls_token=cls, sep_token=sep, mask_token=mask
-    )

@@ -86,9 +86,9 @@ def tally(done: list[dict[str, Any]]) -> dict[str, Any]:
     """Count the ways in which launches ended; one has failed unless its work is finished and it ended ok."""
     return {
         "launches": len(done),
-        "failed": sum(not (one["finished"] and one["ended"] == "ok") for one in done),
-        "finished_work": sum(one["finished"] for one in done),
-        "ended": dict(collections.Counter(one["ended"] for one in done)),
+        "failed": sum(not (launch["finished"] and launch["ended"] == "ok") for launch in done),
+        "finished_work": sum(launch["finished"] for launch in done),
+        "ended": dict(collections.Counter(launch["ended"] for launch in done)),
     }
 
 

@@ -127,9 +127,9 @@ def log(runs_dir: Path) -> Path:
 def processes_left(folder: Path) -> int:
     """Count the processes that still work below a folder once the kernel has had its time to end them."""
     deadline = time.monotonic() + LEFT_SECONDS
-    while (found := _working_below(folder)) and time.monotonic() < deadline:
+    while (num_left := _working_below(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return num_left
 
 
 def _working_below(folder: Path) -> int:
@@ -143,16 +143,16 @@ def finished_records(folder: Path) -> dict[str, str]:
     return {path.parent.name: files.sha256(path) for path in paths if schema.read(path).status == "ok"}
 
 
-def differing(one: Path, other: Path) -> int:
+def differing(undisturbed: Path, interrupted: Path) -> int:
     """Count the runs whose losses or final parameters are not the same to the last bit in both folders."""
     facts = []
-    for folder in (one, other):
-        found = {}
+    for folder in (undisturbed, interrupted):
+        by_run = {}
         for path in folder.glob("*/*/record.json"):
             read = schema.read(path)
             losses = [line["loss"] for line in schema.read_steps(path)]
-            found[read.run_id] = losses, read.final_parameters and read.final_parameters.sha256
-        facts.append(found)
+            by_run[read.run_id] = losses, read.final_parameters and read.final_parameters.sha256
+        facts.append(by_run)
     return sum(facts[0].get(name) != facts[1].get(name) for name in facts[0].keys() | facts[1].keys())
 
 

@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from study.claims.observed import Observed
 from study.errors import Refusal, describe
 from study.files import ROOT, load
+from study.records.schema import Facts
 
 if TYPE_CHECKING:
     from study.claims.ledger import Execution
@@ -27,11 +28,7 @@ OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
 Scalar = bool | int | float | str | None
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Result(_Facts):
+class Result(Facts, strict=True):
     """What came of one claim's lines."""
 
     rule_sha256: str  # of the rule that was followed
@@ -41,7 +38,7 @@ class Result(_Facts):
     measured: Scalar | list[Scalar]
 
 
-class Results(_Facts):
+class Results(Facts, strict=True):
     """The file of results."""
 
     date: str
@@ -89,10 +86,10 @@ def observe(name: str, rule: Execution) -> Observed:
     if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
         raise ValueError(f"measures: {result.measured} in {shown} is no one value; ask for one that all ranks share")
     observed = result.outcome if rule.measures is None or result.outcome != "accepted" else result.measured
-    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_told(rule, result))
+    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
 
 
-def _told(rule: Execution, result: Result) -> str:
+def _what_shows_it(rule: Execution, result: Result) -> str:
     """What shows it, for the sentence of a verdict."""
     if result.message is not None:
         return result.message

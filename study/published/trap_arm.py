@@ -1,6 +1,6 @@
 """Train one arm of a trap as published scripts do, seed after seed, and ask the engine what it really was.
 
-    accelerate launch --config_file FILE study/published/arm.py JOB.json
+    accelerate launch --config_file FILE study/published/trap_arm.py JOB.json
 
 `traps.py` writes the job and starts this. Nothing here guards against anything: the study's own trainer refuses most of
 these set-ups. JOB.json: {"program": {...}, "settings": {...}, "seeds": [...], "data_dir": ... or null, "result": FILE}.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,17 @@ from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits
 
 
+class Prepared(NamedTuple):
+    """What one seed trains, as the accelerator prepared it."""
+
+    model: Any
+    optimizer: Any
+    scheduler: Any | None  # None: the script sets the rate by hand
+    train_batches: Any
+    eval_batches: Any
+    num_steps: int  # of the optimizer
+
+
 def main() -> None:
     bound.die_with_parent()
     status = 0
@@ -50,7 +61,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train every seed, then the first again, and write what was found. Raises RuntimeError where that one differs."""
+    """Train every seed, then the first again, and write what each learned. Raises RuntimeError where it differs."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     program, settings = job["program"], job["settings"]
@@ -64,12 +75,12 @@ def run(job: dict[str, Any]) -> None:
     accelerator = build_accelerator(program)
     ran, seeds = [], {}
     for seed in [*job["seeds"], job["seeds"][0]]:
-        facts, found = train(accelerator, program, settings, config, splits, seed)
+        facts, learned = train(accelerator, program, settings, config, splits, seed)
         ran.append(facts)
         # The first seed had this process to itself. That it comes out the same after all others shows that no seed
         # leaves anything behind for the next one, which is not so everywhere: old hooks fire, state is inherited.
-        if seeds.setdefault(str(seed), found) != found:
-            raise RuntimeError(f"seed {seed}, trained again in the same process, comes out differently")
+        if seeds.setdefault(str(seed), learned) != learned:
+            raise RuntimeError(f"seed {seed}: trained again in the same process, it comes out differently")
     if any(facts != ran[0] for facts in ran):
         raise RuntimeError(f"the engine is not the same for every seed: {ran}")
     if accelerator.is_main_process:
@@ -118,38 +129,72 @@ def train(
     set_seed(seed)
     model = build_model(accelerator, program["initial_weights"], config, splits)
     initial_weights = weights.checksum(model).sha256
+    prepared = prepare(accelerator, program, settings, model, splits, seed)
+    losses, samples, counts = train_epochs(accelerator, program, settings, prepared)
+    last = settings["last_updates"]
+    learned = {
+        "train_loss": sum(losses[-last:]) / last,
+        "eval_loss": evaluate(accelerator, prepared.model, prepared.eval_batches),
+        "losses": [round(value, 4) for value in losses],
+        "initial_weights": initial_weights[:16],
+        "samples": samples[:16],
+    }
+    if not all(map(math.isfinite, losses)):
+        raise RuntimeError(f"seed {seed}: the loss is NaN or infinite: {losses}")
+    return read_back(accelerator, prepared.model, prepared.optimizer) | counts, learned
+
+
+def prepare(
+    accelerator: Accelerator,
+    program: dict[str, Any],
+    settings: dict[str, Any],
+    model: torch.nn.Module,
+    splits: Splits,
+    seed: int,
+) -> Prepared:
+    """Build optimizer, loaders and schedule, and give them to the accelerator as the program does. Collective."""
     optimizer = build_optimizer(program["optimizer"], settings, model)
     examples = Examples(**splits.train.tensors, index=torch.arange(len(splits.train)))
     generator = torch.Generator().manual_seed(seed) if program["own_generator"] else None
     train_batches = DataLoader(examples, program["micro_batch_size"], shuffle=True, generator=generator)
     eval_batches = DataLoader(splits.evaluation, 2 * program["micro_batch_size"])
-    accumulation = program["gradient_accumulation_steps"]
-    num_steps = settings["epochs"] * len(train_batches) // (accelerator.num_processes * accumulation)
+    num_ranks, accumulation = accelerator.num_processes, program["gradient_accumulation_steps"]
+    num_steps = settings["epochs"] * len(train_batches) // (num_ranks * accumulation)
     scheduler = None
     if program["prepares_scheduler"]:
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, num_steps, settings))
     model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
     if scheduler is not None:
         scheduler = accelerator.prepare(scheduler)
+    return Prepared(model, optimizer, scheduler, train_batches, eval_batches, num_steps)
 
+
+def train_epochs(
+    accelerator: Accelerator, program: dict[str, Any], settings: dict[str, Any], prepared: Prepared
+) -> tuple[list[float], str, dict[str, Any]]:
+    """Train; return each step's loss, a digest of the examples in each step, and what was counted. Collective.
+
+    A step is the program's, after its own accumulation; the digest is the same in whatever order a step has them.
+    """
+    accumulation = program["gradient_accumulation_steps"]
     rate = settings["sgd_learning_rate" if program["optimizer"] == "sgd" else "learning_rate"]
     losses, drawn = [], hashlib.sha256()
     loss_sum, indices, micro_steps = 0.0, [], 0
-    model.train()
+    prepared.model.train()
     for _ in range(settings["epochs"]):
-        for batch in train_batches:
-            if scheduler is None:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * schedule(micro_steps // accumulation + 1, num_steps, settings)
-            with accelerator.accumulate(model):
-                loss = bert_imdb.loss(model(**bert_imdb.inputs(batch)), batch)
+        for batch in prepared.train_batches:
+            if prepared.scheduler is None:
+                for group in prepared.optimizer.param_groups:
+                    group["lr"] = rate * schedule(micro_steps // accumulation + 1, prepared.num_steps, settings)
+            with accelerator.accumulate(prepared.model):
+                loss = bert_imdb.loss(prepared.model(**bert_imdb.inputs(batch)), batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients and program["clip_grad_norm"]:
-                    accelerator.clip_grad_norm_(model.parameters(), program["clip_grad_norm"])
-                optimizer.step()
-                if scheduler is not None:
-                    scheduler.step()
-                optimizer.zero_grad()
+                    accelerator.clip_grad_norm_(prepared.model.parameters(), program["clip_grad_norm"])
+                prepared.optimizer.step()
+                if prepared.scheduler is not None:
+                    prepared.scheduler.step()
+                prepared.optimizer.zero_grad()
             micro_steps += 1
             loss_sum += accelerator.gather(loss.detach().float()).double().mean().item()
             indices += accelerator.gather(batch["index"]).tolist()
@@ -157,22 +202,12 @@ def train(
                 losses.append(loss_sum / accumulation)
                 drawn.update(json.dumps(sorted(indices)).encode())
                 loss_sum, indices, sequences = 0.0, [], len(indices)
-    last = settings["last_updates"]
-    found = {
-        "train_loss": sum(losses[-last:]) / last,
-        "eval_loss": evaluate(accelerator, model, eval_batches),
-        "losses": [round(value, 4) for value in losses],
-        "initial_weights": initial_weights[:16],
-        "samples": drawn.hexdigest()[:16],  # of the examples in each of the program's steps, whatever their order in it
-    }
-    if not all(map(math.isfinite, losses)):
-        raise RuntimeError(f"seed {seed}: the loss is no number: {losses}")
-    ran = read_back(accelerator, model, optimizer) | {
+    counts = {
         "micro_steps": micro_steps,
         "sequences_per_program_step": sequences,
-        "scheduler_steps": None if scheduler is None else scheduler.scheduler.last_epoch,
+        "scheduler_steps": None if prepared.scheduler is None else prepared.scheduler.scheduler.last_epoch,
     }
-    return ran, found
+    return losses, drawn.hexdigest(), counts
 
 
 def schedule(step: int, num_steps: int, settings: dict[str, Any]) -> float:

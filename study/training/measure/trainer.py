@@ -1,0 +1,43 @@
+"""What does Hugging Face's Trainer do in each step? The losses that it sees, and the edges of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+
+class Watched(Trainer):
+    """Trainer as it is, which keeps the loss of every micro batch in `seen_losses`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen_losses: list[torch.Tensor] = []
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.seen_losses.append(loss.detach())
+        return loss
+
+
+class StepEdges(TrainerCallback):
+    """Note when each step begins and ends, by a clock and by how long this process has computed."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._edges: list[tuple[float, float]] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._edges.append((self._now(), time.process_time()))
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._edges.append((self._now(), time.process_time()))
+
+    def seconds(self) -> tuple[list[float], list[float]]:
+        """The seconds of each step: by the clock, and of the processor."""
+        steps = list(zip(self._edges[::2], self._edges[1::2], strict=True))
+        wall, processor = ([end[which] - begin[which] for begin, end in steps] for which in (0, 1))
+        return wall, processor
