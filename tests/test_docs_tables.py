@@ -21,7 +21,7 @@ from test_layout import MAY_IMPORT
 from study import cli
 from study.claims import say
 from study.claims.verdicts import WORDS
-from study.compare import answer, cases, communication, model_states, peaks
+from study.compare import answer, cases, communication, differences, model_states, peaks, table
 from study.planner import accuracy
 from study.published import effects
 from study.records import find as records
@@ -33,16 +33,16 @@ CPU = ROOT / "reports" / "cpu" / "records"
 EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters are left out
 
 
-def rows_of(table: str) -> list[list[str]]:
+def rows_of(page: str) -> list[list[str]]:
     """The rows of a Markdown table, its head first, without the line under it."""
-    lines = [line for line in table.splitlines() if line.startswith("|")]
+    lines = [line for line in page.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if set("".join(row)) - set(":-")]
 
 
-def by_name(table: str) -> dict[str, dict[str, str]]:
+def by_name(page: str) -> dict[str, dict[str, str]]:
     """The cells of a Markdown table, by the first of their row and by the head of their column."""
-    head, *rows = rows_of(table)
+    head, *rows = rows_of(page)
     return {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
 
 
@@ -100,7 +100,7 @@ def measured() -> str:
     return (
         f"**Measured: one machine without a GPU ({cpu}, {cores} cores), up to {processes} processes, models of up to "
         f"{parameters // 10**6} million parameters.\n"
-        "Not measured yet: any GPU, so no GPU's memory and speed; FSDP2; more than one machine.**"
+        "Not measured yet: any GPU, so no GPU's memory and speed; PyTorch's own splitting (FSDP2); several machines.**"
     )
 
 
@@ -111,6 +111,20 @@ def seen() -> str:
     held = by_name(block.split("###")[0])
     rows = [[f"`{name}`", held[name]["model states"], held[name]["paper"]] for name in ("ddp", "zero3")]
     return tabulate(["", "held, bytes per parameter", "by the paper's formula"], rows)
+
+
+def margins() -> str:
+    """What the margins of the losses in the `cpu` study rest on."""
+    found = differences.margins(table.read([CPU / "cpu"]), "final_loss")
+    bert, gpt = (
+        next(margin for place, margin in found.items() if name in place) for name in ("bert-imdb", "gpt-wikitext")
+    )
+    assert gpt.relative == differences.FLOOR["learned"]
+    return (
+        f"The margin of BERT's loss is {percent(bert.relative, 2)}; it rests on DDP's own runs on two and on four "
+        "processes, nearly all of it on one seed.\n"
+        f"That of GPT's loss is the floor, {percent(gpt.relative, 3)}."
+    )
 
 
 # ---------------------------------------------------------------- how far theory is off
@@ -244,6 +258,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "answer"): small_answer,
     ("README.md", "doors"): doors,
     ("docs/results.md", "answer"): whole_answer,
+    ("docs/method.md", "margins"): margins,
     ("docs/planner.md", "accuracy"): planner_accuracy,
     ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.committed())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(

@@ -1,4 +1,4 @@
-"""What is the answer so far, in one small table? README's, from committed records."""
+"""What is the answer so far, in one table? That of docs/results.md, from committed records."""
 
 from __future__ import annotations
 

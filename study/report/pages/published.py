@@ -195,7 +195,7 @@ def shares(found: Mapping[str, Any]) -> Html:
 
 
 def markdown(found: Mapping[str, Any]) -> list[str]:
-    """Tabulate for a README what is learned: as published, mended, and with each defect that alone changes it."""
+    """Tabulate in Markdown what is learned: as published, mended, and with each defect that alone changes it."""
     rows = {"as published": effects.AS_PUBLISHED, "all defects mended": effects.MENDED}
     rows |= {f"all mended but `{name}`": one for name, one in effects.LEFT_ALONE.items()}
     lines = [f"| program | {' | '.join(effects.LOSSES)} |", f"| --- |{' --- |' * len(effects.LOSSES)}"]
