@@ -28,7 +28,7 @@ study: setup
 		.venv/bin/zero-study report smoke && exit $$status
 
 # One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
-PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: setup $(if $(CI),chromium)
 	@$(PYTEST)

@@ -7,7 +7,6 @@ Exit status: 0 the record is complete and ok; 1 the run failed, and the record s
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -32,7 +31,6 @@ from study.training.screen import LibraryWarnings, tell_launcher
 
 def main() -> None:
     """Run, and end in a way that cannot turn a finished run into a failed one."""
-    gc.disable()  # until `build` has imported: a quarter of the seconds of which would go into finding no garbage
     bound.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)

@@ -1,6 +1,6 @@
 """What every test shares: a CPU, one folder for a session, and a rule for tests that start another Python.
 
-Such a test is marked `launches`: `make test-fast` leaves it out, and `make test` starts it before all others.
+Such a test is marked `launches`, by which `make test-fast` leaves it out.
 The mark is held to what happens: without it, nothing is started; with it, something must be.
 """
 
@@ -17,8 +17,25 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before any test imports torch
 import launching
 import pytest
 
-# Fixtures made by `launching.once`: the tests that use one launch by that, and wait for it together, on one worker.
+# Fixtures made by `launching.once`: the tests that use one launch by that.
 MADE_ONCE = {"site", "run_small", "one_process_instead_of_two"}
+
+# The files that take 20 s or more, longest first: workers take whole files, and end together.
+LONGEST = [
+    "test_parity",
+    "test_gpu_studies",
+    "test_runner",
+    "test_benchmarks",
+    "test_site",
+    "test_traps",
+    "test_protocol",
+    "test_refusals",
+    "test_observed",
+    "test_published_traps",
+    "test_failures",
+    "test_snippets",
+    "test_train",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,16 +53,12 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["folder"] = str(launching.session_folder)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist then reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what launches first, one by one, so that the workers end together; the rest of a file stays together."""
+    """Mark what uses what is made once, and put the longest files first."""
     for item in items:
-        if shared := MADE_ONCE & set(getattr(item, "fixturenames", ())):
+        if MADE_ONCE & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.launches)
-            item.add_marker(pytest.mark.xdist_group(min(shared)))
-        elif not _launches(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: not _launches(item))
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made

@@ -138,7 +138,7 @@ REFUSED = {
     ),
     "a case that is none": (
         rule(type="theory", function="memory_ratio", arguments={"of": FITS, "to": 2}),
-        "arguments.to: 2 is no case; give model, strategy",
+        "arguments.to: 2 is not a case; give model, strategy",
     ),
     "an unknown kind": (lambda c, s: c.update(kind="speed"), "kind: 'speed'"),
     "an unknown key": (lambda c, s: c.update(extra=1), "extra: unknown key; take it out"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from study.compare import communication as view
 from study.records import find as records
 from study.theory.case import Engine, Job
-from study.theory.communication import ExpectedCollective, collectives, paper_volume
-from study.theory.shapes import ModelShape
+from study.theory.communication import ExpectedCollective, collectives, model_order, paper_volume
+from study.theory.shapes import Architecture, ModelShape
 
 TESTS = Path(__file__).parent
 REPORTS = TESTS.parent / "reports"
@@ -86,6 +87,15 @@ def test_ddp_broadcasts_a_models_buffers():
     ddp = engine(0, kind="ddp")
     assert step(ddp, shape("bert"))["broadcast"] == (1, 2 * 8 * POSITIONS)
     assert step(ddp, shape("gpt-neo"))["broadcast"] == (1, 2 * POSITIONS**2)
+
+
+@pytest.mark.parametrize("architecture", get_args(Architecture))
+def test_a_forward_pass_visits_every_parameter(architecture):
+    """One that is declared and not visited would never be gathered."""
+    model = model_order.model_of(shape(architecture), autocast=False)
+    visited = {parameter for module in model_order.modules_of(model.layout) for parameter in module}
+    assert visited == set(model.parameters)
+    assert sum(parameter.numel for parameter in visited) == shape(architecture).num_params
 
 
 def test_one_process_outside_deepspeed_communicates_nothing():

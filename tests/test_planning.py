@@ -271,10 +271,10 @@ def test_validation_of_something_else_is_refused(tmp_path):
         page.load(path)
     for content in ("{", "{}", "[1]"):
         path.write_text(content)
-        with pytest.raises(Refusal, match=r"^there.json: not what the benchmark writes; run "):
+        with pytest.raises(Refusal, match=r"^there.json: not what zero-study accuracy writes; run "):
             page.load(path)
     path.write_text(json.dumps({"rows": [{"row": "another"}]}))
-    with pytest.raises(Refusal, match=r"^there.json: of other rows than mpt_throughput.csv; run "):
+    with pytest.raises(Refusal, match=r"^there.json: has other rows than mpt_throughput.csv; run "):
         page.load(path)
 
 

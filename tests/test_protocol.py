@@ -210,7 +210,6 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
         cli.run(["protocol", "--output", str(tmp_path / "none" / "out.json")])
 
 
-@pytest.mark.launches
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
     with pytest.raises(

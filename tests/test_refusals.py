@@ -100,7 +100,7 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
         ("--sequence-length 513", "sequence_length 513 is longer than the 512 positions of bert-imdb tiny; lower"),
         (
             "--strategy single --num-processes 2",
-            "distributed_type NO runs one process, asked for 2; take another strategy",
+            "distributed_type NO runs one process, the run asks for 2; take another strategy",
         ),
         ("--data files", "--data files and --data-dir FOLDER belong together; give both or neither"),
         ("--num-train-examples 1601", "num_train_examples 1601 is more than the 1600 reviews"),
@@ -182,7 +182,7 @@ def test_json_files(folder, old, new, expected):
 def test_json_file_seen_from_another_folder(folder):
     (folder / "elsewhere").mkdir()
     line = refusal(folder / "elsewhere", "--strategy", "zero3_tuned")
-    assert f"is no file seen from {folder / 'elsewhere'}; start from the folder that it is" in line
+    assert f"does not exist as seen from {folder / 'elsewhere'}; start in the folder that it is" in line
 
 
 # ---------------------------------------------------------------- data
@@ -240,7 +240,7 @@ def test_no_network(folder):
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(
-        Refusal, match=r"^2 processes asked, 1 GPU\(s\) found; pass --num_processes 1, or --share-device$"
+        Refusal, match=r"^the run asks for 2 processes, 1 GPU is found; pass --num_processes 1, or --share-device$"
     ):
         check(make_run(build_config(), read_by_name("zero2"), 2))
     check(make_run(build_config(share_device=True), read_by_name("zero2"), 2))
@@ -249,13 +249,13 @@ def test_more_processes_than_gpus(monkeypatch):
 @pytest.mark.launches
 def test_missing_swap_folder(folder):
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "nowhere")
-    assert line == "--swap-dir nowhere: no such folder; make it on the disk to be measured"
+    assert line == "--swap-dir nowhere: the folder does not exist; make it on the disk to be measured"
 
 
 @pytest.mark.launches
 def test_swap_folder_that_cannot_be_written(folder):
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "/proc")
-    assert line == "--swap-dir /proc: not writable by this user; choose another folder"
+    assert line == "--swap-dir /proc: this user cannot write there; choose another folder"
 
 
 @pytest.mark.launches
@@ -288,7 +288,7 @@ def test_no_libaio(folder, tmp_path, bare_machine):
     compiler.write_text("#!/bin/sh\nexit 1\n")
     compiler.chmod(0o755)
     line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", env=bare_machine)
-    assert line.startswith("the compiler finds no libaio.h, and DeepSpeed's async_io needs it; install libaio-dev")
+    assert line.startswith("the compiler finds no libaio.h, which DeepSpeed's async_io needs; install libaio-dev")
 
 
 @pytest.mark.launches
@@ -297,7 +297,7 @@ def test_tracker_that_is_not_installed(folder):
     if not missing:
         pytest.skip("needs a tracker that is not installed, found them all")
     line = refusal(folder, "--log-with", missing[0])
-    assert line == f"--log-with {missing[0]}: the package is not installed; `pip install {missing[0]}`"
+    assert line == f"--log-with {missing[0]}: the package is not installed; run: pip install {missing[0]}"
 
 
 # ---------------------------------------------------------------- the output folder

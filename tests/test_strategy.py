@@ -274,7 +274,7 @@ def test_what_is_whole_passes(name):
 @pytest.mark.parametrize(
     ("name", "flags", "expected"),
     [
-        ("fsdp2", {}, "fsdp2 needs GPUs: on a CPU accelerate does not shard and trains something else"),
+        ("fsdp2", {}, "fsdp2 needs GPUs: on a CPU accelerate trains without sharding; take ddp or a zero"),
         (
             "ddp",
             {"precision": "fp16-autocast"},
@@ -284,7 +284,7 @@ def test_what_is_whole_passes(name):
         (
             "zero2",
             {"accumulation_dtype": "bf16"},
-            "--accumulation-dtype bf16 goes with --precision bf16, not with fp32",
+            "--accumulation-dtype bf16 needs --precision bf16, the run has fp32; change",
         ),
         ("zero2", {"global_batch_size": 9}, "global_batch_size=9 does not divide over 2 processes"),
     ],
@@ -314,11 +314,12 @@ def test_processes_of_several_machines(monkeypatch):
     config, chosen = build_config(global_batch_size=32), shipped("zero2")
     checks.check(make_run(config, chosen, 16, num_machines=2))
     with pytest.raises(
-        Refusal, match=r"^16 processes asked, 8 GPU\(s\) found; pass --num_processes 8, or --share-device$"
+        Refusal, match=r"^the run asks for 16 processes, 8 GPUs are found; pass --num_processes 8, or --share-device$"
     ):
         checks.check(make_run(config, chosen, 16))
     with pytest.raises(
-        Refusal, match=r"^32 .* 8 GPU\(s\) found on this one of 2 machines; pass --num_processes 16, or"
+        Refusal,
+        match=r"^the run asks for 32 .* 8 GPUs are found on this one of 2 machines; pass --num_processes 16, or",
     ):
         checks.check(make_run(config, chosen, 32, num_machines=2))
 

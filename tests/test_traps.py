@@ -108,7 +108,7 @@ def plugin(name: str, monkeypatch: pytest.MonkeyPatch, **flags) -> dict:
 def test_multi_cpu_is_one_process(tmp_path):
     """distributed_type: MULTI_CPU."""
     message = reading(changed(tmp_path, "ddp", distributed_type="MULTI_CPU"))
-    assert message.startswith(f"{tmp_path / 'ddp.yaml'}: distributed_type: MULTI_CPU starts a single process")
+    assert message.startswith(f"{tmp_path / 'ddp.yaml'}: distributed_type: MULTI_CPU starts one process")
     assert "write MULTI_GPU" in message
 
 
@@ -314,7 +314,7 @@ def test_unquoted_no(tmp_path):
 def test_keys_beside_a_json(key, value, tmp_path):
     """What the YAML says beside a deepspeed_config_file."""
     path = changed(tmp_path, "zero3_tuned", "deepspeed_config", **{key: value})
-    assert f"{key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON" in reading(path)
+    assert f"{key} is ignored beside deepspeed_config_file; remove it, or write it in the JSON" in reading(path)
 
 
 # ---------------------------------------------------------------- precision
@@ -331,7 +331,10 @@ def test_sixteen_bits_at_stage_zero(precision):
 def test_two_kinds_of_bf16(tmp_path, monkeypatch):
     """DDP with bf16 against DeepSpeed bf16."""
     message = checking({"precision": "bf16"}, shipped("ddp"))
-    assert "(16-bit parameters with fp32 masters) is DeepSpeed's; ddp has --precision bf16-autocast" in message
+    assert (
+        "(16-bit parameters with fp32 masters) needs DeepSpeed, which ddp does not use; use --precision bf16-auto"
+        in message
+    )
     assert "mixed_precision: bf16 belongs to the run" in reading(changed(tmp_path, "ddp", mixed_precision="bf16"))
     engine = plugin("zero0", monkeypatch, precision="bf16-autocast")
     assert engine["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}

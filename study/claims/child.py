@@ -100,8 +100,9 @@ def give_json(snippet: str, names: dict[str, Any]) -> None:
     given = json.loads(snippet)
     deepspeed.init_distributed(dist_backend="gloo")
     model = names["model"]
-    made = None if "optimizer" in given else torch.optim.AdamW(model.parameters())
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), optimizer=made, config=given)
+    parameters = list(model.parameters())
+    optimizer = None if "optimizer" in given else torch.optim.AdamW(parameters)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=given)
     watch(engine, engine.optimizer, names)
     for _ in range(STEPS * engine.gradient_accumulation_steps()):
         engine.backward(engine(**batch(names)).loss)
@@ -139,8 +140,8 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
 
 def give_arguments(snippet: str, names: dict[str, Any]) -> None:
     """The call's arguments, and those of a CPU; then Trainer trains as they say."""
-    made = names["TrainingArguments"]
-    names["TrainingArguments"] = lambda **given: made(**given, **on_cpu())
+    training_arguments = names["TrainingArguments"]
+    names["TrainingArguments"] = lambda **given: training_arguments(**given, **on_cpu())
     names["args"] = eval(snippet, names)
     names["trainer"] = trainer = names["Trainer"](
         model=names["model"],

@@ -216,7 +216,7 @@ def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, s
         elif committed[name].verdict != now[name].verdict:
             changes[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}"
         elif not _is_same(committed[name].observed, now[name].observed):
-            changes[name] = f"is committed with {_told(committed[name])}, and has {_told(now[name])}"
+            changes[name] = f"is committed with {_in_words(committed[name])}, and has {_in_words(now[name])}"
         elif committed[name].evidence != now[name].evidence:
             changes[name] = "rests on other evidence than is committed"
         elif committed[name].why != now[name].why:
@@ -224,7 +224,7 @@ def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, s
     return changes
 
 
-def _told(verdict: Verdict) -> str:
+def _in_words(verdict: Verdict) -> str:
     seen = verdict.observed
     if seen is None:
         return "nothing observed"

@@ -64,10 +64,10 @@ def load(path: Path = VALIDATION) -> Validation:
     except OSError as error:
         raise Refusal(f"{path.name}: {error.strerror}; {again}") from None
     except (ValueError, KeyError, TypeError):
-        raise Refusal(f"{path.name}: not what the benchmark writes; {again}") from None
+        raise Refusal(f"{path.name}: not what {COMMAND} writes; {again}") from None
     rows = measured_by_others.throughput_rows()
     if titles != [row.title for row in rows]:
-        raise Refusal(f"{path.name}: of other rows than {measured_by_others.THROUGHPUT.name}; {again}")
+        raise Refusal(f"{path.name}: has other rows than {measured_by_others.THROUGHPUT.name}; {again}")
     return Validation(content, rows)
 
 

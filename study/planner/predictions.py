@@ -101,11 +101,8 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
 
 
 def _check(config: RunConfig, chosen: Strategy) -> None:
-    """Refuse what `strategy.check` refuses of every box; the launcher asks that, and it needs torch.
-
-    And ranks that share a GPU: the models have a GPU for each.
-    """
-    if config.share_device:
+    """Refuse what a run's checks refuse on every box (study/preflight/checks.py needs torch), and shared GPUs."""
+    if config.share_device:  # the models have a GPU for each rank
         raise Refusal("ranks that share a GPU are not predicted")
     if chosen.distributed_type == "FSDP" and config.precision != "fp32":
         raise Refusal(f"{config.precision} under {chosen.name} is refused: it would reduce gradients in 16 bits too")

@@ -57,24 +57,24 @@ def _check_precision(run: Run) -> None:
     if strategy.distributed_type == "FSDP" and config.precision != "fp32":
         # accelerate's policy: parameters gathered, gradients reduced and outputs returned in that type.
         raise Refusal(
-            f"--precision {config.precision} under {strategy.name} also reduces gradients in 16 bits, as no other "
+            f"--precision {config.precision} under {strategy.name} reduces gradients in 16 bits, which no other "
             "strategy does; use --precision fp32"
         )
     if config.precision in ("bf16", "fp16"):
         if strategy.zero_stage is None:
             raise Refusal(
-                f"--precision {config.precision} (16-bit parameters with fp32 masters) is DeepSpeed's; {strategy.name} "
-                f"has --precision {config.precision}-autocast"
+                f"--precision {config.precision} (16-bit parameters with fp32 masters) needs DeepSpeed, which "
+                f"{strategy.name} does not use; use --precision {config.precision}-autocast"
             )
         if strategy.zero_stage == 0:
             raise Refusal(
-                f"--precision {config.precision} at ZeRO stage 0 takes a dummy Adam step when it is built, so it is no "
-                f"baseline; use --precision {config.precision}-autocast"
+                f"--precision {config.precision} at ZeRO stage 0 takes a dummy Adam step as the engine is built, so it "
+                f"cannot be a baseline; use --precision {config.precision}-autocast"
             )
     if config.accumulation_dtype not in ("fp32", config.precision):
         raise Refusal(
-            f"--accumulation-dtype {config.accumulation_dtype} goes with --precision {config.accumulation_dtype}, not "
-            f"with {config.precision}"
+            f"--accumulation-dtype {config.accumulation_dtype} needs --precision {config.accumulation_dtype}, the run "
+            f"has {config.precision}; change one of them"
         )
     if config.precision.startswith("fp16") and not _num_gpus():
         raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")

@@ -206,11 +206,11 @@ def _obstacle(name: str) -> str | None:
     for lock in stale_locks():
         if lock.parent.name in EXTENSIONS[name].folders:
             return (
-                f"{lock} was left by a build that was killed: no process is building, and every run would wait for it "
-                f"for ever; delete it: rm {shlex.quote(str(lock))}"
+                f"{lock} was left by a build that was killed, and every run would wait for it for ever; run: "
+                f"rm {shlex.quote(str(lock))}"
             )
     if shutil.which("ninja", path=_search_path()) is None:
-        return f"ninja is not on PATH, and torch loads DeepSpeed's {name} only with it; run: pip install ninja"
+        return f"ninja, which torch needs to load DeepSpeed's {name}, is not on PATH; run: pip install ninja"
 
     # DeepSpeed links a program against libaio whenever it loads async_io; the others, once built, need no compiler.
     if _is_built(name) and name != "async_io":
@@ -226,12 +226,12 @@ def _obstacle(name: str) -> str | None:
     if not _is_built(name) and not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return (
-            f"{header} is missing, and compiling DeepSpeed's {name} needs it; install python{version}-dev (apt-get) "
+            f"{header} is missing, which compiling DeepSpeed's {name} needs; install python{version}-dev (apt-get) "
             f"or python{version}-devel (dnf), then run: make setup"
         )
     if name == "async_io" and (lacking := _lacking_of_libaio(compiler)):
         return (
-            f"the compiler finds no {lacking}, and DeepSpeed's async_io needs it; install libaio-dev (apt-get) or "
+            f"the compiler finds no {lacking}, which DeepSpeed's async_io needs; install libaio-dev (apt-get) or "
             "libaio-devel (dnf), or set CPATH and LIBRARY_PATH to where libaio is, then run: make setup"
         )
     return None

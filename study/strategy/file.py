@@ -1,7 +1,7 @@
-"""Which strategy is this, is it fit to run here, and how does it become an Accelerator?
+"""Which strategy is this? One accelerate file, with the DeepSpeed JSON that it names.
 
-A strategy is one accelerate file. It is read strictly, because accelerate and DeepSpeed ignore what they do not know
-(a nested typo, an NVMe path in the YAML) and then silently run something else.
+It is read strictly, because accelerate and DeepSpeed ignore what they do not know (a nested typo, an NVMe path in the
+YAML) and then silently run something else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -26,10 +26,6 @@ from pydantic_core import PydanticCustomError
 
 from study.errors import Refusal, describe
 from study.files import ROOT, Written, read_yaml
-
-if TYPE_CHECKING:
-    pass
-
 
 CONFIGS = ROOT / "accelerate_configs"
 
@@ -103,8 +99,8 @@ class _AccelerateFile(Written):
     def _explain_multi_cpu(cls, value: Any) -> Any:
         if value == "MULTI_CPU":
             raise ValueError(
-                "distributed_type: MULTI_CPU starts a single process unless mpirun starts it; write MULTI_GPU, "
-                "which serves a box without a GPU too"
+                "distributed_type: MULTI_CPU starts one process unless mpirun starts it; write MULTI_GPU, which also "
+                "serves a box without a GPU"
             )
         return value
 
@@ -113,7 +109,7 @@ class _AccelerateFile(Written):
     def _explain_use_cpu(cls, value: Any) -> Any:
         if value is True:
             raise ValueError(
-                "use_cpu: true turns every strategy into plain DDP; remove it: the CPU is taken without it"
+                "use_cpu: true turns every strategy into plain DDP; remove it: a box without a GPU takes the CPU anyway"
             )
         return value
 
@@ -122,7 +118,7 @@ class _AccelerateFile(Written):
     def _explain_auto_accumulation(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
             raise ValueError(
-                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run says it"
+                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run sets it"
             )
         return value
 
@@ -192,7 +188,7 @@ class _ZeroSection(Written):
     def _explain_nvme_path(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, dict) and "nvme_path" in value:
             raise ValueError(
-                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it, pass --swap-dir"
+                f"zero_optimization.{info.field_name}.nvme_path would be shared by runs; remove it and pass --swap-dir"
             )
         return value
 
@@ -308,7 +304,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         extra = (ignored | {"gradient_clipping", "gradient_accumulation_steps"}) & set(section)
         if extra or "mixed_precision" in content:
             key = min(extra, default="mixed_precision")
-            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or say it in the JSON")
+            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or write it in the JSON")
         written, beside = _read_json(path, folder / deepspeed.deepspeed_config_file)
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
         raise Refusal(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from dataclasses import dataclass
 from types import ModuleType
@@ -58,7 +57,6 @@ def build(run: Run) -> Built:
     workload = WORKLOADS[config.workload]
     splits = workload.load(config)
     memory = PhaseMemory(accelerator.device, config.measure)
-    gc.enable()  # which train.py switches off while it imports
     memory.begin("built")
     model = weights.build_model(accelerator, workload, splits, run)
     if config.activation_checkpointing:

@@ -71,7 +71,7 @@ class Case(_Typed):
     def of(cls, arguments: Mapping[str, Any], where: str = "arguments") -> Case:
         """Read a case of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
         if not isinstance(arguments, Mapping):
-            raise ValueError(f"{where}: {arguments!r} is no case; give {', '.join(cls.model_fields)}")
+            raise ValueError(f"{where}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
         if "model" in arguments:
             arguments = {**arguments, "model": model_of(arguments["model"], f"{where}.model")}
         try:

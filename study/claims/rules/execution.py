@@ -86,10 +86,10 @@ def observe(name: str, rule: Execution) -> Observed:
     if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
         raise ValueError(f"measures: {result.measured} in {shown} is no one value; ask for one that all ranks share")
     observed = result.outcome if rule.measures is None or result.outcome != "accepted" else result.measured
-    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_told(rule, result))
+    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
 
 
-def _told(rule: Execution, result: Result) -> str:
+def _what_shows_it(rule: Execution, result: Result) -> str:
     """What shows it, for the sentence of a verdict."""
     if result.message is not None:
         return result.message
