@@ -44,8 +44,8 @@ class CommunicationCell(NamedTuple):
 
 def table(folders: Sequence[Path]) -> str:
     """Make the page: by model and precision, one block per number of processes and way of computing."""
-    found = records.find(folders)
-    finished = [r for _, r in found if r.status == "ok"]
+    record_files = records.find(folders)
+    finished = [r for _, r in record_files if r.status == "ok"]
     measured = [r for r in finished if r.collectives_per_step is not None]
     cells = [c for r in measured if (c := cell(r)) is not None]
     lines = ["# Communication: measured, and by theory", "", EXPLANATION, ""]
@@ -61,7 +61,7 @@ def table(folders: Sequence[Path]) -> str:
     lines += [f"No shape is known of the models of: {', '.join(unknown)}.", ""] if unknown else []
     unmeasured = [r.run_id for r in finished if r.collectives_per_step is None]
     lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""] if unmeasured else []
-    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view communication', folders)}`."]
+    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view communication', folders)}`."]
     return "\n".join(lines)
 
 

@@ -92,7 +92,7 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
     interval rests on, for Welch's that of the smaller side; `n_repeats` is how many runs the seed with most has.
     """
     metrics = list(metrics)
-    known = {metric: margins(table, metric, control) for metric in metrics if METRICS[metric] != "bytes"}
+    margin_of = {metric: margins(table, metric, control) for metric in metrics if METRICS[metric] != "bytes"}
     facts = {name: table[name].to_numpy() for name in {*_SHOWN, "strategy", "seed", *metrics}}
     rows = []
     for group in _groups(table, pairs.pair(table, control).compared):
@@ -100,10 +100,10 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
         first |= {"control": control, "control_world_size": facts["world_size"][group.controls[0]]}
         place = tuple(first[name] for name in _POOLED)
         for metric in metrics:
-            margin = known[metric].get(place) if metric in known else None
-            found = _comparison(metric, group, facts[metric], facts["seed"], margin, control)
-            if found is not None:
-                rows.append({**first, "metric": metric, **found})
+            margin = margin_of[metric].get(place) if metric in margin_of else None
+            comparison = _comparison(metric, group, facts[metric], facts["seed"], margin, control)
+            if comparison is not None:
+                rows.append({**first, "metric": metric, **comparison})
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -137,13 +137,13 @@ def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tupl
     totals = squares.groupby(list(_POOLED)).agg(
         square=("square", "sum"), runs=("square", "size"), alike=("alike", "nunique"), repeated=("repeated", "sum")
     )
-    found = {}
+    by_place = {}
     for place, square, num_runs, num_alike, repeated in totals[totals["repeated"] > 0].itertuples():
         degrees = num_runs - num_alike
         limit = stats.t.ppf((1 + CONFIDENCE) / 2, degrees) * np.sqrt(2 * square / degrees)
         limit = np.expm1(limit) if kind == "times" else limit
-        found[place] = Margin(max(float(limit), FLOOR[kind]), int(repeated))
-    return found
+        by_place[place] = Margin(max(float(limit), FLOOR[kind]), int(repeated))
+    return by_place
 
 
 class _Group(NamedTuple):
@@ -160,15 +160,15 @@ def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
         [*pairs.CELL, "strategy", "world_size", "micro_batch_size"], sort=False, dropna=False
     ).ngroup()
     alike, ok, seed = alike.to_numpy(), (table["status"] == "ok").to_numpy(), table["seed"].to_numpy()
-    told = {name: compared[name].to_numpy(object) for name in pairs.LIMITS}
+    limits_of = {name: compared[name].to_numpy(object) for name in pairs.LIMITS}
     couples = np.column_stack([table.index.get_indexer(compared[name]) for name in ("run", "control_run")])
-    for (_, theirs), members in compared.groupby(
+    for (_, of_control), members in compared.groupby(
         [alike[couples[:, 0]], alike[couples[:, 1]]], sort=False
     ).indices.items():
         runs = couples[members, 0]
-        controls = np.flatnonzero(ok & (alike == theirs) & np.isin(seed, seed[runs]))
+        controls = np.flatnonzero(ok & (alike == of_control) & np.isin(seed, seed[runs]))
         # What limits one pair, because it shared cores, say, limits what they all say together.
-        limits = {name: why for name, said in told.items() for why in said[members] if isinstance(why, str)}
+        limits = {name: why for name, reasons in limits_of.items() for why in reasons[members] if isinstance(why, str)}
         yield _Group(runs, controls, couples[members], limits)
 
 
@@ -177,50 +177,50 @@ def _comparison(
 ) -> dict[str, Any] | None:
     """Compare a group's values with the control's; None where neither side has any."""
     kind = METRICS[metric]
-    mine, theirs = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
+    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
     couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
-    if not len(mine) and not len(theirs):
+    if not len(runs) and not len(controls):
         return None
     limit = group.limits.get(_LIMIT[metric])
     average = {"learned": np.mean, "times": stats.gmean, "bytes": np.median}[kind]
     facts: dict[str, Any] = {
         "n_pairs": len(couples),
-        "n_repeats": max(Counter(seeds[mine]).values(), default=0),
-        "value": average(values[mine]) if len(mine) else None,
-        "control_value": average(values[theirs]) if len(theirs) else None,
+        "n_repeats": max(Counter(seeds[runs]).values(), default=0),
+        "value": average(values[runs]) if len(runs) else None,
+        "control_value": average(values[controls]) if len(controls) else None,
     }
     if not len(couples):
         return {**facts, "verdict": "inconclusive", "why": "not measured on both sides"}
     if limit is not None and kind != "learned":
         return {**facts, "verdict": "inconclusive", "why": f"not comparable: {limit}"}
     if kind == "bytes":
-        return {**facts, **_exact(values[mine], values[theirs])}
+        return {**facts, **_exact(values[runs], values[controls])}
     # Repeats of the control draw the same dropout masks: they do not say how far runs with other masks may differ.
     usable = margin if limit is None else None
     allowed = None if usable is None else np.log1p(usable.relative) if kind == "times" else usable.relative
     estimate_of = _launches if kind == "times" else _seeds
-    one, other, estimate = estimate_of(values, seeds, mine, theirs, couples, allowed)
-    facts |= {"n_pairs": estimate.n, "value": one, "control_value": other, "interval": estimate.interval}
-    facts |= {"difference": one - other, "relative_difference": one / other - 1}
+    value, control_value, estimate = estimate_of(values, seeds, runs, controls, couples, allowed)
+    facts |= {"n_pairs": estimate.n, "value": value, "control_value": control_value, "interval": estimate.interval}
+    facts |= {"difference": value - control_value, "relative_difference": value / control_value - 1}
     if usable is not None:
-        facts |= {"relative_margin": usable.relative, "margin": usable.relative * other}
+        facts |= {"relative_margin": usable.relative, "margin": usable.relative * control_value}
     if estimate.low is not None:
         low, high = (np.expm1(bound) if kind == "times" else bound for bound in (estimate.low, estimate.high))
-        facts |= {"relative_low": low, "relative_high": high, "low": low * other, "high": high * other}
+        facts |= {"relative_low": low, "relative_high": high, "low": low * control_value, "high": high * control_value}
     without = limit or f"{control} was not repeated, so that there is no margin"
     verdict, why = _verdict(estimate, kind, usable, control, without)
     return {**facts, "verdict": verdict, "why": why}
 
 
-def _exact(mine: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
     """Compare bytes: they are the same in every run, or else every run says the same of them."""
-    value, control_value = np.median(mine), np.median(theirs)
+    value, control_value = np.median(values), np.median(control_values)
     facts = {"difference": value - control_value, "margin": 0.0}
     if control_value:
         facts |= {"relative_difference": value / control_value - 1, "relative_margin": 0.0}
-    if mine.min() > theirs.max() or mine.max() < theirs.min():
+    if values.min() > control_values.max() or values.max() < control_values.min():
         return {**facts, "verdict": "higher" if value > control_value else "lower", "why": "counted, in every run"}
-    if np.ptp(mine) == np.ptp(theirs) == 0:
+    if np.ptp(values) == np.ptp(control_values) == 0:
         return {**facts, "verdict": "no difference", "why": "the same number of bytes in every run"}
     return {**facts, "verdict": "inconclusive", "why": "the bytes differ from run to run, and the two overlap"}
 
@@ -228,39 +228,41 @@ def _exact(mine: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
 def _launches(
     values: np.ndarray,
     seeds: np.ndarray,
-    mine: np.ndarray,
-    theirs: np.ndarray,
+    runs: np.ndarray,
+    controls: np.ndarray,
     couples: np.ndarray,
     margin: float | None,
 ) -> tuple[float, float, _Estimate]:
     """Compare times, as logarithms: the value, the control's, and the difference with its interval."""
     if len(np.unique(seeds[couples[:, 0]])) == 1:
-        ones, others = np.log(values[mine]), np.log(values[theirs])
-        estimate = _unpaired(ones, others, margin)
+        logs, control_logs = np.log(values[runs]), np.log(values[controls])
+        estimate = _unpaired(logs, control_logs, margin)
     else:
         # Several launches that go with one of the control's make one difference.
         partners = np.unique(couples[:, 1])
-        ones = np.array([np.log(values[couples[couples[:, 1] == partner, 0]]).mean() for partner in partners])
-        others = np.log(values[partners])
-        estimate = _paired(ones - others, margin, f"{len(ones)} pairs of launches")
-    return np.exp(ones.mean()), np.exp(others.mean()), estimate
+        logs = np.array([np.log(values[couples[couples[:, 1] == partner, 0]]).mean() for partner in partners])
+        control_logs = np.log(values[partners])
+        estimate = _paired(logs - control_logs, margin, f"{len(logs)} pairs of launches")
+    return np.exp(logs.mean()), np.exp(control_logs.mean()), estimate
 
 
 def _seeds(
     values: np.ndarray,
     seeds: np.ndarray,
-    mine: np.ndarray,
-    theirs: np.ndarray,
+    runs: np.ndarray,
+    controls: np.ndarray,
     couples: np.ndarray,
     margin: float | None,
 ) -> tuple[float, float, _Estimate]:
     """Compare what is learned, relative to the control's mean: as `_launches`."""
     common = np.unique(seeds[couples[:, 0]])
-    ones, others = (np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (mine, theirs))
-    one, other = ones.mean(), others.mean()
+    means, control_means = (
+        np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (runs, controls)
+    )
+    value, control_value = means.mean(), control_means.mean()
     if len(common) == 1:
-        return one, other, _Estimate(one / other - 1, None, None, None, 1, "one seed: no interval")
-    return one, other, _paired((ones - others) / other, margin, f"{len(common)} seeds")
+        return value, control_value, _Estimate(value / control_value - 1, None, None, None, 1, "one seed: no interval")
+    return value, control_value, _paired((means - control_means) / control_value, margin, f"{len(common)} seeds")
 
 
 def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estimate:
@@ -295,18 +297,18 @@ def t_interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
     return float(each.mean()), float(low), float(high)
 
 
-def _unpaired(mine: np.ndarray, theirs: np.ndarray, margin: float | None) -> _Estimate:
-    value, n = mine.mean() - theirs.mean(), min(len(mine), len(theirs))
-    what = f"one seed, {len(mine)} against {len(theirs)} repeats"
+def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> _Estimate:
+    value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
+    what = f"one seed, {len(values)} against {len(control_values)} repeats"
     if n < 2:
         return _Estimate(value, None, None, None, n, "one seed, not repeated on both sides: no interval")
-    if min(np.ptp(mine), np.ptp(theirs)) <= CONSTANT:
+    if min(np.ptp(values), np.ptp(control_values)) <= CONSTANT:
         return _Estimate(value, None, None, None, n, f"{what}, repeats are equal: no interval")
-    low, high = stats.ttest_ind(mine, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+    low, high = stats.ttest_ind(values, control_values, equal_var=False).confidence_interval(CONFIDENCE)
     equivalent = None
     if margin is not None:
-        above = stats.ttest_ind(mine + margin, theirs, equal_var=False, alternative="greater").pvalue
-        below = stats.ttest_ind(mine - margin, theirs, equal_var=False, alternative="less").pvalue
+        above = stats.ttest_ind(values + margin, control_values, equal_var=False, alternative="greater").pvalue
+        below = stats.ttest_ind(values - margin, control_values, equal_var=False, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
     return _Estimate(value, low, high, equivalent, n, f"{what}, Welch")
 

@@ -29,36 +29,36 @@ def steps_at_an_end(num_steps: int) -> int:
 
 def table(folders: Sequence[Path]) -> str:
     """Make the page: one table per model, precision, global batch and box."""
-    found = records.find(folders)
-    finished = sorted((f for f in found if f.record.status == "ok"), key=_order)
+    record_files = records.find(folders)
+    finished = sorted((f for f in record_files if f.record.status == "ok"), key=_order)
     lines = ["# Losses: does each run learn?", "", EXPLANATION, ""]
     for heading, members in groupby(finished, key=_heading):
         rows = [_row(member) for member in members]
         lines += [f"## {heading}", "", *markdown.markdown(HEAD, rows), ""]
-    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view losses', folders)}`."]
+    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view losses', folders)}`."]
     return "\n".join(lines)
 
 
-def _heading(found: RecordFile) -> str:
-    r = found.record
+def _heading(file: RecordFile) -> str:
+    r = file.record
     batch = f"{r.config['global_batch_size']} sequences per step"
     return f"{r.workload} {r.size}, {r.proof.precision}, {batch}, {records.box_of(r)}"
 
 
-def _order(found: RecordFile) -> tuple:
-    facts = found.record
-    return _heading(found), facts.strategy != "single", facts.strategy, facts.world_size, facts.seed
+def _order(file: RecordFile) -> tuple:
+    facts = file.record
+    return _heading(file), facts.strategy != "single", facts.strategy, facts.world_size, facts.seed
 
 
-def _row(found: RecordFile) -> list[str]:
-    facts = found.record
-    schema.checked_steps(found.path, facts)
-    losses = [line["loss"] for line in schema.read_steps(found.path)]
+def _row(file: RecordFile) -> list[str]:
+    facts = file.record
+    schema.checked_steps(file.path, facts)
+    losses = [line["loss"] for line in schema.read_steps(file.path)]
     some = steps_at_an_end(len(losses))
     held_out = facts.evaluation[-1]
     name = "accuracy" if "accuracy" in held_out else "perplexity"
     seconds = facts.timing.median_seconds
-    peak = None if facts.peak_memory is None else _peak_resident(found)
+    peak = None if facts.peak_memory is None else _peak_resident(file)
     return [
         facts.strategy,
         str(facts.world_size),
@@ -72,7 +72,7 @@ def _row(found: RecordFile) -> list[str]:
     ]
 
 
-def _peak_resident(found: RecordFile) -> int | None:
+def _peak_resident(file: RecordFile) -> int | None:
     """The largest resident set of any rank in any phase; None on a GPU box, which records none."""
-    peaks = [p.resident_bytes for phases in found.record.peak_memory for p in phases.values() if p.resident_bytes]
+    peaks = [p.resident_bytes for phases in file.record.peak_memory for p in phases.values() if p.resident_bytes]
     return max(peaks, default=None)

@@ -41,8 +41,8 @@ gradients are taken as released."""
 
 def table(folders: Sequence[Path]) -> str:
     """Make the page: by precision and workload, one block per world size, one row per strategy."""
-    found = records.find(folders)
-    finished = [f for f in found if f.record.status == "ok"]
+    record_files = records.find(folders)
+    finished = [f for f in record_files if f.record.status == "ok"]
     measured = [f for f in finished if f.record.model_state_bytes and f.record.resting_state_bytes]
     notes: list[str] = []  # reasons in the order of their first use
     lines = ["# Model states: measured, and by the paper", "", EXPLANATION, ""]
@@ -60,18 +60,18 @@ def table(folders: Sequence[Path]) -> str:
     unmeasured = [f.record.run_id for f in finished if f not in measured]
     if unmeasured:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
-    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view model-states', folders)}`."]
+    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view model-states', folders)}`."]
     return "\n".join(lines)
 
 
-def _heading(found: RecordFile) -> str:
-    r = found.record
+def _heading(file: RecordFile) -> str:
+    r = file.record
     return f"{r.workload} {r.size}, {r.proof.precision}, {r.num_params:,} parameters"
 
 
-def _order(found: RecordFile) -> tuple:
-    r = found.record
-    return r.proof.precision, r.workload, r.num_params, _heading(found), r.world_size, _rank_of_strategy(r), r.run_id
+def _order(file: RecordFile) -> tuple:
+    r = file.record
+    return r.proof.precision, r.workload, r.num_params, _heading(file), r.world_size, _rank_of_strategy(r), r.run_id
 
 
 def _rank_of_strategy(r: Record) -> tuple[int, str]:
@@ -84,10 +84,10 @@ def _distinct(block: list[RecordFile]) -> list[tuple[str, Record]]:
     """One row per strategy; runs of one strategy with other bytes have rows of their own, under their ids."""
     by_bytes: dict[str, list[Record]] = {}
     for _, r in block:
-        kept = by_bytes.setdefault(r.strategy, [])
-        if all(_bytes(r) != _bytes(other) for other in kept):
-            kept.append(r)
-    return [(name if len(kept) == 1 else r.run_id, r) for name, kept in by_bytes.items() for r in kept]
+        members = by_bytes.setdefault(r.strategy, [])
+        if all(_bytes(r) != _bytes(other) for other in members):
+            members.append(r)
+    return [(name if len(members) == 1 else r.run_id, r) for name, members in by_bytes.items() for r in members]
 
 
 def _bytes(r: Record) -> tuple:
@@ -114,9 +114,9 @@ def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
     return f"{most:.3f}" if _close(least, most) else f"{least:.3f} to {most:.3f}"
 
 
-def _close(one: float, other: float) -> bool:
+def _close(value: float, other: float) -> bool:
     """Equal as far as the page can show, for bytes per parameter."""
-    return abs(one - other) <= max(TOLERANCE * max(abs(one), abs(other)), PRINTED)
+    return abs(value - other) <= max(TOLERANCE * max(abs(value), abs(other)), PRINTED)
 
 
 def _cell(
@@ -149,10 +149,10 @@ def _reasons(
         return []
     named: dict[str, float] = {}
     for rank, value in enumerate(measured):
-        found = [d for d in engine_differences(engine, sizes, rank, moment) if d.part == part]
-        predicted = paper + sum(d.num_bytes for d in found)
+        departures = [d for d in engine_differences(engine, sizes, rank, moment) if d.part == part]
+        predicted = paper + sum(d.num_bytes for d in departures)
         if not _close(value / sizes.num_params, predicted / sizes.num_params):
             return []
-        for d in found:
+        for d in departures:
             named[d.reason] = max(named.get(d.reason, 0.0), abs(d.num_bytes) / max(value, paper))
     return [reason for reason, share in named.items() if share > TOLERANCE]

@@ -45,23 +45,23 @@ class Pairs(NamedTuple):
     refused: pd.DataFrame  # one row per run that is in no pair, with the reason
 
 
-def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def comparable(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Say why two rows of the table may not be compared; None where they may.
 
     Neither strategy nor number of processes nor seed must be equal: `pair` takes care of these, and `limits` says which
     quantities of a pair may not be compared all the same.
     """
-    for run in (one, other):
-        if run["status"] != "ok":
-            return f"{run['strategy']}: {run['status']}"
+    for each in (run, other):
+        if each["status"] != "ok":
+            return f"{each['strategy']}: {each['status']}"
     for name, phrase in _HELD.items():
-        mine, theirs = one[name], other[name]
+        mine, theirs = run[name], other[name]
         if pd.isna(mine) or pd.isna(theirs):
             return f"{_UNKNOWN.get(name, name.replace('_', ' '))} unknown"
         if mine != theirs:
-            return phrase.format(_plain(mine), _plain(theirs)) if phrase else _DETAILS[name](one, other)
-    if one["seed"] == other["seed"]:
-        mine, theirs = one["initial_sha256"], other["initial_sha256"]
+            return phrase.format(_plain(mine), _plain(theirs)) if phrase else _DETAILS[name](run, other)
+    if run["seed"] == other["seed"]:
+        mine, theirs = run["initial_sha256"], other["initial_sha256"]
         if pd.isna(mine) or pd.isna(theirs):
             return "initial weights unknown"
         if mine != theirs:
@@ -69,23 +69,23 @@ def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     return None
 
 
-def limits(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | None]:
+def limits(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | None]:
     """Say why two comparable rows may all the same not be compared in some quantities; None: they may.
 
     `states` are those that follow from the number of processes: model states, and what is sent.
     """
-    other_world = _against(one, other, "world_size", "processes")
+    other_world = _against(run, other, "world_size", "processes")
     # Beside `single`, and for a strategy with itself, the number of processes is the comparison's point.
-    told_apart = one["strategy"] == other["strategy"] or "single" in (one["strategy"], other["strategy"])
+    told_apart = run["strategy"] == other["strategy"] or "single" in (run["strategy"], other["strategy"])
     confounded = None if told_apart else other_world
-    micro_batch = _against(one, other, "micro_batch_size", "micro batch")
+    micro_batch = _against(run, other, "micro_batch_size", "micro batch")
     losses = None
-    if one["dropout"] and (other_world or micro_batch):
+    if run["dropout"] and (other_world or micro_batch):
         losses = f"dropout is on and {other_world or micro_batch}: other masks"
     # Where the processes differ, so does what each does. Elsewhere it is a setting.
     unequal = confounded or (None if other_world else micro_batch)
-    threads = _against(one, other, "threads_per_process", "threads per process") if one["device"] == "cpu" else None
-    crowded = next((crowding(run) for run in (one, other) if crowding(run)), None)
+    threads = _against(run, other, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
+    crowded = next((crowding(each) for each in (run, other) if crowding(each)), None)
     return {"losses": losses, "speed": crowded or unequal or threads, "memory": unequal, "states": confounded}
 
 
@@ -104,10 +104,10 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
     too. Columns of `compared`: run, control_run, and what `limits` says.
     """
     ok = table[table["status"] == "ok"]
-    mine, theirs = ok[ok["strategy"] != control], ok[ok["strategy"] == control]
+    strategies, controls = ok[ok["strategy"] != control], ok[ok["strategy"] == control]
     runs = dict(zip(table.index, table.to_dict("records"), strict=True))
     made, reasons = [], {}
-    for label, partner in _partners(mine, theirs).items():
+    for label, partner in _partners(strategies, controls).items():
         reason = comparable(runs[label], runs[partner])
         if reason is None:
             made.append({"run": label, "control_run": partner, **limits(runs[label], runs[partner])})
@@ -116,7 +116,7 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
     compared = pd.DataFrame(made, columns=["run", "control_run", *LIMITS])
     paired = {*compared["run"], *compared["control_run"]}
     repeated = {_repeated(runs[label]) for label in compared["control_run"]}
-    cells = [runs[label] for label in theirs.drop_duplicates(list(CELL)).index]
+    cells = [runs[label] for label in controls.drop_duplicates(list(CELL)).index]
     for label, run in runs.items():
         if label not in paired and label not in reasons:
             further = run["status"] == "ok" and _repeated(run) in repeated
@@ -191,21 +191,21 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _against(one: Mapping[str, Any], other: Mapping[str, Any], name: str, words: str) -> str | None:
-    if one[name] == other[name]:
+def _against(run: Mapping[str, Any], other: Mapping[str, Any], name: str, words: str) -> str | None:
+    if run[name] == other[name]:
         return None
-    return f"{words} {_plain(one[name])} against {_plain(other[name])}"
+    return f"{words} {_plain(run[name])} against {_plain(other[name])}"
 
 
-def _other_setting(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    mine, theirs = one["settings"], other["settings"]
-    name = next(name for name in mine if mine[name] != theirs.get(name))
-    return f"{name} {mine[name]} against {theirs.get(name)}"
+def _other_setting(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    settings, other_settings = run["settings"], other["settings"]
+    name = next(name for name in settings if settings[name] != other_settings.get(name))
+    return f"{name} {settings[name]} against {other_settings.get(name)}"
 
 
-def _other_library(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    mine, theirs = (set(run["libraries"].split(", ")) for run in (one, other))
-    return f"{', '.join(sorted(mine - theirs))} against {', '.join(sorted(theirs - mine))}"
+def _other_library(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    libraries, other_libraries = (set(each["libraries"].split(", ")) for each in (run, other))
+    return f"{', '.join(sorted(libraries - other_libraries))} against {', '.join(sorted(other_libraries - libraries))}"
 
 
 _DETAILS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], str]] = {
@@ -214,15 +214,15 @@ _DETAILS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], str]] = {
 }
 
 
-def _partners(mine: pd.DataFrame, theirs: pd.DataFrame) -> dict[Any, Any]:
+def _partners(runs: pd.DataFrame, controls: pd.DataFrame) -> dict[Any, Any]:
     """For each run the control's run that is nearest to it, by their labels in the table."""
-    kept = ["world_size", "micro_batch_size", "repeat"]
+    nearness = ["world_size", "micro_batch_size", "repeat"]
     keys = [*CELL, "seed"]
     left, right = (
-        runs.dropna(subset=list(CELL))[keys + kept].rename_axis("label").reset_index() for runs in (mine, theirs)
+        side.dropna(subset=list(CELL))[keys + nearness].rename_axis("label").reset_index() for side in (runs, controls)
     )
     near = left.merge(right, on=keys, suffixes=("", "_control"))
-    for name in kept:
+    for name in nearness:
         near[f"other_{name}"] = near[name] != near[f"{name}_control"]
     order = ["other_world_size", "world_size_control", "other_micro_batch_size", "other_repeat", "repeat_control"]
     nearest = near.sort_values(order, kind="stable").drop_duplicates("label")
@@ -254,11 +254,11 @@ def _place(table: pd.DataFrame) -> pd.DataFrame:
     unknown = table[list(SETTING)].isna().any(axis=1)
     if not unknown.any():
         return table
-    known = table.loc[~unknown, list(SETTING)].drop_duplicates()
+    cells = table.loc[~unknown, list(SETTING)].drop_duplicates()
     placed = table.copy()
     for label, run in table[unknown].iterrows():
-        told = [name for name in SETTING if pd.notna(run[name])]
-        fitting = known[(known[told] == run[told]).all(axis=1)]
+        columns = [name for name in SETTING if pd.notna(run[name])]
+        fitting = cells[(cells[columns] == run[columns]).all(axis=1)]
         if len(fitting) == 1:
             placed.loc[label, list(SETTING)] = fitting.iloc[0]
     return placed
@@ -282,14 +282,14 @@ def _outcomes(runs: pd.DataFrame) -> str:
 
 
 def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
-    mine, theirs = (some["tokens_per_second_per_gpu"].median() for some in (runs, base))
-    one, other = runs.iloc[0], base.iloc[0]
-    why = limits(one, other)["speed"]
+    rate, base_rate = (some["tokens_per_second_per_gpu"].median() for some in (runs, base))
+    run, base_run = runs.iloc[0], base.iloc[0]
+    why = limits(run, base_run)["speed"]
     return {
-        "scaling_efficiency": None if why else mine / theirs,
-        "tokens_per_second_per_gpu": mine,
+        "scaling_efficiency": None if why else rate / base_rate,
+        "tokens_per_second_per_gpu": rate,
         "num_runs": len(runs),
-        "base": f"{other['strategy']} on {processes(other['world_size'])}",
+        "base": f"{base_run['strategy']} on {processes(base_run['world_size'])}",
         "base_num_runs": len(base),
         "why": why,
     }

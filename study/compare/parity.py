@@ -46,8 +46,8 @@ HEAD = [
 
 def table(folders: Sequence[Path]) -> str:
     """Make the page: one table per group of runs that train the same thing."""
-    found = records.find(folders)
-    finished = [f for f in found if f.record.status == "ok"]
+    record_files = records.find(folders)
+    finished = [f for f in record_files if f.record.status == "ok"]
     lines = ["# Parity: does the strategy change what is trained?", "", EXPLANATION, ""]
     groups = [list(members) for _, members in groupby(sorted(finished, key=_group), key=_group)]
     alone = [group[0].record.run_id for group in groups if len(group) == 1]
@@ -55,17 +55,17 @@ def table(folders: Sequence[Path]) -> str:
     for group in groups:
         if len(group) > 1:
             ordered = sorted(group, key=_order)
-            rows = [_row(found, ordered) for found in ordered]
+            rows = [_row(file, ordered) for file in ordered]
             box = f", {records.box_of(ordered[0].record)}" if several else ""
             lines += [f"## {_heading(ordered[0].record)}{box}", "", *markdown.markdown(HEAD, rows), ""]
     if alone:
         lines += [f"Nothing to compare with: {', '.join(alone)}.", ""]
-    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view parity', folders)}`."]
+    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view parity', folders)}`."]
     return "\n".join(lines)
 
 
-def _group(found: RecordFile) -> str:
-    r = found.record
+def _group(file: RecordFile) -> str:
+    r = file.record
     # A record from before there was such a knob has what is its default now.
     whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
     config = {name: value for name, value in whole.items() if name not in NOT_COMPARED}
@@ -80,37 +80,39 @@ def _heading(r: Record) -> str:
     return f"{r.workload} {r.size}, {r.proof.precision}, seed {r.seed}, {dropout}, {steps}"
 
 
-def _order(found: RecordFile) -> tuple:
+def _order(file: RecordFile) -> tuple:
     """References first: ddp, then the plainest run."""
-    r = found.record
+    r = file.record
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 2)
     return plainness, r.world_size, r.proof.zero_stage or 0, r.strategy, r.run_id
 
 
-def _incomparable(one: Record, other: Record) -> str | None:
+def _incomparable(r: Record, other: Record) -> str | None:
     """Why two runs of one group cannot be compared; None where they can."""
-    if not one.config["dropout"]:
+    if not r.config["dropout"]:
         return None
     facts = {
-        "processes": (one.world_size, other.world_size),
-        "micro batch": (one.proof.micro_batch_size, other.proof.micro_batch_size),
+        "processes": (r.world_size, other.world_size),
+        "micro batch": (r.proof.micro_batch_size, other.proof.micro_batch_size),
     }
-    differing = [f"{name} {mine}, there {theirs}" for name, (mine, theirs) in facts.items() if mine != theirs]
+    differing = [
+        f"{name} {value}, there {other_value}" for name, (value, other_value) in facts.items() if value != other_value
+    ]
     return f"dropout is on and {differing[0]}" if differing else None
 
 
-def _row(found: RecordFile, group: Sequence[RecordFile]) -> list[str]:
-    r = found.record
+def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
+    r = file.record
     start = [r.run_id, f"{r.world_size} x {r.proof.micro_batch_size}"]
-    others = [other for other in group if other is not found]
+    others = [other for other in group if other is not file]
     comparable = [other for other in group if _incomparable(r, other.record) is None]
-    if comparable == [found]:
+    if comparable == [file]:
         return [*start, f"not comparable: {_incomparable(r, others[0].record)}", *[""] * (len(HEAD) - 3)]
     reference = comparable[0]
-    if reference is found:
+    if reference is file:
         return [*start, "(the reference)", *[""] * (len(HEAD) - 3)]
     differences = [
-        *_steps(found, reference),
+        *_steps(file, reference),
         _relative(r.final_parameters.absolute_sum, reference.record.final_parameters.absolute_sum),
         _relative(r.final_parameters.square_sum, reference.record.final_parameters.square_sum),
     ]
@@ -124,14 +126,16 @@ def _row(found: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     ]
 
 
-def _steps(found: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
+def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
     """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
-    for path, one in (found, reference):
-        schema.checked_steps(path, one)
-    mine, theirs = schema.read_steps(found.path), schema.read_steps(reference.path)
-    if [line["step"] for line in mine] != [line["step"] for line in theirs]:
-        raise Refusal(f"{found.path}: {len(mine)} steps, {reference.path} has {len(theirs)}; run the shorter one again")
-    pairs = list(zip(mine, theirs, strict=True))
+    for path, record in (file, reference):
+        schema.checked_steps(path, record)
+    steps, reference_steps = schema.read_steps(file.path), schema.read_steps(reference.path)
+    if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
+        raise Refusal(
+            f"{file.path}: {len(steps)} steps, {reference.path} has {len(reference_steps)}; run the shorter one again"
+        )
+    pairs = list(zip(steps, reference_steps, strict=True))
     loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))
     return loss, grad_norm
 
@@ -147,5 +151,5 @@ def _relative(value: float, reference: float) -> float:
     return abs(value - reference) / abs(reference) if reference else abs(value)
 
 
-def _identity(one: str, other: str) -> str:
-    return "identical" if one == other else "differ"
+def _identity(sha256: str, reference: str) -> str:
+    return "identical" if sha256 == reference else "differ"

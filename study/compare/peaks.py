@@ -38,14 +38,14 @@ class PeakCell(NamedTuple):
 
 def table(folders: Sequence[Path]) -> str:
     """Make the page: one block per model, precision and number of processes."""
-    found = records.find(folders)
-    cells = [c for _, r in found if r.status == "ok" and (c := cell(r)) is not None]
+    record_files = records.find(folders)
+    cells = [c for _, r in record_files if r.status == "ok" and (c := cell(r)) is not None]
     lines = ["# Peaks: measured, and by theory", "", EXPLANATION, ""]
     lines += [_summary(cells), ""] if cells else []
     for heading, members in groupby(sorted(cells, key=_order), key=_heading):
         head = ["strategy", "batch x tokens", "differs in", "measured, MB", "theory, MB", "error", "highest at"]
         lines += [f"## {heading}", "", *markdown.markdown(head, [_row(c) for c in members]), ""]
-    lines += [*markdown.not_ok(found), f"Made by `{markdown.command('compare --view peaks', folders)}`."]
+    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view peaks', folders)}`."]
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ def read(folders: Iterable[Path]) -> pd.DataFrame:
     for a JSON file that says by a schema_version that it is a record and is no predicted one, and where two files are
     of one study and box.
     """
-    found: dict[tuple[str, str], Path] = {}
+    path_of: dict[tuple[str, str], Path] = {}
     rows: list[dict[str, Any]] = []
     for path in dict.fromkeys(path for folder in folders for path in sorted(folder.rglob("*.json"))):
         content = files.load(path, "JSON")
@@ -43,11 +43,11 @@ def read(folders: Iterable[Path]) -> pd.DataFrame:
             continue
         read = schema.parse(path, content, PredictedStudy)
         box = _box(path, read)
-        other = found.setdefault((box, read.study), path)
+        other = path_of.setdefault((box, read.study), path)
         if other != path:
             raise Refusal(f"{path}: {read.study} on {box} is predicted in {other} too; give one of them")
         shared = {"box": box, "num_gpus": read.box.num_gpus, "study": read.study}
-        rows += [{**shared, **one.model_dump()} for one in (*read.predictions, *read.left_out)]
+        rows += [{**shared, **run.model_dump()} for run in (*read.predictions, *read.left_out)]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     return table.astype({"why": object, "lacking": object})  # None: nothing, also where that is so of all
 

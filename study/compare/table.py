@@ -168,22 +168,22 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([long, values.astype({"step": "int64"})], axis=1)
 
 
-def _row(found: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
-    r = found.record
+def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
+    r = file.record
     try:
         config = RunConfig.model_validate(r.config)
         settings = _settings(config, r.world_size)
     except ValidationError as error:
-        raise Refusal(describe(error, f"{found.path}: config")) from None
+        raise Refusal(describe(error, f"{file.path}: config")) from None
     except Refusal as refusal:
-        raise Refusal(f"{found.path}: config: {refusal}") from None
+        raise Refusal(f"{file.path}: config: {refusal}") from None
     status = r.status if outcome is None or outcome.status == "ok" else outcome.status
     failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
     device = records.device_of(r)
     return {
         "run_id": r.run_id,
         "study": outcome.study if outcome else None,
-        "path": str(found.path),
+        "path": str(file.path),
         "box": records.box_of(r),
         "device": device,
         "workload": r.workload,
@@ -206,7 +206,7 @@ def _row(found: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "final_sha256": r.final_parameters.sha256 if r.final_parameters else None,
         "libraries": _libraries(r.machine),
         **settings,
-        **_learning(found, config),
+        **_learning(file, config),
         **_speed(r, device),
         **_memory(r, device),
         **_model_states(r),
@@ -276,12 +276,12 @@ def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
     }
 
 
-def _learning(found: records.RecordFile, config: RunConfig) -> dict[str, Any]:
+def _learning(file: records.RecordFile, config: RunConfig) -> dict[str, Any]:
     """The curve, and what sums it up; the sums only of a run that took all its steps."""
-    r = found.record
+    r = file.record
     if r.steps_sha256 is None or not r.steps_done:
         return {}
-    lines = json.loads("[" + ",".join(schema.checked_steps(found.path, r).read_text().splitlines()) + "]")
+    lines = json.loads("[" + ",".join(schema.checked_steps(file.path, r).read_text().splitlines()) + "]")
     curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
@@ -359,8 +359,8 @@ def _peaks(r: Record, kind: str) -> list[int | None]:
         # Live tensors are those that Python reaches. The reducer's flat buckets, which live as long as the model, are
         # C++ tensors; `model_state_bytes` knows their size.
         states = r.model_state_bytes or [None] * len(peaks)
-        seen = zip(peaks, states, strict=True)
-        return [None if None in (p, rank) else p + rank.communication_buffers for p, rank in seen]
+        ranks = zip(peaks, states, strict=True)
+        return [None if None in (p, rank) else p + rank.communication_buffers for p, rank in ranks]
     return peaks
 
 

@@ -67,22 +67,22 @@ def table(
     None is a cell of which nothing is known; a column that has nothing else is left out, and the caption says so.
     """
     groups = list(groups)
-    known = [i for i in range(len(head)) if i == 0 or any(row[i] is not None for _, rows in groups for row in rows)]
-    unknown = [title for i, title in enumerate(head) if i not in known]
+    columns = [i for i in range(len(head)) if i == 0 or any(row[i] is not None for _, rows in groups for row in rows)]
+    unknown = [title for i, title in enumerate(head) if i not in columns]
     note += f" Not measured here: {', '.join(unknown)}." if unknown else ""
-    kinds = ["" if i == 0 or head[i] in words else NUMBER for i in known]
+    kinds = ["" if i == 0 or head[i] in words else NUMBER for i in columns]
 
     label = html.escape(caption)
     lines = [f'<div class="table" role="region" tabindex="0" aria-label="{label}">', "<table>"]
     lines += [f"<caption><span>{label}</span>{f'<small>{html.escape(note)}</small>' if note else ''}</caption>"]
-    titles = [f'<th scope="col"{kind}>{escape(head[i])}</th>' for i, kind in zip(known, kinds, strict=True)]
+    titles = [f'<th scope="col"{kind}>{escape(head[i])}</th>' for i, kind in zip(columns, kinds, strict=True)]
     lines += [f"<thead><tr>{''.join(titles)}</tr></thead>"]
     for heading, rows in groups:
         lines += ["<tbody>"]
         if heading:
-            whole = f'colspan="{len(known)}" scope="rowgroup"'
+            whole = f'colspan="{len(columns)}" scope="rowgroup"'
             lines += [f'<tr class="group"><th {whole}><span>{escape(heading)}</span></th></tr>']
-        lines += [_row([row[i] for i in known], kinds) for row in rows]
+        lines += [_row([row[i] for i in columns], kinds) for row in rows]
         lines += ["</tbody>"]
     return "\n".join([*lines, "</table>", "</div>"])
 

@@ -136,8 +136,8 @@ def panels(heights: Sequence[float], share_x: bool = False) -> tuple[Canvas, lis
 
 def spread_out(values: Iterable[float], most: float) -> bool:
     """Whether the largest value is so many times the smallest that only a logarithmic axis shows both."""
-    known = [value for value in values if value and math.isfinite(value)]
-    return min(known) > 0 and max(known) > most * min(known)
+    finite = [value for value in values if value and math.isfinite(value)]
+    return min(finite) > 0 and max(finite) > most * min(finite)
 
 
 def log_ticks(axis: Any) -> None:
@@ -198,7 +198,7 @@ def finish(canvas: Canvas, name: str, alt: str, caption: str) -> Figure:
     body = re.sub(r"font-family: [^;\"]*; ?", "", body)
     body = re.sub(r' (?:d|x|y|transform)="[^"]*"', _rounded, body)
     used = set(re.findall(r"#([^\")]+)[\")]", body))
-    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used or "band" in found[1] else "", body)
+    body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used or "band" in match[1] else "", body)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
     body = body.replace(INK, "currentColor")
     svg = (

@@ -16,30 +16,30 @@ MARKERS = {"better": "<", "worse": ">"}
 
 def effects(metric: str, groups: Sequence[tuple[str, Mapping[str, Effect | None]]], caption: str) -> Figure:
     """Draw effects in per cent with their intervals, group under group; None is a comparison without a value."""
-    shown = [(label, found) for _, group in groups for label, found in group.items()]
+    labelled = [(label, effect) for _, group in groups for label, effect in group.items()]
     name = f"effects-{metric.replace(' ', '-')}"
     with house_style(name):
         canvas, axes = panels([0.3 * len(group) + 0.65 for _, group in groups], share_x=True)
         for ax, (title, group) in zip(axes, groups, strict=True):
             rows(ax, list(group))
             ax.set_title(title)
-            for row, found in enumerate(group.values()):
-                if found is None:
+            for row, effect in enumerate(group.values()):
+                if effect is None:
                     at_edge(ax, row, "no value")
                     continue
-                colour = COLOURS.get(found.word, INK)
-                if found.low is not None:
-                    ax.hlines(row, 100 * found.low, 100 * found.high, color=colour, linewidth=2)
-                ax.plot(100 * found.mean, row, marker=MARKERS.get(found.word, "o"), color=colour, markersize=7,
+                colour = COLOURS.get(effect.word, INK)
+                if effect.low is not None:
+                    ax.hlines(row, 100 * effect.low, 100 * effect.high, color=colour, linewidth=2)
+                ax.plot(100 * effect.mean, row, marker=MARKERS.get(effect.word, "o"), color=colour, markersize=7,
                         linestyle="none")  # fmt: skip
-                beside(ax, row, found.word)
+                beside(ax, row, effect.word)
             ax.axvline(0, color=INK, linewidth=0.8)
         axes[-1].set_xlabel(f"{metric}, ZeRO against plain, in %")
         axes[-1].xaxis.set_major_locator(MaxNLocator(6))
         axes[-1].xaxis.set_major_formatter(lambda value, _: three_digits(value))
-        said = [f"{label} {_told(found)}" for label, found in shown if found is not None]
-        return finish(canvas, name, f"Effects on {metric}: {'; '.join(said)}.", caption)
+        described = [f"{label} {_told(effect)}" for label, effect in labelled if effect is not None]
+        return finish(canvas, name, f"Effects on {metric}: {'; '.join(described)}.", caption)
 
 
-def _told(found: Effect) -> str:
-    return f"{three_digits(100 * found.mean)} % ({found.word})"
+def _told(effect: Effect) -> str:
+    return f"{three_digits(100 * effect.mean)} % ({effect.word})"

@@ -146,15 +146,15 @@ def _scale(ax: Axes, bounds: pd.Series, margin: float) -> float | None:
 
 def _ticks(ax: Axes, linear_within: float) -> list[float]:
     """Powers of ten on both sides of 0, as many as have room for their labels, from the ends inwards."""
-    kept = [0.0]
+    ticks = [0.0]
     for sign, end in zip((-1, 1), ax.get_xlim(), strict=True):
         zero, last = ax.transData.transform((0, 0))[0], math.inf
         for decade in range(math.floor(math.log10(abs(end))), round(math.log10(linear_within)) - 1, -1):
             away = abs(ax.transData.transform((sign * 10.0**decade, 0))[0] - zero)
             if min(away, last - away) > APART_POINTS:
-                kept.append(sign * 10.0**decade)
+                ticks.append(sign * 10.0**decade)
                 last = away
-    return sorted(kept)
+    return sorted(ticks)
 
 
 def _caption(ordered: pd.DataFrame, labels: list[str], words: str, control: str, several: bool) -> str:

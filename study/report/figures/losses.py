@@ -30,8 +30,8 @@ def loss_curves(steps: pd.DataFrame, control: str, table: pd.DataFrame | None = 
     """
     about = setting(steps)
     if control not in set(steps["strategy"]):
-        there = ", ".join(in_order(steps["strategy"]))
-        raise ValueError(f"control {control!r} has no steps here; there are {there}")
+        strategies_here = ", ".join(in_order(steps["strategy"]))
+        raise ValueError(f"control {control!r} has no steps here; there are {strategies_here}")
     name = f"loss-curves-{about.slug}"
     runs = steps.pivot_table(index="step", columns=["strategy", "seed", "repeat"], values="loss")
     runs, notes = _whole(runs)
@@ -85,12 +85,12 @@ def _curve(ax: Axes, values: pd.DataFrame, strategy: str, halo: bool = False, cr
     """The mean over seeds, as far as all of them went, and the band from the least to the largest."""
     look = style(strategy)
     values = values.dropna()
-    kept = values.iloc[_thinned(len(values))]
+    points = values.iloc[_thinned(len(values))]
     width, alpha = (5.0, 0.35) if halo else (1.5, 1.0)  # the control lies below all others, which would hide it
-    ax.plot(kept.index, kept.mean(axis=1), color=look.color, linestyle="-" if halo else look.line, linewidth=width,
+    ax.plot(points.index, points.mean(axis=1), color=look.color, linestyle="-" if halo else look.line, linewidth=width,
             alpha=alpha, solid_capstyle="butt")  # fmt: skip
-    if kept.shape[1] > 1:
-        band = ax.fill_between(kept.index, kept.min(axis=1), kept.max(axis=1), color=look.color, linewidth=0,
+    if points.shape[1] > 1:
+        band = ax.fill_between(points.index, points.min(axis=1), points.max(axis=1), color=look.color, linewidth=0,
                                alpha=max(0.04, 0.3 / crowd))  # fmt: skip
         band.set_gid(f"band-{strategy}-{ax.get_subplotspec().rowspan.start}")
 
@@ -175,16 +175,16 @@ def _num_steps(table: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
 def _whole(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Leave out a strategy's runs that end before the last step, unless all of its do; and say which."""
     last = runs.apply(lambda losses: losses.last_valid_index())
-    kept, notes = [], []
+    whole, notes = [], []
     for strategy in in_order(last.index.get_level_values("strategy")):
         ends = last[[strategy]]
         early = ends[ends < runs.index.max()]
-        kept += list(early.index if len(early) == len(ends) else ends.index.difference(early.index))
+        whole += list(early.index if len(early) == len(ends) else ends.index.difference(early.index))
         if len(early):
             at = f"step {early.min():.0f}" if early.nunique() == 1 else f"steps {early.min():.0f} to {early.max():.0f}"
             out = "" if len(early) == len(ends) else ", left out"
             notes.append(f"{strategy}: {len(early)} of {len(ends)} runs ended at {at}{out}")
-    return runs[kept], notes
+    return runs[whole], notes
 
 
 def _alt(runs: pd.DataFrame, strategies: list[str], control: str, farthest: dict[str, float]) -> str:

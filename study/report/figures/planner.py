@@ -67,9 +67,9 @@ ACROSS = 3  # maps in a row
 
 def _name(kind: str, advice: Advice) -> str:
     asked = advice.asked
-    told = f"{kind} {advice.shape.name} {advice.box.num_gpus} {advice.box.gpu.name} {asked.sequence_length}"
-    told += f" {asked.batch()[0] * asked.num_gpus}"
-    return re.sub(r"[^a-z0-9]+", "-", told.lower()).strip("-")
+    words = f"{kind} {advice.shape.name} {advice.box.num_gpus} {advice.box.gpu.name} {asked.sequence_length}"
+    words += f" {asked.batch()[0] * asked.num_gpus}"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def _setting(advice: Advice) -> str:
@@ -81,21 +81,23 @@ def memory_by_part(advice: Advice) -> Figure:
     options = {option.strategy.name: option.prediction for option in advice.options}
     order = in_order(options)
     usable = advice.options[0].prediction.usable_bytes
-    longest = max(one.needed_bytes for one in options.values())
+    longest = max(prediction.needed_bytes for prediction in options.values())
     name = _name("planner-parts", advice)
     with house_style(name):
         canvas, (ax,) = panels([0.44 * len(order) + 0.65])
         rows(ax, [f"{strategy}\n{batch(options[strategy].job)}" for strategy in order])
         for row, strategy in enumerate(order):
-            one, start = options[strategy], 0.0
+            prediction, start = options[strategy], 0.0
             for part in PARTS:
-                size = one.peak.parts[part] / GIB
+                size = prediction.peak.parts[part] / GIB
                 ax.add_patch(Rectangle((start, row - BAR / 2), size, BAR, facecolor=COLOURS[part], linewidth=0))
                 start += size
-            ax.add_patch(Rectangle((start, row - BAR / 2), one.needed_bytes / GIB - start, BAR, **SLACK))
-            elsewhere = one.host_bytes_per_node + one.disk_bytes_per_node
+            ax.add_patch(Rectangle((start, row - BAR / 2), prediction.needed_bytes / GIB - start, BAR, **SLACK))
+            elsewhere = prediction.host_bytes_per_node + prediction.disk_bytes_per_node
             also = f"\n+ {bytes_text(elsewhere)} host, disk" if elsewhere else ""
-            beside(ax, row, f"{three_digits(one.needed_bytes / GIB)} GiB{also}", fontsize="small" if also else None)
+            beside(
+                ax, row, f"{three_digits(prediction.needed_bytes / GIB)} GiB{also}", fontsize="small" if also else None
+            )
         ax.axvline(usable / GIB, color=INK, linewidth=1.5)
         ax.annotate(f"usable: {three_digits(usable / GIB)} GiB", (usable / GIB, 1), xycoords=("data", "axes fraction"),
                     xytext=(0, 3), textcoords="offset points", ha="right", annotation_clip=False)  # fmt: skip
@@ -123,8 +125,8 @@ def memory_by_part(advice: Advice) -> Figure:
 
 def memory_by_gpus(advice: Advice) -> Figure:
     """Draw what each strategy needs of a GPU as there are more of them."""
-    found = sweeps.needed_by_gpus(advice)
-    order = in_order(found)
+    needed = sweeps.needed_by_gpus(advice)
+    order = in_order(needed)
     usable = advice.options[0].prediction.usable_bytes / GIB
     name = _name("planner-gpus", advice)
     with house_style(name):
@@ -132,16 +134,16 @@ def memory_by_gpus(advice: Advice) -> Figure:
         for strategy in order:
             look = style(strategy)
             ax.plot(
-                list(found[strategy]), [needed / GIB for needed in found[strategy].values()], color=look.color,
-                linestyle=look.line, marker=look.marker, markersize=5, markerfacecolor=(look.color, 0.4),
-                label=strategy,
+                list(needed[strategy]), [num_bytes / GIB for num_bytes in needed[strategy].values()],
+                color=look.color, linestyle=look.line, marker=look.marker, markersize=5,
+                markerfacecolor=(look.color, 0.4), label=strategy,
             )  # fmt: skip
         ax.axhline(usable, color=INK, linewidth=1.5)
         ax.annotate(f"usable: {three_digits(usable)} GiB", (1, usable), xycoords=("axes fraction", "data"),
                     xytext=(0, 3), textcoords="offset points", ha="right")  # fmt: skip
         ax.set_xscale("log", base=2)
         _gpu_ticks(ax)
-        values = [needed / GIB for by_gpus in found.values() for needed in by_gpus.values()]
+        values = [num_bytes / GIB for by_gpus in needed.values() for num_bytes in by_gpus.values()]
         if spread_out([*values, usable], LOGARITHMIC_FROM):
             ax.set_yscale("log")
             log_ticks(ax.yaxis)
@@ -151,7 +153,7 @@ def memory_by_gpus(advice: Advice) -> Figure:
         ax.set_ylabel("predicted memory of a GPU, GiB")
         below(canvas, *ax.get_legend_handles_labels())
 
-        last = {strategy: found[strategy][sweeps.GPU_COUNTS[-1]] for strategy in order if strategy != "single"}
+        last = {strategy: needed[strategy][sweeps.GPU_COUNTS[-1]] for strategy in order if strategy != "single"}
         least, most = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
         alt = (
             f"Predicted memory of a GPU under {len(order)} strategies on {sweeps.GPU_COUNTS[0]} to "
@@ -175,29 +177,30 @@ def _gpu_ticks(ax: Axes) -> None:
 
 def speed_against_memory(advice: Advice) -> Figure:
     """Draw throughput against memory: every strategy at every split of the batch, and the front of what fits."""
-    found = sweeps.choices(advice)
-    kept = sweeps.pareto(found)
-    order = in_order(choice.strategy for choice in found)
-    usable = found[0].prediction.usable_bytes / GIB
+    choices = sweeps.choices(advice)
+    front = sweeps.pareto(choices)
+    order = in_order(choice.strategy for choice in choices)
+    usable = choices[0].prediction.usable_bytes / GIB
     name = _name("planner-front", advice)
     with house_style(name):
         canvas, (ax,) = panels([4.6])
-        if kept:
+        if front:
             x, y = zip(
-                *((c.prediction.needed_bytes / GIB, c.prediction.tokens_per_second_per_gpu) for c in kept), strict=True
+                *((c.prediction.needed_bytes / GIB, c.prediction.tokens_per_second_per_gpu) for c in front), strict=True
             )
             ax.plot(x, y, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), drawstyle="steps-post", alpha=0.8)
-        for choice in found:
-            one, look = choice.prediction, style(choice.strategy)
+        for choice in choices:
+            prediction, look = choice.prediction, style(choice.strategy)
             ax.plot(
-                one.needed_bytes / GIB, one.tokens_per_second_per_gpu, color=look.color, marker=look.marker,
-                linestyle="none", markersize=SMALL if one.job.activation_checkpointing else LARGE,
-                markerfacecolor=(look.color, 0.7) if one.fits else "none", alpha=1.0 if one.fits else 0.6,
+                prediction.needed_bytes / GIB, prediction.tokens_per_second_per_gpu, color=look.color,
+                marker=look.marker, linestyle="none", alpha=1.0 if prediction.fits else 0.6,
+                markersize=SMALL if prediction.job.activation_checkpointing else LARGE,
+                markerfacecolor=(look.color, 0.7) if prediction.fits else "none",
             )  # fmt: skip
         ax.axvline(usable, color=INK, linewidth=1.5)
         ax.annotate(f"usable: {three_digits(usable)} GiB", (usable, 1), xycoords=("data", "axes fraction"),
                     xytext=(0, 3), textcoords="offset points", ha="right", annotation_clip=False)  # fmt: skip
-        if spread_out([choice.prediction.needed_bytes for choice in found], LOGARITHMIC_FROM):
+        if spread_out([choice.prediction.needed_bytes for choice in choices], LOGARITHMIC_FROM):
             ax.set_xscale("log")
             log_ticks(ax.xaxis)
         ax.set_ylim(bottom=0)
@@ -208,13 +211,15 @@ def speed_against_memory(advice: Advice) -> Figure:
         handles += [_dot(INK, "o", filled=False), _dot(INK, "o", filled=True, size=SMALL)]
         below(canvas, handles, [*order, "does not fit", "checkpointed"])
 
-        fitting = sum(bool(choice.prediction.fits) for choice in found)
-        alt = f"Throughput against memory of {len(found)} ways to run {len(order)} strategies, of which {fitting} fit."
-        if kept:
+        fitting = sum(bool(choice.prediction.fits) for choice in choices)
+        alt = (
+            f"Throughput against memory of {len(choices)} ways to run {len(order)} strategies, of which {fitting} fit."
+        )
+        if front:
             alt += (
-                f" Fastest: {kept[-1].strategy}, {kept[-1].prediction.tokens_per_second_per_gpu:,.0f} tokens/s per "
-                f"GPU in {bytes_text(kept[-1].prediction.needed_bytes)}. On the front: "
-                f"{listed(in_order(choice.strategy for choice in kept))}."
+                f" Fastest: {front[-1].strategy}, {front[-1].prediction.tokens_per_second_per_gpu:,.0f} tokens/s per "
+                f"GPU in {bytes_text(front[-1].prediction.needed_bytes)}. On the front: "
+                f"{listed(in_order(choice.strategy for choice in front))}."
             )
         caption = (
             "Every strategy at every split of the batch into micro batches, without and with activation "
@@ -229,12 +234,12 @@ def _dot(colour: str, marker: str, filled: bool, size: float = LARGE) -> Line2D:
     return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=size, markerfacecolor=face)
 
 
-def published_speed(found: Validation) -> Figure:
+def published_speed(validation: Validation) -> Figure:
     """Draw predicted over published throughput of the MPT rows, with the bands that errors are to stay within."""
     name = "planner-published"
-    speeds = np.array([row.tokens_per_second_per_gpu for row in found.rows])
-    ratios = 1 + np.array(found.errors)
-    devices = sorted({row.box.gpu.name for row in found.rows})
+    speeds = np.array([row.tokens_per_second_per_gpu for row in validation.rows])
+    ratios = 1 + np.array(validation.errors)
+    devices = sorted({row.box.gpu.name for row in validation.rows})
     with house_style(name):
         canvas, (ax,) = panels([3.8])
         ends = [speeds.min() / 1.2, speeds.max() * 1.2]
@@ -244,7 +249,7 @@ def published_speed(found: Validation) -> Figure:
         ax.axhline(1, color=INK, linewidth=1)
         handles = []
         for device, (colour, marker) in zip(devices, DEVICES, strict=True):
-            for row, speed, ratio in zip(found.rows, speeds, ratios, strict=True):
+            for row, speed, ratio in zip(validation.rows, speeds, ratios, strict=True):
                 if row.box.gpu.name == device:
                     face = "none" if row.fp8 else (colour, 0.6)
                     ax.plot(
@@ -259,10 +264,10 @@ def published_speed(found: Validation) -> Figure:
         ax.set_ylabel("predicted over published")
         below(canvas, handles, [*devices, "fp8"])
 
-        summary = found.content["as_they_stand"]
-        within = [np.mean([abs(row_error) <= band for row_error in found.errors]) for band in BANDS]
+        summary = validation.content["as_they_stand"]
+        within = [np.mean([abs(row_error) <= band for row_error in validation.errors]) for band in BANDS]
         alt = (
-            f"Predicted over published throughput of {len(found.rows)} rows on {listed(devices)}: "
+            f"Predicted over published throughput of {len(validation.rows)} rows on {listed(devices)}: "
             f"{percent(within[0])} lie within {percent(BANDS[0])}, {percent(within[1])} within {percent(BANDS[1])}; "
             f"the median error is {percent(summary['median'], 1)}."
         )
@@ -302,11 +307,13 @@ def tree_outcomes(grid: Grid) -> Figure:
         below(canvas, [Patch(facecolor=colour, linewidth=0) for colour in OUTCOMES.values()], list(OUTCOMES))
 
         shares = {
-            kind: [sum(one.outcome.kind == kind for one in judged) / len(judged) for judged in grid.judged.values()]
+            kind: [sum(case.outcome.kind == kind for case in judged) / len(judged) for judged in grid.judged.values()]
             for kind in JUDGED
         }
-        told = [f"{kind} {percent(min(each))} to {percent(max(each))}" for kind, each in shares.items()]
-        alt = f"Outcomes of {len(grid.judged)} published decision trees by model and number of GPUs: {', '.join(told)}."
+        ranges = [f"{kind} {percent(min(each))} to {percent(max(each))}" for kind, each in shares.items()]
+        alt = (
+            f"Outcomes of {len(grid.judged)} published decision trees by model and number of GPUs: {', '.join(ranges)}."
+        )
         caption = (
             "What comes of each tree's advice: the commonest outcome over GPUs, links, batches, purposes and "
             f"priorities of each model on each number of GPUs. Blank: nothing fits. {PREDICTED}"

@@ -67,20 +67,20 @@ def predicted_memory(table: pd.DataFrame) -> Figure:
         canvas, (ax,) = panels([0.33 * len(strategies) + 0.75])
         rows(ax, _labels(table, strategies))
         for row, strategy in enumerate(strategies):
-            one = table.loc[strategy]
+            prediction = table.loc[strategy]
             start = 0.0
-            for part, size in _sizes(one["parts"]).items():
+            for part, size in _sizes(prediction["parts"]).items():
                 if not size:
                     continue
                 ax.add_patch(_hatched(Rectangle((start, row - BAR / 2), size / unit.size, BAR), part))
                 start += size / unit.size
-            host = f" + {bytes_text(one['host_bytes'])} host" if one["host_bytes"] else ""
+            host = f" + {bytes_text(prediction['host_bytes'])} host" if prediction["host_bytes"] else ""
             beside(ax, row, f"\N{ALMOST EQUAL TO} {unit.text(peaks[strategy])}{host}", style="italic")
         _draw_usable(ax, usable, peaks.max(), unit)
         ax.set_xlabel(f"predicted peak memory of a rank, {unit.name}")
         ax.xaxis.set_major_locator(MaxNLocator(6))
-        shown = [part for part in PARTS if any(_sizes(parts).get(part) for parts in table["parts"])]
-        below(canvas, [_hatched(Patch(), part) for part in shown], [NAMES[part] for part in shown])
+        parts_shown = [part for part in PARTS if any(_sizes(parts).get(part) for parts in table["parts"])]
+        below(canvas, [_hatched(Patch(), part) for part in parts_shown], [NAMES[part] for part in parts_shown])
 
         least, most = peaks.idxmin(), peaks.idxmax()
         alt = f"Predicted peak memory of a rank under {len(strategies)} strategies: from {bytes_text(peaks[least])} "
@@ -113,8 +113,8 @@ def predicted_times(table: pd.DataFrame) -> Figure:
             if strategy in missing:
                 at_edge(ax, row, missing[strategy])
                 continue
-            look, one = style(strategy), fitting.loc[strategy]
-            ends = one["seconds_low"] / unit.size, one["seconds_high"] / unit.size
+            look, prediction = style(strategy), fitting.loc[strategy]
+            ends = prediction["seconds_low"] / unit.size, prediction["seconds_high"] / unit.size
             ax.hlines(row, *ends, color=look.color, linewidth=1.2, linestyle=(0, (3, 2)))
             ax.plot(seconds[strategy] / unit.size, row, linestyle="none", marker=look.marker, markersize=7,
                     color=look.color, markerfacecolor="none", markeredgewidth=1.5)  # fmt: skip
@@ -149,19 +149,19 @@ def _about(table: pd.DataFrame, *also: str) -> Setting:
     """What all rows of a figure have in common. `single` is one process beside any number."""
     if table.empty or table["why"].notna().any():
         raise ValueError("a configuration without a prediction, or none at all; filter the rows first")
-    others = table[table["strategy"] != "single"]
-    worlds = (table if others.empty else others)["world_size"]
+    sharded = table[table["strategy"] != "single"]
+    worlds = (table if sharded.empty else sharded)["world_size"]
     for column in (*also, "study", *SETTING, "global_batch_size"):
         if len(values := table[column].unique()) > 1:
             raise ValueError(f"{column} is {listed(values)}; a figure is of one: filter the rows first")
     if worlds.nunique() > 1:
         raise ValueError(f"world_size is {listed(worlds.unique())}; a figure is of one: filter the rows first")
-    one = table.iloc[0]
+    first = table.iloc[0]
     beside_others = " (single: 1)" if worlds.max() > 1 and "single" in set(table["strategy"]) else ""
     boxes = listed(list(table["box"].unique()))
-    told = f"{setting_in_words(one.to_dict())}, {one['global_batch_size']} sequences per step"
-    words = f" Setting: {told}, {processes(worlds.max())}{beside_others}; {boxes}; of the study {one['study']}."
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{boxes} {one['study']} {told} {worlds.max()}x".lower())
+    trained = f"{setting_in_words(first.to_dict())}, {first['global_batch_size']} sequences per step"
+    words = f" Setting: {trained}, {processes(worlds.max())}{beside_others}; {boxes}; of the study {first['study']}."
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{boxes} {first['study']} {trained} {worlds.max()}x".lower())
     return Setting(words, slug)
 
 

@@ -30,30 +30,30 @@ def setting(table: pd.DataFrame, varying: str | None = None) -> Setting:
     """
     if table.empty:
         raise ValueError("no run to draw; a filter before the figure has left none")
-    one: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for column in (*IDENTITY, *ALIKE):
         if column not in table or column == varying:  # comparisons have not all of them
             continue
         rows = table[table["strategy"] != "single"] if column == "world_size" else table
         values = sorted(rows[column].dropna().unique())
         if len(values) > 1:
-            seen = listed([str(value)[:60] for value in values])
-            raise ValueError(f"{column} is {seen}; a figure is of one: filter the runs first")
+            differing = listed([str(value)[:60] for value in values])
+            raise ValueError(f"{column} is {differing}; a figure is of one: filter the runs first")
         if column in IDENTITY:
-            one[column] = values[0] if values else None
-    if one.get("world_size") is None and varying != "world_size":
-        one["world_size"] = table["world_size"].max()
-    parts = [f"{one['workload']} {one['size']}"]
-    parts += [one["precision"]] if one.get("precision") else []
-    parts += [f"{one['global_batch_size']:.0f} sequences per step"] if one.get("global_batch_size") else []
-    if one.get("world_size"):
-        beside = " (single: 1)" if one["world_size"] != 1 and "single" in set(table["strategy"]) else ""
-        parts.append(processes(one["world_size"]) + beside)
-    words = f" Setting: {', '.join(parts)}; {one['box']}."
-    if one.get("config_digest"):
-        one["config_digest"] = one["config_digest"][:8]
-    told = [value if isinstance(value, str) else f"{value:.0f}" for value in one.values() if value]
-    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(told).lower())
+            facts[column] = values[0] if values else None
+    if facts.get("world_size") is None and varying != "world_size":
+        facts["world_size"] = table["world_size"].max()
+    parts = [f"{facts['workload']} {facts['size']}"]
+    parts += [facts["precision"]] if facts.get("precision") else []
+    parts += [f"{facts['global_batch_size']:.0f} sequences per step"] if facts.get("global_batch_size") else []
+    if facts.get("world_size"):
+        beside = " (single: 1)" if facts["world_size"] != 1 and "single" in set(table["strategy"]) else ""
+        parts.append(processes(facts["world_size"]) + beside)
+    words = f" Setting: {', '.join(parts)}; {facts['box']}."
+    if facts.get("config_digest"):
+        facts["config_digest"] = facts["config_digest"][:8]
+    named = [value if isinstance(value, str) else f"{value:.0f}" for value in facts.values() if value]
+    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(named).lower())
     return Setting(words, slug.strip("-"))
 
 

@@ -61,8 +61,8 @@ def relative(value: float) -> str:
 def outcomes(row: PageRow) -> Html:
     """How many runs there are, and what came of those without a result."""
     others = row.runs.loc[row.runs["status"] != "ok", "status"].value_counts()
-    said = ", ".join(f"{amount} {status.replace('_', ' ')}" for status, amount in others.items())
-    return Html(f"{len(row.runs)}{f'<small>{markup.escape(said)}</small>' if said else ''}")
+    words = ", ".join(f"{amount} {status.replace('_', ' ')}" for status, amount in others.items())
+    return Html(f"{len(row.runs)}{f'<small>{markup.escape(words)}</small>' if words else ''}")
 
 
 def learned(row: PageRow, name: str) -> float:
@@ -106,42 +106,46 @@ class Verdicts:
         self.control = control
         self.metric = metric
         self.found: dict[tuple, list[dict[str, Any]]] = {}
-        for one in compared[compared["metric"] == metric].to_dict("records"):
-            key = tuple(one[name] for name in SETTING)
-            self.found.setdefault((one["box"], one["strategy"], one["world_size"], key), []).append(one)
+        for comparison in compared[compared["metric"] == metric].to_dict("records"):
+            key = tuple(comparison[name] for name in SETTING)
+            self.found.setdefault(
+                (comparison["box"], comparison["strategy"], comparison["world_size"], key), []
+            ).append(comparison)
 
     def of(self, row: PageRow) -> list[dict[str, Any]]:
         """Usually one; more where libraries or data changed between runs of one setting."""
         return self.found.get((row.runs["box"].iloc[0], row.strategy, row.world_size, row.key), [])
 
     def cell(self, row: PageRow) -> Html:
-        if found := self.of(row):
-            return Html("<br>".join(self._words(one) for one in found))
+        if comparisons := self.of(row):
+            return Html("<br>".join(self._words(comparison) for comparison in comparisons))
         return markup.missing("the control" if row.strategy == self.control else "not comparable")
 
     def margin(self, row: PageRow) -> str | None:
-        known = [one["relative_margin"] for one in self.of(row) if pd.notna(one["relative_margin"])]
+        margins = [
+            comparison["relative_margin"] for comparison in self.of(row) if pd.notna(comparison["relative_margin"])
+        ]
         if row.strategy == self.control:
             return ""
-        return "; ".join(f"\N{PLUS-MINUS SIGN}{relative(margin).lstrip('+')}" for margin in known) or None
+        return "; ".join(f"\N{PLUS-MINUS SIGN}{relative(margin).lstrip('+')}" for margin in margins) or None
 
-    def _words(self, one: dict[str, Any]) -> str:
+    def _words(self, comparison: dict[str, Any]) -> str:
         higher, lower = HIGHER_LOWER[self.metric]
-        word = {"higher": higher, "lower": lower}.get(one["verdict"], one["verdict"])
-        if pd.isna(one["relative_difference"]):
+        word = {"higher": higher, "lower": lower}.get(comparison["verdict"], comparison["verdict"])
+        if pd.isna(comparison["relative_difference"]):
             return word
         interval = ""
-        if pd.notna(one["relative_low"]):
-            interval = f" [{relative(one['relative_low'])}, {relative(one['relative_high'])}]"
-        return f"{word}<small>{relative(one['relative_difference'])}{interval}</small>"
+        if pd.notna(comparison["relative_low"]):
+            interval = f" [{relative(comparison['relative_low'])}, {relative(comparison['relative_high'])}]"
+        return f"{word}<small>{relative(comparison['relative_difference'])}{interval}</small>"
 
 
 def counted_verdicts(compared: pd.DataFrame, metric: str, control: str, what: str) -> str:
     """How the comparisons of a metric with the control came out: a sentence for each model."""
-    mine = compared[compared["metric"] == metric]
-    if mine.empty:
+    of_metric = compared[compared["metric"] == metric]
+    if of_metric.empty:
         return f"No run could be compared with {control} in {what}."
-    models = mine.groupby(["workload", "size", "precision"], sort=False)
+    models = of_metric.groupby(["workload", "size", "precision"], sort=False)
     return " ".join(
         f"{count(len(rows), 'comparison')} of {what} with {control}'s, {' '.join(model)}: {_counted(rows, metric)}."
         for model, rows in models
@@ -153,11 +157,11 @@ def _counted(rows: pd.DataFrame, metric: str) -> str:
     words = {"no difference": "no difference", "higher": higher, "lower": lower, "inconclusive": "inconclusive"}
     parts = []
     for verdict, word in words.items():
-        found = rows[rows["verdict"] == verdict]
-        if found.empty:
+        members = rows[rows["verdict"] == verdict]
+        if members.empty:
             continue
-        number = "all" if len(found) == len(rows) else str(len(found))
-        parts.append(f"{word} in {number} ({named(found['strategy'])})")
+        number = "all" if len(members) == len(rows) else str(len(members))
+        parts.append(f"{word} in {number} ({named(members['strategy'])})")
         if verdict == "inconclusive":
-            parts[-1] += f", mostly because {found['why'].mode()[0]}"
+            parts[-1] += f", mostly because {members['why'].mode()[0]}"
     return "; ".join(parts)

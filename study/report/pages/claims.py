@@ -35,23 +35,23 @@ OUTCOMES = {
 # ---------------------------------------------------------------- the opening
 
 
-def opening(found: Sequence[Decided]) -> Html:
+def opening(claims: Sequence[Decided]) -> Html:
     """Say in two sentences what there is."""
-    counts = Counter(one.verdict.verdict for one in found)
+    counts = Counter(claim.verdict.verdict for claim in claims)
     fails = sum(counts[word] for word in WORDS[1:-1])
-    names = {one.source for one in found}
+    names = {claim.source for claim in claims}
     return Html(
-        f'<p class="lead">{count(len(found), "claim")} of {count(len(names), "published source")}, each with its '
+        f'<p class="lead">{count(len(claims), "claim")} of {count(len(names), "published source")}, each with its '
         "conditions, its tolerance and the rule that decides it: "
         f"{counts[WORDS[0]]} hold, {fails} do not, and {counts[WORDS[-1]]} are not tested here. "
         'To look a sentence up, search <a href="#list">the list</a>; a number below sets its filter.</p>'
     )
 
 
-def tally(found: Sequence[Decided]) -> Html:
+def tally(claims: Sequence[Decided]) -> Html:
     """Count verdicts by source; each number sets the filter of the list."""
-    counts = Counter((one.source, one.verdict.verdict) for one in found)
-    names = list(dict.fromkeys(one.source for one in found))
+    counts = Counter((claim.source, claim.verdict.verdict) for claim in claims)
+    names = list(dict.fromkeys(claim.source for claim in claims))
     totals = {word: sum(counts[name, word] for name in names) for word in WORDS}
     rows = [
         [
@@ -61,9 +61,11 @@ def tally(found: Sequence[Decided]) -> Html:
         ]
         for name in names
     ]
-    rows.append(["all", *(_filter(totals[word], verdict=word) for word in WORDS), Html(str(len(found)))])
+    rows.append(["all", *(_filter(totals[word], verdict=word) for word in WORDS), Html(str(len(claims)))])
     table = markup.table("Verdicts by source", ["source", *map(_word, WORDS), "claims"], [("", rows)])
-    sources = [Html(f"<strong>{one.source}</strong>: {_cited(one)}") for one in ledger.read() if one.source in names]
+    sources = [
+        Html(f"<strong>{claim.source}</strong>: {_cited(claim)}") for claim in ledger.read() if claim.source in names
+    ]
     words = [Html(f"{_word(word).text} {meaning}") for word, meaning in MEANINGS.items()]
     rules = [Html(f"<strong>{name}</strong>: {meaning}") for name, meaning in RULES.items()]
     folded = [
@@ -86,41 +88,43 @@ def _filter(shown: object, **asked: str) -> Html:
 # ---------------------------------------------------------------- disputes
 
 
-def contradictions(found: Sequence[Decided]) -> Html:
+def contradictions(claims: Sequence[Decided]) -> Html:
     """Show what sources say against one another, and against themselves, each side with its verdicts."""
-    all_of_them = disputes.disputes(found)
-    between = [one for one in all_of_them if len(one.sources) == 2]
-    decided = Counter(one.outcome for one in between if one.outcome in one.sources)
-    told = ", ".join(f"{name} {number}" for name, number in decided.most_common())
-    said = (
+    all_of_them = disputes.disputes(claims)
+    between = [dispute for dispute in all_of_them if len(dispute.sources) == 2]
+    decided = Counter(dispute.outcome for dispute in between if dispute.outcome in dispute.sources)
+    by_source = ", ".join(f"{name} {number}" for name, number in decided.most_common())
+    words = (
         f"{count(len(between), 'dispute')} between two sources, and {len(all_of_them) - len(between)} of a source with "
         "itself: claims that the ledger links because they say something else of the same subject, and that do not all "
-        f"hold. In {decided.total()} between two, the evidence is with one of them{f' ({told})' if told else ''}: what "
-        "that source says holds, and what the other says of it does not. A phrase that was read in several ways, or "
-        "decided by several rules, has several verdicts."
+        f"hold. In {decided.total()} between two, the evidence is with one of them"
+        f"{f' ({by_source})' if by_source else ''}: what that source says holds, and what the other says of "
+        "it does not. A phrase that was read in several ways, or decided by several rules, has several verdicts."
     )
-    parts = [markup.paragraphs(said)]
-    parts += [_between(sources, list(group)) for sources, group in groupby(all_of_them, lambda one: one.sources)]
+    parts = [markup.paragraphs(words)]
+    parts += [
+        _between(sources, list(group)) for sources, group in groupby(all_of_them, lambda dispute: dispute.sources)
+    ]
     return Html("\n".join(parts))
 
 
 def _between(sources: tuple[str, ...], group: Sequence[disputes.Dispute]) -> str:
-    one, other = sources[0], sources[-1]
+    source, other = sources[0], sources[-1]
     outcomes = Counter(dispute.outcome for dispute in group)
-    told = ", ".join(
+    tally = ", ".join(
         f"{number} {f'with {outcome}' if outcome in sources else outcome}" for outcome, number in outcomes.most_common()
     )
-    title = f"<strong>{one}</strong> against {f'<strong>{other}</strong>' if one != other else 'itself'}"
+    title = f"<strong>{source}</strong> against {f'<strong>{other}</strong>' if source != other else 'itself'}"
     by_outcome = sorted(group, key=lambda dispute: [*sources, *OUTCOMES].index(dispute.outcome))
-    shown = "\n".join(f"<li>{_dispute(dispute)}</li>" for dispute in by_outcome)
-    summary = Html(f"{title}: {count(len(group), 'dispute')} ({told})")
-    return markup.details(summary, f'<ul class="disputes">\n{shown}\n</ul>')
+    items = "\n".join(f"<li>{_dispute(dispute)}</li>" for dispute in by_outcome)
+    summary = Html(f"{title}: {count(len(group), 'dispute')} ({tally})")
+    return markup.details(summary, f'<ul class="disputes">\n{items}\n</ul>')
 
 
 def _dispute(dispute: disputes.Dispute) -> str:
     outcome = OUTCOMES.get(dispute.outcome, f"Of what was tested, the evidence is with {dispute.outcome}.")
     sides = "".join(
-        f"<div><strong>{source}</strong>{_side([one for one in dispute.claims if one.source == source])}</div>"
+        f"<div><strong>{source}</strong>{_side([claim for claim in dispute.claims if claim.source == source])}</div>"
         for source in dispute.sources
     )
     return f'<p class="note">{outcome}</p><div class="sides">{sides}</div>'
@@ -128,17 +132,17 @@ def _dispute(dispute: disputes.Dispute) -> str:
 
 def _side(claims: Sequence[Decided]) -> str:
     """Each phrase once, with the verdict of every claim that was made of it."""
-    phrases = dict.fromkeys(one.claim.phrase for one in claims)
+    phrases = dict.fromkeys(claim.claim.phrase for claim in claims)
     return markup.items(
-        Html(f"{escape(phrase)} {' '.join(_verdict(one) for one in claims if one.claim.phrase == phrase)}")
+        Html(f"{escape(phrase)} {' '.join(_verdict(claim) for claim in claims if claim.claim.phrase == phrase)}")
         for phrase in phrases
     )
 
 
-def _verdict(one: Decided) -> str:
+def _verdict(claim: Decided) -> str:
     """A verdict that leads to its claim."""
-    word = one.verdict.verdict
-    return f'<a data-verdict="{word}" href="#{one.claim.id}">{word}</a>'
+    word = claim.verdict.verdict
+    return f'<a data-verdict="{word}" href="#{claim.claim.id}">{word}</a>'
 
 
 def _word(word: str) -> Html:
@@ -148,13 +152,13 @@ def _word(word: str) -> Html:
 # ---------------------------------------------------------------- the list
 
 
-def listed(found: Sequence[Decided]) -> Html:
+def listed(claims: Sequence[Decided]) -> Html:
     """List every claim on a line that opens; the page's script shows the filters above it."""
-    by_id = {one.claim.id: one for one in found}
-    phrases = Counter(one.claim.phrase for one in found)
+    by_id = {claim.claim.id: claim for claim in claims}
+    phrases = Counter(claim.claim.phrase for claim in claims)
     kinds = {kind: kind for kind in get_args(ledger.Kind)}
     fields = [
-        _choice("source", {one.source: one.source for one in found}),
+        _choice("source", {claim.source: claim.source for claim in claims}),
         _choice("verdict", {word: word for word in WORDS}),
         _choice("kind", kinds),
         _choice("rule", {name: f"{name}: {meaning}" for name, meaning in RULES.items()}, "decided by"),
@@ -164,8 +168,8 @@ def listed(found: Sequence[Decided]) -> Html:
     return Html(
         '<div id="list">\n<form id="filters" class="filters" role="search" aria-label="Filter the claims" hidden>\n'
         + "\n".join(fields)
-        + f'\n</form>\n<p id="shown" class="note" role="status">{count(len(found), "claim")}</p>\n'
-        + "\n".join(_listed(one, phrases[one.claim.phrase] > 1, by_id) for one in found)
+        + f'\n</form>\n<p id="shown" class="note" role="status">{count(len(claims), "claim")}</p>\n'
+        + "\n".join(_listed(claim, phrases[claim.claim.phrase] > 1, by_id) for claim in claims)
         + "\n</div>"
     )
 
@@ -175,11 +179,13 @@ def _choice(name: str, options: dict[str, str], label: str = "") -> str:
     return f'<label>{label or name} <select name="{name}"><option value="">all</option>{shown}</select></label>'
 
 
-def _listed(one: Decided, is_repeated: bool, by_id: dict[str, Decided]) -> str:
+def _listed(decided: Decided, is_repeated: bool, by_id: dict[str, Decided]) -> str:
     """One claim; where others have its phrase, its line has its name."""
-    claim, verdict = one.claim, one.verdict
+    claim, verdict = decided.claim, decided.verdict
     word = verdict.verdict
-    data = f'data-source="{one.source}" data-verdict="{word}" data-kind="{claim.kind}" data-rule="{claim.rule.type}"'
+    data = (
+        f'data-source="{decided.source}" data-verdict="{word}" data-kind="{claim.kind}" data-rule="{claim.rule.type}"'
+    )
     terms = [  # of which the script searches the first two
         ("why", escape(verdict.why)),
         ("conditions", escape(claim.conditions)),
@@ -194,11 +200,11 @@ def _listed(one: Decided, is_repeated: bool, by_id: dict[str, Decided]) -> str:
     ]
     if isinstance(claim.rule, Undecidable):  # whose reason is what would decide it
         terms[0] = ("would decide it", _decider(claim.rule))
-    shown = "".join(f"<dt>{name}</dt><dd>{content}</dd>" for name, content in terms if content)
-    name = f" <small>{claim.id.removeprefix(f'{one.source}.')}</small>" if is_repeated else ""
+    described = "".join(f"<dt>{name}</dt><dd>{content}</dd>" for name, content in terms if content)
+    name = f" <small>{claim.id.removeprefix(f'{decided.source}.')}</small>" if is_repeated else ""
     return (
         f'<details id="{claim.id}" {data}>\n<summary><span>{escape(claim.phrase)}{name}</span> '
-        f"<small>{one.source}</small> <b>{word}</b></summary>\n<dl>{shown}</dl>\n</details>"
+        f"<small>{decided.source}</small> <b>{word}</b></summary>\n<dl>{described}</dl>\n</details>"
     )
 
 
@@ -206,24 +212,26 @@ def _lines(lines: Iterable[str]) -> str:
     return "<br>".join(lines)
 
 
-def _other(one: Decided) -> str:
-    return f'<a href="#{one.claim.id}">{escape(one.claim.phrase)}</a> ({one.source}, {one.verdict.verdict})'
+def _other(claim: Decided) -> str:
+    return f'<a href="#{claim.claim.id}">{escape(claim.claim.phrase)}</a> ({claim.source}, {claim.verdict.verdict})'
 
 
 def _expected(claim: Claim) -> str:
     value, tolerance = claim.expected.value, claim.expected.tolerance
-    shown = f"{_value(value[0])} to {_value(value[1])}" if isinstance(value, tuple) else _value(value)
+    words = f"{_value(value[0])} to {_value(value[1])}" if isinstance(value, tuple) else _value(value)
     if tolerance.relative is not None:
-        shown += f", within {100 * tolerance.relative:g} %"
+        words += f", within {100 * tolerance.relative:g} %"
     elif tolerance.absolute is not None:
-        shown += f", within {_value(tolerance.absolute)}"
-    return f"{claim.expected.unit}: {shown}"
+        words += f", within {_value(tolerance.absolute)}"
+    return f"{claim.expected.unit}: {words}"
 
 
-def _observed(seen: Seen) -> str:
-    between = "" if seen.low in (None, seen.high) else f", between {_value(seen.low)} and {_value(seen.high)}"
-    told = f" ({seen.told})" if between and seen.told else ""
-    return f"{_value(seen.value)}{between}{told}"
+def _observed(observed: Seen) -> str:
+    between = (
+        "" if observed.low in (None, observed.high) else f", between {_value(observed.low)} and {_value(observed.high)}"
+    )
+    remark = f" ({observed.told})" if between and observed.told else ""
+    return f"{_value(observed.value)}{between}{remark}"
 
 
 def _value(value: bool | float | str) -> str:

@@ -18,23 +18,23 @@ Draw = Callable[[pd.DataFrame], Figure]
 
 def drawn(runs: pd.DataFrame, draw: Draw, by_world: bool = True) -> Html:
     """A figure of each setting and number of processes; those of several boxes stand side by side."""
-    shown = []
+    rows = []
     for block in blocks(runs):
         parts = [members for _, members in worlds(block.runs)] if by_world else [block.runs]
-        shown.append((block.words, [[part[part["box"] == box] for part in parts] for box in boxes(runs)]))
-    return _side_by_side(shown, draw)
+        rows.append((block.words, [[part[part["box"] == box] for part in parts] for box in boxes(runs)]))
+    return _side_by_side(rows, draw)
 
 
 def compared_drawn(runs: pd.DataFrame, compared: pd.DataFrame, draw: Draw, metric: str) -> Html:
     """A figure of the comparisons of one metric, for each setting; those of several boxes stand side by side."""
-    mine = compared[compared["metric"] == metric]
-    of_setting = dict(list(mine.groupby(list(SETTING))))
-    shown = [
+    of_metric = compared[compared["metric"] == metric]
+    of_setting = dict(list(of_metric.groupby(list(SETTING))))
+    rows = [
         (block.words, [[of_setting[block.key][of_setting[block.key]["box"] == box]] for box in boxes(runs)])
         for block in blocks(runs)
         if block.key in of_setting
     ]
-    return _side_by_side(shown, draw)
+    return _side_by_side(rows, draw)
 
 
 def loss_curves(control: str) -> Draw:
@@ -42,11 +42,11 @@ def loss_curves(control: str) -> Draw:
     return lambda runs: figures.loss_curves(table.steps(runs), control, runs)
 
 
-def _side_by_side(shown: Sequence[tuple[str, list[list[pd.DataFrame]]]], draw: Draw) -> Html:
+def _side_by_side(rows: Sequence[tuple[str, list[list[pd.DataFrame]]]], draw: Draw) -> Html:
     """One column per box for each setting; where there is one box, settings stand side by side."""
     columns = [
         (markup.escape(words), ["".join(_figure(runs, draw) for runs in column if len(runs)) for column in by_box])
-        for words, by_box in shown
+        for words, by_box in rows
     ]
     if all(len(by_box) == 1 for _, by_box in columns):
         parts = [f"<section>\n<h3>{words}</h3>\n{figure}\n</section>" for words, (figure,) in columns]

@@ -76,7 +76,7 @@ def _drawn(
     rows: pd.DataFrame, studies: Sequence[str], names: list[str], draw: Callable[[pd.DataFrame], Figure]
 ) -> Html:
     """Figures side by side, of each thing that these studies train on all GPUs of a box, with the smallest batch."""
-    shown = []
+    sections = []
     rows = rows[rows["why"].isna() & rows["study"].isin(studies)]
     for (num_gpus, *_), here in _grouped(rows, names):
         for words, block in _blocks(here):
@@ -89,8 +89,8 @@ def _drawn(
                 figure = draw(block)._repr_html_()
             except ValueError as nothing:  # the figures' word for: there is nothing to draw
                 figure = markup.paragraphs(f"No figure: {nothing}.", kind="note")
-            shown.append(f"<section>\n<h3>Predicted: {markup.escape(where)}</h3>\n{figure}\n</section>")
-    return Html(f'<div class="predicted beside">\n{"".join(shown)}\n</div>' if shown else "")
+            sections.append(f"<section>\n<h3>Predicted: {markup.escape(where)}</h3>\n{figure}\n</section>")
+    return Html(f'<div class="predicted beside">\n{"".join(sections)}\n</div>' if sections else "")
 
 
 # ---------------------------------------------------------------- tables
@@ -105,12 +105,12 @@ def _tables(rows: pd.DataFrame, cell: Cell, what: str, note: str) -> Html:
     sections = [markup.paragraphs(f"{NO_RUN} {note}", kind="note")]
     for (box,), here in _grouped(rows, ["box"]):
         folded = [
-            markup.details(study, "\n".join(_table(block, words, cell, what) for words, block in _blocks(mine)))
-            for (study,), mine in _grouped(here, ["study"])
+            markup.details(study, "\n".join(_table(block, words, cell, what) for words, block in _blocks(of_study)))
+            for (study,), of_study in _grouped(here, ["study"])
         ]
         head = f"<h3>Predicted: {markup.escape(box)}</h3>"
-        said = markup.paragraphs(_in_words(here))
-        sections.append("\n".join(['<section class="predicted">', head, said, *folded, "</section>"]))
+        summary = markup.paragraphs(_in_words(here))
+        sections.append("\n".join(['<section class="predicted">', head, summary, *folded, "</section>"]))
     return Html("\n".join(sections))
 
 
@@ -124,8 +124,8 @@ def _table(block: pd.DataFrame, words: str, cell: Cell, what: str) -> str:
 
     def rows_of(keys: Callable[[str], list[tuple]]) -> list[list[Any]]:
         names = in_order(block["strategy"])
-        found = [[name, *(cells.get(key, "") for key in keys(name))] for name in names]
-        return [row for row in found if any(row[1:])]
+        lines = [[name, *(cells.get(key, "") for key in keys(name))] for name in names]
+        return [row for row in lines if any(row[1:])]
 
     if len(batches) > 1:
         head = [f"batch {batch:,}" for batch in batches]
@@ -153,13 +153,13 @@ def _cell(row: dict[str, Any], make: Cell) -> str | Html:
 
 def _in_words(rows: pd.DataFrame) -> str:
     """How many configurations of a box fit, and what is not predicted for which reason."""
-    known = rows[rows["why"].isna()]
-    fitting = int(known["fits"].astype(bool).sum())
+    predicted_rows = rows[rows["why"].isna()]
+    fitting = int(predicted_rows["fits"].astype(bool).sum())
     studies = listed(list(dict.fromkeys(rows["study"])))
-    said = f"{fitting:,} of {count(len(known), 'configuration')} would fit ({studies})."
+    sentences = f"{fitting:,} of {count(len(predicted_rows), 'configuration')} would fit ({studies})."
     for why, times in Counter(rows["why"].dropna()).items():
-        said += f" Not predicted: {count(times, 'configuration')} ({why})."
-    return said
+        sentences += f" Not predicted: {count(times, 'configuration')} ({why})."
+    return sentences
 
 
 def _grouped(rows: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple, pd.DataFrame]]:

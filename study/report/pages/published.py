@@ -46,25 +46,25 @@ def load_protocol(path: str) -> dict[str, Any]:
     return effects.read(runs.in_project(path))
 
 
-def effects_of(found: Mapping[str, Any], metric: Metric) -> list[tuple[str, dict[str, Effect | None]]]:
+def effects_of(results: Mapping[str, Any], metric: Metric) -> list[tuple[str, dict[str, Effect | None]]]:
     """Every comparison's effect on one metric, group by group."""
     return [
-        (title, {name: effects.effect(found, one, metric) for name, one in comparisons.items()})
+        (title, {name: effects.effect(results, comparison, metric) for name, comparison in comparisons.items()})
         for title, comparisons in GROUPS
     ]
 
 
-def protocol_in_words(found: Mapping[str, Any]) -> Html:
+def protocol_in_words(results: Mapping[str, Any]) -> Html:
     """Say what the published program finds, what the mended one finds, and which defects alone find ZeRO better."""
     lines = []
     for metric in METRICS:
-        published, mended = (effects.effect(found, one, metric) for one in (effects.AS_PUBLISHED, effects.MENDED))
-        left = {name: effects.effect(found, one, metric) for name, one in effects.LEFT_ALONE.items()}
+        published, mended = (effects.effect(results, one, metric) for one in (effects.AS_PUBLISHED, effects.MENDED))
+        left = {name: effects.effect(results, one, metric) for name, one in effects.LEFT_ALONE.items()}
         alone = [name for name, one in left.items() if one is not None and one.word == "better"]
         makes = f"Alone, it is made by {listed(alone)}" if alone else "No defect alone is seen to make ZeRO better"
         if published is not None and published.word == "better":
-            mending = {name: effects.effect(found, one, metric) for name, one in effects.MENDED_ALONE.items()}
-            adds = {name: effects.added(found, name, metric) for name in mending}
+            mending = {name: effects.effect(results, one, metric) for name, one in effects.MENDED_ALONE.items()}
+            adds = {name: effects.added(results, name, metric) for name in mending}
             cures = [
                 name for name, one in adds.items() if one and one.word == "better" and mending[name].word != "better"
             ]
@@ -75,46 +75,46 @@ def protocol_in_words(found: Mapping[str, Any]) -> Html:
                 f"as published {_effect(published)}; with all defects mended {_effect(mended)}. {makes}.",
             )
         )
-    lines.append(markup.led("What ran", _mislabelled(found)))
+    lines.append(markup.led("What ran", _mislabelled(results)))
     return Html(markup.items(lines))
 
 
-def _mislabelled(found: Mapping[str, Any]) -> str:
+def _mislabelled(results: Mapping[str, Any]) -> str:
     """Say in which programs an arm was not what it is called."""
     of: dict[str, list[dict[str, Any]]] = {name: [] for name in PROGRAMS}
-    for key, run in found["runs"].items():
+    for key, run in results["runs"].items():
         of[key.partition("/")[0]] += [arm for arm in run["arms"] if "error" not in arm]
     stages = {
         name: {(arm["arm"].partition("-")[0], arm["ran"]["zero_stage"]) for arm in arms} for name, arms in of.items()
     }
-    no_zero = [name for name, seen in stages.items() if ("zero", None) in seen]
-    said = [f"No arm called ZeRO was any in {listed(no_zero)}"] if no_zero else []
-    said += [
+    no_zero = [name for name, ran in stages.items() if ("zero", None) in ran]
+    words = [f"No arm called ZeRO was any in {listed(no_zero)}"] if no_zero else []
+    words += [
         f"Plain training was ZeRO of stage {stage} in {name}, because the engine before it in that process had left "
         "its setting in the environment"
-        for name, seen in stages.items()
-        for kind, stage in seen
+        for name, ran in stages.items()
+        for kind, stage in ran
         if kind == "plain" and stage is not None
     ]
-    return f"{'. '.join(said)}." if said else "Every arm was what it is called."
+    return f"{'. '.join(words)}." if words else "Every arm was what it is called."
 
 
-def what_ran(found: Mapping[str, Any]) -> Html:
+def what_ran(results: Mapping[str, Any]) -> Html:
     """Tabulate one start of each program: what its table prints, and what the engine says that it was."""
-    first, *others = [(name, _arms(found, name)) for name in PROGRAMS if f"{name}/0" in found["runs"]]
+    first, *others = [(name, _arms(results, name)) for name in PROGRAMS if f"{name}/0" in results["runs"]]
     note = (
-        f" First repeat. {_clock(found)} Losses: training and validation, as Trainer logs them last. Peak: since the "
+        f" First repeat. {_clock(results)} Losses: training and validation, as Trainer logs them last. Peak: since the "
         "program started."
     )
     head = ["printed", "what ran", "starts from", "steps", "evaluations", "time", "peak", "losses"]
     words = ("what ran", "starts from", "steps", "losses")
-    one = markup.table("The published program", head, [("", first[1])], note, words)
+    published = markup.table("The published program", head, [("", first[1])], note, words)
     rest = markup.table("The programs with defects mended", head, others, note, words) if others else ""
-    return Html(one + (markup.details("The programs with defects mended", rest) if rest else ""))
+    return Html(published + (markup.details("The programs with defects mended", rest) if rest else ""))
 
 
-def _arms(found: Mapping[str, Any], program: str) -> list[list[Any]]:
-    arms = found["runs"][f"{program}/0"]["arms"]
+def _arms(results: Mapping[str, Any], program: str) -> list[list[Any]]:
+    arms = results["runs"][f"{program}/0"]["arms"]
     rows = []
     for arm in arms:
         label = LABELS[arm["arm"]] + (" (commented out)" if arm["arm"] == HIDDEN and program == "published" else "")
@@ -130,7 +130,7 @@ def _arms(found: Mapping[str, Any], program: str) -> list[list[Any]]:
                 _start(arms, arm),
                 f"{ran['num_steps']} of {ran['batch_size']}",
                 ran["num_evaluations"],
-                f"{arm[f'{effects.clock_of(found)}seconds']:.1f} s",
+                f"{arm[f'{effects.clock_of(results)}seconds']:.1f} s",
                 bytes_text(arm["life_peak_bytes"]),
                 f"{arm['logged_train_loss']:.4f}, {arm['logged_eval_loss']:.4f}",
             ]
@@ -146,20 +146,20 @@ def _start(arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
     return "the given weights" if same else f"what {LABELS[before[-1]['arm']]} left"
 
 
-def effects_drawn(found: Mapping[str, Any], metric: Metric) -> Figure:
+def effects_drawn(results: Mapping[str, Any], metric: Metric) -> Figure:
     """Draw every comparison's effect on one metric."""
-    num_repeats = len({name.partition("/")[2] for name in found["runs"]})
+    num_repeats = len({name.partition("/")[2] for name in results["runs"]})
     return draw_effects(
         metric,
-        effects_of(found, metric),
+        effects_of(results, metric),
         f"Effect on the {metric}, below 0 where ZeRO's arm is better: mean and 95 % interval over "
-        f"{count(num_repeats, 'repeat')}. {_setting(found)}",
+        f"{count(num_repeats, 'repeat')}. {_setting(results)}",
     )
 
 
-def effects_table(found: Mapping[str, Any]) -> Html:
+def effects_table(results: Mapping[str, Any]) -> Html:
     """Tabulate every comparison's effects."""
-    of = {metric: effects_of(found, metric) for metric in METRICS}
+    of = {metric: effects_of(results, metric) for metric in METRICS}
     groups = [
         (title, [[name, *(_cell(of[metric][number][1][name]) for metric in METRICS)] for name in comparisons])
         for number, (title, comparisons) in enumerate(GROUPS)
@@ -173,16 +173,16 @@ def effects_table(found: Mapping[str, Any]) -> Html:
             "head alone; mended, in split, order and dropout too. Of so many intervals some leave out 0 by chance, and "
             "two starts of one program differ in time by some per cent, as the row of plain training twice shows. Left "
             "alone, same-model and peak-kept are in one process besides, without which they cannot be. "
-            f"{_setting(found)} {_clock(found)}",
+            f"{_setting(results)} {_clock(results)}",
         )
     )
 
 
-def shares(found: Mapping[str, Any]) -> Html:
+def shares(results: Mapping[str, Any]) -> Html:
     """Tabulate how much of the published effect is gone with each defect mended."""
     rows = []
     for name in effects.MENDED_ALONE:
-        rows.append([name, *(_points(effects.added(found, name, metric)) for metric in METRICS)])
+        rows.append([name, *(_points(effects.added(results, name, metric)) for metric in METRICS)])
     return Html(
         markup.table(
             "What each defect adds to the published effect",
@@ -194,16 +194,16 @@ def shares(found: Mapping[str, Any]) -> Html:
     )
 
 
-def markdown(found: Mapping[str, Any]) -> list[str]:
+def markdown(results: Mapping[str, Any]) -> list[str]:
     """Tabulate in Markdown what is learned: as published, mended, and with each defect that alone changes it."""
     rows = {"as published": effects.AS_PUBLISHED, "all defects mended": effects.MENDED}
     rows |= {f"all mended but `{name}`": one for name, one in effects.LEFT_ALONE.items()}
     lines = [f"| program | {' | '.join(effects.LOSSES)} |", f"| --- |{' --- |' * len(effects.LOSSES)}"]
     for name, comparison in rows.items():
-        cells = [effects.effect(found, comparison, metric) for metric in effects.LOSSES]
+        cells = [effects.effect(results, comparison, metric) for metric in effects.LOSSES]
         if comparison in (effects.AS_PUBLISHED, effects.MENDED) or {one.word for one in cells} != {"no difference"}:
             lines.append(f"| {name} | {' | '.join(map(_effect, cells))} |")
-    return [*lines, "", _setting(found)]
+    return [*lines, "", _setting(results)]
 
 
 def defects() -> Html:
@@ -236,18 +236,18 @@ def trapped(path: str) -> Html:
     return Html(markup.table("Traps", head, groups, note))
 
 
-def _trap_cell(found: Any) -> Html:
-    if found.verdict == "no difference":
-        return Html(found.verdict)
-    return Html(f"{markup.escape(relative(found.difference))}<small>{markup.escape(found.verdict)}</small>")
+def _trap_cell(comparison: Any) -> Html:
+    if comparison.verdict == "no difference":
+        return Html(comparison.verdict)
+    return Html(f"{markup.escape(relative(comparison.difference))}<small>{markup.escape(comparison.verdict)}</small>")
 
 
-def _clock(found: Mapping[str, Any]) -> str:
-    return "Times are the processor's." if effects.clock_of(found) else "Times are the wall's."
+def _clock(results: Mapping[str, Any]) -> str:
+    return "Times are the processor's." if effects.clock_of(results) else "Times are the wall's."
 
 
-def _setting(found: Mapping[str, Any]) -> str:
-    settings, machine = found["settings"], found["machine"]
+def _setting(results: Mapping[str, Any]) -> str:
+    settings, machine = results["settings"], results["machine"]
     where = ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"{machine['cpu']}, one thread"
     return (
         f"BERT {settings['size']}, {settings['num_train_examples']} reviews of {settings['sequence_length']} tokens, "
@@ -255,30 +255,30 @@ def _setting(found: Mapping[str, Any]) -> str:
     )
 
 
-def _effect(found: Effect | None) -> str:
-    if found is None:
+def _effect(effect: Effect | None) -> str:
+    if effect is None:
         return "has no value"
-    return f"{_interval(found)}, {found.word}"
+    return f"{_interval(effect)}, {effect.word}"
 
 
-def _interval(found: Effect) -> str:
-    if found.low is None or found.low == found.high:
-        return relative(found.mean)
-    return f"{relative(found.mean)} ({relative(found.low)} to {relative(found.high)})"
+def _interval(effect: Effect) -> str:
+    if effect.low is None or effect.low == effect.high:
+        return relative(effect.mean)
+    return f"{relative(effect.mean)} ({relative(effect.low)} to {relative(effect.high)})"
 
 
-def _cell(found: Effect | None) -> Html | None:
-    if found is None:
+def _cell(effect: Effect | None) -> Html | None:
+    if effect is None:
         return None
-    interval = "" if found.low is None else f"{relative(found.low)} to {relative(found.high)}, "
-    return Html(f"{markup.escape(relative(found.mean))}<small>{markup.escape(interval + found.word)}</small>")
+    interval = "" if effect.low is None else f"{relative(effect.low)} to {relative(effect.high)}, "
+    return Html(f"{markup.escape(relative(effect.mean))}<small>{markup.escape(interval + effect.word)}</small>")
 
 
-def _points(found: Effect | None) -> Html | None:
-    if found is None:
+def _points(effect: Effect | None) -> Html | None:
+    if effect is None:
         return None
     mean, low, high = (
         "" if value is None else f"{'+' if value > 0 else ''}{three_digits(100 * value)}"
-        for value in (found.mean, found.low, found.high)
+        for value in (effect.mean, effect.low, effect.high)
     )
     return Html(f"{mean}<small>{low} to {high}</small>" if low else mean)

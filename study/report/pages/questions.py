@@ -61,8 +61,8 @@ def verdicts_in_words(runs: pd.DataFrame, compared: pd.DataFrame, control: str, 
     """How the comparisons of one metric came out."""
 
     def make(here: pd.DataFrame) -> str:
-        mine = compared[compared["box"].isin(boxes(here))]
-        return markup.paragraphs(counted_verdicts(mine, metric, control, what))
+        of_box = compared[compared["box"].isin(boxes(here))]
+        return markup.paragraphs(counted_verdicts(of_box, metric, control, what))
 
     return by_box(runs, make)
 
@@ -76,10 +76,10 @@ def losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
     same = _same_weights(runs, control)
 
     def same_weights(row: PageRow) -> str | None:
-        mine = same[same.index.isin(row.runs.index)]
-        if mine.empty:
+        paired = same[same.index.isin(row.runs.index)]
+        if paired.empty:
             return "" if row.strategy == control else None
-        return f"{int(mine.sum())} of {len(mine)}"
+        return f"{int(paired.sum())} of {len(paired)}"
 
     columns: dict[str, Callable[[PageRow], Any]] = {
         "seeds": lambda row: row.runs["seed"].nunique(),
@@ -97,8 +97,8 @@ def losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
 def _same_weights(runs: pd.DataFrame, control: str) -> pd.Series:
     """For each run that is in a pair: did it end with the control's parameters, bit by bit?"""
     compared = pairs.pair(runs, control).compared
-    mine, theirs = (runs.loc[compared[name], "final_sha256"].to_numpy() for name in ("run", "control_run"))
-    return pd.Series(mine == theirs, index=compared["run"], dtype=bool)
+    weights, control_weights = (runs.loc[compared[name], "final_sha256"].to_numpy() for name in ("run", "control_run"))
+    return pd.Series(weights == control_weights, index=compared["run"], dtype=bool)
 
 
 # ---------------------------------------------------------------- memory
@@ -108,18 +108,18 @@ def memory_in_words(runs: pd.DataFrame) -> Html:
     """How far the measured model states are from the paper's formula."""
 
     def make(here: pd.DataFrame) -> str:
-        known = here.dropna(subset=["model_state_bytes", "paper_state_bytes"])
-        ratio = (known["model_state_bytes"] / known["paper_state_bytes"]).groupby(known["strategy"]).max()
+        measured = here.dropna(subset=["model_state_bytes", "paper_state_bytes"])
+        ratio = (measured["model_state_bytes"] / measured["paper_state_bytes"]).groupby(measured["strategy"]).max()
         if ratio.empty:
             return markup.paragraphs("No model states were measured.")
         near = (ratio - 1).abs() <= CLOSE
-        said = f"{near.sum()} of {count(len(ratio), 'strategy', 'strategies')} hold what the paper's formula says"
-        said += f", to within {100 * CLOSE:g} %: {named(ratio[near].index)}" if near.any() else ""
+        words = f"{near.sum()} of {count(len(ratio), 'strategy', 'strategies')} hold what the paper's formula says"
+        words += f", to within {100 * CLOSE:g} %: {named(ratio[near].index)}" if near.any() else ""
         if not near.all():
             far = ratio[~near]
             most = far.idxmax() if far.max() > 1 else far.idxmin()
-            said += f". Furthest from it is {most}, with {three_digits(far[most])} times as much"
-        return markup.paragraphs(f"{said}.", extremes(here))
+            words += f". Furthest from it is {most}, with {three_digits(far[most])} times as much"
+        return markup.paragraphs(f"{words}.", extremes(here))
 
     return by_box(runs, make)
 
@@ -187,25 +187,25 @@ def largest_batch(runs: pd.DataFrame) -> Html:
     """What each strategy does at the largest global batch that fits, where a study tried several."""
 
     def make(here: pd.DataFrame) -> str:
-        found = pairs.largest_batch(here)
+        largest = pairs.largest_batch(here)
         peak = peak_column(here)
         unit = unit_of(here, peak)
         groups = []
-        for (workload, size, precision), members in found.groupby(["workload", "size", "precision"], dropna=False):
+        for (workload, size, precision), members in largest.groupby(["workload", "size", "precision"], dropna=False):
             lines = [
                 [
-                    one["strategy"],
-                    one["world_size"],
-                    number(one["global_batch_size"]),
-                    number(one["tokens_per_second_per_gpu"]),
-                    number(one[peak] / unit.size),
-                    number(one["next_batch_size"]) or "",
-                    one["next_outcome"].replace("_", " "),
+                    batch["strategy"],
+                    batch["world_size"],
+                    number(batch["global_batch_size"]),
+                    number(batch["tokens_per_second_per_gpu"]),
+                    number(batch[peak] / unit.size),
+                    number(batch["next_batch_size"]) or "",
+                    batch["next_outcome"].replace("_", " "),
                 ]
-                for one in members.to_dict("records")
+                for batch in members.to_dict("records")
             ]
-            known = "unknown precision" if pd.isna(precision) else precision
-            groups.append((f"{workload} {size}, {known}", lines))
+            precision_words = "unknown precision" if pd.isna(precision) else precision
+            groups.append((f"{workload} {size}, {precision_words}", lines))
         head = ["strategy", "processes", "global batch", "tokens per second and process", f"peak memory, {unit.name}",
                 "next batch", "what came of it"]  # fmt: skip
         return markup.table("The largest global batch that fits", head, groups, words=["what came of it"])
@@ -223,27 +223,31 @@ def scaling_in_words(runs: pd.DataFrame) -> Html:
     """The best and the worst efficiency on the largest number of processes whose times count."""
 
     def make(here: pd.DataFrame) -> str:
-        known = pairs.scaling(here)
-        known = known[(known["world_size"] > 1) & known["scaling_efficiency"].notna()]
-        said = []
+        efficiencies = pairs.scaling(here)
+        efficiencies = efficiencies[(efficiencies["world_size"] > 1) & efficiencies["scaling_efficiency"].notna()]
+        sentences = []
         for block in blocks(here):
-            mine = known[(known[list(SETTING)] == pd.Series(block.key, index=list(SETTING))).all(axis=1)]
-            if mine.empty:
+            of_block = efficiencies[
+                (efficiencies[list(SETTING)] == pd.Series(block.key, index=list(SETTING))).all(axis=1)
+            ]
+            if of_block.empty:
                 continue
-            mine = mine[mine["world_size"] == mine["world_size"].max()].sort_values("scaling_efficiency")
-            worst, best = mine.iloc[0], mine.iloc[-1]
-            said.append(
+            of_block = of_block[of_block["world_size"] == of_block["world_size"].max()].sort_values(
+                "scaling_efficiency"
+            )
+            worst, best = of_block.iloc[0], of_block.iloc[-1]
+            sentences.append(
                 f"{block.words}, on {processes(best['world_size'])}: each does from "
                 f"{100 * worst['scaling_efficiency']:.0f} % ({worst['strategy']}) to "
                 f"{100 * best['scaling_efficiency']:.0f} % ({best['strategy']}) of what {best['base']} does."
             )
         crowded = sorted(here.loc[here["oversubscribed"], "world_size"].unique())
         if crowded:
-            said.append(
+            sentences.append(
                 f"Times on {listed(crowded)} processes are left out: they shared the {boxes(here)[0]}, and say "
                 "nothing of a strategy."
             )
-        return markup.paragraphs(*said or ["No time can be compared with that of one process."])
+        return markup.paragraphs(*sentences or ["No time can be compared with that of one process."])
 
     return by_box(runs, make)
 
@@ -252,22 +256,27 @@ def scaling(runs: pd.DataFrame) -> Html:
     """What more processes leave of each one's speed, and what each then holds, at one global batch."""
 
     def make(here: pd.DataFrame) -> str:
-        found: dict[tuple, list[dict[str, Any]]] = {}
-        for one in pairs.scaling(here).to_dict("records"):
-            found.setdefault((tuple(one[name] for name in SETTING), one["strategy"], one["world_size"]), []).append(one)
+        scaled_runs: dict[tuple, list[dict[str, Any]]] = {}
+        for scaled in pairs.scaling(here).to_dict("records"):
+            scaled_runs.setdefault(
+                (tuple(scaled[name] for name in SETTING), scaled["strategy"], scaled["world_size"]), []
+            ).append(scaled)
         sent = unit_of(here, "collective_bytes")
 
         def of(row: PageRow) -> list[dict[str, Any]]:
-            return found.get((row.key, row.strategy, row.world_size), [])
+            return scaled_runs.get((row.key, row.strategy, row.world_size), [])
 
         columns: dict[str, Callable[[PageRow], Any]] = {
             "runs": outcomes,
             "seconds per step": time,
             "tokens per second and process": speed(lambda row: number(row.runs["tokens_per_second_per_gpu"].median())),
             "efficiency": lambda row: (
-                "; ".join(f"{100 * one['scaling_efficiency']:.0f} %" for one in of(row) if pd.isna(one["why"])) or None
+                "; ".join(f"{100 * scaled['scaling_efficiency']:.0f} %" for scaled in of(row) if pd.isna(scaled["why"]))
+                or None
             ),
-            "against": lambda row: "; ".join(one["base"] if pd.isna(one["why"]) else one["why"] for one in of(row)),
+            "against": lambda row: "; ".join(
+                scaled["base"] if pd.isna(scaled["why"]) else scaled["why"] for scaled in of(row)
+            ),
             "model states (paper)": states,
             f"sent per step, {sent.name}": lambda row: number(row.runs["collective_bytes"].max() / sent.size),
         }
@@ -285,23 +294,23 @@ def proof_in_words(runs: pd.DataFrame) -> Html:
     staged = proved[proved["zero_stage"].notna() & proved["strategy"].str.match(r"zero\d")]
     agree = staged["strategy"].str[4].astype(int) == staged["zero_stage"]
     whole = proved["num_ranks_proved"] == proved["world_size"]
-    said = (
+    words = (
         f"{len(proved)} of {count(len(runs), 'run')} read back what they are, {whole.sum()} of them with bytes counted "
         f"by every rank. In {agree.sum()} of {count(len(staged), 'DeepSpeed run')} the engine's stage is that in the "
         "strategy's name."
     )
-    return Html(markup.paragraphs(said))
+    return Html(markup.paragraphs(words))
 
 
 def proof(runs: pd.DataFrame) -> Html:
     """What was asked, and what the engine said it was when it was built."""
-    shown = {
+    columns = {
         "engine": "engine_class", "optimizer": "optimizer_class", "stage": "zero_stage",
         "optimizer offload": "offload_optimizer_device", "parameter offload": "offload_param_device",
         "precision": "precision", "backend": "backend", "clipping": "gradient_clipping", "overlap": "overlap_comm",
         "bucket": "reduce_bucket_size", "sharded": "partitioned_parameters",
     }  # fmt: skip
-    head = ["asked", "processes", "runs", "ranks", *shown]
+    head = ["asked", "processes", "runs", "ranks", *columns]
     words = ["engine", "optimizer", "optimizer offload", "parameter offload", "precision", "backend", "overlap"]
 
     def make(here: pd.DataFrame) -> str:
@@ -309,11 +318,11 @@ def proof(runs: pd.DataFrame) -> Html:
         for (workload, size), members in here.groupby(["workload", "size"]):
             lines = []
             for row in rows(members):
-                known = row.runs[row.runs["engine_class"].notna()]
-                for _, alike in known.groupby(list(shown.values()), dropna=False):
+                proved = row.runs[row.runs["engine_class"].notna()]
+                for _, alike in proved.groupby(list(columns.values()), dropna=False):
                     counts = sorted(alike["num_ranks_proved"].dropna().unique())
                     ranks = ", ".join(f"{ranks:.0f}" for ranks in counts) or None
-                    facts = [_proved(name, alike.iloc[0][name]) for name in shown.values()]
+                    facts = [_proved(name, alike.iloc[0][name]) for name in columns.values()]
                     lines.append([row.strategy, row.world_size, len(alike), ranks, *facts])
             groups.append((f"{workload} {size}", lines))
         return markup.table("What was asked, and what ran", head, groups, PROOF_NOTE, words)

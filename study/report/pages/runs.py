@@ -43,9 +43,9 @@ def load(records: Sequence[str], box: str = "", workload: str = "") -> pd.DataFr
     Refusal for records that cannot be read, and for a box or workload of which there is no run.
     """
     runs = table.read([in_project(name) for name in records], [box] if box else None)
-    there = sorted(runs["workload"].unique())
-    if workload and workload not in there:
-        raise Refusal(f"workload {workload!r} has no run here; the workloads are {', '.join(map(repr, there))}")
+    workloads = sorted(runs["workload"].unique())
+    if workload and workload not in workloads:
+        raise Refusal(f"workload {workload!r} has no run here; the workloads are {', '.join(map(repr, workloads))}")
     return runs[runs["workload"] == workload] if workload else runs
 
 
@@ -57,17 +57,20 @@ def in_project(name: str) -> Path:
 def blocks(runs: pd.DataFrame) -> list[Block]:
     """The settings of these runs. A run of which only an outcome is known joins every setting that it may be of."""
     whole = runs[list(SETTING)].notna().all(axis=1)
-    found = []
+    by_setting = []
     for key, members in runs[whole].groupby(list(SETTING)):
         joins = ~whole
         for name, value in zip(SETTING, key, strict=True):
             joins &= runs[name].isna() | (runs[name] == value)
         values = dict(zip(SETTING, key, strict=True))
         words = "{workload} {size}, {precision}, {global_batch_size} sequences per step".format(**values)
-        found.append(Block(words, key, pd.concat([members, runs[joins]])))
-    held = [settings(block.runs) for block in found]
-    told = [block._replace(words=", ".join([block.words, *_apart(held, found, i)])) for i, block in enumerate(found)]
-    return sorted(told, key=_place)
+        by_setting.append(Block(words, key, pd.concat([members, runs[joins]])))
+    held = [settings(block.runs) for block in by_setting]
+    named = [
+        block._replace(words=", ".join([block.words, *_apart(held, by_setting, i)]))
+        for i, block in enumerate(by_setting)
+    ]
+    return sorted(named, key=_place)
 
 
 def _place(block: Block) -> tuple:
@@ -81,9 +84,9 @@ def settings(runs: pd.DataFrame) -> dict[str, Any]:
     return {**first["settings"], "num_steps": int(first["num_steps"])}
 
 
-def _apart(held: list[dict[str, Any]], found: list[Block], index: int) -> list[str]:
+def _apart(held: list[dict[str, Any]], by_setting: list[Block], index: int) -> list[str]:
     """What tells a setting apart from the others of the same words."""
-    twins = [other for other, block in zip(held, found, strict=True) if block.words == found[index].words]
+    twins = [other for other, block in zip(held, by_setting, strict=True) if block.words == by_setting[index].words]
     return [f"{name} {plain(value)}" for name, value in held[index].items() if any(t.get(name) != value for t in twins)]
 
 

@@ -46,33 +46,33 @@ def in_words(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
     """The answer in sentences: what is learned, what a rank holds, how long a step takes."""
 
     def make(here: pd.DataFrame) -> str:
-        mine = compared[compared["box"].isin(boxes(here))]
-        said = [
-            markup.led("What is learned", counted_verdicts(mine, "final_loss", control, "the final loss")),
+        of_box = compared[compared["box"].isin(boxes(here))]
+        answers = [
+            markup.led("What is learned", counted_verdicts(of_box, "final_loss", control, "the final loss")),
             markup.led("What a rank holds", extremes(here)),
             markup.led(
-                "How long a step takes", counted_verdicts(mine, "seconds_per_step", control, "the time of a step")
+                "How long a step takes", counted_verdicts(of_box, "seconds_per_step", control, "the time of a step")
             ),
         ]
-        return markup.items(said)
+        return markup.items(answers)
 
     return by_box(runs, make)
 
 
 def extremes(runs: pd.DataFrame) -> str:
     """Who holds the most and the least model states, on the largest number of processes of each setting."""
-    said = []
+    sentences = []
     for block in blocks(runs):
         size, members = list(worlds(block.runs))[-1]
         held = members.dropna(subset=["model_state_bytes"]).groupby("strategy")["model_state_bytes"].max()
         if held.empty:
             continue
         least, most = (held[held == edge].index for edge in (held.min(), held.max()))
-        said.append(
+        sentences.append(
             f"{block.words} on {processes(size)}: from {bytes_text(held.min())} of model states ({named(least)}) to "
             f"{bytes_text(held.max())} ({named(most)})"
         )
-    return f"{'; '.join(said)}." if said else "Not measured."
+    return f"{'; '.join(sentences)}." if sentences else "Not measured."
 
 
 def answer(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:

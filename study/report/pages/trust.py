@@ -27,27 +27,27 @@ _KIND = re.compile(r"-(seed|repeat)\d+")  # what tells runs of one kind apart
 
 def varied(runs: pd.DataFrame) -> Html:
     """What differs between the runs, setting by setting."""
-    said = []
+    words = []
     for block in blocks(runs):
         sizes, seeds = (listed(sorted(block.runs[name].unique())) for name in ("world_size", "seed"))
         repeated = int(block.runs["repeat"].max())
         repeats = f"up to {repeated + 1} equal runs" if repeated else "no run repeated"
         strategies = listed(in_order(block.runs["strategy"]))
-        said.append(markup.led(block.words, f"{strategies}; processes: {sizes}; seeds: {seeds}; {repeats}."))
-    return Html(markup.items(said))
+        words.append(markup.led(block.words, f"{strategies}; processes: {sizes}; seeds: {seeds}; {repeats}."))
+    return Html(markup.items(words))
 
 
 def held_fixed(runs: pd.DataFrame) -> Html:
     """What was equal between the strategies of a setting."""
-    found = blocks(runs)
-    held = {block.words: settings(block.runs) for block in found}
+    by_setting = blocks(runs)
+    held = {block.words: settings(block.runs) for block in by_setting}
     names = list(dict.fromkeys(name for known in held.values() for name in known))
     lines = [[name, *(plain(known.get(name)) for known in held.values())] for name in names]
-    lines.append(["data digest", *(_digests(block.runs["data_digest"]) for block in found)])
-    shown = markup.table(
+    lines.append(["data digest", *(_digests(block.runs["data_digest"]) for block in by_setting)])
+    table = markup.table(
         "Held fixed between strategies", ["setting", *held], [("", lines)], FIXED_NOTE, words=list(held)
     )
-    return Html(markup.details("Every setting that was held fixed", shown))
+    return Html(markup.details("Every setting that was held fixed", table))
 
 
 def _digests(values: pd.Series) -> str:
@@ -98,28 +98,28 @@ def reproduce(runs: pd.DataFrame, study: str, records: Sequence[str]) -> Html:
         for number, folder in enumerate(records, 1)
     ]
     facts = list(_facts(runs))
-    commits = sorted({_commit(one["machine"]) for one in facts})
+    commits = sorted({_commit(record["machine"]) for record in facts})
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 and " " not in commits[0] else []
     study = Path(study).name
     lines += ["make setup", f"zero-study run {study}{' --data-dir DIR' if files else ''}"]
     lines += [f"zero-study collect runs/{Path(study).stem} {folder}" for folder in folders]
     lines += [f"zero-study report {study} {' '.join(f'--records {folder}' for folder in folders)}"]
-    said = []
+    notes = []
     if len(folders) > 1:
-        said.append("Run and collect on each box into a folder of its own, then report on all of them.")
+        notes.append("Run and collect on each box into a folder of its own, then report on all of them.")
     if files:
-        said.append("DIR is a folder of text and tokenizers, laid out as the README says.")
-    launches = {_KIND.sub("", one["run_id"]): " ".join(one["command"]) for one in reversed(facts)}
+        notes.append("DIR is a folder of text and tokenizers, laid out as the README says.")
+    launches = {_KIND.sub("", record["run_id"]): " ".join(record["command"]) for record in reversed(facts)}
     title = f"{count(len(launches), 'launch', 'launches')}, one of each kind"
     folded = markup.details(title, markup.code_block(launches[name] for name in sorted(launches)))
-    return Html(markup.code_block(lines) + markup.paragraphs(*said) + folded)
+    return Html(markup.code_block(lines) + markup.paragraphs(*notes) + folded)
 
 
 def boxes(runs: pd.DataFrame) -> Html:
     """What the runs ran on, box by box; where a fact changed between runs, all its values."""
     known: dict[str, dict[str, dict[str, None]]] = {}
-    for box, one in zip(runs.loc[runs["path"].notna(), "box"], _facts(runs), strict=True):
-        for name, value in _machine(one["machine"]).items():
+    for box, record in zip(runs.loc[runs["path"].notna(), "box"], _facts(runs), strict=True):
+        for name, value in _machine(record["machine"]).items():
             known.setdefault(name, {}).setdefault(box, {}).setdefault(value)
     columns = sorted({box for values in known.values() for box in values})
     lines = [[name, *("; ".join(values.get(box, {})) for box in columns)] for name, values in known.items()]

@@ -14,18 +14,18 @@ from study.theory import measured_by_others, on_box, peaks
 LEFT_OUT = {"model_size": "a model size", "folds": "a fifth of the rows"}  # by a fit, and then judged
 
 
-def trust_in_words(found: Validation) -> Html:
+def trust_in_words(validation: Validation) -> Html:
     """Say how large the errors are, on rows that a fit has seen and has not, and whether what ran is said to fit."""
-    seen, target = found.content["as_they_stand"], found.content["target"]
-    fitting = sum(bool(on_box.fits(peaks.peak(row.shape, row.engine, row.job), row.box)) for row in found.rows)
-    unseen = [summary for fit in found.content["fit"].values() for key, summary in fit.items() if key in LEFT_OUT]
+    fitted, target = validation.content["as_they_stand"], validation.content["target"]
+    fitting = sum(bool(on_box.fits(peaks.peak(row.shape, row.engine, row.job), row.box)) for row in validation.rows)
+    unseen = [summary for fit in validation.content["fit"].values() for key, summary in fit.items() if key in LEFT_OUT]
     median, ninth = (percent(max(summary[key] for summary in unseen), 1) for key in ("median", "percentile_90"))
     return Html(
         markup.paragraphs(
-            f"Of {len(found.rows)} published rows of MPT training (LLM Foundry, FSDP), all of which ran, {fitting} are "
-            f"predicted to fit. On the {seen['count']} that are not in fp8, tokens/s per GPU are off by "
-            f"{percent(seen['median'], 1)} in the median, and in nine of ten by at most "
-            f"{percent(seen['percentile_90'], 1)}. By constants fitted without the rows that they are judged by, the "
+            f"Of {len(validation.rows)} published rows of MPT training (LLM Foundry, FSDP), all of which ran, "
+            f"{fitting} are predicted to fit. On the {fitted['count']} that are not in fp8, tokens/s per GPU are off "
+            f"by {percent(fitted['median'], 1)} in the median, and in nine of ten by at most "
+            f"{percent(fitted['percentile_90'], 1)}. By constants fitted without the rows that they are judged by, the "
             f"medians are at most {median} and the 90th percentiles at most {ninth}; aimed at were "
             f"{percent(target['median'])} and {percent(target['percentile_90'])}.",
             "These are GPTs on A100 and H100, sharded by FSDP. What others published of DeepSpeed, of offload and of "
@@ -34,26 +34,28 @@ def trust_in_words(found: Validation) -> Html:
     )
 
 
-def errors(found: Validation) -> Html:
+def errors(validation: Validation) -> Html:
     """Tabulate the errors of tokens per second: seen, unseen, and of another device."""
-    groups = [("the constants as they stand, fitted to these rows", [_summary("all", found.content["as_they_stand"])])]
+    groups = [
+        ("the constants as they stand, fitted to these rows", [_summary("all", validation.content["as_they_stand"])])
+    ]
     groups.append(
         (
             "fitted to the other rows of the generation, judged by what was left out",
             [
                 _summary(f"{generation}, {LEFT_OUT[key]}", summary)
-                for generation, fit in found.content["fit"].items()
+                for generation, fit in validation.content["fit"].items()
                 for key, summary in fit.items()
                 if key in LEFT_OUT
             ],
         )
     )
-    other = [_summary(name, summary) for name, summary in found.content["other_device"].items()]
+    other = [_summary(name, summary) for name, summary in validation.content["other_device"].items()]
     groups.append(("one device's rows by constants fitted to another", other))
     head = ["rows", "count", "median", "90th percentile", "worst", "bias"]
     note = (
         f"Absolute relative errors of predicted tokens/s per GPU; bias: median with its sign. Rows in fp8, which the "
-        f"models do not know, are left out. Found on {found.content['finished_at'][:10]} by {COMMAND}."
+        f"models do not know, are left out. Found on {validation.content['finished_at'][:10]} by {COMMAND}."
     )
     return Html(markup.table("Errors against published throughput", head, groups, note))
 
@@ -74,11 +76,11 @@ QUANTITIES = {
 }
 
 
-def cases(found: Validation) -> Html:
+def cases(validation: Validation) -> Html:
     """Tabulate other published numbers, predicted beside published, and list what is known of each."""
     groups: dict[str, list[list[Any]]] = {}
-    told = []
-    for case in found.content["cases"]:
+    described = []
+    for case in validation.content["cases"]:
         model, box, *how = case["name"].split(", ")
         mark = " *" if case["calibrates"] else ""
         groups.setdefault(f"{model}, {box}", []).append(
@@ -91,11 +93,11 @@ def cases(found: Validation) -> Html:
                 "yes" if case["inside_interval"] else "no",
             ]
         )
-        told.append(markup.led(case["name"], f"{case['conditions']}. {case['source']}."))
+        described.append(markup.led(case["name"], f"{case['conditions']}. {case['source']}."))
     head = ["how", "in", "published", "predicted", "error", "inside the interval"]
     note = "* A constant of the models was set by it, so it confirms nothing."
-    shown = markup.table("Other published numbers", head, list(groups.items()), note, ["in", "inside the interval"])
-    return Html(f"{shown}\n{markup.details('Conditions and sources', markup.items(told))}")
+    table = markup.table("Other published numbers", head, list(groups.items()), note, ["in", "inside the interval"])
+    return Html(f"{table}\n{markup.details('Conditions and sources', markup.items(described))}")
 
 
 AMOUNTS = {"peak_gibibytes": "GiB at the peak", "allocated_gibibytes": "GiB between steps", "fits": "fits"}
@@ -104,7 +106,7 @@ AMOUNTS = {"peak_gibibytes": "GiB at the peak", "allocated_gibibytes": "GiB betw
 def memory_cases() -> Html:
     """Tabulate published memory, predicted beside published, and list what is known of each."""
     groups: dict[str, list[list[Any]]] = {}
-    told = []
+    described = []
     for case in measured_by_others.cases("memory"):
         model, box, *how = case.name.split(", ")
         predicted = on_box.predicted_memory(case)
@@ -116,10 +118,10 @@ def memory_cases() -> Html:
             error = signed_percent(predicted / case.published - 1)
         row = [Html(",<br>".join(map(markup.escape, how))), AMOUNTS[case.quantity], *cells, error]
         groups.setdefault(f"{model}, {box}", []).append(row)
-        told.append(markup.led(case.name, f"{case.conditions}. {case.source}."))
+        described.append(markup.led(case.name, f"{case.conditions}. {case.source}."))
     head = ["how", "in", "published", "predicted", "error"]
-    shown = markup.table("Published memory of a GPU", head, list(groups.items()), "", ["in", "error"])
-    return Html(f"{shown}\n{markup.details('Conditions and sources', markup.items(told))}")
+    table = markup.table("Published memory of a GPU", head, list(groups.items()), "", ["in", "error"])
+    return Html(f"{table}\n{markup.details('Conditions and sources', markup.items(described))}")
 
 
 def _yes(fits: bool) -> str:

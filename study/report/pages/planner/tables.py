@@ -89,21 +89,21 @@ def speed(advice: Advice) -> Html:
     ]  # fmt: skip
     rows = []
     for option in advice.options:
-        one = option.prediction
-        dollars = one.dollars_per_billion_tokens
+        prediction = option.prediction
+        dollars = prediction.dollars_per_billion_tokens
         price = markup.missing("unknown") if dollars is None else f"{dollars:,.0f}"
-        step = f"{number(one.step.total)}<small>{number(one.step.low)} to {number(one.step.high)}</small>"
+        total, low, high = map(number, (prediction.step.total, prediction.step.low, prediction.step.high))
         rows.append(
             [
                 option.strategy.name,
-                one.engine.precision,
-                batch(one.job),
+                prediction.engine.precision,
+                batch(prediction.job),
                 option.largest_micro_batch or "none",
-                Html(step) if one.fits else markup.missing("does not fit"),
-                number(one.tokens_per_second_per_gpu) if one.fits else "",
-                percent(one.mfu) if one.fits else "",
-                number(one.communicated_bytes / 1e9),
-                price if one.fits else "",
+                Html(f"{total}<small>{low} to {high}</small>") if prediction.fits else markup.missing("does not fit"),
+                number(prediction.tokens_per_second_per_gpu) if prediction.fits else "",
+                percent(prediction.mfu) if prediction.fits else "",
+                number(prediction.communicated_bytes / 1e9),
+                price if prediction.fits else "",
             ]
         )
     gpu = advice.box.gpu
@@ -122,10 +122,10 @@ def speed(advice: Advice) -> Html:
 
 def front(advice: Advice) -> Html:
     """Tabulate the choices that nothing beats in both memory and speed, the fastest first."""
-    kept = sweeps.pareto(sweeps.choices(advice))
-    if not kept:
+    choices = sweeps.pareto(sweeps.choices(advice))
+    if not choices:
         return Html(markup.paragraphs("No strategy fits at any split of the batch.", kind="note"))
-    rows = [_choice(choice) for choice in reversed(kept)]
+    rows = [_choice(choice) for choice in reversed(choices)]
     head = ["strategy", "batch", "needed, GiB", "tokens/s per GPU", "seconds per step"]
     note = (
         f"What fits, and is beaten by nothing in both memory and speed. c: with activation checkpointing. {PREDICTED}"
@@ -134,13 +134,13 @@ def front(advice: Advice) -> Html:
 
 
 def _choice(choice: Choice) -> list[str]:
-    one = choice.prediction
+    prediction = choice.prediction
     return [
         choice.strategy,
-        batch(one.job),
-        gib(one.needed_bytes),
-        number(one.tokens_per_second_per_gpu),
-        number(one.step.total),
+        batch(prediction.job),
+        gib(prediction.needed_bytes),
+        number(prediction.tokens_per_second_per_gpu),
+        number(prediction.step.total),
     ]
 
 
@@ -151,12 +151,12 @@ def predicted(table: str) -> Html:
 
 def free(option: Option) -> Html | str:
     """What is left of a GPU, or why the strategy does not fit."""
-    one = option.prediction
-    if one.fits:
-        return gib(one.free_bytes)
-    if one.free_bytes < 0:
-        return markup.missing(f"short of {gib(-one.free_bytes)}")
-    return markup.missing(f"too little {one.lacking}")
+    prediction = option.prediction
+    if prediction.fits:
+        return gib(prediction.free_bytes)
+    if prediction.free_bytes < 0:
+        return markup.missing(f"short of {gib(-prediction.free_bytes)}")
+    return markup.missing(f"too little {prediction.lacking}")
 
 
 # ---------------------------------------------------------------- the paper and the engines
@@ -170,16 +170,16 @@ def differences(advice: Advice) -> Html:
         paper = model_states.paper_bytes(engine, advice.shape.num_params, "stepping").total
         named = _differences(advice, option)
         held = paper + sum(named.values())
-        shown = [f"{reason} {_signed(size)}" for reason, size in named.items() if _is_shown(size)]
+        reasons_shown = [f"{reason} {_signed(size)}" for reason, size in named.items() if _is_shown(size)]
         small = [reason for reason, size in named.items() if not _is_shown(size)]
-        shown += [f"{listed(small)} below {SHOWN_GIB}"] if small else []
+        reasons_shown += [f"{listed(small)} below {SHOWN_GIB}"] if small else []
         rows.append(
             [
                 option.strategy.name,
                 gib(paper),
                 gib(held),
                 _signed(held - paper),
-                Html("<br>".join(map(markup.escape, shown or ["none known"]))),
+                Html("<br>".join(map(markup.escape, reasons_shown or ["none known"]))),
             ]
         )
     head = ["strategy", "by the paper", "as held", "difference", "of which"]
@@ -195,15 +195,15 @@ def differences(advice: Advice) -> Html:
 def reasons(advice: Advice) -> Html:
     """Say what the names of the differences mean."""
     there = {reason for option in advice.options for reason in _differences(advice, option)}
-    told = [markup.led(name, text.replace("`", "")) for name, text in model_states.REASONS.items() if name in there]
-    return Html(markup.details("What the names mean", markup.items(told)))
+    texts = [markup.led(name, text.replace("`", "")) for name, text in model_states.REASONS.items() if name in there]
+    return Html(markup.details("What the names mean", markup.items(texts)))
 
 
 def _differences(advice: Advice, option: Option) -> dict[str, float]:
     """Bytes by reason, the largest first."""
     sums: dict[str, float] = defaultdict(float)
-    for one in model_states.engine_differences(option.prediction.engine, advice.shape.parameters, 0, "stepping"):
-        sums[one.reason] += one.num_bytes
+    for difference in model_states.engine_differences(option.prediction.engine, advice.shape.parameters, 0, "stepping"):
+        sums[difference.reason] += difference.num_bytes
     return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
 
 
