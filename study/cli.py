@@ -78,15 +78,19 @@ def run(arguments: list[str]) -> int:
     compare.add_argument("--control", default="ddp", help="the strategy to compare with (default: ddp)")
     compare.set_defaults(call=_compare)
 
-    report = commands.add_parser("report", help="execute the notebooks on a study's records: pages", allow_abbrev=False)
-    report.add_argument("study", help="a study that the project ships, or a YAML file of your own")
+    report = commands.add_parser(
+        "report",
+        help="make the pages of a study from its records; without a study: those that need no runs, and the index",
+        allow_abbrev=False,
+    )
+    report.add_argument("study", nargs="?", help="a study that the project ships, or a YAML file of your own")
     report.add_argument(
         "--records",
         type=Path,
         action="append",
         help="folder of runs or records; several times for several boxes (default: runs/STUDY)",
     )
-    report.add_argument("--output", type=Path, help="where the pages go (default: reports/STUDY)")
+    report.add_argument("--output", type=Path, help="where the pages go (default: reports/STUDY, or reports)")
     report.set_defaults(call=_report)
 
     pack = commands.add_parser("pack", help="put a box's records into one file, with their digests", allow_abbrev=False)
@@ -296,6 +300,11 @@ def _report(options: argparse.Namespace) -> int:
     from study.report import build as report
     from study.running import studies
 
+    if options.study is None:
+        if options.records:
+            raise Refusal("--records goes with a study; name one, or leave it out for the pages that need no runs")
+        print(report.build_site(options.output or Path("reports")))
+        return 0
     name = studies.find(options.study).name
     folders = options.records or [Path("runs") / name]
     print(report.build(options.study, folders, options.output or Path("reports") / name))

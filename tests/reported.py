@@ -1,4 +1,7 @@
-"""One site for all tests that look at one: the committed records, in kernels that cannot import what a run imports."""
+"""One site for all tests that look at one, with a report of the committed records.
+
+Its kernels cannot import what a run imports.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,17 @@ import pytest
 
 from study.compare import table
 from study.report import build as report
+from study.report import index
 
 HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate")
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
+
+# Where in the site each page is: the index, and by their notebooks those of the site and those of its report.
+PLACES = (
+    {"index": index.PAGE.file}
+    | {name: page.file for name, page in report.SITE_PAGES.items()}
+    | {name: f"cpu/{page.file}" for name, page in report.REPORT_PAGES.items()}
+)
 
 # Python imports a module of this name whenever it starts.
 BLOCK = f"""
@@ -38,9 +49,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "sitecustomize.py").write_text(BLOCK)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-            report.build("cpu", records(), folder / "cpu")
-        _built.append(folder / "cpu")
+            site = folder / "reports"  # as the committed one is called, which its pages name
+            report.build_site(site)
+            report.build("cpu", records(), site / "cpu")
+        _built.append(site)
     return _built[0]
+
+
+def text_of(site: Path, name: str) -> str:
+    return (site / PLACES[name]).read_text(encoding="utf-8")
 
 
 def records() -> list[Path]:
