@@ -247,21 +247,26 @@ def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
 
 
 @zero_study.command("report")
-@click.argument("study", help=A_STUDY)
+@click.argument("study", required=False, help=A_STUDY)
 @click.option(
     "--records",
     type=PATH,
     multiple=True,
     help="folder of runs or records; several times for several boxes [default: runs/STUDY]",
 )
-@click.option("--output", type=PATH, help="where the pages go [default: reports/STUDY]")
-def _report(study: str, records: tuple[Path, ...], output: Path | None) -> None:
-    """Execute the notebooks on a study's records: pages."""
+@click.option("--output", type=PATH, help="where the pages go [default: reports/STUDY, or reports]")
+def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
+    """Make the pages of a study from its records; without a study: those that need no runs, and the index."""
     from study.report import build as report
     from study.running import studies
 
     require_clone("the notebooks that become pages")
     _require("papermill")
+    if study is None:
+        if records:
+            raise Refusal("--records goes with a study; name one, or leave it out for the pages that need no runs")
+        print(report.build_site(output or Path("reports")))
+        return
     name = studies.find(study).name
     print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name))
 

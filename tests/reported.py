@@ -1,4 +1,7 @@
-"""One site for all tests that look at one: the committed records, in kernels that cannot import what a run imports."""
+"""One site for all tests that look at one, with a report of the committed records.
+
+Its kernels cannot import what a run imports.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,17 @@ import pytest
 
 from study.compare import table
 from study.report import build as report
+from study.report import index
 
 HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate")
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
+
+# Where in the site each page is: the index, and by their notebooks those of the site and those of its report.
+PLACES = (
+    {"index": index.PAGE.file}
+    | {name: page.file for name, page in report.SITE_PAGES.items()}
+    | {name: f"cpu/{page.file}" for name, page in report.REPORT_PAGES.items()}
+)
 
 # Python imports a module of this name whenever it starts.
 BLOCK = f"""
@@ -32,14 +43,19 @@ sys.meta_path.insert(0, Blocked())
 
 def site() -> Path:
     """The folder of the site, built at the first call."""
-    return launching.once("site", _build) / "cpu"
+    return launching.once("site", _build) / "reports"  # as the committed one is called, which its pages name
 
 
 def _build(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text(BLOCK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-        report.build("cpu", records(), folder / "cpu")
+        report.build_site(folder / "reports")
+        report.build("cpu", records(), folder / "reports" / "cpu")
+
+
+def text_of(site: Path, name: str) -> str:
+    return (site / PLACES[name]).read_text(encoding="utf-8")
 
 
 def records() -> list[Path]:

@@ -37,7 +37,7 @@ def test_is_valid_and_has_no_outputs(path):
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
-OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in report.OF_NO_RUNS]
+OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in report.SITE_PAGES]
 
 
 @pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
@@ -107,7 +107,7 @@ def test_set_up_is_the_same_everywhere():
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
     # What reads no runs trains none and needs nothing to train with.
-    (set_up,) = {found.pop(name) for name in report.OF_NO_RUNS}
+    (set_up,) = {found.pop(name) for name in report.SITE_PAGES}
     _, *lines = set_up.splitlines()
     assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
     assert "colab.train" in "".join(common[len(lines) + 1 :])

@@ -18,7 +18,6 @@ from study.compare import predicted, table
 from study.errors import Refusal
 from study.files import write_json
 from study.records.schema import PredictedBox, PredictedRun, PredictedStudy, UnpredictedRun
-from study.report import build as report
 from study.report import figures, pages
 
 GIB = 2**30
@@ -261,7 +260,7 @@ def test_a_figure_is_of_one_setting(several, draw, message):
 
 @pytest.mark.parametrize("name", ["peak_memory", "runtime"])
 def test_on_the_page_predictions_come_last(name, site):
-    text = (site / report.PAGES[name].file).read_text()
+    text = reported.text_of(site, name)
     measured, _, after = text.partition("<h2>Predicted, not measured</h2>")
     assert "≈" not in measured
     assert 'class="predicted' not in measured

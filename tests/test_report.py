@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import re
+import shutil
 import sys
+import urllib.parse
 from pathlib import Path
 
 import nbformat
@@ -13,9 +16,12 @@ import pytest
 import reported
 from synthetic import write_run
 
+from study import cli
 from study.compare import table
 from study.errors import Refusal
 from study.report import build as report
+from study.report import index
+from study.report import notebook as executing
 from study.running import studies
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -47,23 +53,19 @@ class Elements(html.parser.HTMLParser):
         return [attributes for name, attributes, _ in self.found if name == tag]
 
 
-def page_of(site: Path, name: str) -> str:
-    return (site / report.PAGES[name].file).read_text(encoding="utf-8")
-
-
-each = pytest.mark.parametrize("name", report.PAGES)
+each = pytest.mark.parametrize("name", reported.PLACES)
 
 
 @each
 def test_page_is_semantic(site, name):
-    text = page_of(site, name)
+    text = reported.text_of(site, name)
     page = Elements(text)
     assert page.open == []
     assert text.startswith("<!doctype html>")
     assert page.all("html") == [{"lang": "en"}]
     assert [len(page.all(tag)) for tag in ("h1", "nav", "main", "header", "footer")] == [1] * 5
     assert [within for tag, _, within in page.found if tag == "title"].count(("html", "head")) == 1
-    assert [a["href"] for a in page.all("a") if a.get("aria-current")] == [report.PAGES[name].file]
+    assert [a["href"] for a in page.all("a") if a.get("aria-current")] == [Path(reported.PLACES[name]).name]
     metas = {meta.get("name"): meta.get("content") for meta in page.all("meta")}
     assert metas["description"]
     assert metas["viewport"] == "width=device-width, initial-scale=1"
@@ -77,32 +79,33 @@ def test_page_is_semantic(site, name):
 
 @each
 def test_page_asks_for_nothing_from_elsewhere(site, name):
-    text = page_of(site, name)
+    text = reported.text_of(site, name)
     page = Elements(text)
     assert page.all("script") == ([{}] if name in report.FILTERED else [])
     assert page.all("iframe") == []
-    assert {link["href"] for link in page.all("link")} == {"style.css", "data:,"}
+    style = "../style.css" if name in report.REPORT_PAGES else "style.css"
+    assert {link["href"] for link in page.all("link")} == {style, "data:,"}
     assert all(img["src"].startswith("data:") for img in page.all("img"))
     assert not re.search(r"@import|url\((?!#)", text + (site / "style.css").read_text())
 
 
 @each
 def test_page_names_no_place_of_the_machine(site, name):
-    text = page_of(site, name)
+    text = reported.text_of(site, name)
     assert str(report.ROOT) not in text
     assert str(site) not in text
     assert str(Path.home()) not in text
 
 
-@each
+@pytest.mark.parametrize("name", report.PAGES)
 def test_page_shows_results_and_folds_code(site, name):
-    shown, _, folded = page_of(site, name).partition("<summary>How this page was made</summary>")
+    shown, _, folded = reported.text_of(site, name).partition("<summary>How this page was made</summary>")
     of_no_runs = {
-        "planner": "advise.advise(",
+        "planner": "planner.advise(",
         "protocol": "published.load_protocol(",
         "claims": "say.committed(",
     }
-    load = of_no_runs[name] if name in report.OF_NO_RUNS else "pages.load(records, box, workload)"
+    load = of_no_runs[name] if name in report.SITE_PAGES else "pages.load(records, box, workload)"
     assert load not in shown
     assert load in folded
     assert "google.colab" not in shown + folded
@@ -110,7 +113,7 @@ def test_page_shows_results_and_folds_code(site, name):
 
 
 def test_first_page_answers_the_question(site):
-    text = page_of(site, "summary")
+    text = reported.text_of(site, "summary")
     assert f"<h1>{studies.find('cpu').question}</h1>" in text
     assert f"{reported.num_runs()} runs of " in text
     assert text.index("The answer") < text.index("<table>") < text.index("<figure")
@@ -126,13 +129,16 @@ def test_first_page_answers_the_question(site):
         "Words",
         "The other pages",
     ]
-    assert {a["href"] for a in Elements(text).all("a")} >= {page.file for page in report.PAGES.values()}
+    assert {a["href"] for a in Elements(text).all("a")} >= {
+        *(page.file for page in report.REPORT_PAGES.values()),
+        *(f"../{page.file}" for page in report.OF_SITE),
+    }
     assert "zero-study run cpu" in text
 
 
 @pytest.mark.parametrize("name", ["summary", "loss_curves", "peak_memory", "runtime", "single_vs_multi", "planner"])
 def test_page_has_figures(site, name):
-    page = Elements(page_of(site, name))
+    page = Elements(reported.text_of(site, name))
     assert page.all("figure")
     assert len(page.all("figure")) == len(page.all("figcaption"))
 
@@ -153,7 +159,8 @@ def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
 def one_page(tmp_path, monkeypatch):
     """A report of a single notebook, made of the cells that a test gives; returns what builds it."""
     monkeypatch.setattr(report, "NOTEBOOKS", tmp_path / "notebooks")
-    monkeypatch.setattr(report, "PAGES", {"summary": report.PAGES["summary"]})
+    monkeypatch.setattr(report, "REPORT_PAGES", {"summary": report.PAGES["summary"]})
+    monkeypatch.setattr(report, "OF_A_STUDY", ("summary",))
     (tmp_path / "notebooks").mkdir()
 
     def build(*cells: str, output: Path = tmp_path / "out") -> Path:
@@ -168,7 +175,7 @@ def test_unknown_parameter_is_refused(tmp_path):
     with pytest.raises(
         Refusal, match=r"^one.ipynb: no parameter is named recods; its cell tagged `parameters` declares records, box$"
     ):
-        report.execute(path, tmp_path / "done.ipynb", {"recods": ["a"], "box": ""})
+        executing.execute(path, tmp_path / "done.ipynb", {"recods": ["a"], "box": ""})
     assert not (tmp_path / "done.ipynb").exists()
 
 
@@ -185,7 +192,7 @@ def test_kernel_is_of_this_python(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     path = notebook(tmp_path / "one.ipynb", "import sys; print(sys.executable, 'records' in dir())", parameters="a = 1")
-    report.execute(path, tmp_path / "done.ipynb", {"a": 2})
+    executing.execute(path, tmp_path / "done.ipynb", {"a": 2})
     done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     assert done.cells[-1].outputs[0].text == f"{sys.executable} False\n"
     assert done.cells[1].source == "# Parameters\na = 2\n"
@@ -247,6 +254,121 @@ def test_outputs_of_every_kind(one_page):
     assert '<pre tabindex="0">1 &lt; 2\n</pre>' in text
     assert "<strong>bold</strong>" in text
     assert "<p>kept</p>" in text
+
+
+# ---------------------------------------------------------------- the site
+
+COMMITTED = report.ROOT / "reports"
+OPENING = "from study.report.markup import Html; Html('<h1>Why &amp; how?</h1> <p class=\"lead\">2 runs.</p>')"
+
+
+def dead_links(folder: Path) -> list[str]:
+    """The links of a folder's pages that lead to no file in it, or to no anchor of the page."""
+    pages = {path: Elements(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
+    anchors = {path: {a["id"] for _, a, _ in page.found if "id" in a} for path, page in pages.items()}
+    dead = []
+    for path, page in pages.items():
+        for link in page.all("a") + page.all("link"):
+            address = urllib.parse.urlsplit(link["href"])
+            target = Path(os.path.normpath(path.parent / urllib.parse.unquote(address.path))) if address.path else path
+            if address.scheme:
+                continue
+            is_filter = target.name == "claims.html" and "=" in address.fragment  # which filter.js reads
+            leads = is_filter or address.fragment in {"", *anchors.get(target, ())}
+            if not (leads and target.is_file() and target.is_relative_to(folder)):
+                dead.append(f"{path.relative_to(folder)}: {link['href']}")
+    return dead
+
+
+def shown_of(page: Path) -> str:
+    """A page without its drawings, whose last digits are the machine's."""
+    return re.sub(r"<svg.*?</svg>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_links_of_the_committed_site_are_not_dead():
+    assert dead_links(COMMITTED) == []
+
+
+def test_links_of_a_new_site_are_not_dead(site):
+    assert dead_links(site) == []
+
+
+def test_links_of_committed_texts_are_not_dead():
+    for path in COMMITTED.rglob("*.md"):
+        for address in re.findall(r"\]\(([^)#:]+)[^):]*\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / address).exists(), f"{path}: {address}"
+
+
+def test_index_lists_every_report():
+    folders = {path.parent.name for path in COMMITTED.glob("*/index.html")}
+    assert {entry.folder for entry in index.reports(COMMITTED)} == folders >= {"cpu", "cpu-time"}
+    page = (COMMITTED / "index.html").read_text(encoding="utf-8")
+    for entry in index.reports(COMMITTED):
+        assert f'<dt><a href="{entry.folder}/index.html">{entry.question}</a></dt>' in page
+        assert f"<dd><code>{entry.folder}</code>: {entry.runs}</dd>" in page
+        assert re.match(r"[\d,]+ runs of \d+ strategies on .+, \d{4}-\d\d-\d\d", entry.runs)
+
+
+def test_committed_index_is_what_is_made_now(tmp_path):
+    for entry in index.reports(COMMITTED):
+        (tmp_path / entry.folder).mkdir()
+        shutil.copy(COMMITTED / entry.folder / "index.html", tmp_path / entry.folder)
+    report.write_index(tmp_path)
+    for name in ("index.html", "style.css"):
+        made, committed = ((folder / name).read_text(encoding="utf-8") for folder in (tmp_path, COMMITTED))
+        assert made == committed, f"{name}: make it again with `zero-study report`, and commit it"
+
+
+@pytest.mark.parametrize("name", report.SITE_PAGES)
+def test_committed_pages_of_no_runs_are_what_is_made_now(site, name):
+    place = reported.PLACES[name]
+    assert shown_of(site / place) == shown_of(COMMITTED / place), (
+        "make it again with `zero-study report`, and commit it"
+    )
+
+
+def test_no_report_repeats_what_a_site_has_once():
+    names = {page.file for page in report.SITE_PAGES.values()} | {"style.css"}
+    assert not [path for path in COMMITTED.glob("*/*") if path.name in names]
+
+
+def test_report_elsewhere_stands_alone(one_page, tmp_path):
+    page = one_page("'alone'")
+    assert {link["href"] for link in Elements(page.read_text()).all("link")} == {"style.css", "data:,"}
+    assert "All reports" not in page.read_text()
+    assert dead_links(tmp_path / "out") == []
+
+
+def test_report_in_a_site_joins_it(one_page, site, tmp_path):
+    mine = tmp_path / "site"
+    shutil.copytree(site, mine)
+    page = one_page(OPENING, output=mine / "my first")
+    assert {link["href"] for link in Elements(page.read_text()).all("link")} == {"../style.css", "data:,"}
+    assert [path.name for path in page.parent.iterdir()] == ["index.html"]
+    assert index.reports(mine)[-1] == index.Report("my first", "Why &amp; how?", "2 runs.")
+    assert '<a href="my%20first/index.html">Why &amp; how?</a>' in (mine / "index.html").read_text()
+    assert dead_links(mine) == []
+
+
+def test_site_without_a_report_says_how_to_make_one(tmp_path):
+    report.write_index(tmp_path)
+    text = (tmp_path / "index.html").read_text()
+    assert "<code>zero-study report STUDY</code>" in text
+    Elements(text)
+
+
+def test_report_does_not_replace_a_site_nor_a_site_a_report(one_page, site):
+    with pytest.raises(
+        Refusal, match=r"holds the site of all reports; name a folder in it, such as \S+/reports/smoke$"
+    ):
+        one_page("'x'", output=site)
+    with pytest.raises(Refusal, match=r"its index.html is not that of a site; name the folder of all reports$"):
+        report.build_site(site / "cpu")
+
+
+def test_records_without_a_study_are_refused():
+    with pytest.raises(Refusal, match=r"^--records goes with a study; "):
+        cli.run(["report", "--records", "runs/cpu"])
 
 
 # ---------------------------------------------------------------- the study

@@ -11,6 +11,7 @@ import pytest
 from study.claims import say
 from study.claims.verdicts import WORDS
 from study.report import build as report
+from study.report import index
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
@@ -86,14 +87,14 @@ def visit(browser, site):
 
     def make(name: str, fragment: str = "", **settings) -> Visit:
         contexts.append(browser.new_context(**settings))
-        return Visit(contexts[-1], site, report.PAGES[name].file, fragment)
+        return Visit(contexts[-1], site, reported.PLACES[name], fragment)
 
     yield make
     for context in contexts:
         context.close()
 
 
-each = pytest.mark.parametrize("name", report.PAGES)
+each = pytest.mark.parametrize("name", reported.PLACES)
 
 
 @each
@@ -103,7 +104,7 @@ def test_page(visit, site, name, scheme, viewport):
     seen = visit(name, viewport=viewport, color_scheme=scheme)
     assert seen.said == []
     assert seen.failed == []
-    assert set(seen.asked) <= {(site / file).as_uri() for file in (report.PAGES[name].file, "style.css")}
+    assert set(seen.asked) <= {(site / file).as_uri() for file in (reported.PLACES[name], "style.css")}
     assert (site / "style.css").as_uri() in seen.asked
     assert seen.width() <= viewport["width"]
     assert seen.page.evaluate(TOO_WIDE) == []
@@ -132,11 +133,14 @@ def test_without_javascript(visit, name):
 
 
 def test_links_lead_to_pages(visit):
+    """From the first page of a report through the others to the site's, and from its index back to the report."""
     seen = visit("summary", viewport=DESKTOP)
-    for page in list(report.PAGES.values())[1:]:
+    for page in [*report.REPORT_PAGES.values(), *report.SITE_PAGES.values(), index.PAGE]:
         seen.page.locator("nav a", has_text=page.label).click()
-        assert seen.page.url.endswith(page.file)
+        assert seen.page.url.endswith(f"/{page.file}")
         assert seen.page.locator("nav a[aria-current]").inner_text() == page.label
+    seen.page.locator("main a", has_text=report.question("cpu")).click()
+    assert seen.page.url.endswith("/cpu/index.html")
     assert seen.failed == []
 
 
