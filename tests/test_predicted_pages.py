@@ -12,6 +12,7 @@ from pathlib import Path
 import launching
 import pandas as pd
 import pytest
+import reported
 from synthetic import write_run
 
 from study.compare import predicted, table

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import reported
 
 from study.claims import say
 from study.claims.verdicts import WORDS
