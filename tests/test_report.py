@@ -332,6 +332,7 @@ def test_no_report_repeats_what_a_site_has_once():
     assert not [path for path in COMMITTED.glob("*/*") if path.name in names]
 
 
+@pytest.mark.launches
 def test_report_elsewhere_stands_alone(one_page, tmp_path):
     page = one_page("'alone'")
     assert {link["href"] for link in Elements(page.read_text()).all("link")} == {"style.css", "data:,"}
