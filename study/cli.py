@@ -54,7 +54,7 @@ class _Command(click.Command):
         return " ".join(self.help.partition("\n\n")[0].split())
 
 
-class _Group(click.Group):
+class _Commands(click.Group):
     command_class = _Command
     group_class = type
 
@@ -106,7 +106,7 @@ def run(words: list[str]) -> int:
     return context.invoke(context.command.callback, **context.params) or 0
 
 
-@click.group(cls=_Group, no_args_is_help=False, context_settings={"show_default": True})
+@click.group(cls=_Commands, no_args_is_help=False, context_settings={"show_default": True})
 def zero_study() -> None:
     """The ZeRO replication study: runs, comparisons, predictions, and what became of published claims."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from study import files
 from study.running import ending
-from study.running.ending import Report, classify
+from study.running.ending import OwnReport, classify
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\
@@ -34,7 +34,7 @@ Root Cause (first observed failure):
 RANK_KILLED = TORCHRUN.format(code="-9", message="Signal 9 (SIGKILL) received by PID 4711")
 RANK_CRASHED = TORCHRUN.format(code="-11", message="Signal 11 (SIGSEGV) received by PID 4711")
 RANK_FAILED = TORCHRUN.format(code="1", message="To enable traceback see: https://pytorch.org/docs/")
-INTERRUPTED = Report("interrupted", 3, "Interrupted: interrupted by SIGTERM, from the user or from the launcher")
+INTERRUPTED = OwnReport("interrupted", 3, "Interrupted: interrupted by SIGTERM, from the user or from the launcher")
 
 
 def traceback(error: str, *files: str) -> str:
@@ -43,17 +43,17 @@ def traceback(error: str, *files: str) -> str:
 
 
 CASES = {
-    "ok": ("", Report("ok", text="final loss 0.5000"), 0, "ok", "final loss 0.5000"),
+    "ok": ("", OwnReport("ok", text="final loss 0.5000"), 0, "ok", "final loss 0.5000"),
     "abort after the record": (
         TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1"),
-        Report("ok", text="final loss 0.5000"),
+        OwnReport("ok", text="final loss 0.5000"),
         1,
         "crashed_after_result",
         "a process was ended by SIGABRT, after its record was written",
     ),
     "out of memory, recorded": (
         RANK_FAILED,
-        Report("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
+        OwnReport("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
         1,
         "out_of_memory",
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
@@ -67,7 +67,9 @@ CASES = {
     ),
     "out of memory in cuBLAS": (
         "",
-        Report("failed", 1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        OwnReport(
+            "failed", 1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+        ),
         1,
         "out_of_memory",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
@@ -91,14 +93,16 @@ CASES = {
     ),
     "refused by DeepSpeed": (
         traceback("deepspeed.runtime.config.DeepSpeedConfigError: no gradient clipping", "deepspeed/runtime/config.py"),
-        Report("failed", None, "DeepSpeedConfigError: no gradient clipping"),
+        OwnReport("failed", None, "DeepSpeedConfigError: no gradient clipping"),
         1,
         "misconfigured",
         "DeepSpeedConfigError: no gradient clipping",
     ),
     "refused by DeepSpeed's schema": (
         "",
-        Report("failed", None, "ValidationError: 1 validation error for DeepSpeedZeroConfig\nstage\n  Input should be"),
+        OwnReport(
+            "failed", None, "ValidationError: 1 validation error for DeepSpeedZeroConfig\nstage\n  Input should be"
+        ),
         1,
         "misconfigured",
         "ValidationError: 1 validation error for DeepSpeedZeroConfig stage Input should be",
@@ -107,21 +111,21 @@ CASES = {
         traceback(
             "AssertionError: Micro batch size per gpu: 0 has to be greater than 0", "deepspeed/runtime/config.py"
         ),
-        Report("failed", None, "AssertionError: Micro batch size per gpu: 0 has to be greater than 0"),
+        OwnReport("failed", None, "AssertionError: Micro batch size per gpu: 0 has to be greater than 0"),
         1,
         "misconfigured",
         "AssertionError: Micro batch size",
     ),
     "an assertion of DeepSpeed's in a step": (
         traceback("AssertionError", "deepspeed/runtime/zero/stage3.py"),
-        Report("failed", 2, "AssertionError: "),
+        OwnReport("failed", 2, "AssertionError: "),
         1,
         "crashed",
         "AssertionError:",
     ),
     "an assertion of the study's before the first step": (
         traceback("AssertionError", "study/training/weights.py"),
-        Report("failed", None, "AssertionError: "),
+        OwnReport("failed", None, "AssertionError: "),
         1,
         "crashed",
         "AssertionError:",
@@ -140,43 +144,51 @@ CASES = {
     ),
     "no ninja": (
         "",
-        Report("failed", None, "RuntimeError: Unable to JIT load the async_io op due to ninja not being installed."),
+        OwnReport("failed", None, "RuntimeError: Unable to JIT load the async_io op due to ninja not being installed."),
         1,
         "build_failed",
         "RuntimeError: Unable to JIT load the async_io op",
     ),
     "another CUDA than torch's": (
         "",
-        Report("failed", None, "CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not"),
+        OwnReport(
+            "failed", None, "CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not"
+        ),
         1,
         "build_failed",
         "CUDAMismatchException: >- DeepSpeed Op Builder",
     ),
     "a full disk": (
         "",
-        Report("failed", 1, "OSError: [Errno 28] No space left on device: 'swap/optimizer'"),
+        OwnReport("failed", 1, "OSError: [Errno 28] No space left on device: 'swap/optimizer'"),
         1,
         "offload_failed",
         "OSError: [Errno 28] No space left on device",
     ),
     "a read that comes back short": (
         traceback("AssertionError", "deepspeed/runtime/engine.py", "deepspeed/runtime/swap_tensor/optimizer_utils.py"),
-        Report("failed", 2, "AssertionError: "),
+        OwnReport("failed", 2, "AssertionError: "),
         1,
         "offload_failed",
         "AssertionError",
     ),
     "nothing swapped": (
         "zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped",
-        Report("failed", 8, "Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
+        OwnReport("failed", 8, "Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
         1,
         "offload_failed",
         "NVMe offload was asked",
     ),
-    "no number": ("", Report("failed", 2, "Failed: step 2: the loss is nan"), 1, "failed", "step 2: the loss is nan"),
+    "no number": (
+        "",
+        OwnReport("failed", 2, "Failed: step 2: the loss is nan"),
+        1,
+        "failed",
+        "step 2: the loss is nan",
+    ),
     "an exception": (
         traceback("KeyError: 'labels'") + "\n" + LAUNCHER,
-        Report("failed", 2, "KeyError: 'labels'"),
+        OwnReport("failed", 2, "KeyError: 'labels'"),
         1,
         "crashed",
         "KeyError: 'labels'",
@@ -212,7 +224,7 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
 
 def test_a_time_limit_is_told_with_its_seconds():
     assert classify([], INTERRUPTED, -15, 90.0) == ("timed_out", "ended at its time limit of 90 s")
-    found = classify([], Report("ok", text="final loss 0.5"), -15, 90.0)
+    found = classify([], OwnReport("ok", text="final loss 0.5"), -15, 90.0)
     assert found == ("crashed_after_result", "ended at its time limit of 90 s, after its record was written")
 
 
@@ -230,7 +242,7 @@ def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_p
     for rank, at, step in ((1, 20.0, 5), (2, 10.0, 4)):
         report = {"at": at, "status": "out_of_memory", "step": step, "error": f"OutOfMemoryError: on rank {rank}"}
         (tmp_path / f"failure-rank{rank}.json").write_text(json.dumps(report))
-    assert ending.read_report(tmp_path) == Report("out_of_memory", 4, "OutOfMemoryError: on rank 2")
+    assert ending.read_report(tmp_path) == OwnReport("out_of_memory", 4, "OutOfMemoryError: on rank 2")
     shutil.copy(FIXTURES / "auto-ddp.json", tmp_path / "record.json")
     told = ending.read_report(tmp_path)
     assert told.status == "ok"

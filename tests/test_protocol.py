@@ -212,15 +212,10 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
 
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
-<<<<<<< HEAD
     with pytest.raises(
         Refusal, match=re.escape("is of one GPU, this machine has 2; hide the others (CUDA_VISIBLE_DEVICES=0)")
     ):
         cli.run(["protocol", "--output", str(tmp_path / "out.json")])
-=======
-    with pytest.raises(Refusal, match=re.escape("is of one GPU, found 2; hide the others (CUDA_VISIBLE_DEVICES=0)")):
-        experiment.main(["--output", str(tmp_path / "out.json")])
->>>>>>> report
 
 
 def test_runs_of_two_machines_are_not_put_into_one_file(tmp_path):

@@ -19,7 +19,7 @@ FAILED = "zero-study failed: "
 MESSAGE_LENGTH = 300
 
 
-class Report(NamedTuple):
+class OwnReport(NamedTuple):
     """What a run reported of its own end."""
 
     status: str  # as in a record
@@ -56,12 +56,18 @@ _BUILD_FAILED = re.compile(
 _OFFLOAD_FAILED = re.compile(r"No space left on device|Disk quota exceeded|nothing was swapped|\baio_|swap_(?:in|out)")
 _OFFLOAD_FILES = "/deepspeed/runtime/swap_tensor/"
 _CONFIG_ERRORS = {"DeepSpeedConfigError", "ValidationError"}
+# Of a SIGKILL, by whether the kernel ended some process for want of host memory meanwhile.
+_BLAME = {
+    True: "and the kernel ended a process for want of host memory",
+    False: "though the kernel ended none for want of host memory",
+    None: "perhaps by the kernel for want of host memory",
+}
 _CHECKS = {"AssertionError", "ValueError", "NotImplementedError"}
 
 
 def classify(
     errors: Sequence[str],
-    report: Report | None,
+    report: OwnReport | None,
     returncode: int,
     time_limit_seconds: float | None = None,
     host_memory_was_short: bool | None = None,
@@ -85,31 +91,26 @@ def classify(
     raised = raised_in(errors)
     if report and report.status != "interrupted":  # the rank that failed first has said why
         first = report.text.partition("\n")[0].rstrip(" :")
-        file = next((one.file for one in raised if one.text.rstrip(" :").endswith(first)), "")
+        file = next((error.file for error in raised if error.text.rstrip(" :").endswith(first)), "")
         raised.insert(0, Raised(" ".join(report.text.split())[:MESSAGE_LENGTH], file))
     elif report and not raised:
         raised.append(Raised(report.text, ""))
     if report and report.status == "out_of_memory":
         return "out_of_memory", raised[0].text
-    for one in raised:
-        if is_out_of_memory(one.text):
-            return "out_of_memory", one.text
+    for error in raised:
+        if is_out_of_memory(error.text):
+            return "out_of_memory", error.text
     if died == "SIGKILL":
-        blame = {
-            True: "and the kernel ended a process for want of host memory",
-            False: "though the kernel ended none for want of host memory",
-            None: "perhaps by the kernel for want of host memory",
-        }
-        return "killed", f"{ended}, {blame[host_memory_was_short]}"
+        return "killed", f"{ended}, {_BLAME[host_memory_was_short]}"
     refused = _after(REFUSED, errors)
     if refused and (report is None or report.status == "interrupted"):  # which a rank is where only another one refuses
         return "misconfigured", refused
-    for one in raised:
-        if _BUILD_FAILED.search(one.text):
-            return "build_failed", one.text
-    for one in raised:
-        if _OFFLOAD_FAILED.search(one.text) or _OFFLOAD_FILES in one.file:
-            return "offload_failed", one.text.removeprefix("Failed: ")
+    for error in raised:
+        if _BUILD_FAILED.search(error.text):
+            return "build_failed", error.text
+    for error in raised:
+        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
+            return "offload_failed", error.text.removeprefix("Failed: ")
     if not raised:
         return "crashed", ended if died or returncode else "exit status 0 and no record"
     cause = raised[0]
@@ -128,19 +129,19 @@ def is_out_of_memory(text: str) -> bool:
     return bool(_OUT_OF_MEMORY.search(text))
 
 
-def read_report(run_dir: Path) -> Report | None:
+def read_report(run_dir: Path) -> OwnReport | None:
     """Read what a run said of its end: its record or, where rank 0 could write none, the report of another rank."""
     path = run_dir / "record.json"
     if path.exists():
         written = schema.read(path)
         if written.status == "ok":
-            return Report("ok", text=f"final loss {written.final_loss:.4f}")
-        return Report(written.status, written.failure.step, written.failure.error)
+            return OwnReport("ok", text=f"final loss {written.final_loss:.4f}")
+        return OwnReport(written.status, written.failure.step, written.failure.error)
     reports = [json.loads(report.read_text()) for report in run_dir.glob("failure-rank*.json")]
     if not reports:
         return None
     first = min(reports, key=lambda report: report["at"])
-    return Report(first["status"], first["step"], first["error"])
+    return OwnReport(first["status"], first["step"], first["error"])
 
 
 def read_lines(path: Path) -> list[str]:
