@@ -108,7 +108,7 @@ def reproduce(runs: pd.DataFrame, study: str, records: Sequence[str]) -> Html:
     if len(folders) > 1:
         notes.append("Run and collect on each box into a folder of its own, then report on all of them.")
     if files:
-        notes.append("DIR is a folder of text and tokenizers, laid out as the README says.")
+        notes.append("DIR is a folder of text and tokenizers, laid out as docs/one-run.md says.")
     launches = {_KIND.sub("", record["run_id"]): " ".join(record["command"]) for record in reversed(facts)}
     title = f"{count(len(launches), 'launch', 'launches')}, one of each kind"
     folded = markup.details(title, markup.code_block(launches[name] for name in sorted(launches)))
