@@ -90,7 +90,8 @@ def run(arguments: list[str]) -> None:
         raise
     except BaseException as error:
         journal.fail(error)
-        library_warnings.write_to(asked.folder)
+        if asked.folder.exists():  # which a rank that ended because another one refused does not make
+            library_warnings.write_to(asked.folder)
         raise
 
 

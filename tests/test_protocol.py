@@ -194,7 +194,7 @@ def test_a_wrong_request_is_refused(words, message, tmp_path):
 
 
 def test_results_of_another_experiment_are_kept(tmp_path):
-    path = tmp_path / "out.json"
+    path = tmp_path / "kept.json"
     path.write_text(COMMITTED.read_text())
     with pytest.raises(Refusal, match="holds another experiment; name another file"):
         cli.run(["protocol", "--output", str(path)])

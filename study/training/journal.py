@@ -140,6 +140,8 @@ class Journal:
             signal.signal(number, signal.SIG_IGN)
         if (self.run.folder / "record.json").exists():  # the result is there, whatever came after it
             return
+        if self.rank and self.observer is None and isinstance(error, Interrupted):
+            return  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
         own = {
             "at": time.time(),
             "status": _status(error),
