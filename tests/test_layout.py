@@ -64,18 +64,21 @@ def part(path: Path) -> str:
     return path.relative_to(STUDY).with_suffix("").parts[0]
 
 
-def imported(path: Path) -> set[str]:
-    """The other parts of the study that a file imports."""
-    found = set()
+def names_imported(path: Path) -> set[str]:
+    """What a file imports of the study, inside functions too: room.module, room.module.name ..."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("study.")}
-    return found - {part(path), "__version__"}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("study.") for name in names if name.startswith("study.")}
+
+
+def imported(path: Path) -> set[str]:
+    """The other parts of the study that a file imports."""
+    return {name.split(".")[0] for name in names_imported(path)} - {part(path), "__version__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(STUDY)))
@@ -87,6 +90,19 @@ def test_imports_point_one_way(path):
 def test_the_table_has_no_circle():
     tuple(TopologicalSorter({room: below.split() for room, below in MAY_IMPORT.items()}).static_order())
     assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
+
+
+def test_no_module_is_in_a_circle():
+    modules = {
+        ".".join(path.relative_to(STUDY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
+    }
+    arrows = {
+        name: {
+            next((m for m in (other, other.rpartition(".")[0]) if m in modules), name) for other in names_imported(path)
+        }
+        for name, path in modules.items()
+    }
+    tuple(TopologicalSorter({name: others - {name} for name, others in arrows.items()}).static_order())
 
 
 @pytest.mark.launches

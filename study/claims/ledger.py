@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import inspect
-import json
 import re
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from study.claims.rules import arithmetic, execution, record, theory
+from study.claims.rules.execution import Execution, Text
 from study.errors import Refusal, refusing
 from study.files import Written
 
@@ -34,7 +32,6 @@ Kind = Literal[
     "configuration",
     "advice",
 ]
-Text = Annotated[str, Field(min_length=1)]
 
 
 class Tolerance(Written):
@@ -135,46 +132,6 @@ def _check_call(call: _Call, functions: dict[str, Any]) -> None:
     except TypeError as error:
         raise ValueError(f"arguments: {error}, of {call.function}") from None
     theory.check_cases(call.function, call.arguments)
-
-
-class Execution(Written):
-    """Its lines are given to today's engine, by study/published."""
-
-    type: Literal["execution"]
-    through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
-    snippet: Text
-    processes: Literal[1, 2] = 1
-    wants: dict[Text, execution.Scalar] = Field(
-        default_factory=dict
-    )  # by expression: what it is where the lines are in effect
-    measures: Text | None = None  # the expression of what is observed, where that is no outcome
-
-    @model_validator(mode="after")
-    def _can_be_given(self) -> Execution:
-        try:
-            if self.through == "deepspeed-json":
-                can = isinstance(json.loads(self.snippet), dict)
-            elif self.through == "accelerate-yaml":
-                can = isinstance(yaml.safe_load(self.snippet), dict)
-            elif self.through == "training-arguments":
-                can = isinstance(ast.parse(self.snippet, mode="eval").body, ast.Call)
-            else:  # whatever it is, Python is asked
-                can = True
-        except (ValueError, SyntaxError, yaml.YAMLError):
-            can = False
-        if not can:
-            kind = {"deepspeed-json": "JSON object", "accelerate-yaml": "YAML of keys"}.get(self.through, "call")
-            raise ValueError(f"snippet: is no {kind}, as through: {self.through} takes it; correct it")
-        for asked in [*self.wants, *([self.measures] if self.measures else [])]:
-            try:
-                ast.parse(asked, mode="eval")
-            except SyntaxError:
-                raise ValueError(f"wants or measures: {asked!r} is no expression; correct it") from None
-        return self
-
-    @cached_property
-    def sha256(self) -> str:
-        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 class Undecidable(Written):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from study.errors import Refusal, refusing
-from study.planner import say
 from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
 from study.strategy import engines, file
 from study.strategy.file import Strategy
@@ -94,12 +93,12 @@ def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
     fitting = [option for option in options if option.prediction.fits]
     if not fitting:
         nearest = max(options, key=lambda option: option.prediction.free_bytes)
-        lacking = nearest.prediction.lacking or f"{say.gib(-nearest.prediction.free_bytes)} GiB a GPU"
+        lacking = nearest.prediction.lacking or f"{gib(-nearest.prediction.free_bytes)} GiB a GPU"
         return None, f"none fits; {nearest.strategy.name} is nearest, short of {lacking}: take more GPUs"
     fastest = max(fitting, key=_speed)
     near = [option for option in fitting if _speed(option) >= (1 - EQUALLY_FAST) * _speed(fastest)]
     simplest = min(near, key=_complexity)
-    room = f"fits with {say.gib(simplest.prediction.free_bytes)} GiB of a GPU to spare"
+    room = f"fits with {gib(simplest.prediction.free_bytes)} GiB of a GPU to spare"
     if simplest is fastest:
         return simplest, f"{simplest.strategy.name}: it {room}, and of those that fit it is predicted to be the fastest"
     behind = 100 * (1 - _speed(simplest) / _speed(fastest))
@@ -107,6 +106,10 @@ def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
         f"{simplest.strategy.name}: it {room}, and is the simplest of those within {100 * EQUALLY_FAST:.0f} % of the "
         f"fastest ({fastest.strategy.name}, {behind:.1f} % ahead)"
     )
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"
 
 
 def _speed(option: Option) -> float:

@@ -15,11 +15,7 @@ from study.theory.on_box import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.asked import Asked
-    from study.planner.choose import Advice, FewestGpus, LargestModels, Option
-
-
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f}"
+    from study.planner.choose import Advice, FewestGpus, LargestModels, Option, gib
 
 
 def text(advice: Advice) -> str:

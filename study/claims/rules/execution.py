@@ -5,27 +5,67 @@ A result is of the rule as it then stood: one whose digest differs decides nothi
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+import yaml
+from pydantic import Field, ValidationError, model_validator
 
 from study.claims.observed import Observed
 from study.errors import Refusal, describe
-from study.files import ROOT, load
+from study.files import ROOT, Written, load
 from study.records.schema import Facts
-
-if TYPE_CHECKING:
-    from study.claims.ledger import Execution
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
 COMMAND = "zero-study snippets"
 
+Text = Annotated[str, Field(min_length=1)]
 Outcome = Literal["accepted", "rejected", "ignored"]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
 Scalar = bool | int | float | str | None
+
+
+class Execution(Written):
+    """Its lines are given to today's engine, by study/published."""
+
+    type: Literal["execution"]
+    through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
+    snippet: Text
+    processes: Literal[1, 2] = 1
+    wants: dict[Text, Scalar] = Field(default_factory=dict)  # by expression: what it is where the lines are in effect
+    measures: Text | None = None  # the expression of what is observed, where that is no outcome
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> Execution:
+        try:
+            if self.through == "deepspeed-json":
+                can = isinstance(json.loads(self.snippet), dict)
+            elif self.through == "accelerate-yaml":
+                can = isinstance(yaml.safe_load(self.snippet), dict)
+            elif self.through == "training-arguments":
+                can = isinstance(ast.parse(self.snippet, mode="eval").body, ast.Call)
+            else:  # whatever it is, Python is asked
+                can = True
+        except (ValueError, SyntaxError, yaml.YAMLError):
+            can = False
+        if not can:
+            kind = {"deepspeed-json": "JSON object", "accelerate-yaml": "YAML of keys"}.get(self.through, "call")
+            raise ValueError(f"snippet: is no {kind}, as through: {self.through} takes it; correct it")
+        for asked in [*self.wants, *([self.measures] if self.measures else [])]:
+            try:
+                ast.parse(asked, mode="eval")
+            except SyntaxError:
+                raise ValueError(f"wants or measures: {asked!r} is no expression; correct it") from None
+        return self
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 class Result(Facts, strict=True):
