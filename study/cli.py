@@ -78,7 +78,7 @@ class _WholeNumber(click.ParamType):
         if number < 1:
             raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
         if number > LARGEST_NUMBER:
-            raise Refusal(f"{flag} {value}: is more than anybody has; {LARGEST_NUMBER:,} is the most")
+            raise Refusal(f"{flag} {value}: must be at most {LARGEST_NUMBER:,}")
         return number
 
 

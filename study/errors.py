@@ -72,7 +72,7 @@ def describe_usage(error: click.UsageError) -> str:
     similar = getattr(error, "possibilities", None)
     hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
     command = f"{error.ctx.command_path} " if error.ctx else ""
-    return f"{message}{hint}`{command}--help` lists what there is"
+    return f"{message}{hint}`{command}--help` lists the options"
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:

@@ -107,7 +107,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
         ),
         (
             ["--model", "gpt2", "--gpu", "t4", "--gpus", "1", "--precision", "bf16"],
-            "--precision bf16: t4 has no unit for it; take fp16 or fp32",
+            "--precision bf16: t4 cannot multiply in it; take fp16 or fp32",
         ),
         ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
         ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),

@@ -109,7 +109,7 @@ def test_refuses():
     with pytest.raises(Refusal, match=r"^unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb"):
         predictions.predict_study(study, "a100", 8)
     only_two = study.model_copy(update={"parts": (study.parts[0].model_copy(update={"strategies": ("zero2",)}),)})
-    with pytest.raises(Refusal, match=r"^study 'multi-gpu': no run takes as few GPUs as 1; give it more$"):
+    with pytest.raises(Refusal, match=r"^study 'multi-gpu': every run takes more GPUs than 1; raise --gpus$"):
         predictions.predict_study(only_two, "a100-80gb", 1)
 
 

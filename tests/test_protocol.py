@@ -213,7 +213,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
 def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.this_machine, "find", lambda: Machine((1, 1), 1))
     with pytest.raises(
-        Refusal, match=re.escape("is of one GPU, this machine has 2; hide the others (CUDA_VISIBLE_DEVICES=0)")
+        Refusal, match=re.escape("runs on one GPU, this machine has 2; hide the others (CUDA_VISIBLE_DEVICES=0)")
     ):
         cli.run(["protocol", "--output", str(tmp_path / "out.json")])
 

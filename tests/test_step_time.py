@@ -165,7 +165,7 @@ def test_the_benchmark_judges_rows_of_a_file(tmp_path, capsys):
     written = json.loads(output.read_text())
     assert [entry["published"] for entry in written["rows"]] == [156735, 136334, 130535]
     assert "fit" not in written
-    with pytest.raises(Refusal, match="No such file"):
+    with pytest.raises(Refusal, match=r"absent\.csv: no such file .*; give a CSV with the columns of mpt"):
         cli.run(["accuracy", str(tmp_path / "absent.csv")])
     path.write_text(lines[0] + "\n")
     with pytest.raises(Refusal, match="no row to judge by; give rows with the columns of mpt_throughput"):
@@ -300,7 +300,7 @@ def test_every_gpu_has_constants_and_a_time():
 def test_what_cannot_be_computed_is_refused():
     with pytest.raises(ValueError, match="bf16: t4 has no unit for it; it has fp32, fp16"):
         seconds(Engine("torch", 0, 1, "bf16", 4), box=hardware.Box(hardware.find_gpu("t4"), 1))
-    with pytest.raises(ValueError, match="world_size 8 on a box of 16 GPUs: give both the same"):
+    with pytest.raises(ValueError, match="world_size 8 on a box of 16 GPUs: they must be equal"):
         seconds(box=dataclasses.replace(BOX, num_gpus=16))
     with pytest.raises(ValueError, match="a100-80gb: nothing is known of its host; give host_memory_bandwidth"):
         seconds(ENGINES["zero3_cpu_offload"], box=hardware.Box(BOX.gpu, 8))

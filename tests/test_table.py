@@ -13,6 +13,7 @@ import synthetic
 
 from study import files
 from study.compare import table
+from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
@@ -297,6 +298,17 @@ def test_equal_settings_have_one_digest_with_and_without_a_record(tmp_path):
     synthetic.write_run(tmp_path, seed=0, num_steps=20, learning_rate=1e-3)
     synthetic.write_outcome(tmp_path, "killed", seed=1, max_steps=20, learning_rate=1e-3)
     assert table.read([tmp_path])["config_digest"].nunique() == 1
+
+
+def test_settings_are_those_that_an_outcome_keeps_whatever_its_command_says(tmp_path):
+    config = build_config(sequence_length=32).model_dump(mode="json")
+    path = synthetic.write_outcome(tmp_path, "killed")
+    change(path, config=config, command=["accelerate", "launch", "study/train.py", "--sequence-length", "48"])
+    assert only(tmp_path)["sequence_length"] == 32
+    change(path, config=config, command=["another program"])
+    assert only(tmp_path)["sequence_length"] == 32
+    change(path, config={**config, "sequence_length": "few"})
+    assert pd.isna(only(tmp_path)["precision"])
 
 
 @pytest.mark.parametrize("flags", [["--no-such-flag", "1"], ["--global-batch-size", "7"]])

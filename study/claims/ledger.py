@@ -35,7 +35,10 @@ Kind = Literal[
 
 
 class Tolerance(Written):
-    """How far from the expected value still counts as it; fixed before the evidence was seen. Exactly one is given."""
+    """How far from the expected value still counts as it. Exactly one is given.
+
+    Some were moved once results were known; docs/claims.md says so.
+    """
 
     relative: Annotated[float, Field(gt=0, lt=1)] | None = None
     absolute: Annotated[float, Field(gt=0)] | None = None

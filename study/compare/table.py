@@ -217,18 +217,25 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
 
 
 def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
-    """What the runner saw of a run without a record; its settings are those of its command, if it was started."""
+    """What the runner saw of a run without a record, with its settings; of an older outcome those of its command."""
     identity = ("run_id", "study", "workload", "size", "strategy", "world_size", "seed", "status", "message")
     row = {name: getattr(outcome, name) for name in (*identity, "started_at", "global_batch_size", "wall_seconds")}
     row["oversubscribed"] = row["share_device"] = False
-    program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
-    if program is not None:
-        try:
-            config = build_config(**parse_flags(outcome.command[program + 1 :]))
+    try:
+        config = _config_of(outcome)
+        if config is not None:
             row |= {"init": config.effective_init, **_settings(config, outcome.world_size)}
-        except Refusal:  # of another version of the program, or just what was wrong with the run
-            pass
+    except (Refusal, ValidationError):  # of another version of the program, or just what was wrong with the run
+        pass
     return row
+
+
+def _config_of(outcome: Outcome) -> RunConfig | None:
+    """The configuration that an outcome keeps; the 448 committed before they kept it have it in their command only."""
+    if outcome.config is not None:
+        return RunConfig.model_validate(outcome.config)
+    program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
+    return None if program is None else build_config(**parse_flags(outcome.command[program + 1 :]))
 
 
 def _place_outcomes(rows: list[dict[str, Any]]) -> None:

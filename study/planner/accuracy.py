@@ -75,7 +75,10 @@ def measure(path: Path | None, output: Path | None, command: str) -> None:
     """Print the errors by the rows of a file, by default the published, and write them with the command that asked."""
     try:
         rows = measured_by_others.throughput_rows(path or measured_by_others.THROUGHPUT)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        columns = f"give a CSV with the columns of {measured_by_others.THROUGHPUT.name}"
+        raise Refusal(f"{path}: {error.strerror.lower()}; {columns}") from None
+    except ValueError as error:
         raise Refusal(str(error)) from None
     if all(row.fp8 for row in rows):
         raise Refusal(

@@ -59,7 +59,7 @@ class Asked:
         precision = self.precision or ("bf16" if "bf16" in has else "fp16")
         kind = precision.removeprefix("pure-").removesuffix("-autocast")
         if kind not in has:
-            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} has no unit for it; take fp16 or fp32")
+            raise Refusal(f"--precision {precision}: {self.box(1).gpu.name} cannot multiply in it; take fp16 or fp32")
         return precision
 
     def strategies(self, num_gpus: int) -> list[Strategy]:

@@ -54,7 +54,7 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
             except ValueError as why:
                 predicted[key] = schema.UnpredictedRun(**asked, why=str(why))
     if not predicted:
-        raise Refusal(f"study {study.name!r}: no run takes as few GPUs as {num_gpus}; give it more")
+        raise Refusal(f"study {study.name!r}: every run takes more GPUs than {num_gpus}; raise --gpus")
     return PredictedStudy(
         study=study.name,
         box=schema.PredictedBox(gpu=card.name, num_gpus=num_gpus),

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from tabulate import tabulate
 
 from study import files
 from study.errors import Refusal
+from study.planner.choose import gib
 from study.theory import model_states, peaks
 from study.theory.on_box import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.asked import Asked
-    from study.planner.choose import Advice, FewestGpus, LargestModels, Option, gib
+    from study.planner.choose import Advice, FewestGpus, LargestModels, Option
 
 
 def text(advice: Advice) -> str:
@@ -104,14 +106,9 @@ def _row(option: Option) -> list[str]:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Pad columns, the first to the left and the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    sides = ["left", *["right"] * (len(rows[0]) - 1)]
+    text = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def content(advice: Advice) -> dict[str, Any]:

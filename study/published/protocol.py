@@ -89,7 +89,7 @@ def _check(config: RunConfig, output: Path) -> None:
         raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
     if (num_gpus := len(this_machine.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
         raise Refusal(
-            f"the protocol is of one GPU, this machine has {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)"
+            f"the protocol runs on one GPU, this machine has {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)"
         )
     extensions.check(["cpu_adam"])
 

@@ -118,6 +118,8 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    except FileNotFoundError:
+        raise Refusal(f"{file}: no such file; name one that `zero-study pack` wrote") from None
     # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None

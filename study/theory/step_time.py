@@ -29,7 +29,7 @@ class Constants:
     hop_seconds: float  # per collective that leaves a node and node of its ring
 
 
-# Fitted by `zero-study accuracy` to published/mpt_throughput.csv: to the rows of A100, both
+# Fitted by `zero-study accuracy` to measured_by_others/mpt_throughput.csv: to the rows of A100, both
 # 40 and 80 GB, and to those of H100 SXM, without those in fp8.
 AMPERE = Constants(0.93, 0.32, 0.45, 0.92, 22e-6)
 HOPPER = Constants(0.78, 0.18, 0.45, 0.82, 26e-6)
@@ -112,7 +112,9 @@ def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Co
     precision, where engine and box differ in GPUs, or where an offload's host or disk is not known.
     """
     if engine.world_size != box.num_gpus:
-        raise ValueError(f"world_size {engine.world_size} on a box of {box.num_gpus} GPUs: give both the same")
+        raise ValueError(
+            f"world_size {engine.world_size} on a box of {box.num_gpus} GPUs: they must be equal; change one of them"
+        )
     speed = _Speed.of(engine, box, constants or constants_of(box.gpu))
     compute = _compute(shape, engine, job, speed)
     micro_steps = job.gradient_accumulation_steps

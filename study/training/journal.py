@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from study import files
 from study.errors import Failed, Interrupted
@@ -19,10 +19,6 @@ from study.run import Run
 from study.running.ending import is_out_of_memory, shown_command
 from study.running.launch import command
 from study.training.built import Built
-
-if TYPE_CHECKING:
-    pass
-
 
 # DeepSpeed swaps tensors of at least this size; a process that wrote less to disks only wrote its own records.
 SMALLEST_SWAP_BYTES = 1 << 20

@@ -150,10 +150,10 @@ def verify(proof: Proof, run: Run) -> None:
 
 
 # A field of the proof, what it must be, and what to do where it is not.
-Asked = tuple[str, Any, str]
+Demand = tuple[str, Any, str]
 
 
-def _asked_of_the_run(run: Run) -> list[Asked]:
+def _asked_of_the_run(run: Run) -> list[Demand]:
     """What configuration, strategy and world size ask for, whichever engine runs."""
     config, strategy, path = run.config, run.strategy, run.strategy.path
     on_gpu = torch.cuda.is_available()
@@ -198,13 +198,13 @@ _ZERO_FACTS = {
 }
 
 
-def _asked_of_the_engine(proof: Proof, run: Run) -> list[Asked]:
+def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
     """What the strategy's kind, and its JSON where it has one, imply for the engine."""
     strategy, precision = run.strategy, run.config.precision
     classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
     has_group = strategy.distributed_type != "NO"
     backend = "gloo" if uses_gloo(run.config, on_cpu=proof.device == "cpu") else "nccl"
-    asked: list[Asked] = [
+    asked: list[Demand] = [
         (
             "backend",
             backend if has_group else None,

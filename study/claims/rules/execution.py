@@ -31,7 +31,7 @@ Scalar = bool | int | float | str | None
 
 
 class Execution(Written):
-    """Its lines are given to today's engine, by study/published."""
+    """Its lines are given to today's engine, by study/claims/snippets.py."""
 
     type: Literal["execution"]
     through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]

@@ -18,7 +18,8 @@ from study.report.markup import Html, escape
 from study.report.words import count
 
 MEANINGS = {
-    "replicated": "what was observed lies within the tolerance, fixed before; where it was moved, the note says so.",
+    "replicated": "what was observed lies within the tolerance. Some were moved once results were known, and not every "
+    "note says so.",
     "differs": "theory, records or an execution give something else.",
     "inconsistent": "it does not agree with the source's own numbers, or with what that cites.",
     "outdated": "it was true of an older engine, and is not of today's.",

@@ -120,7 +120,7 @@ def find(text: str) -> ModelShape:
     if known := _BY_NAME.get(text.strip().lower()):
         return known
     if not text.strip():
-        raise ValueError("the model has no name; give a known name, a config.json or a hub id, owner/name")
+        raise ValueError("the name is empty; give a known name, a config.json or a hub id, owner/name")
     path = Path(text if len(text) < LONGEST_PATH else "\0")  # no file can have that name
     if (path / "config.json").is_file():
         return _from_file(path / "config.json")
@@ -152,7 +152,10 @@ def _from_hub(hub_id: str) -> ModelShape:
     try:
         from transformers import AutoConfig
     except ImportError:
-        raise ValueError(f"{hub_id}: the hub is asked through transformers; install it or give a config.json") from None
+        raise ValueError(
+            f"{hub_id}: the hub is asked through transformers, which is not installed; run: pip install "
+            "'zero-study[train]', or give a config.json"
+        ) from None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it says each of its retries
     try:
         content = AutoConfig.from_pretrained(hub_id).to_dict()
