@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before any test imports torch
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker has a core, and threads beyond it only wait for one another
 
 import launching
 import pytest
