@@ -149,11 +149,16 @@ def no_space(*_) -> None:
 # --- merge
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip", None])
+@pytest.mark.parametrize("content", [b"", b"no zip"])
 def test_what_is_no_zip_file_is_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "box.zip").write_bytes(content)
+    (tmp_path / "box.zip").write_bytes(content)
     refused(tmp_path / "box.zip", tmp_path / "records", r"box\.zip: cannot be read as a pack")
+
+
+def test_a_pack_that_is_not_there_is_refused(tmp_path):
+    refused(
+        tmp_path / "box.zip", tmp_path / "records", r"box\.zip: no such file; name one that `zero-study pack` wrote"
+    )
 
 
 @pytest.mark.parametrize("manifest", [None, b"{", b"[1]", b'{"sha256": {}}', b"\xff"])

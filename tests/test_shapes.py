@@ -183,7 +183,7 @@ def test_a_hub_out_of_reach_names_the_remedy(monkeypatch):
     with pytest.raises(ValueError, match=r"^somebody/x: .*couldn't connect\); give a config.json$"):
         shapes.find("somebody/x")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match=r"^somebody/x: .*install it or give a config.json$"):
+    with pytest.raises(ValueError, match=r"^somebody/x: .*pip install 'zero-study\[train\]', or give a config.json$"):
         shapes.find("somebody/x")
 
 

@@ -26,7 +26,7 @@ def change(path: Path, **facts) -> None:
     """Change facts of a JSON file; a dict changes what is in it."""
     content = json.loads(path.read_text())
     for name, value in facts.items():
-        content[name] = {**content[name], **value} if isinstance(value, dict) else value
+        content[name] = {**(content[name] or {}), **value} if isinstance(value, dict) else value
     path.write_text(json.dumps(content))
 
 
