@@ -6,7 +6,6 @@ YAML) and then silently run something else.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from study.errors import Refusal, describe
-from study.files import ROOT, Written, read_yaml
+from study.files import ROOT, Written, load, read_yaml
 
 CONFIGS = ROOT / "accelerate_configs"
 
@@ -334,10 +333,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     _check_is_seen(yaml_path, path)
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Refusal(f"{path}: cannot be read as JSON ({error})") from None
+    content = load(path, "JSON")
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
     try:
