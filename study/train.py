@@ -173,6 +173,8 @@ def evaluate(built: Built) -> dict[str, float]:
     """Evaluate on the held-out examples; the samples that fill up the last batch are dropped. Collective."""
     import torch
 
+    from study.training import fsdp
+
     interrupted_phase = built.memory.current
     built.memory.begin("evaluation")
     built.model.eval()
@@ -185,6 +187,7 @@ def evaluate(built: Built) -> dict[str, float]:
             losses.append(loss.cpu())
             if built.metric is not None:
                 built.metric.add_batch(predictions=predictions.cpu(), references=references.cpu())
+    fsdp.reshard(built.model)
     result = {"loss": torch.cat(losses).double().mean().item()}
     if built.metric is not None:
         result |= {name: float(value) for name, value in built.metric.compute().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 from study.errors import Refusal
@@ -38,6 +39,12 @@ def _check_strategy(run: Run) -> None:
         raise Refusal(
             f"{where}: distributed_type NO runs one process, the run asks for {run.world_size}; take another strategy"
         )
+    if strategy.mesh is not None and math.prod(strategy.mesh) != run.world_size:
+        replicas, shards = strategy.mesh
+        raise Refusal(
+            f"{where}: parallelism_config makes {replicas} replicas of {shards} shards, the run asks for "
+            f"{run.world_size} processes; pass --num_processes {replicas * shards}, or change it"
+        )
     strategy.check_json_is_seen()
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
@@ -54,13 +61,18 @@ def _check_strategy(run: Run) -> None:
 def _check_precision(run: Run) -> None:
     """Refuse a precision class that the strategy's engine does not have, or has otherwise than the others."""
     config, strategy = run.config, run.strategy
-    if strategy.distributed_type == "FSDP" and config.precision != "fp32":
-        # accelerate's policy: parameters gathered, gradients reduced and outputs returned in that type.
-        raise Refusal(
-            f"--precision {config.precision} under {strategy.name} reduces gradients in 16 bits, which no other "
-            "strategy does; use --precision fp32"
-        )
-    if config.precision in ("bf16", "fp16"):
+    if strategy.distributed_type == "FSDP":
+        if config.precision not in ("fp32", "bf16"):
+            raise Refusal(
+                f"--precision {config.precision}: {strategy.name} computes in fp32, or in bf16 of fp32 shards; use "
+                "--precision bf16"
+            )
+        if config.accumulation_dtype != "fp32":
+            raise Refusal(
+                f"--accumulation-dtype {config.accumulation_dtype}: {strategy.name} adds gradients up in fp32, its "
+                "shards' type; use --accumulation-dtype fp32"
+            )
+    elif config.precision in ("bf16", "fp16"):
         if strategy.zero_stage is None:
             raise Refusal(
                 f"--precision {config.precision} (16-bit parameters with fp32 masters) needs DeepSpeed, which "
@@ -93,9 +105,10 @@ def _check_devices(run: Run) -> None:
             f"the run asks for {run.world_size} processes, {_gpus(num_gpus)} found{each}; pass --num_processes "
             f"{num_gpus * run.num_machines}, or --share-device"
         )
-    if run.strategy.distributed_type == "FSDP" and not num_gpus:
+    if run.strategy.distributed_type == "FSDP" and run.strategy.offload_param_device == "cpu" and not num_gpus:
         raise Refusal(
-            f"{run.strategy.name} needs GPUs: on a CPU accelerate trains without sharding; take ddp or a zero strategy"
+            f"{run.strategy.name} needs a GPU: PyTorch's CPUOffloadPolicy moves shards between a GPU and the host, and "
+            "without a GPU there is nothing to move them from; take fsdp2"
         )
 
 

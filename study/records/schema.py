@@ -27,6 +27,19 @@ class Facts(BaseModel):
 Kind = TypeVar("Kind", bound=Facts)
 
 
+class Sharding(Facts):
+    """How PyTorch sharded a model (FSDP2), read from the modules that it sharded."""
+
+    units: dict[str, int]  # classes of the modules that are gathered together, joined by + -> how many such groups
+    resharded_units: list[str]  # those that let go of their parameters after forward
+    sharded_parameters: int  # number of parameters that are shards over the mesh
+    unsharded_parameters: int
+    mesh: list[int]  # ranks: [shards], or [replicas, shards]
+    compute_dtypes: list[str]  # of what is gathered and multiplied
+    reduce_dtypes: list[str]  # in which gradients are reduced
+    offloads: bool  # shards, their gradients and the optimizer's states lie on the host
+
+
 class Proof(Facts):
     """What the engine really is, read back after `prepare`; bytes are in `Record.model_state_bytes`."""
 
@@ -38,6 +51,7 @@ class Proof(Facts):
     optimizer_class: str  # the optimizer that does the arithmetic, inside all wrappers
     zero_optimizer_class: str | None = None  # DeepSpeed's own around it; None: stage 0, or not DeepSpeed
     zero_stage: int | None = None  # None: not DeepSpeed
+    sharding: Sharding | None = None  # None: not FSDP2
     offload_optimizer_device: Literal["none", "cpu", "nvme"] = "none"
     offload_param_device: Literal["none", "cpu", "nvme"] = "none"
     swap_folder: str | None = None

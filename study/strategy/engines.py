@@ -39,8 +39,9 @@ def engine_of(
     in_fp32 = size == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
     accumulation_bytes = 4 if in_fp32 else 2
     if chosen.distributed_type == "FSDP":
-        reshard = chosen.content["fsdp_config"]["fsdp_reshard_after_forward"]
-        return Engine("fsdp", 3, world_size, precision, accumulation_bytes, reshard_after_forward=reshard)
+        return Engine(
+            "fsdp", 3, world_size, precision, accumulation_bytes, reshard_after_forward=chosen.reshard_after_forward
+        )
     if chosen.distributed_type != "DEEPSPEED":
         kind = "torch" if chosen.distributed_type == "NO" else "ddp"
         return Engine(kind, 0, world_size, precision, accumulation_bytes)

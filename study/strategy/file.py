@@ -66,10 +66,17 @@ class _FSDPSection(Written):
 
     fsdp_version: Literal[2]
     fsdp_reshard_after_forward: bool
-    fsdp_auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"]  # the layers that the model's `_no_split_modules` names
+    fsdp_auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"]  # by the class of block, which the run names
     fsdp_cpu_ram_efficient_loading: Literal[False]  # every rank builds the same weights
-    fsdp_offload_params: Literal[False]  # no record would show it
+    fsdp_offload_params: bool
     fsdp_state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
+
+
+class _MeshSection(Written):
+    """The parallelism_config section of an accelerate file: FSDP2's replicas, each sharded over so many ranks."""
+
+    parallelism_config_dp_replicate_size: int = Field(ge=2)
+    parallelism_config_dp_shard_size: int = Field(ge=2)
 
 
 class _AccelerateFile(Written):
@@ -79,6 +86,7 @@ class _AccelerateFile(Written):
     distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
     deepspeed_config: _DeepSpeedSection | None = None
     fsdp_config: _FSDPSection | None = None
+    parallelism_config: _MeshSection | None = None
     num_processes: int = Field(ge=1)
     num_machines: int = Field(1, ge=1)
     machine_rank: int = Field(0, ge=0)
@@ -238,6 +246,18 @@ class Strategy:
     content: dict[str, Any]  # the file as read
 
     @property
+    def mesh(self) -> list[int] | None:
+        """FSDP2's ranks as the file arranges them, [replicas, shards]; None where it leaves them in one row."""
+        section = self.content.get("parallelism_config")
+        names = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
+        return [section[name] for name in names] if section else None
+
+    @property
+    def reshard_after_forward(self) -> bool:
+        """Whether FSDP2's units let go of what they gathered as forward leaves them."""
+        return bool(self.content.get("fsdp_config", {}).get("fsdp_reshard_after_forward"))
+
+    @property
     def offloads_to_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 
@@ -249,7 +269,8 @@ class Strategy:
     @property
     def needed_extensions(self) -> set[str]:
         """The compiled DeepSpeed extensions that a run of this strategy loads; a box without a GPU adds one."""
-        needs = {"cpu_adam"} if self.offload_optimizer_device != "none" else set()
+        offloads = self.distributed_type == "DEEPSPEED" and self.offload_optimizer_device != "none"
+        needs = {"cpu_adam"} if offloads else set()
         return needs | ({"async_io"} if self.offloads_to_nvme else set())
 
 
@@ -295,6 +316,8 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         raise Refusal(f"{path}: distributed_type: DEEPSPEED and a deepspeed_config section belong together")
     if (file.distributed_type == "FSDP") != (file.fsdp_config is not None):
         raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
+    if file.parallelism_config and file.fsdp_config is None:
+        raise Refusal(f"{path}: parallelism_config shards by FSDP, the file's distributed_type is another; remove it")
 
     deepspeed = file.deepspeed_config or _DeepSpeedSection()
     written = beside = None
@@ -311,6 +334,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         )
 
     in_charge = beside or deepspeed
+    by_fsdp: Device = "cpu" if file.fsdp_config and file.fsdp_config.fsdp_offload_params else "none"
     zero = beside.zero_optimization if beside else None
     clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
     return Strategy(
@@ -320,8 +344,12 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         num_processes=file.num_processes,
         num_machines=file.num_machines,
         zero_stage=zero.stage if zero else deepspeed.zero_stage,
-        offload_optimizer_device=zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device,
-        offload_param_device=zero.offload_param.device if zero else deepspeed.offload_param_device,
+        offload_optimizer_device=by_fsdp
+        if file.fsdp_config
+        else (zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device),
+        offload_param_device=by_fsdp
+        if file.fsdp_config
+        else (zero.offload_param.device if zero else deepspeed.offload_param_device),
         zero3_init=deepspeed.zero3_init_flag,
         deepspeed_json=written,
         gradient_clipping=None if clipping == "auto" else clipping,

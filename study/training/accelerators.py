@@ -36,10 +36,13 @@ def build_accelerator(run: Run) -> Accelerator:
         def use_distributed(self) -> bool:
             return True
 
+    from study.training import fsdp
+
     config, strategy = run.config, run.strategy
     on_cpu = not torch.cuda.is_available()
+    is_fsdp = strategy.distributed_type == "FSDP"
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
-    if on_cpu and is_deepspeed:
+    if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
     started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     # Then accelerate drops DeepSpeed.
@@ -54,18 +57,21 @@ def build_accelerator(run: Run) -> Accelerator:
         _share_device()
     autocast = config.precision.endswith("-autocast")
     mixed_precision = "no"
-    if config.precision != "fp32" and not (is_deepspeed and autocast):
+    if config.precision != "fp32" and not is_fsdp and not (is_deepspeed and autocast):
         mixed_precision = config.precision.removesuffix("-autocast")
-    return (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
+    fsdp_plugin = fsdp.make_plugin(run) if is_fsdp else None
+    has_mesh = on_cpu and fsdp.take_mesh_from_launcher()
+    accelerator = (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
         mixed_precision=mixed_precision,
         dataloader_config=DataLoaderConfiguration(non_blocking=True),  # from pinned memory, while the GPU computes
         # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
-            num_steps=run.gradient_accumulation_steps, sync_each_batch=strategy.distributed_type == "FSDP"
+            num_steps=run.gradient_accumulation_steps, sync_each_batch=is_fsdp
         ),
         deepspeed_plugin=_deepspeed_plugin(run) if is_deepspeed else None,
+        fsdp_plugin=fsdp_plugin,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
         if uses_gloo(config, on_cpu) and strategy.distributed_type != "NO"
@@ -73,6 +79,9 @@ def build_accelerator(run: Run) -> Accelerator:
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run.folder,
     )
+    if on_cpu and fsdp_plugin is not None:
+        fsdp.shard_on_cpu(accelerator, fsdp_plugin, has_mesh)
+    return accelerator
 
 
 def uses_gloo(config: RunConfig, on_cpu: bool) -> bool:

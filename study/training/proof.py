@@ -13,10 +13,13 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from study.errors import Refusal
-from study.records.schema import Proof
+from study.records.schema import Proof, Sharding
 from study.run import Run
+from study.models import SIZES
 from study.training.accelerators import uses_gloo
+from study.training.fsdp import read_sharding
 from study.training.measure.memory import engine_tensors
+from study.workloads import WORKLOADS
 
 
 def _names(dtypes: set[torch.dtype]) -> list[str]:
@@ -40,7 +43,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
     facts: dict[str, Any] = {
         "world_size": dist.get_world_size() if dist.is_initialized() else 1,
         "distributed_type": accelerator.distributed_type.value,
-        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "backend": _backend(accelerator.device),
         "device": accelerator.device.type,
         "engine_class": type(engine).__name__,
         "optimizer_class": type(base_optimizer(optimizer)).__name__,
@@ -49,6 +52,8 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         "micro_batch_size": run.config.batches(accelerator.num_processes)[0],
         "parameter_dtypes": _names({p.dtype for p in model.parameters()}),
     }
+    if accelerator.distributed_type.value == "FSDP":
+        return Proof(**facts | _facts_of_fsdp(model))
     if accelerator.distributed_type.value != "DEEPSPEED":
         autocast = accelerator.mixed_precision
         facts["autocast_dtype"] = {"no": None, "bf16": "bfloat16", "fp16": "float16"}[autocast]
@@ -60,6 +65,26 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
     if run.strategy.offloads_to_nvme:
         facts["swap_folder"] = _shown(_swap_folder_in_use(innermost(optimizer), list(model.parameters())))
     return Proof(**facts)
+
+
+def _backend(device: torch.device) -> str | None:
+    """The backend that moves a device's tensors; a group may have one for each device (accelerate's FSDP has)."""
+    if not dist.is_initialized():
+        return None
+    return str(dist.distributed_c10d._get_default_group()._get_backend(device).name())
+
+
+def _facts_of_fsdp(model: Any) -> dict[str, Any]:
+    """What FSDP2's modules say; the class of a sharded model begins with FSDP."""
+    sharding = read_sharding(model)
+    device = "cpu" if sharding.offloads else "none"
+    precisions = {"float32": "fp32", "bfloat16": "bf16"}
+    return {
+        "sharding": sharding,
+        "offload_optimizer_device": device,
+        "offload_param_device": device,
+        "precision": "+".join(precisions.get(dtype, dtype) for dtype in sharding.compute_dtypes),
+    }
 
 
 def _facts_of_deepspeed(engine: Any) -> dict[str, Any]:
@@ -134,10 +159,13 @@ def _swap_folder_in_use(optimizer: Any, parameters: list[Any]) -> Path | None:
 
 def verify(proof: Proof, run: Run) -> None:
     """Raise Refusal naming the first thing that is not as asked, and what to change."""
-    for name, wanted, remedy in [*_asked_of_the_run(run), *_asked_of_the_engine(proof, run)]:
-        actual = getattr(proof, name)
+    asked = [*_asked_of_the_run(run), *_asked_of_the_engine(proof, run), *_asked_of_fsdp(run)]
+    for name, wanted, remedy in asked:
+        actual = getattr(proof.sharding if name in Sharding.model_fields else proof, name)
         if actual != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {actual}; {remedy}")
+    if proof.sharding is not None:
+        _verify_units(proof.sharding, run)
     if proof.zero_stage and proof.master_dtypes not in (None, ["float32"]):
         raise Refusal(
             f"master_dtypes: the run asks for ['float32'], the engine has {proof.master_dtypes}; change --precision"
@@ -146,6 +174,23 @@ def verify(proof: Proof, run: Run) -> None:
         raise Refusal(
             "partitioned_parameters: stage 3 shards none of this model's parameters, each is below the engine's "
             f"persistence threshold of {proof.param_persistence_threshold} elements; change --size, or take zero3_tuned"
+        )
+
+
+def _verify_units(sharding: Sharding, run: Run) -> None:
+    """Raise Refusal unless every block is a unit of its own, and lets go of its parameters as the file says."""
+    config, path = run.config, run.strategy.path
+    block, layers = WORKLOADS[config.workload].block_class(config), SIZES[config.workload][config.size]["layers"]
+    if sharding.units.get(block) != layers:
+        raise Refusal(
+            f"units: the run asks for {layers} of {block}, the engine has {sharding.units}; change "
+            f"fsdp_auto_wrap_policy in {path}, and pass no --fsdp_* to the launcher"
+        )
+    asked = run.strategy.reshard_after_forward
+    if (block in sharding.resharded_units) != asked:
+        raise Refusal(
+            f"resharded_units: the run asks for {block if asked else 'none'}, the engine has "
+            f"{sharding.resharded_units}; change fsdp_reshard_after_forward in {path}"
         )
 
 
@@ -159,7 +204,9 @@ def _asked_of_the_run(run: Run) -> list[Demand]:
     on_gpu = torch.cuda.is_available()
     # Accelerate names DDP by where it runs.
     types = {"MULTI_GPU": "MULTI_GPU" if on_gpu else "MULTI_CPU"}
-    parameter_dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(config.precision, "float32")
+    # FSDP2's parameters are the masters themselves, and lowered as they are gathered.
+    lowered = {} if strategy.distributed_type == "FSDP" else {"bf16": "bfloat16", "fp16": "float16"}
+    parameter_dtype = lowered.get(config.precision, "float32")
     return [
         ("world_size", run.world_size, f"change num_processes in {path}, or --num_processes"),
         (
@@ -213,7 +260,7 @@ def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
         ("engine_class", classes.get(strategy.distributed_type, proof.engine_class), f"change {strategy.path}"),
         (
             "optimizer_class",
-            "AdamW" if strategy.offload_optimizer_device == "none" else "DeepSpeedCPUAdam",
+            "DeepSpeedCPUAdam" if "cpu_adam" in strategy.needed_extensions else "AdamW",
             f"change offload_optimizer_device in {strategy.path}",
         ),
     ]
@@ -225,6 +272,22 @@ def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
             remedy = f"change zero_optimization.{key} in the JSON of {strategy.path}"
             asked.append((_ZERO_FACTS[key], value, remedy))
     return asked
+
+
+def _asked_of_fsdp(run: Run) -> list[Demand]:
+    """What an FSDP2 strategy's file and the run's precision imply for how the model is sharded; else nothing."""
+    strategy = run.strategy
+    if strategy.distributed_type != "FSDP":
+        return []
+    compute = "bfloat16" if run.config.precision == "bf16" else "float32"
+    precision = "change --precision, and pass no --mixed_precision to the launcher"
+    return [
+        ("mesh", strategy.mesh or [run.world_size], f"change parallelism_config in {strategy.path}"),
+        ("unsharded_parameters", 0, f"change {strategy.path}"),
+        ("offloads", strategy.offload_param_device == "cpu", f"change fsdp_offload_params in {strategy.path}"),
+        ("compute_dtypes", [compute], precision),
+        ("reduce_dtypes", ["float32"], precision),
+    ]
 
 
 def gpu_of(device: torch.device) -> str | None:

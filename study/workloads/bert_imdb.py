@@ -87,6 +87,12 @@ def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
     )
 
 
+def block_class(config: RunConfig) -> str:
+    """Name the class of the model's blocks, which FSDP2 shards one by one."""
+    del config  # of every size
+    return "BertLayer"
+
+
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
     """Build the model with fp32 weights; random ones, and the head in any case, come from torch's current seed."""
     settings = model_config(config, splits)

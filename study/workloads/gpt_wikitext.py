@@ -121,6 +121,11 @@ def _model_class(config: RunConfig) -> type[PreTrainedModel]:
     return {"2.7b": GPTNeoForCausalLM, "6b": GPTJForCausalLM}.get(config.size, GPT2LMHeadModel)
 
 
+def block_class(config: RunConfig) -> str:
+    """Name the class of the model's blocks, which FSDP2 shards one by one."""
+    return {"2.7b": "GPTNeoBlock", "6b": "GPTJBlock"}.get(config.size, "GPT2Block")
+
+
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
     """Build the model with fp32 weights; random ones come from torch's current seed."""
     settings = model_config(config, splits)
