@@ -232,12 +232,19 @@ def test_fsdp_gathers_and_reduces_at_every_micro_step():
     found = step(whole, shape(), gradient_accumulation_steps=4, activation_checkpointing=True)
     assert found == {
         "all_gather": (4 * (4 + 2), 4 * 4 * (PSI + 2 * GPT_BLOCK)),
-        "all_reduce": (1, 4),
+        "all_reduce": (1, 8),  # of the norm, in double precision
         "reduce_scatter": (4 * 4, 4 * 4 * PSI),
     }
     assert step(kept, shape())["all_gather"] == (4, 4 * PSI)
-    half = engine(3, kind="fsdp", precision="bf16-autocast")
-    assert step(half, shape("bert"))["reduce_scatter"] == (4, 2 * shape("bert").num_params)
+    half = engine(3, kind="fsdp", precision="bf16", reduces_in_fp32=True)
+    assert step(half, shape("bert"))["reduce_scatter"] == (4, 4 * shape("bert").num_params)
+    assert step(half, shape())["all_gather"] == (4 + 2, 2 * (PSI + 2 * GPT_BLOCK))
+    # Each half of four ranks holds a replica: what a rank has reduced is then averaged with the other half's.
+    halves = engine(3, kind="fsdp", world_size=4, replicas=2)
+    assert step(halves, shape())["all_reduce"] == (4 + 1, 4 * PSI // 2 + 8)
+    assert step(halves, shape())["all_gather"] == step(whole, shape())["all_gather"]
+    alone = engine(3, kind="fsdp", world_size=1)
+    assert step(alone, shape()) == {"all_reduce": (1, 8)}
     # An output layer of its own is a group with the last norm, which stays; the lookup is gathered again.
     untied = shape("gpt-j")
     head = WORDS * HIDDEN + WORDS + 2 * HIDDEN

@@ -48,7 +48,8 @@ def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
     whole, small = studies.find(name), shrunken.shrink(name)
-    assert [one.skipped for one in make(small, home).runs if one.skipped] == []
+    skipped = {one.run.strategy.name for one in make(small, home).runs if one.skipped}
+    assert skipped <= {"fsdp2_cpu_offload"}  # PyTorch moves shards between a GPU and the host, DeepSpeed needs none
     assert {run.strategy.name for run in studies.runs(small)} == {run.strategy.name for run in studies.runs(whole)}
 
 

@@ -149,7 +149,8 @@ def test_fsdp_without_resharding_holds_the_whole_model():
         peaks.peak(shape, kept, job).parts["gathered_parameters"]
         - peaks.peak(shape, engine, job).parts["gathered_parameters"]
     )
-    assert more == 2 * (blocks - 2 * shape.block_params)
+    # Resharded it is highest in the first block, as the embedding, a unit of its own, is gathered again.
+    assert more == 2 * (blocks - shape.block_params)
 
 
 def test_the_engine_of_a_file_is_the_engine_that_was_proved():

@@ -366,7 +366,7 @@ STUDY = """\
 question: Which one?
 parts:
   - flags: {max_steps: 3}
-    strategies: [single, ddp, fsdp2]
+    strategies: [single, ddp, fsdp2_cpu_offload]
     world_sizes: [2]
 """
 
@@ -389,9 +389,9 @@ def test_a_plan_in_words(study, tmp_path):
     assert lines[1] == f"3 runs in {folder}; here: no GPU, 25.0 GB of host memory"
     assert lines[3].split() == ["1", "keep", "bert-imdb-tiny-single-1x-seed0", "ok"]
     # The fixture's record is of the same workload and size.
-    assert lines[4].startswith("2  run   bert-imdb-tiny-ddp-2x-seed0     about ")
+    assert lines[4].startswith("2  run   bert-imdb-tiny-ddp-2x-seed0                about ")
     assert lines[4].endswith(", from 1 earlier run")
-    assert lines[5].startswith("3  skip  bert-imdb-tiny-fsdp2-2x-seed0   fsdp2 needs GPUs: ")
+    assert lines[5].startswith("3  skip  bert-imdb-tiny-fsdp2_cpu_offload-2x-seed0  fsdp2_cpu_offload needs a GPU: ")
     assert lines[7].startswith("1 to run, 1 kept, 1 skipped; about ")
     assert lines[7].endswith(", from earlier runs")
     assert len(lines) == 8

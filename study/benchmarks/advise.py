@@ -60,7 +60,7 @@ def grid(shape: ModelShape) -> Iterator[Prediction]:
     gpu = hardware.find_gpu(GPU)
     for name in file.names():
         chosen = file.read_by_name(name)
-        for num_gpus in GPU_COUNTS if name != "single" else (1,):
+        for num_gpus in [count for count in GPU_COUNTS if chosen.could_run(count)]:
             engine = engines.advised_engine(chosen, shape.hidden, num_gpus, "bf16")
             box = hardware.typical_box(gpu, num_gpus)
             for checkpointed in (False, True):

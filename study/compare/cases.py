@@ -14,10 +14,11 @@ def engine_of(r: Record) -> Engine:
     proof = r.proof
     kind = "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
     hidden = SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
+    sharding = proof.sharding
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     return Engine(
-        kind="deepspeed" if proof.zero_stage is not None else "fsdp" if proof.distributed_type == "FSDP" else kind,
-        zero_stage=3 if proof.distributed_type == "FSDP" else proof.zero_stage or 0,
+        kind="deepspeed" if proof.zero_stage is not None else "fsdp" if sharding else kind,
+        zero_stage=3 if sharding else proof.zero_stage or 0,
         world_size=r.world_size,
         precision=proof.precision,
         accumulation_bytes=4 if accumulation == "fp32" else 2,
@@ -32,6 +33,9 @@ def engine_of(r: Record) -> Engine:
         param_swap_buffer_size=swap_buffer_size(hidden, r.world_size) if proof.offload_param_device == "nvme" else 0,
         overlap_comm=bool(proof.overlap_comm),
         multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
+        reshard_after_forward=sharding is None or sharding.reshard_after_forward,
+        replicas=sharding.mesh[0] if sharding and len(sharding.mesh) > 1 else 1,
+        reduces_in_fp32=sharding is not None and sharding.reduce_dtypes == ["float32"],
     )
 
 

@@ -68,7 +68,7 @@ def table(folders: Sequence[Path]) -> str:
 def cell(r: Record) -> CommunicationCell | None:
     """Hold a run's collectives against theory; None where the model is none that theory knows."""
     shape = shape_of(r)
-    if shape is None or r.proof.distributed_type == "FSDP":  # whether it reshards is not in the record
+    if shape is None:
         return None
     engine = engine_of(r)
     predicted = theory.collectives(engine, shape, job_of(r))

@@ -145,7 +145,7 @@ def _reasons(
     engine: Engine, sizes: ParameterSizes | None, part: Part, measured: Sequence[int], paper: float, moment: Moment
 ) -> list[str]:
     """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
-    if sizes is None or (engine.zero_stage and engine.kind != "deepspeed"):
+    if sizes is None:
         return []
     named: dict[str, float] = {}
     for rank, value in enumerate(measured):

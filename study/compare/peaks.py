@@ -52,8 +52,8 @@ def table(folders: Sequence[Path]) -> str:
 def cell(r: Record) -> PeakCell | None:
     """Hold a run's peak against theory; None where it was not measured, or the model is none that theory knows."""
     shape = shape_of(r)
-    if shape is None or not r.peak_memory or r.proof is None or r.proof.distributed_type == "FSDP":
-        return None  # of FSDP it is not in the record whether it reshards
+    if shape is None or not r.peak_memory or r.proof is None:
+        return None
     steady = [phases["steady_steps"] for phases in r.peak_memory if "steady_steps" in phases]
     on_cpu = r.proof.device == "cpu"
     measured = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]

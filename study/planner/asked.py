@@ -66,12 +66,12 @@ class Asked:
         """The one asked for, or all that train on this many GPUs."""
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
-            if chosen.distributed_type == "NO" and num_gpus > 1:
-                raise Refusal(f"--strategy {self.strategy}: runs one process, --gpus asks for {num_gpus}; take ddp")
+            if not chosen.could_run(num_gpus):
+                does, other = ("makes replicas of shards", "fsdp2") if chosen.mesh else ("runs one process", "ddp")
+                raise Refusal(f"--strategy {self.strategy}: {does}, --gpus asks for {num_gpus}; take {other}")
             return [chosen]
-        # One process has nobody to average or share with, and `single` knows no other.
-        wrong = ("ddp", "fsdp2", "fsdp2_no_reshard") if num_gpus == 1 else ("single",)
-        return [file.read_by_name(name) for name in file.names() if name not in wrong]
+        shipped = map(file.read_by_name, file.names())
+        return [chosen for chosen in shipped if chosen.could_run(num_gpus) and _makes_sense(chosen, num_gpus)]
 
     @property
     def takes_one_process(self) -> bool:
@@ -110,6 +110,12 @@ class Asked:
                 )
             micro, accumulation = (part, other) if micro else (other, part)
         return each, micro, accumulation
+
+
+def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
+    """One process has nobody to average or share with, but may offload."""
+    alone = chosen.distributed_type in ("NO", "DEEPSPEED") or chosen.offload_param_device != "none"
+    return num_gpus > 1 or alone
 
 
 def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:

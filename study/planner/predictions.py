@@ -104,8 +104,8 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
     """Refuse what a run's checks refuse on every box (study/preflight/checks.py needs torch), and shared GPUs."""
     if config.share_device:  # the models have a GPU for each rank
         raise Refusal("ranks that share a GPU are not predicted")
-    if chosen.distributed_type == "FSDP" and config.precision != "fp32":
-        raise Refusal(f"{config.precision} under {chosen.name} is refused: it would reduce gradients in 16 bits too")
+    if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
+        raise Refusal(f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards")
     if engines.precision_class(chosen, config.precision) != config.precision:
         raise Refusal(f"{config.precision} under {chosen.name} is refused: fp32 masters are of ZeRO's stages 1 to 3")
 

@@ -186,13 +186,16 @@ def write(advice: Advice, path: Path) -> None:
     option, box = advice.recommended, advice.box
     precision = option.prediction.engine.precision
     content = {**option.strategy.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    if option.strategy.mesh:
+        shards = box.num_gpus // option.strategy.mesh[0]
+        content["parallelism_config"] = {**content["parallelism_config"], "parallelism_config_dp_shard_size": shards}
     comments = [
         f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
         "What is trained are flags of the study's trainer:",
         f"accelerate launch --config_file {path} study/train.py {' '.join(_flags(advice, option))}",
     ]
-    if precision != "fp32" and option.prediction.engine.kind == "fsdp":
-        comments.append("(which trains FSDP2 in fp32 only; in your own program write mixed_precision: bf16 here.)")
+    if precision not in ("fp32", "bf16") and option.prediction.engine.kind == "fsdp":
+        comments.append("(which trains FSDP2 in fp32 and bf16 only.)")
     if box.num_nodes > 1:
         comments.append(
             "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."

@@ -31,7 +31,7 @@ class Sharding(Facts):
     """How PyTorch sharded a model (FSDP2), read from the modules that it sharded."""
 
     units: dict[str, int]  # classes of the modules that are gathered together, joined by + -> how many such groups
-    resharded_units: list[str]  # those that let go of their parameters after forward
+    reshard_after_forward: bool  # the blocks let go of what they gathered as forward leaves them
     sharded_parameters: int  # number of parameters that are shards over the mesh
     unsharded_parameters: int
     mesh: list[int]  # ranks: [shards], or [replicas, shards]

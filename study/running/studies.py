@@ -85,9 +85,9 @@ class Part(files.Written, strict=False):  # so that a list becomes a tuple
             first, direction = index * step + number, -1 if index % 2 else 1
             for place in range(len(self.strategies)):
                 name = self.strategies[(first + direction * place) % len(self.strategies)]
-                if name == "single" and world_size != self.world_sizes[0]:
-                    continue  # one run whatever the world
-                yield name, 1 if name == "single" else world_size, cell
+                fixed = read_by_name(name).fixed_processes
+                if fixed is None or world_size == self.world_sizes[0]:  # one run whatever the world
+                    yield name, fixed or world_size, cell
 
     @property
     def num_rounds(self) -> int:

@@ -24,9 +24,9 @@ DEEPSPEED_DEFAULTS = {
 
 
 def precision_class(chosen: Strategy, asked: Precision) -> Precision:
-    """The class in which a strategy trains in 16 bits: with 16-bit parameters only DeepSpeed's stages 1 to 3 keep fp32
-    masters; the others compute under autocast."""
-    if asked in ("bf16", "fp16") and not chosen.zero_stage:
+    """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
+    stages 1 to 3, and FSDP2; the others compute under autocast."""
+    if asked in ("bf16", "fp16") and not chosen.zero_stage and chosen.distributed_type != "FSDP":
         return f"{asked}-autocast"
     return asked
 
@@ -39,8 +39,18 @@ def engine_of(
     in_fp32 = size == 4 or (accumulation_dtype == "fp32" and precision != "pure-bf16")
     accumulation_bytes = 4 if in_fp32 else 2
     if chosen.distributed_type == "FSDP":
+        offload = chosen.offload_param_device
         return Engine(
-            "fsdp", 3, world_size, precision, accumulation_bytes, reshard_after_forward=chosen.reshard_after_forward
+            kind="fsdp",
+            zero_stage=3,
+            world_size=world_size,
+            precision=precision,
+            accumulation_bytes=accumulation_bytes,
+            offload_optimizer=offload,
+            offload_param=offload,
+            reshard_after_forward=chosen.reshard_after_forward,
+            replicas=chosen.mesh[0] if chosen.mesh else 1,
+            reduces_in_fp32=True,
         )
     if chosen.distributed_type != "DEEPSPEED":
         kind = "torch" if chosen.distributed_type == "NO" else "ddp"

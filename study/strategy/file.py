@@ -6,6 +6,7 @@ YAML) and then silently run something else.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -251,6 +252,18 @@ class Strategy:
         section = self.content.get("parallelism_config")
         names = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
         return [section[name] for name in names] if section else None
+
+    @property
+    def fixed_processes(self) -> int | None:
+        """The only number of processes that the file can run; None: any."""
+        return 1 if self.distributed_type == "NO" else math.prod(self.mesh) if self.mesh else None
+
+    def could_run(self, num_processes: int) -> bool:
+        """Say whether the file could be written for so many: `single` for one, replicas of two shards or more."""
+        if self.mesh is None:
+            return num_processes == 1 or self.distributed_type != "NO"
+        replicas = self.mesh[0]
+        return num_processes % replicas == 0 and num_processes > replicas
 
     @property
     def reshard_after_forward(self) -> bool:

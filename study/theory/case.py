@@ -35,6 +35,13 @@ class Engine:
     overlap_comm: bool = False
     multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp
+    replicas: int = 1  # fsdp: each sharded over world_size / replicas ranks
+    reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products; otherwise in their own type
+
+    @property
+    def num_shards(self) -> int:
+        """Over how many ranks model states are split, where they are."""
+        return self.world_size // self.replicas
 
     @property
     def parameter_bytes(self) -> int:

@@ -6,6 +6,7 @@ is unexplained. Sources in the comments are below deepspeed/runtime/ of release 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -47,6 +48,10 @@ REASONS: dict[str, str] = {
     "reduce-bucket": "Stage 3 allocates `reduce_bucket_size` elements for good, by default 5e8 whatever the model.",
     "persistent-parameters": "Stage 3 holds parameters of at most `param_persistence_threshold` elements whole between "
     "steps, beside their shards.",
+    "fsdp-masters": "FSDP2's fp32 shards are parameters and masters in one, and gradients are reduced to fp32 shards: "
+    "4, 4 and 8 bytes, where the paper counts 2, 2 and 12.",
+    "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and optimizer "
+    "states, and all pad their parameters to the largest share.",
     "padding": "Partitions are padded to equal lengths.",
 }
 
@@ -103,7 +108,7 @@ def _optimizer_bytes(precision: str) -> int:
 
 def paper_bytes(engine: Engine, num_params: int, moment: Moment) -> Parts:
     """Predict one rank's bytes by the paper. Between steps its gradients count as released."""
-    each = paper_bytes_per_parameter(engine.zero_stage, engine.world_size, engine.precision)
+    each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     gradients = each.gradients if moment == "stepping" else 0.0
     return Parts(each.parameters * num_params, gradients * num_params, each.optimizer_states * num_params)
 
@@ -123,12 +128,12 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
     Offload of the optimizer moves Adam's states, masters and fp32 gradients (arXiv:2101.06840, sec. 4), that of
     parameters the parameters (arXiv:2104.07857, sec. 5); to the host, or to a disk, which leaves nothing in memory.
     """
-    each = paper_bytes_per_parameter(engine.zero_stage, engine.world_size, engine.precision)
+    each = paper_bytes_per_parameter(engine.zero_stage, engine.num_shards, engine.precision)
     places = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
     places[engine.offload_param] += each.parameters
     places[engine.offload_optimizer] += each.optimizer_states
     offloaded = engine.offload_optimizer != "none"
-    places[engine.offload_optimizer] += _master_bytes(engine) / engine.world_size if offloaded else each.gradients
+    places[engine.offload_optimizer] += master_bytes(engine) / engine.world_size if offloaded else each.gradients
     return Places(*(value * num_params for value in places.values()))
 
 
@@ -137,9 +142,8 @@ def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment:
     if engine.zero_stage == 0:
         buckets = parameter_bytes(engine.precision) * sizes.num_params
         return [Difference("communication_buffers", "ddp-buckets", buckets)] if engine.kind == "ddp" else []
-    if engine.kind == "fsdp":  # shards as the paper has them
-        return []
-    find = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
+    stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
+    find = _fsdp if engine.kind == "fsdp" else stage
     return [difference for difference in find(engine, sizes, rank, moment) if difference.num_bytes]
 
 
@@ -191,7 +195,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
         return [*differences, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
     if moment == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
-            differences.append(Difference("gradients", "offload-gradients-stay", _master_bytes(engine) * owned))
+            differences.append(Difference("gradients", "offload-gradients-stay", master_bytes(engine) * owned))
         return differences
 
     paper_gradients = size * (sizes.num_params if engine.zero_stage == 1 else fair)
@@ -200,14 +204,14 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     differences.append(Difference("gradients", name, kept - paper_gradients))
     own_fp32_buffer = size == 2 and accumulated == 4  # _use_compact_grad_partition_buffer
     if engine.offload_optimizer != "none":
-        differences.append(Difference("gradients", "fp32-gradients", (_master_bytes(engine) - size) * owned))
+        differences.append(Difference("gradients", "fp32-gradients", (master_bytes(engine) - size) * owned))
         if own_fp32_buffer:
             differences.append(Difference("gradients", "offload-second-gradients", accumulated * owned))
     elif own_fp32_buffer:
         differences.append(Difference("gradients", "fp32-gradients", (accumulated - size) * owned))
     else:
         differences.append(
-            Difference("gradients", "fp32-gradient-copy", (_master_bytes(engine) - size) * first.elements)
+            Difference("gradients", "fp32-gradient-copy", (master_bytes(engine) - size) * first.elements)
         )
         # Flattening a single fp32 tensor gives a view of it, not a copy.
         in_buffer = second.views + (first.views if size == 4 and first.pieces == 1 else 0)
@@ -244,7 +248,7 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         and elements * MASTER_BYTES >= SWAP_AT_LEAST_BYTES
         and not (moment == "stepping" and index == 0)
     )
-    masters = _master_bytes(engine)
+    masters = master_bytes(engine)
     differences.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
     if moment == "resting":
         differences.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
@@ -271,14 +275,40 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     return differences
 
 
-def _master_bytes(engine: Engine) -> int:
+def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
+    """torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param, and _fsdp_collectives.py."""
+    fair, shards = sizes.num_params / engine.num_shards, engine.num_shards
+    width = statistics.mode(sizes.vectors)  # a matrix has rows of the hidden size, or a number of rows that divides
+    largest = own = 0
+    for numel, row in [*((n, width) for n in sizes.matrices), *((n, 1) for n in sizes.vectors)]:
+        each = -(-numel // row // shards)
+        largest += each * row
+        own += row * max(0, min(numel // row - each * (rank % shards), each))
+    paper = paper_bytes_per_parameter(3, 1, engine.precision)
+    held = master_bytes(engine)
+    differences = [
+        Difference("parameters", "fsdp-masters", (held - paper.parameters) * fair),
+        Difference("parameters", "uneven-rows", held * (largest - fair)),
+        Difference("optimizer_states", "fsdp-masters", (_moment_bytes(engine) - paper.optimizer_states) * fair),
+        Difference("optimizer_states", "uneven-rows", _moment_bytes(engine) * (own - fair)),
+    ]
+    if moment == "stepping":
+        differences += [
+            Difference("gradients", "fsdp-masters", (held - paper.gradients) * fair),
+            Difference("gradients", "uneven-rows", held * (own - fair)),
+            Difference("communication_buffers", "uneven-rows", held * (largest - own)),
+        ]
+    return differences
+
+
+def master_bytes(engine: Engine) -> int:
     """Per element of what the optimizer updates, and of the gradients that it reads."""
     return 2 if engine.precision == "pure-bf16" else MASTER_BYTES
 
 
 def _moment_bytes(engine: Engine) -> int:
     """Per element of Adam's two moments."""
-    return 2 * _master_bytes(engine)
+    return 2 * master_bytes(engine)
 
 
 def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:

@@ -16,7 +16,7 @@ from study.theory import communication, residual
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ENGINE_BUCKET_ELEMENTS
 from study.theory.model_states import PARTS as STATES
-from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, paper_bytes
+from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, master_bytes, paper_bytes
 from study.theory.shapes import ModelShape
 
 Part = Literal[
@@ -125,7 +125,10 @@ def _moments(
     in_first = outside + (0 if checkpointed else casts) + block
     gradients = _gradients(shape, engine, job, resting, stepping)
     gathered = _gathered_bytes(shape, engine, job)
-    released = gathered if engine.kind == "fsdp" and engine.reshard_after_forward else 0.0  # block by block in backward
+    # FSDP2's blocks are let go of one by one in backward; what surrounds them stays until it ends.
+    around = engine.compute_bytes * _around(shape) if engine.kind == "fsdp" else 0.0
+    released = around + engine.compute_bytes * (shape.outside_params - _around(shape) + shape.block_params)
+    released = released if engine.kind == "fsdp" else 0.0
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
@@ -153,7 +156,7 @@ def _moments(
         ),
         _row(
             resting,
-            gathered=released,
+            gathered=around,
             gradients=np.maximum(before, gradients.held),
             buffers=bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
@@ -206,7 +209,7 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, ste
     if engine.kind in ("torch", "ddp"):
         return _Gradients(size, size * psi, size * psi, 0, tied, added=largest)
     if engine.kind == "fsdp":
-        return _fsdp_gradients(shape, engine)
+        return _fsdp_gradients(shape, engine, job)
     if engine.zero_stage == 0:
         flat = size * min(psi, ENGINE_BUCKET_ELEMENTS)
         return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0, largest)
@@ -266,12 +269,29 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float)
     return _Gradients(size, 0, 0, 0, flushed, late)
 
 
-def _fsdp_gradients(shape: ModelShape, engine: Engine) -> _Gradients:
-    """torch.distributed.fsdp: a block's gradients, their copy that is reduced, and the root's until the end."""
-    size = engine.compute_bytes
-    sharded = engine.parameter_bytes * shape.num_params / engine.world_size
-    root = size * shape.outside_params
-    return _Gradients(size, sharded, sharded + root, 2 * size * shape.block_params, root)
+def _around(shape: ModelShape) -> int:
+    """Elements around the blocks that FSDP2 keeps whole through forward and backward; an embedding of its own it does not."""
+    return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
+
+
+def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
+    """torch.distributed.fsdp: a unit's gradients, and what is made of them to be reduced, until the next one's are.
+
+    What surrounds the blocks comes last: the embedding, by itself or, where it is the head too, with the rest.
+    """
+    size, held = engine.compute_bytes, master_bytes(engine)
+    on_gloo = job.device == "cpu" and engine.num_shards > 1
+    copies = (4 if engine.reduces_in_fp32 else size) * (2 if on_gloo else 1)
+    sharded = held * shape.num_params / engine.num_shards
+    last = max(shape.outside_params - _around(shape), _around(shape))
+    return _Gradients(
+        size,
+        accumulated=sharded,
+        held=sharded + size * shape.outside_params,
+        bucket=(size + copies) * shape.block_params,
+        flushed=copies * last,
+        added=held * last / engine.num_shards,
+    )
 
 
 def _gathered_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
@@ -280,7 +300,7 @@ def _gathered_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
         element_bytes = engine.compute_bytes
         if not engine.reshard_after_forward:
             return element_bytes * shape.num_params
-        return element_bytes * (shape.outside_params + 2 * shape.block_params)  # one computes, the next is prefetched
+        return element_bytes * (_around(shape) + 2 * shape.block_params)  # one computes, the next is prefetched
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return 0.0  # one process uses its shards themselves
     return engine.parameter_bytes * communication.most_gathered_elements(engine, shape, job)

@@ -69,15 +69,15 @@ def _unit(group: Any) -> str:
     return "+".join(type(module).__bases__[1].__name__ for module in group.modules)
 
 
-def read_sharding(model: torch.nn.Module) -> Sharding:
-    """Read what was sharded from the modules themselves. Rank-local: no collective."""
+def read_sharding(model: torch.nn.Module, block: str) -> Sharding:
+    """Read what was sharded from the modules themselves; `block` is the blocks' class. Rank-local: no collective."""
     groups = _groups(model)
     policies = {group.mp_policy for group in groups}
     parameters = list(model.parameters())
     meshes = {tuple(p.device_mesh.shape) for p in parameters if isinstance(p, DTensor)}
     return Sharding(
         units=dict(Counter(map(_unit, groups))),
-        resharded_units=sorted({_unit(group) for group in groups if group.post_forward_mesh_info}),
+        reshard_after_forward=all(group.post_forward_mesh_info for group in groups if _unit(group) == block),
         sharded_parameters=sum(isinstance(p, DTensor) and p.placements[-1].is_shard() for p in parameters),
         unsharded_parameters=sum(not isinstance(p, DTensor) for p in parameters),
         mesh=list(*meshes) if len(meshes) == 1 else [],

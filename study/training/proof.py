@@ -53,7 +53,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         "parameter_dtypes": _names({p.dtype for p in model.parameters()}),
     }
     if accelerator.distributed_type.value == "FSDP":
-        return Proof(**facts | _facts_of_fsdp(model))
+        return Proof(**facts | _facts_of_fsdp(model, WORKLOADS[run.config.workload].block_class(run.config)))
     if accelerator.distributed_type.value != "DEEPSPEED":
         autocast = accelerator.mixed_precision
         facts["autocast_dtype"] = {"no": None, "bf16": "bfloat16", "fp16": "float16"}[autocast]
@@ -74,9 +74,9 @@ def _backend(device: torch.device) -> str | None:
     return str(dist.distributed_c10d._get_default_group()._get_backend(device).name())
 
 
-def _facts_of_fsdp(model: Any) -> dict[str, Any]:
-    """What FSDP2's modules say; the class of a sharded model begins with FSDP."""
-    sharding = read_sharding(model)
+def _facts_of_fsdp(model: Any, block: str) -> dict[str, Any]:
+    """What FSDP2's modules say of themselves."""
+    sharding = read_sharding(model, block)
     device = "cpu" if sharding.offloads else "none"
     precisions = {"float32": "fp32", "bfloat16": "bf16"}
     return {
@@ -178,19 +178,13 @@ def verify(proof: Proof, run: Run) -> None:
 
 
 def _verify_units(sharding: Sharding, run: Run) -> None:
-    """Raise Refusal unless every block is a unit of its own, and lets go of its parameters as the file says."""
-    config, path = run.config, run.strategy.path
+    """Raise Refusal unless every block is a unit of its own."""
+    config = run.config
     block, layers = WORKLOADS[config.workload].block_class(config), SIZES[config.workload][config.size]["layers"]
     if sharding.units.get(block) != layers:
         raise Refusal(
             f"units: the run asks for {layers} of {block}, the engine has {sharding.units}; change "
-            f"fsdp_auto_wrap_policy in {path}, and pass no --fsdp_* to the launcher"
-        )
-    asked = run.strategy.reshard_after_forward
-    if (block in sharding.resharded_units) != asked:
-        raise Refusal(
-            f"resharded_units: the run asks for {block if asked else 'none'}, the engine has "
-            f"{sharding.resharded_units}; change fsdp_reshard_after_forward in {path}"
+            f"fsdp_auto_wrap_policy in {run.strategy.path}, and pass no --fsdp_* to the launcher"
         )
 
 
@@ -283,6 +277,11 @@ def _asked_of_fsdp(run: Run) -> list[Demand]:
     precision = "change --precision, and pass no --mixed_precision to the launcher"
     return [
         ("mesh", strategy.mesh or [run.world_size], f"change parallelism_config in {strategy.path}"),
+        (
+            "reshard_after_forward",
+            strategy.reshard_after_forward,
+            f"change fsdp_reshard_after_forward in {strategy.path}",
+        ),
         ("unsharded_parameters", 0, f"change {strategy.path}"),
         ("offloads", strategy.offload_param_device == "cpu", f"change fsdp_offload_params in {strategy.path}"),
         ("compute_dtypes", [compute], precision),

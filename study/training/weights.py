@@ -29,7 +29,10 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     set_seed(config.seed)  # for a published model's new head too
     if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init):
         with unpartitioned():
-            return workload.build_model(config, splits)
+            model = workload.build_model(config, splits)
+        if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
+            _round_to_bf16(model)
+        return model
     folder = run.folder / "initial_weights"
     if accelerator.is_main_process:
         with unpartitioned():
@@ -40,6 +43,12 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     if accelerator.is_main_process:
         shutil.rmtree(folder)
     return model
+
+
+def _round_to_bf16(model: torch.nn.Module) -> None:
+    """Let FSDP2's masters begin as DeepSpeed's do, which copies them from parameters of 16 bits."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
 
 
 class unpartitioned:

@@ -68,8 +68,7 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCol
     """List what rank 0 runs in a steady optimizer step, by kind; counts and bytes are arrays where accumulation is.
 
     Steady: stage 3 has seen the order of the modules and follows it, which is from the third step on. The norm of the
-    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. FSDP2's norm
-    is one too, which happens inside a DTensor, where `study.training.measure` does not see it. Sub-groups of stage 3,
+    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. Sub-groups of stage 3,
     each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
     once, each = parts(engine, shape, job.activation_checkpointing, job.dropout)
@@ -94,7 +93,7 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         once += unsharded.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
         each += fsdp.micro_step(engine, shape, model)
-        once += [("all_reduce", 4)]  # of the norm
+        once += [("all_reduce", 8)]  # of the norm, in double precision
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
         once += unsharded.stage_0_step(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:

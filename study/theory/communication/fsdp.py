@@ -25,5 +25,11 @@ def micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collecti
     groups = [elements for elements in (*kept, *resharded) if elements]
     again = resharded if engine.reshard_after_forward else []
     size = engine.compute_bytes
-    gathers = [("all_gather", size * elements) for elements in (*groups, *again)] if engine.world_size > 1 else []
-    return [*gathers, *(("reduce_scatter", size * elements) for elements in groups)]
+    reduced = 4 if engine.reduces_in_fp32 else size
+    sent: list[Collective] = []
+    if engine.num_shards > 1:
+        sent += [("all_gather", size * elements) for elements in (*groups, *again)]
+        sent += [("reduce_scatter", reduced * elements) for elements in groups]
+    if engine.replicas > 1:
+        sent += [("all_reduce", reduced * elements // engine.num_shards) for elements in groups]
+    return sent
