@@ -23,6 +23,7 @@ from study.records.schema import (
     PeakMemory,
     Proof,
     Record,
+    Sharding,
     Timing,
 )
 from study.run import as_words
@@ -288,6 +289,19 @@ def _record(
     return made.model_copy(update=measured)
 
 
+def _sharding(world_size: int) -> Sharding:
+    return Sharding(
+        units={"Model": 1, "Block": 2},
+        reshard_after_forward=True,
+        sharded_parameters=41,
+        unsharded_parameters=0,
+        mesh=[world_size],
+        compute_dtypes=["float32"],
+        reduce_dtypes=["float32"],
+        offloads=False,
+    )
+
+
 def _proof(config: RunConfig, strategy: str, world_size: int, micro: int, accumulation: int, device: str) -> Proof:
     stage = int(strategy[4]) if strategy.startswith("zero") else None
     offload = "nvme" if "nvme" in strategy else "cpu" if "cpu" in strategy else "none"
@@ -303,6 +317,7 @@ def _proof(config: RunConfig, strategy: str, world_size: int, micro: int, accumu
         optimizer_class="DeepSpeedCPUAdam" if offload != "none" else "AdamW",
         zero_optimizer_class=f"DeepSpeedZeroOptimizer{'_Stage3' * (stage == 3)}" if stage else None,
         zero_stage=stage,
+        sharding=_sharding(world_size) if strategy == "fsdp2" else None,
         offload_optimizer_device=offload,
         offload_param_device=offload if stage == 3 else "none",
         gradient_clipping=config.gradient_clipping,

@@ -37,6 +37,7 @@ def row(tmp_path_factory) -> dict:
         ({"num_steps": 30.0}, "40 steps against 30"),
         ({"initial_sha256": "f" * 64}, "other initial weights"),
         ({"status": "killed"}, "zero2: killed"),
+        ({"is_unproven": True}, "zero2: its proof does not say what was sharded; run it again"),
         ({"data_digest": None}, "data unknown"),
         ({"num_steps": float("nan")}, "num steps unknown"),
         ({"initial_sha256": None}, "initial weights unknown"),

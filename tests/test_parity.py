@@ -14,7 +14,7 @@ from study.strategy import file
 pytestmark = pytest.mark.launches
 
 TOLERANCE = 1e-5
-DEEPSPEED = [name for name in file.names() if name.startswith("zero")]
+SHARDED = [name for name in file.names() if name.startswith("zero") or name in ("fsdp2", "fsdp2_no_reshard")]
 CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}
 UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
 
@@ -37,15 +37,15 @@ def assert_same_run(run: launching.Run, reference: launching.Run) -> None:
     assert mine.sha256 != run.record.initial_parameters.sha256
 
 
-@pytest.mark.parametrize("name", DEEPSPEED)
-def test_deepspeed_trains_what_ddp_trains_with_clipping_and_dropout(name):
+@pytest.mark.parametrize("name", SHARDED)
+def test_every_strategy_trains_what_ddp_trains_with_clipping_and_dropout(name):
     reference = launching.run("ddp", **CLIPPED)
     assert max(line["grad_norm"] for line in reference.steps) > CLIPPED["gradient_clipping"]  # it clips
     assert_same_run(launching.run(name, **CLIPPED), reference)
 
 
-@pytest.mark.parametrize("name", DEEPSPEED)
-def test_deepspeed_trains_what_ddp_trains_without_clipping_and_dropout(name):
+@pytest.mark.parametrize("name", SHARDED)
+def test_every_strategy_trains_what_ddp_trains_without_clipping_and_dropout(name):
     reference = launching.run("ddp", **UNCLIPPED)
     assert max(line["grad_norm"] for line in reference.steps) > 1  # so the engine's own default of 1.0 would show
     run = launching.run(name, **UNCLIPPED)

@@ -209,7 +209,11 @@ def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
         ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "fsdp_config.fsdp_auto_wrap_policy='NO_WRAP': input should be 'TRANS"),
         ("params: false", "params: 1", "fsdp_config.fsdp_offload_params=1: input should be a valid boolean"),
         ("loading: false", "loading: true", "fsdp_config.fsdp_cpu_ram_efficient_loading=True: input should be False"),
-        ("SHARDED_STATE", "LOCAL_STATE", "fsdp_config.fsdp_state_dict_type='LOCAL_STATE_DICT': input should be 'FULL_ST"),
+        (
+            "SHARDED_STATE",
+            "LOCAL_STATE",
+            "fsdp_config.fsdp_state_dict_type='LOCAL_STATE_DICT': input should be 'FULL_ST",
+        ),
     ],
 )
 def test_fsdp_section_is_read_strictly(tmp_path, before, after, expected):
@@ -276,7 +280,11 @@ def test_what_is_whole_passes(name):
     ("name", "flags", "expected"),
     [
         ("fsdp2_cpu_offload", {}, "fsdp2_cpu_offload needs a GPU: PyTorch's CPUOffloadPolicy moves shards between"),
-        ("fsdp2", {"precision": "bf16", "accumulation_dtype": "bf16"}, "--accumulation-dtype bf16: fsdp2 adds gradients"),
+        (
+            "fsdp2",
+            {"precision": "bf16", "accumulation_dtype": "bf16"},
+            "--accumulation-dtype bf16: fsdp2 adds gradients",
+        ),
         (
             "ddp",
             {"precision": "fp16-autocast"},

@@ -7,7 +7,7 @@ import json
 
 import launching
 import pytest
-from test_parity import CLIPPED, DEEPSPEED
+from test_parity import CLIPPED, SHARDED
 
 from study.strategy import file
 
@@ -37,7 +37,7 @@ def gathered(run: launching.Run) -> float:
     return moved / (4 * run.record.num_params)
 
 
-@pytest.mark.parametrize("name", ["ddp", *DEEPSPEED])
+@pytest.mark.parametrize("name", ["ddp", *SHARDED])
 def test_the_record_is_complete_and_proves_the_strategy(name):
     run = launching.run(name, **CLIPPED)
     asked = file.read_strategy(file.find_strategy(name))
@@ -62,7 +62,7 @@ def test_the_record_is_complete_and_proves_the_strategy(name):
     assert not (run.run_dir / "swap").exists()
 
 
-@pytest.mark.parametrize("name", ["ddp", *DEEPSPEED])
+@pytest.mark.parametrize("name", ["ddp", *SHARDED])
 def test_live_tensors_peak_above_the_model_states(name):
     for states, phases in zip(
         launching.run(name, **CLIPPED).record.model_state_bytes,

@@ -14,11 +14,11 @@ def engine_of(r: Record) -> Engine:
     proof = r.proof
     kind = "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
     hidden = SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
-    sharding = proof.sharding
+    sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     return Engine(
-        kind="deepspeed" if proof.zero_stage is not None else "fsdp" if sharding else kind,
-        zero_stage=3 if sharding else proof.zero_stage or 0,
+        kind="deepspeed" if proof.zero_stage is not None else "fsdp" if is_fsdp else kind,
+        zero_stage=3 if is_fsdp else proof.zero_stage or 0,
         world_size=r.world_size,
         precision=proof.precision,
         accumulation_bytes=4 if accumulation == "fp32" else 2,
@@ -39,10 +39,18 @@ def engine_of(r: Record) -> Engine:
     )
 
 
+def is_unproven(r: Record) -> bool:
+    """Say whether FSDP2 ran before the proof said what it sharded."""
+    return r.proof is not None and r.proof.distributed_type == "FSDP" and r.proof.sharding is None
+
+
 def shape_of(r: Record) -> ModelShape | None:
-    """The shape of a run's model; None where the record's number of parameters is not the workload's model."""
+    """The shape of a run's model; None where the record's number of parameters is not the workload's model.
+
+    Also None where FSDP2 ran and its proof does not say what it sharded: theory has no engine to hold it against.
+    """
     known = SIZES.get(r.workload, {}).get(r.size)
-    if known is None:
+    if known is None or is_unproven(r):
         return None
     architecture = shapes.architecture_of(r.workload, r.size)
     shape = (architecture, known["layers"], known["hidden"])

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from study.compare.cases import engine_of
+from study.compare.cases import engine_of, is_unproven
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
 from study.config import RunConfig, build_config, parse_flags
@@ -43,6 +43,7 @@ COLUMNS: dict[str, str] = {
     "message": "str",
     "started_at": "str",
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
+    "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
     "share_device": "bool",  # asked to be on one GPU, for bytes alone
     "threads_per_process": "float64",
     # Settings
@@ -195,6 +196,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "message": failure if outcome is None or (outcome.status == "ok" and failure) else outcome.message,
         "started_at": r.started_at,
         "oversubscribed": _is_oversubscribed(r, device),
+        "is_unproven": is_unproven(r),
         "share_device": config.share_device,
         "threads_per_process": r.machine.get("num_threads_per_process"),
         "init": r.init,
@@ -220,7 +222,7 @@ def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
     """What the runner saw of a run without a record, with its settings; of an older outcome those of its command."""
     identity = ("run_id", "study", "workload", "size", "strategy", "world_size", "seed", "status", "message")
     row = {name: getattr(outcome, name) for name in (*identity, "started_at", "global_batch_size", "wall_seconds")}
-    row["oversubscribed"] = row["share_device"] = False
+    row["oversubscribed"] = row["share_device"] = row["is_unproven"] = False
     try:
         config = _config_of(outcome)
         if config is not None:

@@ -105,7 +105,9 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
     if config.share_device:  # the models have a GPU for each rank
         raise Refusal("ranks that share a GPU are not predicted")
     if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
-        raise Refusal(f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards")
+        raise Refusal(
+            f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards"
+        )
     if engines.precision_class(chosen, config.precision) != config.precision:
         raise Refusal(f"{config.precision} under {chosen.name} is refused: fp32 masters are of ZeRO's stages 1 to 3")
 

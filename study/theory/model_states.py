@@ -50,8 +50,8 @@ REASONS: dict[str, str] = {
     "steps, beside their shards.",
     "fsdp-masters": "FSDP2's fp32 shards are parameters and masters in one, and gradients are reduced to fp32 shards: "
     "4, 4 and 8 bytes, where the paper counts 2, 2 and 12.",
-    "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and optimizer "
-    "states, and all pad their parameters to the largest share.",
+    "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and of "
+    "optimizer states, and all pad their parameters to the largest share.",
     "padding": "Partitions are padded to equal lengths.",
 }
 

@@ -16,7 +16,14 @@ from study.theory import communication, residual
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ENGINE_BUCKET_ELEMENTS
 from study.theory.model_states import PARTS as STATES
-from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, master_bytes, paper_bytes
+from study.theory.model_states import (
+    Moment,
+    engine_differences,
+    is_bf16_optimizer,
+    largest_sub_group,
+    master_bytes,
+    paper_bytes,
+)
 from study.theory.shapes import ModelShape
 
 Part = Literal[
@@ -126,9 +133,11 @@ def _moments(
     gradients = _gradients(shape, engine, job, resting, stepping)
     gathered = _gathered_bytes(shape, engine, job)
     # FSDP2's blocks are let go of one by one in backward; what surrounds them stays until it ends.
-    around = engine.compute_bytes * _around(shape) if engine.kind == "fsdp" else 0.0
-    released = around + engine.compute_bytes * (shape.outside_params - _around(shape) + shape.block_params)
-    released = released if engine.kind == "fsdp" else 0.0
+    around = released = 0.0
+    if engine.kind == "fsdp":
+        around = engine.compute_bytes * _around(shape)
+        ahead = shape.outside_params - _around(shape) if engine.num_shards > 1 else 0  # an embedding, before its turn
+        released = around + engine.compute_bytes * (ahead + shape.block_params)
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
@@ -158,7 +167,7 @@ def _moments(
             resting,
             gathered=around,
             gradients=np.maximum(before, gradients.held),
-            buffers=bucket,
+            buffers=0.0 if engine.kind == "fsdp" else bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
         ),
         _row(stepping, temporary=gradients.stepping),
@@ -270,7 +279,7 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float)
 
 
 def _around(shape: ModelShape) -> int:
-    """Elements around the blocks that FSDP2 keeps whole through forward and backward; an embedding of its own it does not."""
+    """Elements around the blocks that FSDP2 keeps whole through forward and backward; not an embedding of its own."""
     return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
 
 
@@ -281,15 +290,15 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     """
     size, held = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
-    copies = (4 if engine.reduces_in_fp32 else size) * (2 if on_gloo else 1)
+    reduced = 4 if engine.reduces_in_fp32 else size
     sharded = held * shape.num_params / engine.num_shards
     last = max(shape.outside_params - _around(shape), _around(shape))
     return _Gradients(
         size,
         accumulated=sharded,
         held=sharded + size * shape.outside_params,
-        bucket=(size + copies) * shape.block_params,
-        flushed=copies * last,
+        bucket=(size + reduced) * shape.block_params,
+        flushed=reduced * last * (2 if on_gloo else 1),
         added=held * last / engine.num_shards,
     )
 

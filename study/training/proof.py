@@ -13,9 +13,9 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from study.errors import Refusal
+from study.models import SIZES
 from study.records.schema import Proof, Sharding
 from study.run import Run
-from study.models import SIZES
 from study.training.accelerators import uses_gloo
 from study.training.fsdp import read_sharding
 from study.training.measure.memory import engine_tensors

@@ -68,8 +68,8 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCol
     """List what rank 0 runs in a steady optimizer step, by kind; counts and bytes are arrays where accumulation is.
 
     Steady: stage 3 has seen the order of the modules and follows it, which is from the third step on. The norm of the
-    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. Sub-groups of stage 3,
-    each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
+    gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. Sub-groups
+    of stage 3, each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
     once, each = parts(engine, shape, job.activation_checkpointing, job.dropout)
     steps = job.gradient_accumulation_steps
