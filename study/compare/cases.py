@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from study.models import SIZES, swap_buffer_size
 from study.records.schema import Record
 from study.theory import shapes
@@ -32,7 +34,20 @@ def engine_of(r: Record) -> Engine:
         param_swap_buffer_size=swap_buffer_size(hidden, r.world_size) if proof.offload_param_device == "nvme" else 0,
         overlap_comm=bool(proof.overlap_comm),
         multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
+        gradient_as_bucket_view=bool(proof.gradient_as_bucket_view),
     )
+
+
+def computed_buckets(records: Iterable[Record]) -> list[str]:
+    """Lines for a page, none where all is measured: in which runs were DDP's buckets computed?"""
+    old = sorted({r.run_id for r in records if has_computed_buckets(r)})
+    said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
+    return [f"{said} measurement: {', '.join(old)}.", ""] if old else []
+
+
+def has_computed_buckets(r: Record) -> bool:
+    """Whether a run is from before DDP's buckets were measured, which is when the proof began to tell their kind."""
+    return engine_of(r).kind == "ddp" and r.proof.gradient_as_bucket_view is None
 
 
 def shape_of(r: Record) -> ModelShape | None:

@@ -35,6 +35,7 @@ class Engine:
     overlap_comm: bool = False
     multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp
+    gradient_as_bucket_view: bool = False  # ddp
 
     @property
     def parameter_bytes(self) -> int:

@@ -24,6 +24,7 @@ def build_accelerator(run: Run) -> Accelerator:
     from accelerate import Accelerator
     from accelerate.utils import (
         DataLoaderConfiguration,
+        DistributedDataParallelKwargs,
         GradientAccumulationPlugin,
         InitProcessGroupKwargs,
         TorchDynamoPlugin,
@@ -56,6 +57,9 @@ def build_accelerator(run: Run) -> Accelerator:
     mixed_precision = "no"
     if config.precision != "fp32" and not (is_deepspeed and autocast):
         mixed_precision = config.precision.removesuffix("-autocast")
+    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if uses_gloo(config, on_cpu) else []
+    if strategy.distributed_type == "MULTI_GPU":
+        handlers.append(DistributedDataParallelKwargs(gradient_as_bucket_view=strategy.gradient_as_bucket_view))
     return (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
@@ -67,9 +71,7 @@ def build_accelerator(run: Run) -> Accelerator:
         ),
         deepspeed_plugin=_deepspeed_plugin(run) if is_deepspeed else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
-        if uses_gloo(config, on_cpu) and strategy.distributed_type != "NO"
-        else None,
+        kwargs_handlers=handlers if strategy.distributed_type != "NO" else None,
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run.folder,
     )
