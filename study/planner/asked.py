@@ -70,7 +70,7 @@ class Asked:
                 raise Refusal(f"--strategy {self.strategy}: runs one process, --gpus asks for {num_gpus}; take ddp")
             return [chosen]
         # One process has nobody to average or share with, and `single` knows no other.
-        wrong = ("ddp", "fsdp2", "fsdp2_no_reshard") if num_gpus == 1 else ("single",)
+        wrong = ("ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard") if num_gpus == 1 else ("single",)
         return [file.read_by_name(name) for name in file.names() if name not in wrong]
 
     @property
