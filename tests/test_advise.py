@@ -166,7 +166,7 @@ def test_exit_status_and_time_of_the_command():
 
 
 def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
-    for name, num_machines in (("zero2", 2), ("zero3_tuned", 2), ("fsdp2_no_reshard", 2)):
+    for name, num_machines in (("zero2", 2), ("zero3_tuned", 2), ("ddp_tuned", 2), ("fsdp2_no_reshard", 2)):
         path = tmp_path / f"{name}.yaml"
         arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
         text = printed(capsys, *arguments, "--write", str(path))
@@ -174,6 +174,7 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
         assert (written.num_processes, written.num_machines) == (16, num_machines)
         assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
+        assert written.ddp_json == shipped.ddp_json
         assert "machine_rank" in path.read_text().split("compute_environment")[0]
         launcher = written.content.get("deepspeed_config", {}).get("deepspeed_multinode_launcher")
         assert launcher == ("standard" if name.startswith("zero") else None)  # not pdsh, which is accelerate's default
@@ -249,7 +250,7 @@ def test_the_fewest_gpus_of_a_model(capsys):
     assert fewest["zero3"] <= fewest["zero2"]
     lines = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b").splitlines()
     assert [line.split() for line in lines if line.startswith(("ddp", "single", "zero0"))] == [
-        ["single", "never"], ["zero0", "never"], ["ddp", "never"],
+        ["single", "never"], ["zero0", "never"], ["ddp", "never"], ["ddp_tuned", "never"],
     ]  # fmt: skip
     assert lines[-1] == "never: it does not shard, so that every GPU holds all of the model."
     assert ["zero1", "more", "than", "1024"] in [line.split() for line in lines]

@@ -53,6 +53,14 @@ def test_every_strategy_trains_what_ddp_trains_without_clipping_and_dropout(name
     assert_same_run(run, reference)
 
 
+@pytest.mark.parametrize("flags", [CLIPPED, {**UNCLIPPED, "micro_batch_size": 2}], ids=["clipped", "accumulated"])
+def test_ddp_with_views_trains_what_ddp_trains_to_the_bit(flags):
+    run, reference = launching.run("ddp_tuned", **flags), launching.run("ddp", **flags)
+    assert_same_run(run, reference)
+    assert run.record.final_parameters == reference.record.final_parameters
+    assert run.record.collectives_per_step == reference.record.collectives_per_step
+
+
 @pytest.mark.parametrize("workload", ["bert-imdb", "gpt-wikitext"])
 def test_world_size_and_accumulation_do_not_change_the_run(workload):
     flags = {"workload": workload, "gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8}

@@ -184,6 +184,36 @@ def test_numbers_of_a_json(tmp_path, monkeypatch):
     assert (read.gradient_clipping, read.gradient_accumulation_steps) == (1.0, None)
 
 
+def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
+    views = {name: shipped(name).gradient_as_bucket_view for name in ("ddp_tuned", "ddp", "single", "zero2_tuned")}
+    assert views == {"ddp_tuned": True, "ddp": False, "single": None, "zero2_tuned": None}
+    assert shipped("ddp_tuned").content == shipped("ddp").content
+    path = tmp_path / "mine.yaml"
+    path.write_text(HEAD + "distributed_type: MULTI_GPU")
+    path.with_suffix(".json").write_text('{"gradient_as_bucket_view": false}')
+    assert read_strategy(path).gradient_as_bucket_view is False
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[]", "holds no keys; copy one of accelerate_configs/"),
+        ("{", "cannot be read as JSON"),
+        ("{}", "gradient_as_bucket_view is missing"),
+        ('{"gradient_as_bucket_view": "yes"}', "gradient_as_bucket_view='yes': input should be a valid boolean"),
+        (
+            '{"gradient_as_bucket_views": true}',
+            "unknown key 'gradient_as_bucket_views'; known: gradient_as_bucket_view",
+        ),
+    ],
+)
+def test_ddps_json_is_read_strictly(text, expected, tmp_path, monkeypatch):
+    path = beside(tmp_path, monkeypatch, "ddp_tuned", text)
+    with pytest.raises(Refusal) as caught:
+        read_strategy(path)
+    assert str(caught.value).startswith(f"{path.with_suffix('.json')}: {expected}")
+
+
 def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
     keys = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
     zero = {"stage": 3, **dict.fromkeys(keys, "auto"), "offload_param": {"device": "cpu", "buffer_size": "auto"}}
@@ -445,6 +475,22 @@ def test_whatever_differs_is_refused(name, value, remedy):
     message = str(caught.value)
     assert message.startswith(f"{name}: the run asks for {getattr(FOUND, name)}, the engine has {value}; change ")
     assert remedy in message
+
+
+def test_a_ddp_without_the_views_that_were_asked_for_is_refused():
+    run = Run(build_config(), shipped("ddp_tuned"), 2, Path("run"))
+    found = Proof(
+        world_size=2, distributed_type="MULTI_CPU", backend="gloo", device="cpu", optimizer_class="AdamW",
+        engine_class="DistributedDataParallel", gradient_clipping=1.0, gradient_accumulation_steps=1,
+        micro_batch_size=4, precision="fp32", parameter_dtypes=["float32"], gradient_as_bucket_view=True,
+    )  # fmt: skip
+    proof.verify(found, run)
+    with pytest.raises(Refusal) as caught:
+        proof.verify(found.model_copy(update={"gradient_as_bucket_view": False}), run)
+    assert str(caught.value) == (
+        "gradient_as_bucket_view: the run asks for True, the engine has False; change gradient_as_bucket_view in "
+        f"{run.strategy.path.with_suffix('.json')}"
+    )
 
 
 def test_ranks_that_share_a_gpu_speak_through_gloo(monkeypatch):

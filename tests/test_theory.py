@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,18 @@ def test_padding_of_stage_2_by_hand():
     assert found[("gradients", "padding")] == pytest.approx(2 * (6 - 8 / 3))
     assert found[("gradients", "fp32-gradients")] == 2 * 6
     assert len(found) == 4
+
+
+def test_ddps_buckets_by_hand():
+    """150 parameters in fp32. With views the gradients are in the buckets, which are there between steps too."""
+    sizes = ParameterSizes(matrices=(100,), vectors=(50,))
+    for precision in ("fp32", "bf16-autocast"):
+        engine = Engine("ddp", 0, world_size=2, precision=precision, accumulation_bytes=4)
+        views = dataclasses.replace(engine, gradient_as_bucket_view=True)
+        for moment in ("stepping", "resting"):
+            assert differences(engine, sizes, 0, moment) == {("communication_buffers", "ddp-buckets"): 600}
+        assert differences(views, sizes, 0, "stepping") == {}
+        assert differences(views, sizes, 0, "resting") == {("communication_buffers", "ddp-buckets-stay"): 600}
 
 
 def test_stage_3_by_hand():

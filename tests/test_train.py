@@ -9,7 +9,8 @@ import launching
 import pytest
 from test_parity import CLIPPED, SHARDED
 
-from study.strategy import file
+from study.compare import cases
+from study.strategy import engines, file
 
 pytestmark = pytest.mark.launches
 
@@ -60,6 +61,17 @@ def test_the_record_is_complete_and_proves_the_strategy(name):
     assert json.loads((run.run_dir / "config.json").read_text())["strategy"]["yaml"] == asked.content
     assert not list(run.run_dir.glob("failure-rank*"))
     assert not (run.run_dir / "swap").exists()
+
+
+def test_ddps_buckets_are_measured_and_are_the_gradients_where_these_are_views():
+    for name, stepping, view in (("ddp", 4, False), ("ddp_tuned", 0, True)):
+        facts = launching.run(name, **CLIPPED).record
+        assert facts.proof.gradient_as_bucket_view is view
+        assert cases.engine_of(facts) == engines.engine_of(file.read_by_name(name), 128, 2, "fp32")
+        for rank, later in zip(facts.model_state_bytes, facts.resting_state_bytes, strict=True):
+            assert rank.gradients == 4 * facts.num_params
+            assert rank.communication_buffers == stepping * facts.num_params
+            assert (later.gradients, later.communication_buffers) == (0, 4 * facts.num_params)
 
 
 @pytest.mark.parametrize("name", ["ddp", *SHARDED])

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from study.training.measure.trainer import Watched
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
-STRATEGIES = [name for name in file.names() if "nvme" not in name and not name.startswith("fsdp")]
+STRATEGIES = [  # Trainer has no argument for DDP's gradient_as_bucket_view
+    name for name in file.names() if "nvme" not in name and not name.startswith("fsdp") and name != "ddp_tuned"
+]
 PRECISIONS = ("fp32", "bf16-autocast", "bf16")
 ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "share_device": False}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from study.models import SIZES, swap_buffer_size
 from study.records.schema import Record
 from study.theory import shapes
@@ -36,12 +38,25 @@ def engine_of(r: Record) -> Engine:
         reshard_after_forward=sharding is None or sharding.reshard_after_forward,
         replicas=sharding.mesh[0] if sharding and len(sharding.mesh) > 1 else 1,
         reduces_in_fp32=sharding is not None and sharding.reduce_dtypes == ["float32"],
+        gradient_as_bucket_view=bool(proof.gradient_as_bucket_view),
     )
 
 
 def is_unproven(r: Record) -> bool:
     """Say whether FSDP2 ran before the proof said what it sharded."""
     return r.proof is not None and r.proof.distributed_type == "FSDP" and r.proof.sharding is None
+
+
+def computed_buckets(records: Iterable[Record]) -> list[str]:
+    """Lines for a page, none where all is measured: in which runs were DDP's buckets computed?"""
+    old = sorted({r.run_id for r in records if has_computed_buckets(r)})
+    said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
+    return [f"{said} measurement: {', '.join(old)}.", ""] if old else []
+
+
+def has_computed_buckets(r: Record) -> bool:
+    """Whether a run is from before DDP's buckets were measured, which is when the proof began to tell their kind."""
+    return engine_of(r).kind == "ddp" and r.proof.gradient_as_bucket_view is None
 
 
 def shape_of(r: Record) -> ModelShape | None:

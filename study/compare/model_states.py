@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from study.compare import markdown
-from study.compare.cases import engine_of, shape_of
+from study.compare.cases import computed_buckets, engine_of, shape_of
 from study.compare.words import processes
 from study.records import find as records
 from study.records.find import RecordFile
@@ -54,6 +54,7 @@ def table(folders: Sequence[Path]) -> str:
                 head = ["strategy", *STATES.values(), "model states", "paper", "ratio", BUFFERS, "ratio with them"]
                 lines += [f"### {processes(world_size)}. {title}", ""]
                 lines += [*markdown.markdown(head, [_row(name, r, moment, notes) for name, r in rows]), ""]
+    lines += computed_buckets(f.record for f in measured)
     if notes:
         lines += ["## Reasons", ""]
         lines += [f"{number}. {REASONS[reason]}" for number, reason in enumerate(notes, 1)] + [""]
@@ -76,7 +77,7 @@ def _order(file: RecordFile) -> tuple:
 
 def _rank_of_strategy(r: Record) -> tuple[int, str]:
     """From nothing sharded to everything offloaded."""
-    stages = {"single": -2, "ddp": -1}
+    stages = {"single": -2, "ddp": -1, "ddp_tuned": -1}
     return stages.get(r.strategy, r.proof.zero_stage if r.proof.zero_stage is not None else 9), r.strategy
 
 

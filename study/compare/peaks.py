@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from study.compare import markdown
-from study.compare.cases import engine_of, job_of, shape_of
+from study.compare.cases import computed_buckets, engine_of, job_of, shape_of
 from study.compare.words import processes
 from study.records import find as records
 from study.records.schema import Record
@@ -19,8 +19,8 @@ AT_MOST = 0.10
 
 EXPLANATION = """\
 Bytes of tensors that a rank held at the highest moment of a steady step, the largest rank's, GPU and host together; a
-CPU's as its allocator counts them, and DDP's buckets, C++ tensors that Python cannot see there before. Theory:
-study/theory/peaks.py for rank 0, and the moment at which it says the step is highest."""
+CPU's as its allocator counts them, and DDP's buckets where no gradient lies in them, C++ tensors that Python cannot see
+there before. Theory: study/theory/peaks.py for rank 0, and the moment at which it says the step is highest."""
 
 
 class PeakCell(NamedTuple):
@@ -45,6 +45,7 @@ def table(folders: Sequence[Path]) -> str:
     for heading, members in groupby(sorted(cells, key=_order), key=_heading):
         head = ["strategy", "batch x tokens", "differs in", "measured, MB", "theory, MB", "error", "highest at"]
         lines += [f"## {heading}", "", *markdown.markdown(head, [_row(c) for c in members]), ""]
+    lines += computed_buckets(c.record for c in cells if c.record.proof.device == "cpu")
     lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view peaks', folders)}`."]
     return "\n".join(lines)
 
@@ -61,9 +62,13 @@ def cell(r: Record) -> PeakCell | None:
         return None
     engine = engine_of(r)
     predicted = theory.peak(shape, engine, job_of(r))
-    buckets = 4 * r.num_params if on_cpu and engine.kind == "ddp" else 0
+    if on_cpu and engine.kind == "ddp":
+        if r.model_state_bytes is None:
+            return None
+        ranks = zip(measured, r.model_state_bytes, strict=True)
+        measured = [peak + rank.communication_buffers for peak, rank in ranks]
     host = predicted.host_bytes_then if on_cpu else 0.0  # a GPU's allocator does not count the host's
-    return PeakCell(r, max(measured) + buckets, float(predicted.total + host), theory.MOMENTS[predicted.moment])
+    return PeakCell(r, max(measured), float(predicted.total + host), theory.MOMENTS[predicted.moment])
 
 
 def _summary(cells: list[PeakCell]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from study.compare.cases import engine_of, is_unproven
+from study.compare.cases import engine_of, has_computed_buckets, is_unproven
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
 from study.config import RunConfig, build_config, parse_flags
@@ -89,6 +89,7 @@ COLUMNS: dict[str, str] = {
     "gradient_bytes": "float64",
     "optimizer_state_bytes": "float64",
     "communication_buffer_bytes": "float64",
+    "has_computed_buckets": "object",  # DDP's, in records from before they were measured; None: no buffers are known
     "paper_state_bytes": "float64",
     "rank_tensor_bytes": "object",  # of each rank: allocated on a GPU, live tensors on a CPU; None: not measured
     "rank_parts": "object",  # of each rank: its model states by part, and its peak; None: not measured
@@ -366,7 +367,7 @@ def _peaks(r: Record, kind: str) -> list[int | None]:
     peaks = [_peak(phases, kind) for phases in r.peak_memory]
     if kind == "tensor_bytes" and r.proof and r.proof.engine_class == "DistributedDataParallel":
         # Live tensors are those that Python reaches. The reducer's flat buckets, which live as long as the model, are
-        # C++ tensors; `model_state_bytes` knows their size.
+        # C++ tensors; `model_state_bytes` has those that no gradient is a view of, which Python would reach.
         states = r.model_state_bytes or [None] * len(peaks)
         ranks = zip(peaks, states, strict=True)
         return [None if None in (p, rank) else p + rank.communication_buffers for p, rank in ranks]
@@ -390,6 +391,8 @@ def _model_states(r: Record) -> dict[str, Any]:
         "communication_buffer_bytes": largest.communication_buffers,
         "num_ranks_proved": len(r.model_state_bytes),
     }
+    if r.proof:
+        facts["has_computed_buckets"] = has_computed_buckets(r)
     if r.proof and r.num_params:
         facts["paper_state_bytes"] = paper_bytes(engine_of(r), r.num_params, "stepping").total
     return facts

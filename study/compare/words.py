@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Unit(NamedTuple):
@@ -34,6 +37,12 @@ def powers(value: float) -> str:
         return "0"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def computed_buckets(runs: pd.DataFrame) -> str:
+    """What a table or a figure of these runs says where DDP's buckets in it are computed; nothing where none are."""
+    computed = sorted(set(runs.loc[runs["has_computed_buckets"].eq(True), "strategy"]))
+    return f" Buckets of {', '.join(computed)}: computed from the parameters, not measured." if computed else ""
 
 
 def processes(count: float) -> str:

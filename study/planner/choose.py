@@ -123,7 +123,7 @@ def _complexity(option: Option) -> tuple:
     return (
         [("none", "cpu", "nvme").index(device) for device in offloaded],
         engine.zero_stage,
-        chosen.deepspeed_json is not None,
+        (chosen.deepspeed_json or chosen.ddp_json) is not None,
         chosen.name,
     )
 

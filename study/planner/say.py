@@ -202,8 +202,14 @@ def write(advice: Advice, path: Path) -> None:
         )
         if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
+    beside = path.with_suffix(".json")  # which DDP's file cannot name
+    if option.strategy.ddp_json is not None:
+        check_free(beside)
+        comments.append(f"{beside.name} beside it belongs to it. (In your own program: DistributedDataParallelKwargs.)")
     commented = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
     try:
+        if option.strategy.ddp_json is not None:
+            files.write_json(beside, option.strategy.ddp_json)
         files.write_whole(path, commented.encode())
     except OSError as error:
         raise Refusal(f"--write {path}: {error.strerror}; name another file") from None

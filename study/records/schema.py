@@ -65,6 +65,7 @@ class Proof(Facts):
     gradient_dtypes: list[str] | None = None  # of the gradients that the optimizer reads
     master_dtypes: list[str] | None = None  # None: the parameters are their own masters
     moment_dtypes: list[str] | None = None
+    gradient_as_bucket_view: bool | None = None  # None: not DDP, or from before its buckets were measured
     overlap_comm: bool | None = None
     reduce_bucket_size: int | None = None  # elements
     allgather_bucket_size: int | None = None  # elements
@@ -86,7 +87,7 @@ class ModelStateBytes(Facts):
     parameters: int
     gradients: int
     optimizer_states: int  # moments, step counts and fp32 masters
-    communication_buffers: int  # reduce buckets, and what gradients keep of them; not in the paper
+    communication_buffers: int  # buckets that no gradient is in, and what gradients keep of them; not in the paper
     swapped: int | None = None  # bytes of this rank's files in the swap folder; None: nothing is offloaded to NVMe
     by_device: dict[str, int]  # the same bytes by where they are: cpu, cuda
 
@@ -112,7 +113,7 @@ class Collective(Facts):
 class PeakMemory(Facts):
     """Peaks of one rank in one phase."""
 
-    tensor_bytes: int | None = None  # CPU: live tensors of the probed step at its highest
+    tensor_bytes: int | None = None  # CPU: live tensors that Python sees, of the probed step at its highest
     resident_bytes: int | None = None  # CPU: high-water mark of the process's resident set since the phase began
     allocated_bytes: int | None = None  # GPU: torch's allocator, reset at the phase's start
     reserved_bytes: int | None = None

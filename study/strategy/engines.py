@@ -54,7 +54,8 @@ def engine_of(
         )
     if chosen.distributed_type != "DEEPSPEED":
         kind = "torch" if chosen.distributed_type == "NO" else "ddp"
-        return Engine(kind, 0, world_size, precision, accumulation_bytes)
+        view = bool(chosen.gradient_as_bucket_view)
+        return Engine(kind, 0, world_size, precision, accumulation_bytes, gradient_as_bucket_view=view)
     zero = (chosen.deepspeed_json or {}).get("zero_optimization", {})
     written = {key: value for key, value in zero.items() if value != "auto"}
     suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}

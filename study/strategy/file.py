@@ -228,6 +228,12 @@ class _DeepSpeedFile(Written):
         return content
 
 
+class _DDPFile(Written):
+    """A JSON of the same name beside a DDP's file: arguments of DDP that accelerate takes from a program only."""
+
+    gradient_as_bucket_view: bool
+
+
 @dataclass(frozen=True)
 class Strategy:
     """One accelerate file, read and checked."""
@@ -242,6 +248,7 @@ class Strategy:
     offload_param_device: Device
     zero3_init: bool  # build the model partitioned
     deepspeed_json: dict[str, Any] | None  # the JSON beside the file, where it names one
+    ddp_json: dict[str, Any] | None  # the JSON of the same name beside the file, where it is DDP's and there is one
     gradient_clipping: float | None  # None: left to the run
     gradient_accumulation_steps: int | None  # None: left to the run
     content: dict[str, Any]  # the file as read
@@ -269,6 +276,13 @@ class Strategy:
     def reshard_after_forward(self) -> bool:
         """Whether FSDP2's units let go of what they gathered as forward leaves them."""
         return bool(self.content.get("fsdp_config", {}).get("fsdp_reshard_after_forward"))
+
+    @property
+    def gradient_as_bucket_view(self) -> bool | None:
+        """Whether DDP's gradients are to be views of its buckets; None: not DDP."""
+        if self.distributed_type != "MULTI_GPU":
+            return None
+        return self.ddp_json is not None and bool(self.ddp_json["gradient_as_bucket_view"])
 
     @property
     def offloads_to_nvme(self) -> bool:
@@ -365,6 +379,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         else (zero.offload_param.device if zero else deepspeed.offload_param_device),
         zero3_init=deepspeed.zero3_init_flag,
         deepspeed_json=written,
+        ddp_json=_read_ddp_json(path.with_suffix(".json")) if file.distributed_type == "MULTI_GPU" else None,
         gradient_clipping=None if clipping == "auto" else clipping,
         gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
         content=content,
@@ -374,13 +389,28 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
 def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     _check_is_seen(yaml_path, path)
-    content = load(path, "JSON")
-    if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+    content = _keys_of(path)
     try:
         return content, _DeepSpeedFile.model_validate(content)
     except ValidationError as error:
         raise Refusal(describe(error, str(path)) + _known_keys(error)) from None
+
+
+def _read_ddp_json(path: Path) -> dict[str, Any] | None:
+    """Read the JSON that DDP's file cannot name; None where there is none, and DDP has its defaults."""
+    if not path.exists():
+        return None
+    try:
+        return _DDPFile.model_validate(_keys_of(path)).model_dump()
+    except ValidationError as error:
+        raise Refusal(f"{describe(error, str(path))}; known: {', '.join(_DDPFile.model_fields)}") from None
+
+
+def _keys_of(path: Path) -> dict[str, Any]:
+    content = load(path, "JSON")
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+    return content
 
 
 def _check_is_seen(yaml_path: Path, path: Path) -> None:

@@ -37,6 +37,7 @@ class Engine:
     reshard_after_forward: bool = True  # fsdp
     replicas: int = 1  # fsdp: each sharded over world_size / replicas ranks
     reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products; otherwise in their own type
+    gradient_as_bucket_view: bool = False  # ddp
 
     @property
     def num_shards(self) -> int:

@@ -25,6 +25,8 @@ SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the st
 REASONS: dict[str, str] = {
     "ddp-buckets": "DistributedDataParallel keeps flat buckets as large as the gradients beside them, because "
     "`gradient_as_bucket_view` is off by default.",
+    "ddp-buckets-stay": "DistributedDataParallel's buckets stay allocated between steps, also where the gradients are "
+    "views of them (`gradient_as_bucket_view`).",
     "master-copy": "DeepSpeed keeps a master of every partition also where the parameters have its type already: in "
     "fp32 optimizer states take 12 bytes instead of 8. (Stage 3 means to alias them, but compares a device with its "
     "name.)",
@@ -140,8 +142,10 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
 def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
     """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction."""
     if engine.zero_stage == 0:
-        buckets = parameter_bytes(engine.precision) * sizes.num_params
-        return [Difference("communication_buffers", "ddp-buckets", buckets)] if engine.kind == "ddp" else []
+        if engine.kind != "ddp" or (engine.gradient_as_bucket_view and moment == "stepping"):
+            return []
+        reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
+        return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
     stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
     find = _fsdp if engine.kind == "fsdp" else stage
     return [difference for difference in find(engine, sizes, rank, moment) if difference.num_bytes]

@@ -145,6 +145,8 @@ def _moments(
     # An accumulated gradient is there from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
+    # With views, what was accumulated in its own place is let go of as backward copies it into the buckets.
+    left = embeddings * is_accumulating if engine.gradient_as_bucket_view else before
     return [
         _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
         _row(
@@ -160,13 +162,13 @@ def _moments(
             activations=in_first,
             temporary=temporary,
             gathered=released,
-            gradients=np.maximum(before, gradients.held - embeddings),
+            gradients=np.maximum(left, gradients.held - embeddings),
             buffers=bucket,
         ),
         _row(
             resting,
             gathered=around,
-            gradients=np.maximum(before, gradients.held),
+            gradients=np.maximum(left, gradients.held),
             buffers=0.0 if engine.kind == "fsdp" else bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
         ),
@@ -215,6 +217,8 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, ste
     largest = size * max(shape.parameters.matrices)
     # A tied embedding's two gradients are there at once with their sum.
     tied = 2 * size * shape.vocabulary * shape.hidden if shape.has_tied_head else 0
+    if engine.gradient_as_bucket_view:  # which rest: what backward makes is copied there, and let go of
+        return _Gradients(size, size * psi, 0, 0, max(tied, largest), added=largest)
     if engine.kind in ("torch", "ddp"):
         return _Gradients(size, size * psi, size * psi, 0, tied, added=largest)
     if engine.kind == "fsdp":

@@ -24,6 +24,7 @@ def build_accelerator(run: Run) -> Accelerator:
     from accelerate import Accelerator
     from accelerate.utils import (
         DataLoaderConfiguration,
+        DistributedDataParallelKwargs,
         GradientAccumulationPlugin,
         InitProcessGroupKwargs,
         TorchDynamoPlugin,
@@ -61,6 +62,9 @@ def build_accelerator(run: Run) -> Accelerator:
         mixed_precision = config.precision.removesuffix("-autocast")
     fsdp_plugin = fsdp.make_plugin(run) if is_fsdp else None
     has_mesh = on_cpu and fsdp.take_mesh_from_launcher()
+    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if uses_gloo(config, on_cpu) else []
+    if strategy.distributed_type == "MULTI_GPU":
+        handlers.append(DistributedDataParallelKwargs(gradient_as_bucket_view=strategy.gradient_as_bucket_view))
     accelerator = (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
@@ -73,9 +77,7 @@ def build_accelerator(run: Run) -> Accelerator:
         deepspeed_plugin=_deepspeed_plugin(run) if is_deepspeed else None,
         fsdp_plugin=fsdp_plugin,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]
-        if uses_gloo(config, on_cpu) and strategy.distributed_type != "NO"
-        else None,
+        kwargs_handlers=handlers if strategy.distributed_type != "NO" else None,
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run.folder,
     )

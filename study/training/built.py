@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class Built:
     eval_batches: DataLoader
     metric: EvaluationModule | None  # on rank 0
     memory: PhaseMemory
+    bucket_bytes: int | None  # of this rank's DDP; None: not DDP, or not measured
     proof: Proof
     initial_parameters: Checksum
     planned_tokens: int  # without padding, world total
@@ -46,7 +48,7 @@ def build(run: Run) -> Built:
     from torch.utils.data import DataLoader
 
     from study.training import weights
-    from study.training.measure.memory import PhaseMemory
+    from study.training.measure.memory import BucketBytes, PhaseMemory
     from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, load_metric
 
@@ -74,7 +76,11 @@ def build(run: Run) -> Built:
     eval_batches = DataLoader(splits.evaluation, run.micro_batch_size, pin_memory=pinned)
 
     memory.begin("prepared")
-    model, optimizer, train_batches, eval_batches = accelerator.prepare(model, optimizer, train_batches, eval_batches)
+    buckets = BucketBytes(accelerator.device)
+    with buckets if config.measure else nullcontext():
+        model, optimizer, train_batches, eval_batches = accelerator.prepare(
+            model, optimizer, train_batches, eval_batches
+        )
     proof = _prove(accelerator, model, optimizer, run)
     memory.begin(None)
     # Dropout's stream starts here, whatever random numbers building the model took.
@@ -90,6 +96,7 @@ def build(run: Run) -> Built:
         eval_batches=eval_batches,
         metric=load_metric(workload.METRIC) if accelerator.is_main_process else None,
         memory=memory,
+        bucket_bytes=buckets.num_bytes,
         proof=proof,
         initial_parameters=weights.checksum(model),
         planned_tokens=sum(int(splits.train[i]["attention_mask"].sum()) for i in order),

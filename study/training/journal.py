@@ -63,7 +63,9 @@ class Journal:
         # A steady step: after warm-up, or the last one of a run that is all warm-up.
         probed = min(config.timing_warmup_steps + 1, config.num_steps) if config.measure else None
         folder = self.run.swap_folder if strategy.offloads_to_nvme else None
-        self.observer = Observer(built.model, built.optimizer, built.memory, built.proof, probed, folder)
+        self.observer = Observer(
+            built.model, built.optimizer, built.memory, built.proof, probed, folder, built.bucket_bytes
+        )
         self._accelerator = accelerator
         self._facts |= {
             "num_params": weights.num_params(built.model),
@@ -79,7 +81,11 @@ class Journal:
                 self.run.folder / "config.json",
                 {
                     "config": self._facts["config"],
-                    "strategy": {"file": str(strategy.path), "yaml": strategy.content, "json": strategy.deepspeed_json},
+                    "strategy": {
+                        "file": str(strategy.path),
+                        "yaml": strategy.content,
+                        "json": strategy.deepspeed_json or strategy.ddp_json,
+                    },
                     "proof": built.proof.model_dump(mode="json"),
                 },
             )

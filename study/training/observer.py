@@ -30,6 +30,7 @@ class Observer:
         proof: Proof,
         probed_step: int | None,
         swap_folder: Path | None,
+        bucket_bytes: int | None,
     ) -> None:
         self.probed_steps = [] if probed_step is None else [probed_step]
         self.model_states: ModelStateBytes | None = None  # this rank's, as the probed step is about to update
@@ -40,6 +41,7 @@ class Observer:
         self._optimizer = optimizer
         self._memory = memory
         self._swap_folder = swap_folder
+        self._bucket_bytes = bucket_bytes  # of DDP, as measured when it was built
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -74,4 +76,4 @@ class Observer:
             self.proof = read_optimizer_dtypes(self.proof, self._model, self._optimizer)
 
     def _states(self) -> ModelStateBytes:
-        return model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder)
+        return model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder, self._bucket_bytes)

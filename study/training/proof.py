@@ -51,6 +51,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "micro_batch_size": run.config.batches(accelerator.num_processes)[0],
         "parameter_dtypes": _names({p.dtype for p in model.parameters()}),
+        "gradient_as_bucket_view": getattr(engine, "gradient_as_bucket_view", None),  # of DDP
     }
     if accelerator.distributed_type.value == "FSDP":
         return Proof(**facts | _facts_of_fsdp(model, WORKLOADS[run.config.workload].block_class(run.config)))
@@ -218,6 +219,11 @@ def _asked_of_the_run(run: Run) -> list[Demand]:
             f"change gradient_accumulation_steps in {path}, or --micro-batch-size",
         ),
         ("micro_batch_size", run.micro_batch_size, "change --micro-batch-size or --global-batch-size"),
+        (
+            "gradient_as_bucket_view",
+            strategy.gradient_as_bucket_view,
+            f"change gradient_as_bucket_view in {path.with_suffix('.json')}",
+        ),
         ("precision", config.precision, f"change mixed_precision in {path}, or --precision"),
         ("device", "cuda" if on_gpu else "cpu", "change CUDA_VISIBLE_DEVICES"),
         ("swap_folder", _shown(run.swap_folder) if strategy.offloads_to_nvme else None, "change --swap-dir"),

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -100,20 +101,27 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
     }
 
 
-def model_state_bytes(model: Any, optimizer: Any, swap_folder: Path | None) -> ModelStateBytes:
-    """Count the bytes of model states that this rank holds at this moment."""
+def model_state_bytes(
+    model: Any, optimizer: Any, swap_folder: Path | None, bucket_bytes: int | None = None
+) -> ModelStateBytes:
+    """Count the bytes of model states that this rank holds at this moment.
+
+    `bucket_bytes`: of DDP's buckets, as `BucketBytes` measured them; None: not DDP, or its buckets are not asked for.
+    """
     ledger = _Ledger()
     tensors = engine_tensors(model, optimizer)
     counts = {name: ledger.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
     # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
     held, counts["gradients"] = ledger.claim(tensors["gradients"])
     counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
-    model = getattr(model, "_orig_mod", model)  # torch.compile wraps DDP once more
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and not model.gradient_as_bucket_view:
-        # The reducer's flat buckets are C++ tensors as large as the gradients; Python cannot reach them to walk them.
-        size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-        counts["communication_buffers"] += size
-        ledger.by_device[model.device.type] = ledger.by_device.get(model.device.type, 0) + size
+    if bucket_bytes is not None:
+        gradients = tensors["gradients"]
+        # Gradients that share storages are views of the buckets, which are then among them.
+        if len({g.untyped_storage().data_ptr() for g in gradients}) < len(gradients):
+            bucket_bytes -= held
+        counts["communication_buffers"] += bucket_bytes
+        kind = tensors["parameters"][0].device.type
+        ledger.by_device[kind] = ledger.by_device.get(kind, 0) + bucket_bytes
     return ModelStateBytes(
         **counts,
         swapped=None if swap_folder is None else _files_bytes(swap_folder),
@@ -140,6 +148,52 @@ def _live_tensor_bytes() -> int:
     return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]
 
 
+def _changes(trace: profile) -> list[int]:
+    """What a CPU's allocator gave out (positive) and took back (negative) while it was profiled, in bytes, in order."""
+    events = trace.kineto_results.events()
+    changes = (
+        (event.start_ns(), event.nbytes())
+        for event in events
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+    )
+    return [change for _, change in sorted(changes)]
+
+
+class BucketBytes:
+    """Bytes that DDP's reducer allocates as it is built inside a `with` block: its buckets.
+
+    They are C++ tensors, which no tensor of Python's reaches. The whole of `prepare` cannot be measured so: gloo's
+    threads let go of what DDP broadcasts, and the profiler does not see it. A GPU's bytes are those requested, which
+    its allocator rounds up. In the second step DDP arranges its buckets anew, in as many bytes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._reducer = torch.distributed.Reducer
+        self.num_bytes: int | None = None  # None: no reducer was built
+
+    def __enter__(self) -> BucketBytes:
+        torch.distributed.Reducer = self._build  # type: ignore[misc]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch.distributed.Reducer = self._reducer  # type: ignore[misc]
+
+    def _build(self, *arguments: Any, **options: Any) -> Any:
+        if self._device.type == "cuda":
+            before = self._requested_bytes()
+            reducer = self._reducer(*arguments, **options)
+            self.num_bytes = self._requested_bytes() - before
+        else:
+            with profile(profile_memory=True, record_shapes=False, use_device=None) as trace:
+                reducer = self._reducer(*arguments, **options)
+            self.num_bytes = sum(_changes(trace))
+        return reducer
+
+    def _requested_bytes(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["requested_bytes.all.current"])
+
+
 class CpuPeak:
     """Peak bytes of live CPU tensors inside a `with` block: those before it, plus what the allocator reports."""
 
@@ -156,16 +210,7 @@ class CpuPeak:
         self._profile.__exit__(*exception)
         if exception[0] is not None:
             return
-        changes = sorted(
-            (event.start_ns(), event.nbytes())
-            for event in self._profile.kineto_results.events()
-            if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
-        )
-        live = highest = 0
-        for _, change in changes:
-            live += change
-            highest = max(highest, live)
-        self.tensor_bytes = self._before + highest
+        self.tensor_bytes = self._before + max(accumulate(_changes(self._profile), initial=0))
 
 
 class PhaseMemory:
