@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from study.theory.case import Engine
 from study.theory.communication.buckets import Collective
-from study.theory.communication.model_order import Model, num_elements
+from study.theory.communication.model_order import Layout, Model, Parameter, modules_of
 from study.theory.shapes import ModelShape
 
 
 def micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collective]:
-    """List the gathers and reductions of a micro step; padding of a parameter's rows is left out.
+    """List the gathers and reductions of a micro step; a parameter's rows are padded until they divide.
 
     One group for each block, and for what surrounds them (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
     Gradients are reduced in every micro step, as the study asks accelerate to (`sync_each_batch`) and as the published
     rows' trainer does: kept whole, they would undo what sharding saves. Checkpointing adds no gather: the backward pass
     has gathered a block before it is computed again (fsdp/_fully_shard/_fsdp_state.py).
     """
-    words = model.lookups[0][0].numel
-    around, end = num_elements(model.before) - words, num_elements(model.after)
+    words = _padded(model.lookups[0][0], shape, engine)
+    around = _elements(model.before, shape, engine) - words
+    end = _elements(model.after, shape, engine)
     # A classifier has no norm at its end, nor an output layer: what follows its blocks is of the root's own group.
     kept = [around + end] if shape.is_classifier else [end, around]
     resharded = [] if shape.has_tied_head else [words]
-    resharded += [num_elements(block) for block in model.blocks]
+    resharded += [_elements(block, shape, engine) for block in model.blocks]
     groups = [elements for elements in (*kept, *resharded) if elements]
     again = resharded if engine.reshard_after_forward else []
     size = engine.compute_bytes
@@ -33,3 +34,14 @@ def micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collecti
     if engine.replicas > 1:
         sent += [("all_reduce", reduced * elements // engine.num_shards) for elements in groups]
     return sent
+
+
+def _elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:
+    """Count the elements of all parameters, each once, with their padding."""
+    return sum(_padded(p, shape, engine) for p in {p: None for module in modules_of(layout) for p in module})
+
+
+def _padded(parameter: Parameter, shape: ModelShape, engine: Engine) -> int:
+    """Elements of a parameter, whose rows are cut into equal parts; a matrix has rows of the hidden size, or divides."""
+    row = shape.hidden if parameter.group == 0 else 1
+    return -(-parameter.numel // row // engine.num_shards) * engine.num_shards * row

@@ -217,8 +217,3 @@ def model_of(shape: ModelShape, autocast: bool) -> Model:
 def modules_of(layout: Layout) -> list[Module]:
     """List the modules with parameters."""
     return [item for item in layout if item and not isinstance(item, str)]
-
-
-def num_elements(layout: Layout) -> int:
-    """Count the elements of all parameters, each once."""
-    return sum(p.numel for p in {p: None for module in modules_of(layout) for p in module})
