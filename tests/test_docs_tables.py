@@ -95,12 +95,12 @@ def small_answer() -> str:
 def measured() -> str:
     """What has been measured. Where an assertion fails, more has been, and the sentence is to be written anew."""
     ((cpu, cores),) = {(run.machine["cpu"], run.machine["num_cores"]) for run in runs()}
-    assert not any(run.machine["gpus"] or run.strategy.startswith("fsdp2") for run in runs())
+    assert not any(run.machine["gpus"] for run in runs())
     processes, parameters = (max(getattr(run, name) for run in runs()) for name in ("world_size", "num_params"))
     return (
         f"**Measured: one machine without a GPU ({cpu}, {cores} cores), up to {processes} processes, models of up to "
         f"{parameters // 10**6} million parameters.\n"
-        "Not measured yet: any GPU, so no GPU's memory and speed; PyTorch's own splitting (FSDP2); several machines.**"
+        "Not measured yet: any GPU, so no GPU's memory and speed; several machines.**"
     )
 
 

@@ -42,6 +42,6 @@ def _elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:
 
 
 def _padded(parameter: Parameter, shape: ModelShape, engine: Engine) -> int:
-    """Elements of a parameter, whose rows are cut into equal parts; a matrix has rows of the hidden size, or divides."""
+    """Elements of a parameter whose rows, of the hidden size or of one that divides, are cut into equal parts."""
     row = shape.hidden if parameter.group == 0 else 1
     return -(-parameter.numel // row // engine.num_shards) * engine.num_shards * row
