@@ -86,7 +86,7 @@ def _held(runs: pd.DataFrame) -> list[str]:
     each = run["num_params"]
     states, paper = _number(run["model_state_bytes"] / each, ".2f"), _number(run["paper_state_bytes"] / each, ".0f")
     sent = run["collective_bytes"] / (parameter_bytes(run["precision"]) * each)
-    computed = ", computed" if run["has_computed_buckets"] else ""
+    computed = ", computed" if run["has_computed_buckets"] is True else ""
     return [
         f"{states} ({paper})",
         _number(run["communication_buffer_bytes"] / each, ".2f") + computed,

@@ -39,7 +39,7 @@ def powers(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
-def computed_buckets(runs: pd.DataFrame) -> str:
+def computed_note(runs: pd.DataFrame) -> str:
     """What a table or a figure of these runs says where DDP's buckets in it are computed; nothing where none are."""
     computed = sorted(set(runs.loc[runs["has_computed_buckets"].eq(True), "strategy"]))
     return f" Buckets of {', '.join(computed)}: computed from the parameters, not measured." if computed else ""

@@ -145,8 +145,8 @@ def _moments(
     # An accumulated gradient is there from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
-    # With views, what was accumulated in its own place is let go of as backward copies it into the buckets.
-    left = embeddings * is_accumulating if engine.gradient_as_bucket_view else before
+    # With views, what was accumulated apart is let go of as backward copies it into the buckets.
+    left = 0.0 if engine.gradient_as_bucket_view else before
     return [
         _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
         _row(

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from study.compare.order import in_order
-from study.compare.words import Unit, bytes_text, bytes_unit, computed_buckets
+from study.compare.words import Unit, bytes_text, bytes_unit, computed_note
 from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows
 from study.report.figures.setting import setting, unmeasured, with_results, without_value
 from study.report.words import counted
@@ -217,4 +217,4 @@ def _caption(
     if any(host.values()):
         caption += " The lower panel counts them wherever they are, on the GPU or, offloaded, on the host."
     caption += f" Not in the picture: {far.removeprefix('; ')}." if far else ""
-    return caption + computed_buckets(highest.reset_index())
+    return caption + computed_note(highest.reset_index())

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
-from study.compare.words import bytes_text, computed_buckets, processes, three_digits
+from study.compare.words import bytes_text, computed_note, processes, three_digits
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import (
@@ -149,7 +149,7 @@ def memory(runs: pd.DataFrame) -> Html:
             if limits
             else ""
         )
-        return table_of(here, "What a rank holds", columns, MEMORY_NOTE + has + computed_buckets(here))
+        return table_of(here, "What a rank holds", columns, MEMORY_NOTE + has + computed_note(here))
 
     return by_box(runs, make)
 
