@@ -213,9 +213,9 @@ UNDECIDED = {
         rule(
             type="record",
             function="volume",
-            arguments={"strategy": "fsdp2", "world_size": 2, "accumulation": 1},
+            arguments={"strategy": "fsdp2_cpu_offload", "world_size": 2, "accumulation": 1},
         ),
-        "arguments: no committed record of communication under fsdp2 on 2 processes",
+        "arguments: no committed record of communication under fsdp2_cpu_offload on 2 processes",
     ),
     "a workload without records": (
         rule(

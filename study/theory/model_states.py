@@ -54,6 +54,7 @@ REASONS: dict[str, str] = {
     "4, 4 and 8 bytes, where the paper counts 2, 2 and 12.",
     "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and of "
     "optimizer states, and all pad their parameters to the largest share.",
+    "step-counts": "torch's AdamW counts the steps of each parameter, in 4 bytes.",
     "padding": "Partitions are padded to equal lengths.",
 }
 
@@ -295,6 +296,7 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> l
         Difference("parameters", "uneven-rows", held * (largest - fair)),
         Difference("optimizer_states", "fsdp-masters", (_moment_bytes(engine) - paper.optimizer_states) * fair),
         Difference("optimizer_states", "uneven-rows", _moment_bytes(engine) * (own - fair)),
+        Difference("optimizer_states", "step-counts", 4 * (len(sizes.matrices) + len(sizes.vectors))),
     ]
     if moment == "stepping":
         differences += [
