@@ -21,7 +21,7 @@ from test_layout import MAY_IMPORT
 from study import cli
 from study.claims import say
 from study.claims.verdicts import WORDS
-from study.compare import answer, cases, communication, differences, model_states, peaks, table
+from study.compare import answer, cases, communication, differences, model_states, parity, peaks, table
 from study.planner import accuracy
 from study.published import effects
 from study.records import find as records
@@ -102,6 +102,41 @@ def measured() -> str:
         f"{parameters // 10**6} million parameters.\n"
         "Not measured yet: any GPU, so no GPU's memory and speed; several machines.**"
     )
+
+
+SHARDED_BY_TORCH = ("fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid")
+HELD_AGAINST = ("smoke", "parity", "model-states", "communication")
+
+
+def fsdp2() -> str:
+    """What PyTorch's own sharding trained, held and sent, by precision, strategy and number of processes."""
+    trained = {
+        tuple(row[0].split(" ")): row[3:5]
+        for study in HELD_AGAINST
+        for row in rows_of(parity.table([CPU / study]))
+        if row[0] not in ("run", "") and row[2] != "(the reference)" and not row[2].startswith("not comparable")
+        for row in [[f"{study} {row[0]}", *row[1:]]]
+    }
+    members: dict[tuple[str, int, str], list[tuple[str, Record]]] = {}
+    for study in HELD_AGAINST:
+        for run in runs(study):
+            if run.strategy in SHARDED_BY_TORCH:
+                key = (run.proof.precision, run.world_size, run.strategy)
+                members.setdefault(key, []).append((study, run))
+    rows = []
+    for (precision, processes, name), each in sorted(members.items(), reverse=True):
+        both = [trained[study, run.run_id] for study, run in each if (study, run.run_id) in trained]
+        far = [f"{max(float(pair[place]) for pair in both):.1e}" if both else "" for place in (0, 1)]
+        held = {f"{max(rank.model_states for rank in r.model_state_bytes) / r.num_params:.2f}" for _, r in each}
+        errors = [state_error(run) for _, run in each]
+        sent = max(communication.cell(run).error for _, run in each)
+        highest = [peaks.cell(run).error for _, run in each]
+        rows.append(
+            [f"`{name}`", precision, str(processes), str(len(each)), str(len(both)), *far, " to ".join(sorted(held)),
+             percent(max(errors, key=abs), 3), percent(sent, 3), f"{percent(min(highest))} to {percent(max(highest))}"]
+        )  # fmt: skip
+    head = ["way", "precision", "processes", "runs", "compared", "loss", "gradient norm", "states, bytes per parameter"]
+    return tabulate([*head, "theory of them", "of messages", "of peaks"], rows)
 
 
 def seen() -> str:
@@ -258,6 +293,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "answer"): small_answer,
     ("README.md", "doors"): doors,
     ("docs/results.md", "answer"): whole_answer,
+    ("docs/results.md", "fsdp2"): fsdp2,
     ("docs/method.md", "margins"): margins,
     ("docs/planner.md", "accuracy"): planner_accuracy,
     ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.committed())),

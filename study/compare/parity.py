@@ -83,7 +83,7 @@ def _heading(r: Record) -> str:
 def _order(file: RecordFile) -> tuple:
     """References first: ddp, then the plainest run."""
     r = file.record
-    plainness = {"ddp": 0, "single": 1}.get(r.strategy, 2)
+    plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if r.proof.sharding else 2)
     return plainness, r.world_size, r.proof.zero_stage or 0, r.strategy, r.run_id
 
 
