@@ -68,10 +68,16 @@ class Asked:
             chosen = file.read_by_name(self.strategy)
             if chosen.distributed_type == "NO" and num_gpus > 1:
                 raise Refusal(f"--strategy {self.strategy}: runs one process, --gpus asks for {num_gpus}; take ddp")
+            size = chosen.secondary_partition_size
+            if num_gpus > 1 and num_gpus % size:
+                raise Refusal(
+                    f"--strategy {self.strategy}: needs a multiple of {size} GPUs, --gpus asks for {num_gpus}"
+                )
             return [chosen]
         # One process has nobody to average or share with, and `single` knows no other.
         wrong = ("ddp", "fsdp2", "fsdp2_no_reshard") if num_gpus == 1 else ("single",)
-        return [file.read_by_name(name) for name in file.names() if name not in wrong]
+        known = [file.read_by_name(name) for name in file.names() if name not in wrong]
+        return [chosen for chosen in known if num_gpus % chosen.secondary_partition_size == 0]
 
     @property
     def takes_one_process(self) -> bool:

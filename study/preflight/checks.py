@@ -39,6 +39,11 @@ def _check_strategy(run: Run) -> None:
             f"{where}: distributed_type NO runs one process, the run asks for {run.world_size}; take another strategy"
         )
     strategy.check_json_is_seen()
+    if run.world_size % strategy.secondary_partition_size:
+        raise Refusal(
+            f"{where}: zero_hpz_partition_size {strategy.secondary_partition_size} does not divide the run's "
+            f"{run.world_size} process(es); pass --num_processes {strategy.secondary_partition_size}, or a multiple"
+        )
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
             f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's "

@@ -173,7 +173,7 @@ class _ZeroSection(Written):
     stage3_max_reuse_distance: Count = None
     stage3_gather_16bit_weights_on_model_save: bool = None
     stage3_module_granularity_threshold: Count = None
-    zero_hpz_partition_size: Count = None
+    zero_hpz_partition_size: Annotated[Count, Field(gt=0)] = None
 
     @field_validator("stage", mode="before")
     @classmethod
@@ -240,6 +240,11 @@ class Strategy:
     @property
     def offloads_to_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
+
+    @property
+    def secondary_partition_size(self) -> int:
+        """Ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ); 1: there is none."""
+        return (self.deepspeed_json or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
 
     def check_json_is_seen(self, folder: Path = Path()) -> None:
         """Refuse where the launcher, started in this folder, would not find the JSON that the file names."""

@@ -47,6 +47,8 @@ REASONS: dict[str, str] = {
     "reduce-bucket": "Stage 3 allocates `reduce_bucket_size` elements for good, by default 5e8 whatever the model.",
     "persistent-parameters": "Stage 3 holds parameters of at most `param_persistence_threshold` elements whole between "
     "steps, beside their shards.",
+    "secondary-partition": "From its first release until the optimizer has stepped, a parameter is there once more, "
+    "sharded over a group of the ranks only (ZeRO++'s hpZ, `zero_hpz_partition_size`).",
     "padding": "Partitions are padded to equal lengths.",
 }
 
@@ -263,12 +265,26 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     differences += [
         Difference("gradients", "padding", size * padding),
         Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
+        Difference("parameters", "secondary-partition", secondary_bytes(engine, sizes)),
     ]
     if engine.offload_optimizer != "none":
         differences.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
     elif size == 2 or len(shards[0]) > 1:  # _prepare_fp32_grad_for_sub_group, for the first sub-group
         differences.append(Difference("gradients", "flat-gradient-copy", masters * sub_groups[0]))
     return differences
+
+
+def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
+    """Bytes of one rank's share of the secondary copy of the parameters, once all of it is there."""
+    if engine.secondary_partition_size == 1:
+        return 0.0
+    whole = sum(
+        -(-size // engine.world_size) * engine.world_size
+        for group in sizes.groups
+        for size in group
+        if size > engine.persistence_threshold
+    )
+    return parameter_bytes(engine.precision) * whole / engine.secondary_partition_size
 
 
 def _master_bytes(engine: Engine) -> int:

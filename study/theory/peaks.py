@@ -16,7 +16,14 @@ from study.theory import communication, residual
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ENGINE_BUCKET_ELEMENTS
 from study.theory.model_states import PARTS as STATES
-from study.theory.model_states import Moment, engine_differences, is_bf16_optimizer, largest_sub_group, paper_bytes
+from study.theory.model_states import (
+    Moment,
+    engine_differences,
+    is_bf16_optimizer,
+    largest_sub_group,
+    paper_bytes,
+    secondary_bytes,
+)
 from study.theory.shapes import ModelShape
 
 Part = Literal[
@@ -124,8 +131,12 @@ def _moments(
     in_last = at_loss + (block if checkpointed else 0)
     in_first = outside + (0 if checkpointed else casts) + block
     gradients = _gradients(shape, engine, job, resting, stepping)
+    secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
     gathered = _gathered_bytes(shape, engine, job)
     released = gathered if engine.kind == "fsdp" and engine.reshard_after_forward else 0.0  # block by block in backward
+    released += secondary
+    if engine.max_live_parameters < shape.num_params:  # else nothing is released before backward
+        gathered += secondary
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
