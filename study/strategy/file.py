@@ -142,7 +142,6 @@ class _OffloadOptimizer(Written):
     pipeline_read: bool = None
     pipeline_write: bool = None
     fast_init: bool = None
-    ratio: float = Field(None, ge=0, le=1)
 
 
 class _OffloadParam(Written):
@@ -151,6 +150,17 @@ class _OffloadParam(Written):
     buffer_size: Annotated[Count, OrAuto] = None
     max_in_cpu: Count = None
     pin_memory: bool = None
+
+
+# Keys of zero_optimization that one is told to use, and why the study has none of them (DeepSpeed 0.19.8).
+_LEFT_OUT = {
+    **dict.fromkeys(
+        ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"),
+        "needs DeepSpeed's CUDA quantizer, and changes what is trained",
+    ),
+    **dict.fromkeys(("mics_shard_size", "mics_hierarchical_params_gather"), "was removed from DeepSpeed, which stops"),
+    "offload_optimizer.ratio": "leaves a part of the states to a second AdamW, whose learning rate stays as it began",
+}
 
 
 class _ZeroSection(Written):
@@ -174,6 +184,17 @@ class _ZeroSection(Written):
     stage3_gather_16bit_weights_on_model_save: bool = None
     stage3_module_granularity_threshold: Count = None
     zero_hpz_partition_size: Annotated[Count, Field(gt=0)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explain_what_is_left_out(cls, content: Any) -> Any:
+        written = content if isinstance(content, dict) else {}
+        optimizer = written.get("offload_optimizer")
+        keys = [*written, *(f"offload_optimizer.{key}" for key in (optimizer if isinstance(optimizer, dict) else ()))]
+        for key in keys:
+            if key in _LEFT_OUT:
+                raise ValueError(f"zero_optimization.{key} {_LEFT_OUT[key]}; remove it")
+        return content
 
     @field_validator("stage", mode="before")
     @classmethod

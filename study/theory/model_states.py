@@ -278,12 +278,7 @@ def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
     """Bytes of one rank's share of the secondary copy of the parameters, once all of it is there."""
     if engine.secondary_partition_size == 1:
         return 0.0
-    whole = sum(
-        -(-size // engine.world_size) * engine.world_size
-        for group in sizes.groups
-        for size in group
-        if size > engine.persistence_threshold
-    )
+    whole = sum(-(-size // engine.world_size) * engine.world_size for group in sizes.groups for size in group)
     return parameter_bytes(engine.precision) * whole / engine.secondary_partition_size
 
 
