@@ -226,6 +226,25 @@ def test_one_process_under_deepspeed_gathers_nothing():
         assert "all_gather" not in step(engine(stage, world_size=1), shape())
 
 
+def test_a_secondary_copy_serves_every_gather_after_the_first():
+    """Of a parameter, until the optimizer steps; a group as large as the world is no group of its own."""
+    released = {"world_size": 4, "max_live_parameters": 0, "max_reuse_distance": 0}
+    for accumulation in (1, 4):
+        plain, grouped, whole = (
+            step(
+                engine(3, **released, secondary_partition_size=size), shape(), gradient_accumulation_steps=accumulation
+            )
+            for size in (1, 2, 4)
+        )
+        assert whole == plain
+        (count, sent), (count_within, sent_within) = grouped.pop("all_gather"), grouped.pop("subgroup_all_gather")
+        assert (count + count_within, sent + sent_within) == plain.pop("all_gather")
+        assert grouped == plain
+        assert sent == pytest.approx(4 * PSI, rel=0.01)
+    kept = step(engine(3, world_size=4, secondary_partition_size=2), shape())
+    assert kept == step(engine(3, world_size=4), shape())  # nothing is released before backward
+
+
 def test_fsdp_gathers_and_reduces_at_every_micro_step():
     """Blocks, words with the last norm, and positions are groups; only blocks are let go of and gathered again."""
     whole, kept = (engine(3, kind="fsdp", reshard_after_forward=reshard) for reshard in (True, False))
@@ -241,8 +260,11 @@ def test_fsdp_gathers_and_reduces_at_every_micro_step():
     assert step(half, shape())["all_gather"] == (4 + 2, 2 * (PSI + 2 * GPT_BLOCK))
     # Each half of four ranks holds a replica: what a rank has reduced is then averaged with the other half's.
     halves = engine(3, kind="fsdp", world_size=4, replicas=2)
-    assert step(halves, shape())["all_reduce"] == (4 + 1, 4 * PSI // 2 + 8)
-    assert step(halves, shape())["all_gather"] == step(whole, shape())["all_gather"]
+    assert step(halves, shape()) == {
+        "subgroup_all_gather": step(whole, shape())["all_gather"],
+        "subgroup_all_reduce": (4 + 1, 4 * PSI // 2 + 8),
+        "subgroup_reduce_scatter": (4, 4 * PSI),
+    }
     alone = engine(3, kind="fsdp", world_size=1)
     assert step(alone, shape()) == {"all_reduce": (1, 8)}
     # An output layer of its own is a group with the last norm, which stays; the lookup is gathered again.

@@ -165,6 +165,22 @@ ZERO = "zero_optimization"
             {ZERO: {"stage": 3}, "gradient_accumulation_steps": 0},
             "gradient_accumulation_steps=0: input should be greater than or equal to 1 or 'auto'",
         ),
+        (
+            {ZERO: {"stage": 3, "zero_hpz_partition_size": 0}},
+            "zero_optimization.zero_hpz_partition_size=0: input should be",
+        ),
+        (
+            {ZERO: {"stage": 3, "zero_quantized_gradients": True}},
+            "zero_optimization.zero_quantized_gradients needs DeepSpeed's CUDA quantizer, and changes what is trained;",
+        ),
+        (
+            {ZERO: {"stage": 3, "mics_shard_size": 2}},
+            "zero_optimization.mics_shard_size was removed from DeepSpeed, which",
+        ),
+        (
+            {ZERO: {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "zero_optimization.offload_optimizer.ratio leaves a part of the states to a second AdamW, whose",
+        ),
         ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size=8: input should be 'auto'"),
         ({ZERO: {"stage": 3}, "aio": {"queue_depth": "8"}}, "aio.queue_depth='8': input should be a valid integer"),
     ],
@@ -298,6 +314,13 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 
 
 # ---------------------------------------------------------------- before a start
+
+
+def test_a_group_of_ranks_must_divide_the_world():
+    chosen = shipped("zero3_hpz")
+    for world_size in (1, 3):
+        with pytest.raises(Refusal, match=rf"hpz_partition_size 2 does not divide the run's {world_size} process"):
+            checks.check(make_run(build_config(global_batch_size=12), chosen, world_size))
 
 
 @pytest.mark.parametrize("name", [name for name in file.names() if name != "fsdp2_cpu_offload"])

@@ -121,6 +121,18 @@ def test_zero3_tuned_releases_parameters_between_forward_and_backward():
     assert gathered(launching.run("zero3_tuned", **CLIPPED)) > 1.9
 
 
+def test_a_secondary_partition_keeps_backward_within_its_ranks():
+    """On four processes hpZ of two gathers for backward among two of them, and holds half a copy more meanwhile."""
+    run, plain = launching.run("zero3_hpz", 4, **CLIPPED).record, launching.run("zero3_tuned", 4, **CLIPPED).record
+    assert (run.proof.secondary_partition_size, plain.proof.secondary_partition_size) == (2, 1)
+    sent, sent_plain = ({c.kind: c.bytes for c in r.collectives_per_step} for r in (run, plain))
+    assert sent["all_gather"] == sent["subgroup_all_gather"] == sent_plain["all_gather"] / 2
+    more = run.model_state_bytes[0].parameters - plain.model_state_bytes[0].parameters
+    assert more == pytest.approx(4 * run.num_params / 2, rel=1e-3)
+    assert run.resting_state_bytes == plain.resting_state_bytes
+    assert run.final_parameters.sha256 == plain.final_parameters.sha256
+
+
 def test_nvme_offload_really_swaps():
     run = launching.run("zero3_nvme_offload", **CLIPPED)
     proof = run.record.proof

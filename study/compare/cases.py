@@ -32,6 +32,7 @@ def engine_of(r: Record) -> Engine:
         max_live_parameters=proof.max_live_parameters or 0,
         max_reuse_distance=proof.max_reuse_distance or 0,
         sub_group_size=proof.sub_group_size or Engine.sub_group_size,  # records from before the proof had it
+        secondary_partition_size=proof.secondary_partition_size or 1,
         param_swap_buffer_size=swap_buffer_size(hidden, r.world_size) if proof.offload_param_device == "nvme" else 0,
         overlap_comm=bool(proof.overlap_comm),
         multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,

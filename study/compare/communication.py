@@ -15,7 +15,14 @@ from study.records.schema import Record
 from study.theory import communication as theory
 
 TOLERANCE = 0.01  # of a step's bytes
-WORDS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+WORDS = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "subgroup_all_gather": "all-gather in a group of ranks",
+    "reduce_scatter": "reduce-scatter",
+    "subgroup_reduce_scatter": "reduce-scatter in a group of ranks",
+    "subgroup_all_reduce": "all-reduce in a group of ranks",
+}
 
 EXPLANATION = """\
 One steady optimizer step of rank 0. Sent: bytes over those of all parameters, an all-reduce counted twice

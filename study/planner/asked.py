@@ -67,7 +67,8 @@ class Asked:
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
             if not chosen.could_run(num_gpus):
-                does, other = ("makes replicas of shards", "fsdp2") if chosen.mesh else ("runs one process", "ddp")
+                one = chosen.distributed_type == "NO"
+                does, other = ("runs one process", "ddp") if one else ("has groups of ranks", "zero3_tuned or fsdp2")
                 raise Refusal(f"--strategy {self.strategy}: {does}, --gpus asks for {num_gpus}; take {other}")
             return [chosen]
         shipped = map(file.read_by_name, file.names())

@@ -46,6 +46,11 @@ def _check_strategy(run: Run) -> None:
             f"{run.world_size} processes; pass --num_processes {replicas * shards}, or change it"
         )
     strategy.check_json_is_seen()
+    if run.world_size % strategy.secondary_partition_size:
+        raise Refusal(
+            f"{where}: zero_hpz_partition_size {strategy.secondary_partition_size} does not divide the run's "
+            f"{run.world_size} process(es); pass --num_processes {strategy.secondary_partition_size}, or a multiple"
+        )
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
             f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's "

@@ -75,6 +75,7 @@ class Proof(Facts):
     max_reuse_distance: int | None = None  # elements
     use_multi_rank_bucket_allreduce: bool | None = None
     sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
+    secondary_partition_size: int | None = None  # ranks that share a second copy of the parameters; 1: there is none
     partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
     num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
     swap_bytes_written: list[int] | None = None  # per rank, whole training
@@ -100,14 +101,14 @@ class ModelStateBytes(Facts):
 class Collective(Facts):
     """One kind of collective in one steady optimizer step of rank 0."""
 
-    kind: str
+    kind: str  # subgroup_ before it: among some of the ranks only
     count: int
     bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
 
     @property
     def moved_bytes(self) -> int:
         """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
-        return self.bytes * (2 if self.kind == "all_reduce" else 1)
+        return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
 class PeakMemory(Facts):

@@ -75,6 +75,7 @@ def engine_of(
         max_live_parameters=known["stage3_max_live_parameters"] if stage_3 else 0,
         max_reuse_distance=known["stage3_max_reuse_distance"] if stage_3 else 0,
         sub_group_size=known["sub_group_size"],
+        secondary_partition_size=min(chosen.secondary_partition_size, world_size),  # as DeepSpeed, utils/groups.py
         param_swap_buffer_size=swap_buffer_size(hidden, world_size) if chosen.offload_param_device == "nvme" else 0,
         overlap_comm=known.get("overlap_comm", stage_3),
         multi_rank_allreduce=known.get("use_multi_rank_bucket_allreduce", True),

@@ -151,7 +151,6 @@ class _OffloadOptimizer(Written):
     pipeline_read: bool = None
     pipeline_write: bool = None
     fast_init: bool = None
-    ratio: float = Field(None, ge=0, le=1)
 
 
 class _OffloadParam(Written):
@@ -160,6 +159,17 @@ class _OffloadParam(Written):
     buffer_size: Annotated[Count, OrAuto] = None
     max_in_cpu: Count = None
     pin_memory: bool = None
+
+
+# Keys of zero_optimization that one is told to use, and why the study has none of them (DeepSpeed 0.19.8).
+_LEFT_OUT = {
+    **dict.fromkeys(
+        ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"),
+        "needs DeepSpeed's CUDA quantizer, and changes what is trained",
+    ),
+    **dict.fromkeys(("mics_shard_size", "mics_hierarchical_params_gather"), "was removed from DeepSpeed, which stops"),
+    "offload_optimizer.ratio": "leaves a part of the states to a second AdamW, whose learning rate stays as it began",
+}
 
 
 class _ZeroSection(Written):
@@ -182,7 +192,18 @@ class _ZeroSection(Written):
     stage3_max_reuse_distance: Count = None
     stage3_gather_16bit_weights_on_model_save: bool = None
     stage3_module_granularity_threshold: Count = None
-    zero_hpz_partition_size: Count = None
+    zero_hpz_partition_size: Annotated[Count, Field(gt=0)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explain_what_is_left_out(cls, content: Any) -> Any:
+        written = content if isinstance(content, dict) else {}
+        optimizer = written.get("offload_optimizer")
+        keys = [*written, *(f"offload_optimizer.{key}" for key in (optimizer if isinstance(optimizer, dict) else ()))]
+        for key in keys:
+            if key in _LEFT_OUT:
+                raise ValueError(f"zero_optimization.{key} {_LEFT_OUT[key]}; remove it")
+        return content
 
     @field_validator("stage", mode="before")
     @classmethod
@@ -266,10 +287,11 @@ class Strategy:
         return 1 if self.distributed_type == "NO" else math.prod(self.mesh) if self.mesh else None
 
     def could_run(self, num_processes: int) -> bool:
-        """Say whether the file could be written for so many: `single` for one, replicas of two shards or more."""
+        """Say whether the file could be written for so many: `single` for one, groups of ranks for a multiple."""
         if self.mesh is None:
-            return num_processes == 1 or self.distributed_type != "NO"
-        replicas = self.mesh[0]
+            divides = num_processes % self.secondary_partition_size == 0
+            return divides and (num_processes == 1 or self.distributed_type != "NO")
+        replicas = self.mesh[0]  # of two shards or more
         return num_processes % replicas == 0 and num_processes > replicas
 
     @property
@@ -287,6 +309,11 @@ class Strategy:
     @property
     def offloads_to_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
+
+    @property
+    def secondary_partition_size(self) -> int:
+        """Ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ); 1: there is none."""
+        return (self.deepspeed_json or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
 
     def check_json_is_seen(self, folder: Path = Path()) -> None:
         """Refuse where the launcher, started in this folder, would not find the JSON that the file names."""

@@ -31,6 +31,7 @@ class Engine:
     max_live_parameters: int = 0
     max_reuse_distance: int = 0
     sub_group_size: int = 1_000_000_000  # stage 3 updates so much at once
+    secondary_partition_size: int = 1  # stage 3: ranks that share a second copy of the parameters; 1: there is none
     param_swap_buffer_size: int = 0  # of the host, where parameters are on a disk
     overlap_comm: bool = False
     multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner

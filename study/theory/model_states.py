@@ -55,6 +55,8 @@ REASONS: dict[str, str] = {
     "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and of "
     "optimizer states, and all pad their parameters to the largest share.",
     "step-counts": "torch's AdamW counts the steps of each parameter, in 4 bytes.",
+    "secondary-partition": "From its first release until the optimizer has stepped, a parameter is there once more, "
+    "sharded over a group of the ranks only (ZeRO++'s hpZ, `zero_hpz_partition_size`).",
     "padding": "Partitions are padded to equal lengths.",
 }
 
@@ -272,6 +274,7 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     differences += [
         Difference("gradients", "padding", size * padding),
         Difference("gradients", "fp32-gradients", (accumulated - size) * owned),
+        Difference("parameters", "secondary-partition", secondary_bytes(engine, sizes)),
     ]
     if engine.offload_optimizer != "none":
         differences.append(Difference("gradients", "offload-second-gradients", masters * (owned - on_disk)))
@@ -305,6 +308,14 @@ def _fsdp(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> l
             Difference("communication_buffers", "uneven-rows", held * (largest - own)),
         ]
     return differences
+
+
+def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
+    """Bytes of one rank's share of the secondary copy of the parameters, once all of it is there."""
+    if engine.secondary_partition_size == 1:
+        return 0.0
+    whole = sum(-(-size // engine.world_size) * engine.world_size for group in sizes.groups for size in group)
+    return parameter_bytes(engine.precision) * whole / engine.secondary_partition_size
 
 
 def master_bytes(engine: Engine) -> int:

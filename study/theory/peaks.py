@@ -23,6 +23,7 @@ from study.theory.model_states import (
     largest_sub_group,
     master_bytes,
     paper_bytes,
+    secondary_bytes,
 )
 from study.theory.shapes import ModelShape
 
@@ -131,13 +132,15 @@ def _moments(
     in_last = at_loss + (block if checkpointed else 0)
     in_first = outside + (0 if checkpointed else casts) + block
     gradients = _gradients(shape, engine, job, resting, stepping)
+    secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
     gathered = _gathered_bytes(shape, engine, job)
-    # FSDP2's blocks are let go of one by one in backward; what surrounds them stays until it ends.
-    around = released = 0.0
-    if engine.kind == "fsdp":
+    around = released = secondary
+    if engine.kind == "fsdp":  # blocks are let go of one by one in backward; what surrounds them stays until it ends
         around = engine.compute_bytes * _around(shape)
         ahead = shape.outside_params - _around(shape) if engine.num_shards > 1 else 0  # an embedding, before its turn
         released = around + engine.compute_bytes * (ahead + shape.block_params)
+    if engine.max_live_parameters < shape.num_params:  # else nothing is released before backward
+        gathered += secondary
     bucket = gradients.bucket
     head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.

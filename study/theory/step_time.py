@@ -321,7 +321,8 @@ class _Moved:
     step: float = 0.0
 
 
-GATHERS = ("all_gather", "broadcast")
+SUBGROUPS = ("subgroup_all_gather", "subgroup_reduce_scatter")  # within a node, where they fit into one
+GATHERS = ("all_gather", "subgroup_all_gather", "broadcast")
 
 
 def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
@@ -342,15 +343,21 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
     link, latency = box.gpu.link_bandwidth, COLLECTIVE_SECONDS
     if nodes > 1:  # a ring leaves and enters each node once, over all its adapters
         link, latency = min(link, box.node_bandwidth), latency + nodes * speed.constants.hop_seconds
-    # A ring passes all but one part of the tensor over each link.
-    rate = LINK_EFFICIENCY * link * world_size / (world_size - 1)
+    subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
+
+    def price(kind: str) -> tuple[float, float]:
+        """Bytes a second, and seconds of latency; a ring passes all but one part of the tensor over each link."""
+        if kind in SUBGROUPS and subgroup <= box.gpus_per_node:
+            return LINK_EFFICIENCY * box.gpu.link_bandwidth * subgroup / (subgroup - 1), COLLECTIVE_SECONDS
+        return LINK_EFFICIENCY * link * world_size / (world_size - 1), latency
 
     def spent(sums: communication.Sums) -> tuple[float, float]:
         """Seconds of gathers, and of reductions; an all-reduce passes its bytes twice."""
         seconds = [0.0, 0.0]
         for kind, (count, num_bytes) in sums.items():
-            passes = 2 if kind == "all_reduce" else 1
-            seconds[kind not in GATHERS] += passes * num_bytes / rate + count * latency
+            passes = 2 if kind.endswith("all_reduce") else 1
+            rate, delay = price(kind)
+            seconds[kind not in GATHERS] += passes * num_bytes / rate + count * delay
         return seconds[0], seconds[1]
 
     once, each = communication.parts(engine, shape, job.activation_checkpointing, job.dropout)

@@ -130,8 +130,14 @@ def _facts_of_zero(engine: Any, optimizer: Any, stage: int) -> dict[str, Any]:
         "max_live_parameters": offload._max_available_parameters_in_numel,
         "max_reuse_distance": offload._max_reuse_distance_in_numel,
         "sub_group_size": int(optimizer.sub_group_size),
+        "secondary_partition_size": _secondary_partition_size(next(engine.parameters())),
         "partitioned_parameters": sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in engine.parameters()),
     }
+
+
+def _secondary_partition_size(parameter: Any) -> int:
+    """Ranks that share a second copy of a parameter at stage 3; 1 where the engine makes none."""
+    return 1 if parameter.ds_zero_param_process_group is None else parameter.ds_secondary_tensor_group_size
 
 
 def _shown(folder: Path | None) -> str | None:
@@ -242,6 +248,7 @@ _ZERO_FACTS = {
     "stage3_max_live_parameters": "max_live_parameters",
     "stage3_max_reuse_distance": "max_reuse_distance",
     "sub_group_size": "sub_group_size",
+    "zero_hpz_partition_size": "secondary_partition_size",
 }
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import fsdp, stage_3, stages_1_and_2, unsharded
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS, Collective
@@ -42,7 +44,7 @@ class ExpectedCollective:
     @property
     def moved_bytes(self) -> Numbers:
         """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
-        return self.bytes * (2 if self.kind == "all_reduce" else 1)
+        return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
 def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: Numbers = 1) -> Numbers:
@@ -76,7 +78,8 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCol
     expected = []
     for kind in sorted({*once, *each}):
         (count, size), (count_each, size_each) = once.get(kind, (0, 0)), each.get(kind, (0, 0))
-        expected.append(ExpectedCollective(kind, count + steps * count_each, size + steps * size_each))
+        if np.any(count + steps * count_each):
+            expected.append(ExpectedCollective(kind, count + steps * count_each, size + steps * size_each))
     return expected
 
 
@@ -85,7 +88,10 @@ Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 
 @lru_cache(maxsize=4096)
 def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:
-    """Sum up what is done once in a step, and what in each of its micro steps."""
+    """Sum up what is done once in a step, and what in each of its micro steps.
+
+    Where the first micro step is another than those after it, these count, and once the difference.
+    """
     model = model_of(shape, autocast=engine.precision.endswith("-autocast"))
     once: list[Collective] = []
     each: list[Collective] = []
@@ -93,7 +99,7 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         once += unsharded.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
         each += fsdp.micro_step(engine, shape, model)
-        once += [("all_reduce", 8)]  # of the norm, in double precision
+        once += [fsdp.norm(engine)]
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
         once += unsharded.stage_0_step(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:
@@ -101,6 +107,9 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
             each += stage_3.gathers(engine, shape, checkpointing, dropout)
         each += stage_3.reductions(engine, model)
         once += stage_3.step(engine, model)
+        if engine.secondary_partition_size > 1:
+            first, later = (_sums(stage_3.gathers(engine, shape, checkpointing, dropout, at)) for at in (True, False))
+            return _added(_sums(once), first, later), _sums(each)
     elif is_bf16_optimizer(engine):
         once += stages_1_and_2.bf16_reductions(engine, model)
         once += stages_1_and_2.step(engine, model)
@@ -108,6 +117,15 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         (each if engine.zero_stage == 2 else once).extend(stages_1_and_2.reductions(engine, model))
         once += stages_1_and_2.step(engine, model)
     return _sums(once), _sums(each)
+
+
+def _added(sums: Sums, first: Sums, later: Sums) -> Sums:
+    """Add what the first micro step of a step has more than later ones, or, below 0, less."""
+    added = {}
+    for kind in {*sums, *first, *later}:
+        (count, size), (more, more_size), (less, less_size) = (s.get(kind, (0, 0)) for s in (sums, first, later))
+        added[kind] = count + more - less, size + more_size - less_size
+    return added
 
 
 def _sums(collectives: Iterable[Collective]) -> Sums:

@@ -70,20 +70,30 @@ class Limits(NamedTuple):
         return cls(*(getattr(engine, name) for name in cls._fields))
 
 
+class Gather(NamedTuple):
+    """What is gathered in one go."""
+
+    parameters: list[Parameter]
+    were_released: bool  # in this micro step before
+
+
 class Coordinator:
     """What stage 3 gathers, prefetches and lets go of in one micro step (zero/partitioned_param_coordinator.py).
 
-    Every micro step begins with what stays whole between steps and ends with it, so that one is as the other.
+    Every micro step begins with what stays whole between steps and ends with it, so that one is as the other. With
+    `apart`, what was released before is gathered apart from what was not: it has a secondary copy, in a smaller group.
     """
 
-    def __init__(self, limits: Limits, model: Model, visits: list[Visit]) -> None:
+    def __init__(self, limits: Limits, model: Model, visits: list[Visit], apart: bool = False) -> None:
         self._limits = limits
         self._visits = visits
         self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
         self._available = set(self._persistent)
         self._live = 0  # elements gathered in this micro step
         self.most_live = 0
-        self._gathered: list[list[Parameter]] = []
+        self._gathered: list[Gather] = []
+        self._apart = apart
+        self._released: set[Parameter] = set()
         entered = [module for action, module in visits if action == "enter"]
         self._queue = deque((p, step) for step, module in enumerate(entered) for p in module)
         self._fetched_for: dict[Parameter, int] = {}  # the last step that a parameter is known to be gathered for
@@ -92,7 +102,7 @@ class Coordinator:
         for parameter, step in self._queue:
             self._uses[parameter].append(step)
 
-    def gathered(self) -> list[list[Parameter]]:
+    def gathered(self) -> list[Gather]:
         active: dict[Parameter, set[int]] = defaultdict(set)  # modules that a parameter is in use by
         step = 0
         for action, module in self._visits:
@@ -130,11 +140,14 @@ class Coordinator:
             self._available.update(missing)
             self._live += sum(p.numel for p in missing)
             self.most_live = max(self.most_live, self._live)
-            self._gathered.append(missing)
+            released = [p for p in missing if self._apart and p in self._released]
+            others = [p for p in missing if p not in released]
+            self._gathered += [Gather(each, each is released) for each in (released, others) if each]
 
     def _release(self, parameter: Parameter) -> None:
         if parameter in self._available:
             self._available.discard(parameter)
+            self._released.add(parameter)
             self._live -= parameter.numel
 
     def _is_kept(self, parameter: Parameter, step: int) -> bool:

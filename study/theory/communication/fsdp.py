@@ -28,12 +28,18 @@ def micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collecti
     size = engine.compute_bytes
     reduced = 4 if engine.reduces_in_fp32 else size
     sent: list[Collective] = []
+    among = "subgroup_" if engine.replicas > 1 else ""
     if engine.num_shards > 1:
-        sent += [("all_gather", size * elements) for elements in (*groups, *again)]
-        sent += [("reduce_scatter", reduced * elements) for elements in groups]
+        sent += [(f"{among}all_gather", size * elements) for elements in (*groups, *again)]
+        sent += [(f"{among}reduce_scatter", reduced * elements) for elements in groups]
     if engine.replicas > 1:
-        sent += [("all_reduce", reduced * elements // engine.num_shards) for elements in groups]
+        sent += [("subgroup_all_reduce", reduced * elements // engine.num_shards) for elements in groups]
     return sent
+
+
+def norm(engine: Engine) -> Collective:
+    """The norm of the gradients, in double precision, among the ranks that share a replica."""
+    return ("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)
 
 
 def _elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from study.theory.case import Engine, Job
 from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
-from study.theory.communication.coordinator import Coordinator, Limits, visits
+from study.theory.communication.coordinator import Coordinator, Gather, Limits, visits
 from study.theory.communication.model_order import Model, Parameter, model_of
 from study.theory.shapes import ModelShape
 
@@ -29,18 +29,28 @@ def most_gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
 def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
     """Count the elements that a micro step gathers, on one process from where they are offloaded to."""
     gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
-    return sum(parameter.numel for together in gathered for parameter in together)
+    return sum(parameter.numel for gather in gathered for parameter in gather.parameters)
 
 
-def gathers(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> Iterator[Collective]:
-    """List the gathers of a micro step, in bytes."""
-    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout)
-    for together in gathered:
+def gathers(
+    engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_first: bool = False
+) -> Iterator[Collective]:
+    """List the gathers of a micro step, in bytes; the first of a step where there is a secondary copy is another.
+
+    A parameter's secondary copy is made as it is first released, and gathered from the group of ranks that shares it
+    until the optimizer steps (partition_parameters.py, _partition_param_sec; stage3.py, invalidate_secondary_tensor).
+    """
+    has_secondary = engine.secondary_partition_size > 1
+    apart = has_secondary and is_first
+    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout, apart)
+    within = "subgroup_all_gather" if engine.secondary_partition_size < engine.world_size else "all_gather"
+    for gather in gathered:
+        kind = within if has_secondary and (gather.were_released or not is_first) else "all_gather"
         sizes: dict[int, int] = defaultdict(int)  # one collective for each type
-        for parameter in together:
+        for parameter in gather.parameters:
             size = sent_bytes(engine, parameter)
             sizes[size] += size * _padded_elements(engine, parameter)
-        yield from (("all_gather", num_bytes) for num_bytes in sizes.values())
+        yield from ((kind, num_bytes) for num_bytes in sizes.values())
 
 
 def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
@@ -66,11 +76,11 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
 
 @lru_cache(maxsize=256)
 def _gathered(
-    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool
-) -> tuple[list[list[Parameter]], int]:
+    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, apart: bool = False
+) -> tuple[list[Gather], int]:
     """List what is gathered together in one micro step, and count the most elements there at once; on any ranks."""
     model = model_of(shape, autocast)
-    coordinator = Coordinator(limits, model, list(visits(model, checkpointing, dropout)))
+    coordinator = Coordinator(limits, model, list(visits(model, checkpointing, dropout)), apart)
     return coordinator.gathered(), coordinator.most_live
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -34,6 +36,13 @@ def _kind(operator: str) -> str:
     return {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
 
 
+def _is_of_some_ranks(args: Sequence[Any]) -> bool:
+    """Whether an operator's process group, where it is given one as an object, is smaller than the world."""
+    objects = (value for value in args if isinstance(value, torch.ScriptObject))
+    groups = (dist.ProcessGroup.unbox(value) for value in objects if value._type().name() == "ProcessGroup")
+    return any(group.size() < dist.get_world_size() for group in groups)
+
+
 class CollectiveProbe(TorchDispatchMode):
     """Count the collectives that this rank issues inside a `with` block, whichever library issues them.
 
@@ -52,12 +61,13 @@ class CollectiveProbe(TorchDispatchMode):
         if functional or func.namespace == "c10d":
             kind = _kind(func._schema.name.split("::")[1])
             if kind != "wait":
-                self._count[kind] += 1
+                name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
+                self._count[name] += 1
                 where = _WHOLE.get(kind, 0)
                 whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
                 if where is not None:
                     tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
-                    self._bytes[kind] += sum(t.numel() * t.element_size() for t in tensors)
+                    self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
         return result
 
     def collectives(self) -> list[Collective]:

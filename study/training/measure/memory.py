@@ -80,6 +80,7 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
     working = [
         *(p.data for p in parameters),
         *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")),
+        *(t for p in parameters if (t := getattr(p, "ds_secondary_tensor", None)) is not None),
         *_tensors(getattr(optimizer, "bit16_groups_flat", [])),
         *_tensors(getattr(optimizer, "bf16_groups_flat", [])),
         *_tensors(getattr(optimizer, "lp_param_buffer", None)),
