@@ -31,8 +31,10 @@ from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
 from study.running.studies import Study
 from study.strategy.file import read_by_name
 from study.theory import hardware
+from study.workloads import sources
 
 USUAL_GPU = "h200"  # that times are predicted for where there is none
+LIMIT_IN_THE_SMALL = 600.0  # seconds of one run: compiling is slow on a CPU
 PACK, PAGE = "one-gpu.zip", "acceptance.md"
 
 
@@ -83,7 +85,7 @@ class Runs:
         return study, [run for run in runs if re.search(self.ids, run.run_id)]
 
     def state(self, place: Place) -> State:
-        made = plan.make(*self.chosen(place), self.folder(place), self.timeout_seconds, retry=False)
+        made = plan.make(*self.chosen(place), self.folder(place), self._limit(place), retry=False)
         kept = sum(one.kept is not None for one in made.runs)
         to_run = sum(one.to_run for one in made.runs)
         if made.box.gpu_memory_bytes or place.is_small:
@@ -94,7 +96,10 @@ class Runs:
 
     def run(self, place: Place, slot: Slot) -> int:
         study, runs = self.chosen(place)
-        return runner.run(study, runs, self.folder(place), self.timeout_seconds, False, slot) if runs else ALL_OK
+        return runner.run(study, runs, self.folder(place), self._limit(place), False, slot) if runs else ALL_OK
+
+    def _limit(self, place: Place) -> float:
+        return LIMIT_IN_THE_SMALL if place.is_small else self.timeout_seconds
 
 
 @dataclass(frozen=True)
@@ -185,10 +190,12 @@ def show(items: Sequence[Item], place: Place) -> str:
 def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
     """Go down the list within the slot, print what comes of it, and return an exit status as `zero-study run` does.
 
-    Raises Refusal where there is no GPU for it, and where another call goes down the list there.
+    Raises Refusal where there is no GPU for it, where no text is, and where another call goes down the list there.
     """
     if not place.is_small and not this_machine.find().gpu_memory_bytes:
         raise Refusal("no GPU is here; `zero-study gpu --small` rehearses the list on a CPU, --plan shows it")
+    if not place.is_small and place.data_dir is None:  # known now, and not after a launch of each run
+        sources.from_hub("the texts of the list", lambda: None, "pass --data-dir FOLDER")
     slot.first_is_due = False  # what does not end in time is not started, be it the first
     statuses, minutes = [], []
     with runner.locked(place.folder):

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
     "report": "claims compare config errors files planner published running strategy theory",
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
-    "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory",
+    "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
         "benchmarks claims compare config errors files one_gpu planner preflight published records report run running "
         "strategy training"

@@ -23,6 +23,7 @@ from study.running import launch, runner, studies
 from study.running.duration import Estimate, History
 from study.running.runner import Slot
 from study.strategy import file
+from study.workloads import sources
 
 H200 = Machine((150_754_820_096,), 10**12, "NVIDIA H200")
 LIST = (Runs("first", "a"), Runs("second", "b", "zero2"), Runs("third", "a2"))
@@ -211,16 +212,25 @@ def test_without_a_gpu_the_list_is_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_without_texts_nothing_is_started(tmp_path, monkeypatch):
+    def unreachable():
+        raise OSError("no route")
+
+    monkeypatch.setattr(this_machine, "find", lambda: H200)
+    monkeypatch.setattr(sources, "_probe_hub", unreachable)
+    with pytest.raises(Refusal, match=r"cannot reach the hub for the texts .*no route.*; pass --data-dir FOLDER"):
+        one_gpu.run(one_gpu.ITEMS, Place(tmp_path, None, False), Slot(60))
+    assert not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------- real runs, in the small
 
 
-# Of each item what tells most, and in the first what a CPU cannot do, too.
+# Of each item what tells most, and of the first what a CPU cannot do; the other studies are in test_gpu_studies.py.
 REHEARSED = {
     "gpu-acceptance": r"(single|zero2)-1x-seed0-fp32|-fp16$",
     "gpu-bert-large": r"zero3-1x-seed0-bf16$",
     "gpu-gpt2-xl": r"ddp-1x-seed0-\w+-autocast",
-    "shared-gpu": r"bert-imdb-tiny-zero3-2x",
-    "model-size": r"zero3_cpu_offload-.*-6b$",
 }
 
 
@@ -232,7 +242,7 @@ def test_the_list_in_the_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(throughput.WORKS, "small", {**short, "timing_warmup_steps": 2})
     listed = [
         replace(item, ids=REHEARSED[item.study]) if isinstance(item, Runs) else replace(item, strategies=("ddp",))
-        for item in (*one_gpu.ITEMS[:5], one_gpu.ITEMS[6])
+        for item in (*one_gpu.ITEMS[:3], one_gpu.ITEMS[4])
     ]
     monkeypatch.setattr(one_gpu, "ITEMS", tuple(listed))
     launching.use()
@@ -241,9 +251,9 @@ def test_the_list_in_the_small(tmp_path, monkeypatch, capsys):
     place = Place(tmp_path / "runs" / "small", None, True)
     states = [item.state(place) for item in listed]
     assert [(state.to_run, state.kept, state.skipped) for state in states] == [
-        *((0, 2, 2), (0, 1, 0), (0, 1, 0), (0, 1, 0), (0, 1, 0), (0, 1, 0))
+        *((0, 2, 2), (0, 1, 0), (0, 1, 0), (0, 1, 0))
     ]
-    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home") == 8
+    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home") == 6
     page = (place.folder / one_gpu.PAGE).read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `zero2` "))
     assert row == "| `zero2` | ok |  |  |  |  | ok | not run | not run | not run | not run |"
