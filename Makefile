@@ -9,10 +9,11 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study test test-fast chromium lint types constraints
+.PHONY: help setup study gpu box test test-fast chromium lint types constraints
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
+	@echo "make gpu          on a box with a GPU: go down the list of what one is asked, MINUTES=40 long, and pack the results"
 	@echo "make test         make the environment, then run the tests, one worker a core"
 	@echo "make test-fast    run the tests that start no other Python: no training, no command, no notebook (a minute)"
 	@echo "make lint         check style and format"
@@ -26,6 +27,17 @@ study: setup
 	@# Status 1: every run has an outcome, and not all are ok; that is for the report to show.
 	@CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke; status=$$?; [ $$status -le 1 ] || exit $$status; \
 		.venv/bin/zero-study report smoke && exit $$status
+
+# With wheels/ beside it, a box without a network: they go into its own Python, which has torch. Texts are in data/.
+ON_BOX = $(wildcard wheels)
+MINUTES ?= 40
+
+gpu: $(if $(ON_BOX),box,setup)
+	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) -m study gpu --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
+
+box:
+	@$(PYTHON) -m pip install -q --no-index --no-deps wheels/*.whl
+	@$(PYTHON) -m pip install -q --no-index --no-deps --no-build-isolation -e .
 
 # One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
 PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder

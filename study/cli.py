@@ -30,6 +30,7 @@ VIEWS = {
     "parity": "parity.table",
     "losses": "losses.table",
     "answer": "answer.table",
+    "acceptance": "acceptance.table",
 }
 WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
 
@@ -203,8 +204,32 @@ def _run(
     folder = runs_dir / chosen.name
     runs = plan.select(chosen, data_dir, only, folder)
     _require("torch")  # a plan does without it, no run does
-    slot_seconds = math.inf if minutes is None else 60.0 * minutes
-    return runner.run(chosen, runs, folder, timeout, fail_fast, slot_seconds)
+    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
+
+
+@zero_study.command("gpu")
+@click.option("--minutes", type=NUMBER, default=40, help="start nothing that is expected to end more minutes from now")
+@click.option("--data-dir", type=PATH, help=f"{DATA_FOLDER} [default: the hub]")
+@click.option("--runs-dir", type=PATH, default="runs", help="where run directories and the pack go")
+@click.option("--plan", "only_plan", is_flag=True, help="only list what is left, and how long it takes")
+@click.option("--small", is_flag=True, help="rehearse the list on a CPU: tiny models, few steps, in RUNS_DIR/small")
+def _gpu(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, small: bool) -> int:
+    """Go down the list of what one GPU is asked, the most valuable first, as far as the minutes reach; then pack it.
+
+    Exit status: as that of `zero-study run`.
+    """
+    _require("torch")
+    from study import one_gpu
+    from study.running import runner
+
+    slot = runner.Slot(_seconds(minutes))
+    place = one_gpu.Place(runs_dir / "small" if small else runs_dir, data_dir, small)
+    print(one_gpu.show(one_gpu.ITEMS, place), flush=True)
+    return 0 if only_plan else one_gpu.run(one_gpu.ITEMS, place, slot)
+
+
+def _seconds(minutes: int | None) -> float:
+    return math.inf if minutes is None else 60.0 * minutes
 
 
 @zero_study.command("extensions")
@@ -510,15 +535,16 @@ def benchmark() -> None:
 @click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/ [default: synthetic text]")
 @click.option("--output", type=PATH, help="JSON file to write")
 @click.pass_context
-def _throughput(context: click.Context, **options: Any) -> int:
+def _throughput(context: click.Context, minutes: int | None, **options: Any) -> int:
     """Compare the training loop with Hugging Face's Trainer at the same work, everything that it measures included.
 
     Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
     """
     _require("torch")
     from study.benchmarks import throughput
+    from study.running import runner
 
-    return throughput.measure(**options, command=_recorded(context))
+    return throughput.measure(**options, slot=runner.Slot(_seconds(minutes)), command=_recorded(context))
 
 
 @benchmark.command("overhead")

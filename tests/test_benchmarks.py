@@ -10,6 +10,7 @@ from soak import exits
 
 from study import cli
 from study.benchmarks import hf_trainer, overhead, pairs, throughput
+from study.compare import acceptance
 from study.config import build_config
 from study.errors import Refusal, RunFailed
 
@@ -43,7 +44,7 @@ def pair(ours: dict[str, object], trainer: dict[str, object]) -> dict[str, objec
 
 
 def summarize(*done: dict[str, object]) -> dict[str, object]:
-    return throughput.summarize([throughput.reduced(one, throughput.LOSS_TOLERANCE) for one in done])
+    return throughput.summarize([throughput.reduced(one, acceptance.LOSS_TOLERANCE) for one in done])
 
 
 def test_arms_alternate_so_that_each_is_first_in_turn():
@@ -112,9 +113,9 @@ def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
 
 def test_losses_in_sixteen_bits_may_be_further_apart():
     done = pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.501)))
-    assert throughput.reduced(done, throughput.tolerance(build_config(precision="bf16-autocast")))
+    assert throughput.reduced(done, acceptance.tolerance("bf16-autocast"))
     with pytest.raises(RunFailed):
-        throughput.reduced(done, throughput.tolerance(build_config()))
+        throughput.reduced(done, acceptance.tolerance("fp32"))
 
 
 def test_mfu_is_of_the_median_step():
@@ -169,7 +170,7 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
         compared.append((work.strategy.name, work.world_size, number))
         assert output.exists() == (len(compared) > 1)  # were this killed, the pairs before would be kept
         clock[0] += 100
-        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
+        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), acceptance.LOSS_TOLERANCE)
 
     clock = [0.0]
     monkeypatch.setattr(throughput, "compare", compare)
@@ -194,7 +195,7 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
     def compare(work, number, num_pairs):
         if work.strategy.name == "ddp":
             raise RunFailed("out of memory")
-        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), throughput.LOSS_TOLERANCE)
+        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), acceptance.LOSS_TOLERANCE)
 
     monkeypatch.setattr(throughput, "compare", compare)
     assert cli.run([*THROUGHPUT, "--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny"]) == 1
@@ -250,7 +251,7 @@ def test_both_arms_train_the_same_work(strategy, num_processes, flags):
     work = throughput.plan(strategy, flags, num_processes)
     done = pair(throughput.ours(work), throughput.trainer(throughput.of_trainer(work)))
     assert len(set(done["ours"]["losses"])) == TINY["max_steps"] == len(done["trainer"]["losses"])
-    limit = throughput.tolerance(work.config)
+    limit = acceptance.tolerance(work.config.precision)
     same = [name for name in throughput.SAME if (name, strategy, num_processes) != ("engine_class", "ddp", 1)]
     kept = throughput.reduced(done, limit, same)  # raises where losses or engines differ
     assert kept["largest_loss_difference"] <= limit

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
-import shrunken
 
 from study import files
 from study.compare import table
@@ -13,7 +13,7 @@ from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
 from study.records import pack, schema
 from study.records.schema import Record
-from study.running import plan, runner, studies
+from study.running import plan, runner, small, studies
 from study.strategy import file
 
 ONE_GPU = ("single-gpu", "model-size", "offload", "buckets", "batch-size", "shared-gpu")
@@ -32,7 +32,7 @@ def make(study: studies.Study, folder: Path) -> plan.Plan:
     return plan.make(study, studies.runs(study, folder=folder), folder, 1800)
 
 
-@pytest.mark.parametrize("name", ONE_GPU)
+@pytest.mark.parametrize("name", [*ONE_GPU, "gpu-acceptance", "gpu-bert-large", "gpu-gpt2-xl"])
 def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
     """All of its one-process runs, and those that share it; the rest waits for a larger box, and is no obstacle."""
     monkeypatch.setattr(this_machine, "find", lambda: Machine((H200,), 10**12))
@@ -47,21 +47,21 @@ def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
 
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
-    whole, small = studies.find(name), shrunken.shrink(name)
-    skipped = {one.run.strategy.name for one in make(small, home).runs if one.skipped}
+    whole = studies.find(name)
+    shrunken = small.shrink(whole)
+    skipped = {one.run.strategy.name for one in make(shrunken, home).runs if one.skipped}
     assert skipped <= {"fsdp2_cpu_offload"}  # PyTorch moves shards between a GPU and the host, DeepSpeed needs none
-    assert {run.strategy.name for run in studies.runs(small)} == {run.strategy.name for run in studies.runs(whole)}
+    assert {run.strategy.name for run in studies.runs(shrunken)} == {run.strategy.name for run in studies.runs(whole)}
 
 
-def run(name: str, wanted: list[str], folder: Path, **options) -> dict[str, Record]:
+def run(name: str, wanted: list[str], folder: Path, slot_seconds: float = math.inf) -> dict[str, Record]:
     """Run some of a shrunken study to their ends and return their records by the names that were asked for."""
-    study = shrunken.shrink(name)
+    study = small.shrink(studies.find(name))
     by_id = {one.run_id: one for one in studies.runs(study, folder=folder)}
     chosen = {word: next(run for run_id, run in by_id.items() if f"-tiny-{word}" in run_id) for word in wanted}
-    while (status := runner.run(study, list(chosen.values()), folder, 300, False, **options)) == (
-        runner.SOME_WITHOUT_OUTCOME
-    ):
-        pass  # the next slot
+    status = runner.SOME_WITHOUT_OUTCOME
+    while status == runner.SOME_WITHOUT_OUTCOME:  # in slots
+        status = runner.run(study, list(chosen.values()), folder, 300, False, runner.Slot(slot_seconds))
     assert status == runner.ALL_OK
     return {word: schema.read(folder / planned.run_id) for word, planned in chosen.items()}
 

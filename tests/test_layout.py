@@ -43,17 +43,18 @@ MAY_IMPORT = {
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
     "report": "claims compare config errors files planner published running strategy theory",
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
+    "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config errors files planner preflight published records report run running strategy "
-        "training"
+        "benchmarks claims compare config errors files one_gpu planner preflight published records report run running "
+        "strategy training"
     ),
     "__main__": "cli errors",
 }
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "errors", "files", "models", "planner", "preflight", "published.effects",
-    "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
+    "claims", "cli", "compare", "config", "errors", "files", "models", "one_gpu", "planner", "preflight",
+    "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
     "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw

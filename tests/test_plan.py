@@ -23,6 +23,7 @@ from study.run import Run, make_run
 from study.running import duration, plan, studies
 from study.running.duration import Estimate, History
 from study.strategy.file import read_by_name
+from study.theory import hardware
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 ANY = SimpleNamespace(device="any")
@@ -153,13 +154,16 @@ def test_gpus_are_those_that_cuda_would_show(monkeypatch, visible, expected):
         nvmlDeviceGetCount=lambda: 3,
         nvmlDeviceGetHandleByIndex=by_name(range(3)),
         nvmlDeviceGetHandleByUUID=by_name(["GPU-a", "GPU-b", "GPU-c"]),
+        nvmlDeviceGetName=lambda index: "NVIDIA H200",
         nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=index + 1),
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert this_machine.find().gpu_memory_bytes == expected
+    here = this_machine.find()
+    assert here.gpu_memory_bytes == expected
+    assert here.gpu_name == ("NVIDIA H200" if expected else None)
 
 
 def test_without_nvml_there_is_no_gpu(monkeypatch):
@@ -245,11 +249,32 @@ def test_runs_that_tell_nothing_of_times_here():
 
 def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
     """6 x 1 527 938 parameters x 50 x 512 tokens at 5e10 a second on a CPU, and at 2e13 on each of 2 GPUs."""
+    built = 1_527_938 * duration.SECONDS_PER_PARAMETER
     on_cpu = History(on_gpu=False).estimate(HALF)
-    assert on_cpu == Estimate(pytest.approx(duration.LAUNCH_SECONDS + 4.694, abs=0.01), 0)
+    assert on_cpu == Estimate(pytest.approx(duration.LAUNCH_SECONDS + built + 4.694, abs=0.01), 0)
     assert str(on_cpu) == "about 25 s, a guess"
     on_gpus = History(on_gpu=True).estimate(HALF)
-    assert on_gpus.seconds == pytest.approx(duration.LAUNCH_SECONDS + 0.0059, abs=0.001)
+    assert on_gpus.seconds == pytest.approx(duration.GPU_LAUNCH_SECONDS + built + 0.0059, abs=0.001)
+
+
+def test_on_a_gpu_that_theory_knows_steps_are_the_planners():
+    large = {"size": "large", "data": "hub", "max_steps": 31, "num_train_examples": 800}
+    large |= {"global_batch_size": 32, "sequence_length": 512, "precision": "bf16-autocast"}
+    expected = {}
+    for name in ("t4", "h200"):
+        history = History(True, hardware.find_gpu(name))
+        expected[name] = history.estimate(make_run(build_config(**large), read_by_name("single"), 1)).seconds
+    fixed = duration.GPU_LAUNCH_SECONDS + 335_143_938 * duration.SECONDS_PER_PARAMETER
+    assert fixed < expected["h200"] < fixed + 10
+    # A T4 has no bf16, so theory has no step of it, and the guess by tokens stands in.
+    assert expected["t4"] == pytest.approx(fixed + 6 * 335_143_938 * 31 * 32 * 512 / 2e13, rel=1e-3)
+
+
+def test_ranks_that_share_a_gpu_are_guessed_to_send_through_the_host():
+    shared = build_config(size="large", data="hub", share_device=True, max_steps=8)
+    history = History(True, hardware.find_gpu("h200"))
+    two, four = (history.estimate(make_run(shared, read_by_name("ddp"), world)).seconds for world in (2, 4))
+    assert four - two == pytest.approx(8 * 2 * 12 * 335_143_938 / duration.HOST_BYTES_PER_SECOND, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -59,7 +60,8 @@ def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **option
     fakes = path.with_suffix(".json")
     fake_train.prepare(fakes, runs, endings)
     monkeypatch.setattr(launch, "command", fake_train.command(fakes))
-    options = {"timeout_seconds": 60, "fail_fast": False, **options}
+    slot = runner.Slot(options.pop("slot_seconds", math.inf))
+    options = {"timeout_seconds": 60, "fail_fast": False, "slot": slot, **options}
     return runner.run(study, runs, Path("runs") / study.name, **options)
 
 
@@ -211,13 +213,20 @@ def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expe
         assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
         assert len(outcomes(Path("runs/mine"))) == done
     out = capsys.readouterr().out
-    assert "[2/6] bert-imdb-tiny-zero2-2x-seed0: not started; the slot has 1" in out
+    assert "[2/6] bert-imdb-tiny-zero2-2x-seed0: not started; it takes about 15 s, the slot has 1" in out
     assert "1 of 6 runs have no outcome yet; the same command goes on with them" in out
     assert run(study, monkeypatch, slot_seconds=15) == runner.ALL_OK
     expected(1)
     more = Path("more.yaml")
     more.write_text(STUDY)
     assert run(more, monkeypatch, slot_seconds=60) == runner.ALL_OK  # all of them in one
+
+
+def test_a_slot_whose_first_run_is_not_due_starts_none_that_is_too_long(study, monkeypatch, expected, capsys):
+    expected(15)
+    assert run(study, monkeypatch, slot=runner.Slot(10, first_is_due=False)) == runner.SOME_WITHOUT_OUTCOME
+    assert outcomes(Path("runs/mine")) == {}
+    assert "[1/6] bert-imdb-tiny-single-1x-seed0: not started; it takes about 15 s" in capsys.readouterr().out
 
 
 @pytest.mark.launches

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import signal
 import statistics
@@ -30,12 +29,14 @@ from typing import Any
 from study import files
 from study.benchmarks import hf_trainer, pairs
 from study.compare import table
+from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import find as records
 from study.records.results import header
 from study.records.schema import Record
 from study.run import Run
+from study.running.runner import Slot
 from study.strategy.file import read_by_name
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
@@ -65,9 +66,6 @@ WORKS: dict[str, dict[str, Any]] = {
         "num_train_examples": 200,
     },
 }
-# The losses of two programs that do the same additions in another order; and in 16 bits.
-LOSS_TOLERANCE = 1e-4
-LOSS_TOLERANCE_IN_16_BITS = 1e-2
 SOME_MISSING = 3  # exit status, as that of `zero-study run`
 # What both engines must agree on, beside the losses; the rest of the proof is checked in each arm.
 SAME = ("world_size", "engine_class", "optimizer_class", "zero_stage", "reduce_bucket_size", "overlap_comm")
@@ -80,12 +78,16 @@ def measure(
     size: str | None,
     num_processes: int | None,
     compile: bool,
-    minutes: int | None,
     data_dir: Path | None,
     output: Path | None,
+    slot: Slot,
     command: str,
+    pair_seconds: float = 0.0,
 ) -> int:
-    """Run what the output lacks of the pairs, print the ratios, and return the exit status."""
+    """Run what the output lacks of the pairs, print the ratios, and return the exit status.
+
+    `pair_seconds`: what a pair is expected to take, until one has been run.
+    """
     flags = {**WORKS[work], **pairs.text_flags(data_dir)}
     flags |= {"size": size} if size else {}
     flags |= {"compile": True} if compile else {}
@@ -93,11 +95,11 @@ def measure(
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
     planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
-    head = {"command": command, "config": pairs.shown_config(config), "loss_tolerance": tolerance(config)}
+    head = {"command": command, "config": pairs.shown_config(config), "loss_tolerance": tolerance(config.precision)}
     results = earlier(output, head)
     try:
         status = _compare_all(
-            planned, num_pairs, minutes, results, lambda: _write(output, {**head, "strategies": results})
+            planned, num_pairs, slot, pair_seconds, results, lambda: _write(output, {**head, "strategies": results})
         )
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if output and results:
@@ -112,19 +114,23 @@ def measure(
 
 
 def _compare_all(
-    planned: dict[str, Run], num_pairs: int, minutes: int | None, results: dict[str, Any], keep: Callable[[], None]
+    planned: dict[str, Run],
+    num_pairs: int,
+    slot: Slot,
+    longest: float,
+    results: dict[str, Any],
+    keep: Callable[[], None],
 ) -> int:
     """Add the pairs that are missing to the results, calling `keep` after each; return the exit status."""
-    slot_seconds = math.inf if minutes is None else 60 * minutes
-    started, longest = time.monotonic(), 0.0
     status = 0
     for name, work in planned.items():
         done = results[name]["pairs"] if name in results else []
         while len(done) < num_pairs:
-            began = time.monotonic()
-            if longest and began + longest > started + slot_seconds:
+            if not slot.first_is_due and longest > slot.left:
                 print(f"left for the next call, from pair {len(done) + 1} on: {name} and those after it")
                 return SOME_MISSING
+            began = time.monotonic()
+            slot.first_is_due = False
             try:
                 done = [*done, compare(work, len(done) + 1, num_pairs)]
             except RunFailed as failure:  # the strategies after it can be compared all the same
@@ -140,10 +146,6 @@ def _compare_all(
 def _write(output: Path | None, content: dict[str, Any]) -> None:
     if output:
         files.write_json(output, content)
-
-
-def tolerance(config: RunConfig) -> float:
-    return LOSS_TOLERANCE if config.precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
 
 
 def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def compare(work: Run, number: int, num_pairs: int) -> dict[str, Any]:
 
     pair = pairs.run_pair(arms, number, say)
     same = SAME if theirs is work else tuple(name for name in SAME if name != "engine_class")
-    return reduced(pair, tolerance(work.config), same)
+    return reduced(pair, tolerance(work.config.precision), same)
 
 
 def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = SAME) -> dict[str, Any]:

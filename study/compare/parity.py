@@ -66,12 +66,16 @@ def table(folders: Sequence[Path]) -> str:
 
 def _group(file: RecordFile) -> str:
     r = file.record
-    # A record from before there was such a knob has what is its default now.
-    whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
-    config = {name: value for name, value in whole.items() if name not in NOT_COMPARED}
     digest = (r.data or {}).get("digest")
     place = [records.box_of(r), r.workload, r.size, r.config.get("precision"), r.seed]
-    return json.dumps([*place, digest, config], sort_keys=True)
+    return json.dumps([*place, digest, settings(r)], sort_keys=True)
+
+
+def settings(r: Record) -> dict[str, Any]:
+    """The knobs of a run that decide what is trained."""
+    # A record from before there was such a knob has what is its default now.
+    whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
+    return {name: value for name, value in whole.items() if name not in NOT_COMPARED}
 
 
 def _heading(r: Record) -> str:
@@ -124,6 +128,14 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
         _identity(r.final_parameters.sha256, reference.record.final_parameters.sha256),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
     ]
+
+
+def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | None:
+    """The largest relative difference between two runs' losses of a step; None where one of them has none.
+
+    Raises Refusal where steps are missing, altered, or of another number.
+    """
+    return _steps(file, reference)[0]
 
 
 def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:

@@ -17,6 +17,7 @@ class Machine:
 
     gpu_memory_bytes: tuple[int, ...]  # of each GPU that a run would see
     host_memory_bytes: int
+    gpu_name: str | None = None  # as torch has it; None: no GPU, several kinds, or not known
 
     def __str__(self) -> str:
         host = f"{self.host_memory_bytes / 1e9:.1f} GB of host memory"
@@ -29,11 +30,13 @@ class Machine:
 
 def find() -> Machine:
     """Look at this machine."""
-    return Machine(tuple(_gpu_memory_bytes()), _host_memory_bytes())
+    gpus = _gpus()
+    names = {name for name, _ in gpus}
+    return Machine(tuple(size for _, size in gpus), _host_memory_bytes(), names.pop() if len(names) == 1 else None)
 
 
-def _gpu_memory_bytes() -> list[int]:
-    """Memory of each GPU that CUDA_VISIBLE_DEVICES leaves, by NVML; none where that is not installed."""
+def _gpus() -> list[tuple[str, int]]:
+    """Name and memory of each GPU that CUDA_VISIBLE_DEVICES leaves, by NVML; none where that is not installed."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -41,18 +44,18 @@ def _gpu_memory_bytes() -> list[int]:
     try:
         pynvml.nvmlInit()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
+        places = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
     except pynvml.NVMLError:  # no driver
         return []
-    sizes = []
+    gpus = []
     with suppress(pynvml.NVMLError):  # CUDA stops at the first bad one, too
-        for name in (str(name).strip() for name in names):
-            if name.isdigit():
-                handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        for place in (str(place).strip() for place in places):
+            if place.isdigit():
+                handle = pynvml.nvmlDeviceGetHandleByIndex(int(place))
             else:
-                handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-            sizes.append(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return sizes
+                handle = pynvml.nvmlDeviceGetHandleByUUID(place)
+            gpus.append((pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+    return gpus
 
 
 def _host_memory_bytes() -> int:

@@ -42,17 +42,19 @@ class Manifest(BaseModel):
     sha256: dict[str, str]  # name of every other member -> digest
 
 
-def pack(folders: Sequence[Path], file: Path) -> int:
-    """Write what is kept of the runs below the folders into one new zip file; return how many runs there are.
+def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
+    """Write what is kept of the runs below the folders into one zip file; return how many runs there are.
 
-    Equal records make a file of equal bytes. Raises Refusal as `collect.find` does, where two runs of one name differ,
-    where the records are of several boxes, and where the file is there.
+    Results of benchmarks that lie there go with them. Equal records make a file of equal bytes. Raises Refusal as
+    `collect.find` does, where two runs or results of one name differ, where the records are of several boxes, and where
+    the file is there, unless it is to be replaced.
     """
-    if file.exists():
+    if file.exists() and not replace:
         raise Refusal(f"{file}: is there already; name another file, or delete it")
     runs = collect.find(folders)
     origin = _origin([run.record for run in runs if run.record is not None], folders)
-    content = {name: path.read_bytes() for name, path in sorted(collect.distinct(runs).items())}
+    kept = collect.distinct(runs) | _results(folders)
+    content = {name: path.read_bytes() for name, path in sorted(kept.items())}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         schema_version=schema.SCHEMA_VERSION,
@@ -76,6 +78,8 @@ def pack(folders: Sequence[Path], file: Path) -> int:
 def merge(file: Path, folder: Path) -> int:
     """Take a pack's runs into a folder of collected records as `collect.put` does; return how many runs there are.
 
+    A benchmark's result there is replaced by a later one of its name.
+
     Raises Refusal, before the first write, for a file that is no pack, a version that does not fit, members that are
     not those of the manifest, records that are not whole, and a run that is there already and differs.
     """
@@ -85,15 +89,32 @@ def merge(file: Path, folder: Path) -> int:
             Path(unpacked, name).write_bytes(member)
         try:
             runs = collect.find([Path(unpacked)])
-            stray = set(members) - set(collect.distinct(runs))
+            results = _results([Path(unpacked)])
+            stray = set(members) - set(collect.distinct(runs)) - set(results)
             if stray:
                 raise Refusal(f"{file}: {min(stray)} is no file of a finished run; pack the records again")
             collect.put(runs, folder)
+            for name in results:
+                files.write_whole(folder / name, members[name])
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
     num_runs = len({run.run_id for run in runs})
     print(f"merged {num_runs} runs on {manifest.box} into {folder}")
     return num_runs
+
+
+def _results(folders: Sequence[Path]) -> dict[str, Path]:
+    """The results of benchmarks below the folders, by name. Raises Refusal where two of one name differ."""
+    found: dict[str, Path] = {}
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.json"))):
+        if "benchmark" not in path.read_text(errors="replace"):
+            continue
+        content = files.load(path, "JSON")
+        if isinstance(content, dict) and "benchmark" in content:  # as `records.results.header` begins it
+            other = found.setdefault(path.name, path)
+            if other.read_bytes() != path.read_bytes():
+                raise Refusal(f"{other} and {path} differ; pack them apart")
+    return found
 
 
 def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,12 +11,18 @@ from study.config import RunConfig
 from study.records.schema import Outcome, Record
 from study.run import Run
 from study.strategy import engines
-from study.theory import model_states
+from study.theory import hardware, model_states, on_box
+from study.theory.hardware import Gpu
 
 # What a run costs beside its steps where no earlier run tells, and how fast its steps are: guesses, said to be such.
 LAUNCH_SECONDS = 20.0
+GPU_LAUNCH_SECONDS = 12.0  # a box with a GPU has more cores to import with
+# Building the weights on the host and taking their checksum twice, as a core here did: 17 and 2 x 11 ns a parameter.
+SECONDS_PER_PARAMETER = 40e-9
+COMPILE_SECONDS = 40.0
 CPU_FLOPS_PER_SECOND = 5e10  # of the whole machine
-GPU_FLOPS_PER_SECOND = 2e13  # of each
+GPU_FLOPS_PER_SECOND = 2e13  # of one that theory does not know
+HOST_BYTES_PER_SECOND = 3e9  # of what ranks that share a GPU send through the host, three times their parameters each
 UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds begin
 
 
@@ -43,7 +50,7 @@ def model_state_bytes(run: Run) -> tuple[float, float]:
 
 class Estimate(NamedTuple):
     seconds: float
-    num_earlier_runs: int  # that it comes from; 0: a guess
+    num_earlier_runs: int  # that it comes from; 0: a guess, whose steps are the planner's where it knows the GPU
 
     def __str__(self) -> str:
         if not self.num_earlier_runs:
@@ -78,6 +85,7 @@ class History:
     """The earlier runs by which the time of others is estimated: this study folder's, and those of reports."""
 
     on_gpu: bool
+    gpu: Gpu | None = None  # which, where theory knows it
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
 
@@ -124,9 +132,32 @@ class History:
                     fixed = statistics.median(earlier.fixed_seconds for earlier in alike)
                     each = statistics.median(earlier.seconds_per_token for earlier in alike)
                     return Estimate(fixed + each * tokens, len(alike))
+        return Estimate(self._guess(run), 0)
+
+    def _guess(self, run: Run) -> float:
+        """Seconds of a run by its model and its tokens; nothing of its kind has been run."""
+        config, size = run.config, num_params(run.config)
+        fixed = GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
+        fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
+        if self.gpu and not config.share_device:
+            with suppress(ValueError):  # no such precision, host or disk is known of it
+                return fixed + config.num_steps * _step_seconds(run, self.gpu)
         # 6 floating-point operations per parameter and token: 2 forward, 4 backward (arXiv:2001.08361, sec. 2.1).
-        speed = GPU_FLOPS_PER_SECOND * run.world_size if self.on_gpu else CPU_FLOPS_PER_SECOND
-        return Estimate(LAUNCH_SECONDS + 6 * num_params(config) * tokens / speed, 0)
+        flops = 6 * size * config.num_steps * config.global_batch_size * config.sequence_length
+        if not self.on_gpu:
+            return fixed + flops / CPU_FLOPS_PER_SECOND
+        if not config.share_device:
+            return fixed + flops / (GPU_FLOPS_PER_SECOND * run.world_size)
+        sent = config.num_steps * run.world_size * 3 * 4 * size
+        return fixed + flops / GPU_FLOPS_PER_SECOND + sent / HOST_BYTES_PER_SECOND
+
+
+def _step_seconds(run: Run, gpu: Gpu) -> float:
+    """What theory predicts of a step on such GPUs. Raises ValueError where it cannot."""
+    config, shape = run.config, engines.shape_of(run.config)
+    engine = engines.engine_of(run.strategy, shape.hidden, run.world_size, config.precision, config.accumulation_dtype)
+    job = engines.job_of(config, run.world_size, "gpu")
+    return float(on_box.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
 
 
 def duration(seconds: float) -> str:

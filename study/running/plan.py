@@ -23,6 +23,7 @@ from study.run import Run
 from study.running import studies
 from study.running.duration import Estimate, History, counted, duration, model_state_bytes
 from study.running.studies import Study
+from study.theory import hardware
 
 # What of a configuration, beside the batch, decides whether a run fits into memory.
 DECIDES_MEMORY = (
@@ -112,7 +113,7 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
         planned.append(Planned(run, kept, skipped))
     exhausted = [each.run for each in planned if each.kept == "out_of_memory"]
     planned = [replace(each, skipped=too_large_batch(each.run, exhausted)) if each.to_run else each for each in planned]
-    history = _history(folder, on_gpu=bool(here.gpu_memory_bytes))
+    history = _history(folder, here)
     return Plan(study, folder, here, planned, history, timeout_seconds, checked)
 
 
@@ -169,9 +170,9 @@ def _differing(run: Run, config: dict[str, Any]) -> str | None:
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)
 
 
-def _history(folder: Path, on_gpu: bool) -> History:
+def _history(folder: Path, here: Machine) -> History:
     """Collect the runs of this folder and of the reports; one that cannot be read tells nothing of times."""
-    history = History(on_gpu)
+    history = History(bool(here.gpu_memory_bytes), hardware.find(here.gpu_name or ""))
     for path in sorted(folder.glob("*/record.json")):
         with suppress(Refusal):
             history.add(schema.read(path), read_outcome(path.parent))

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tabulate import tabulate
@@ -33,34 +34,50 @@ ROW = ["workload", "strategy", "processes", "final loss", "model states", "colle
 LEGEND = "model states: MiB per rank as the optimizer steps; collectives: MiB per rank and step, all-reduces twice"
 
 
+@dataclass
+class Slot:
+    """The time of one call, from now on: nothing is started that is not expected to end in it."""
+
+    seconds: float = math.inf
+    # The first is started whatever is expected of it, and has the whole slot: what does not end in that is a result.
+    first_is_due: bool = True
+    interrupted: bool = False  # by the user: nothing more is to be started
+    _began: float = field(default_factory=lambda: time.monotonic())
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._began + self.seconds - time.monotonic())
+
+
 def run(
     study: Study,
     runs: list[Run],
     folder: Path,
     timeout_seconds: float,
     fail_fast: bool,
-    slot_seconds: float = math.inf,
+    slot: Slot | None = None,
 ) -> int:
     """Run what is not finished, print progress and a table, and return the exit status.
 
     An interrupted run has no outcome, and the next call does it again. With `fail_fast` nothing more is started after
-    one of this call that is neither ok nor out of memory. Within a slot nothing is started that is not expected to end
-    in it, but the first, which has the whole slot: what does not end in that is a result. What failed is not run again
-    there: it would be the first of every slot. Raises Refusal where another runner has the folder, or where a finished
-    run is there that has another's name.
+    one of this call that is neither ok nor out of memory. Within a slot what failed is not run again: it would be the
+    first of every slot. Raises Refusal where another runner has the folder, or where a finished run is there that has
+    another's name.
     """
+    slot = slot or Slot()
     with locked(folder):
         launch.end_left_over(folder)
-        made = plan.make(study, runs, folder, min(timeout_seconds, slot_seconds), retry=math.isinf(slot_seconds))
+        made = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
         print(f"{plan.heading(made)}\n{plan.summary(made)}", flush=True)
         outcomes: list[Outcome] = []
         try:
             # Shorter, where the slot ends before them.
-            for planned, outcome in zip(made.runs, _outcomes(made, slot_seconds), strict=False):
+            for planned, outcome in zip(made.runs, _outcomes(made, slot), strict=False):
                 outcomes.append(outcome)
                 if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
                     break
         except KeyboardInterrupt:
+            slot.interrupted = True
             print("interrupted", flush=True)
         print(f"\n{table(made.runs, outcomes)}\n{LEGEND}")
         missing = sum(not planned.kept for planned in made.runs[len(outcomes) :])
@@ -95,13 +112,11 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _outcomes(made: Plan, slot_seconds: float) -> Iterator[Outcome]:
+def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
     """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
 
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
-    slot_end = time.monotonic() + slot_seconds
-    started = False
     position = 1 + max((outcome.position for outcome in _earlier_outcomes(made.folder)), default=0)
     exhausted = [planned.run for planned in made.runs if planned.kept == "out_of_memory"]
     for index, planned in enumerate(made.runs):
@@ -114,16 +129,17 @@ def _outcomes(made: Plan, slot_seconds: float) -> Iterator[Outcome]:
         elif reason:
             outcome = _skipped(made.study, run, position, reason)
         else:
-            left = slot_end - time.monotonic()
-            if started and made.estimate(planned).seconds > left:
-                print(f"{head}: not started; the slot has {duration(max(0.0, left))} left", flush=True)
+            left = slot.left
+            if not slot.first_is_due and made.estimate(planned).seconds > left:
+                takes = duration(made.history.estimate(run).seconds)
+                print(f"{head}: not started; it takes about {takes}, the slot has {duration(left)} left", flush=True)
                 return
             # The first has the whole slot, whatever this call has needed until here.
-            outcome = _launch(made, index, position, head, left if started else math.inf)
+            outcome = _launch(made, index, position, head, math.inf if slot.first_is_due else left)
             if outcome is None:
                 print(f"{head}: ended with the slot", flush=True)
                 return
-            started = True
+            slot.first_is_due = False
             seconds = f" ({duration(outcome.wall_seconds)})"
             if outcome.status == "ok":
                 made.history.add(schema.read(run.folder), outcome)

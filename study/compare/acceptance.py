@@ -1,0 +1,229 @@
+"""Does every strategy work on this machine: trains in each precision, as `single` does, with everything measured?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from study.compare import markdown
+from study.compare.parity import largest_loss_difference, settings
+from study.records import find as records
+from study.records.find import RecordedRun, RecordFile
+from study.records.schema import Record
+
+# How far a loss may be, at any step, from that of `single`: the same additions in another order; and in 16 bits.
+LOSS_TOLERANCE = 1e-4
+LOSS_TOLERANCE_IN_16_BITS = 1e-2
+# The host's wait for the next batch, as a share of a step: more, and it was not fetched while the GPU computed.
+LARGEST_WAIT = 0.2
+
+OK, FAILED, NOT_RUN = "ok", "failed", "not run"
+WAYS = ("fp32", "bf16", "fp16", "compiled", "shared GPU")
+AS_SINGLE = "as single"
+
+EXPLANATION = f"""\
+fp32, bf16, fp16 (autocast or not), compiled, shared GPU: a run of that kind proved its engine and trained to its end.
+As single: no step's loss is further from `single`'s than {LOSS_TOLERANCE:g} of it, or {LOSS_TOLERANCE_IN_16_BITS:g} in
+16 bits. NCCL: ranks with a GPU each use it. Energy, NVML: the record has joules, and the process's GPU memory. Batches:
+the host waits for the next one at most {LARGEST_WAIT:.0%} of a step. An empty cell: no run here asks that."""
+
+
+class Verdict(NamedTuple):
+    status: str
+    reason: str = ""
+
+
+class _Run(NamedTuple):
+    """What is known of one run."""
+
+    run_id: str
+    strategy: str
+    way: str
+    trained: Verdict
+    file: RecordFile | None  # its record, where it trained to its end
+
+
+def tolerance(precision: str) -> float:
+    """The largest relative difference between losses of two programs that do the same work."""
+    return LOSS_TOLERANCE if precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: a row for each strategy, a column for each check; then the reasons, and how far each run is."""
+    found = {run.identity: run for run in records.find_runs(folders)}.values()
+    runs = [_read(run) for run in found]
+    plain = {_work(run.file.record): run.file for run in runs if run.file and _is_plain(run.file.record)}
+    names = sorted({run.strategy for run in runs}, key=lambda name: (name != "single", name != "ddp", name))
+    cells: dict[tuple[str, str], Verdict] = {}
+    for name in names:
+        own = [run for run in runs if run.strategy == name]
+        verdicts = {check: _check(check, own, plain) for check in CHECKS}
+        cells |= {(name, check): verdict for check, verdict in verdicts.items() if verdict}
+    rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in names]
+    boxes = sorted({records.box_of(run.record.record) for run in found if run.record}) or [records.UNKNOWN_BOX]
+    counts = [f"{sum(cell.status == status for cell in cells.values())} {status}" for status in (OK, FAILED, NOT_RUN)]
+    lines = ["# Acceptance: does every strategy work here?", "", EXPLANATION, ""]
+    lines += [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *markdown.markdown(["strategy", *CHECKS], rows), ""]
+    lines += [*_reasons(cells), *_distances(runs, plain)]
+    return "\n".join([*lines, f"Made by `{markdown.command('compare --view acceptance', folders)}`."])
+
+
+def _shown(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return ""
+    return f"**{FAILED}**" if verdict.status == FAILED else verdict.status
+
+
+# ---------------------------------------------------------------- one run
+
+
+def _read(run: RecordedRun) -> _Run:
+    facts = run.record.record if run.record else run.outcome
+    assert facts is not None
+    config = facts.config or {}
+    way = str(config.get("precision", "fp32"))[:4]
+    if config.get("share_device") and facts.world_size > 1:
+        way = "shared GPU"
+    if config.get("compile"):
+        way = "compiled"
+    trained = _trained(run)
+    return _Run(facts.run_id, facts.strategy, way, trained, run.record if trained.status == OK else None)
+
+
+def _trained(run: RecordedRun) -> Verdict:
+    """Whether a run got to its end, which it does only once its engine is proven."""
+    status, message = "", ""
+    if run.outcome:
+        status, message = run.outcome.status, run.outcome.message
+    elif run.record:
+        failure = run.record.record.failure
+        status, message = run.record.record.status, failure.error.partition("\n")[0] if failure else ""
+    if status == "ok" and run.record:
+        return Verdict(OK)
+    if status in ("skipped", "interrupted"):
+        return Verdict(NOT_RUN, message)
+    return Verdict(FAILED, f"{status}: {message}")
+
+
+def _is_plain(r: Record) -> bool:
+    """Whether others are held against a run."""
+    return r.strategy == "single" and not r.config.get("compile") and not r.config.get("share_device")
+
+
+def _work(r: Record) -> str:
+    """What a run trained: equal for runs that are to have equal losses."""
+    ignored = {"precision", "accumulation_dtype", "compile", "share_device"}
+    config = {name: value for name, value in settings(r).items() if name not in ignored}
+    digest = (r.data or {}).get("digest")
+    return json.dumps([records.box_of(r), digest, r.config["precision"][:4], config], sort_keys=True)
+
+
+# ---------------------------------------------------------------- one check of one strategy
+
+
+def _check(check: str, runs: list[_Run], plain: dict[str, RecordFile]) -> Verdict | None:
+    """The verdict of one cell; None: nothing was asked."""
+    if check in WAYS:
+        asked = [run for run in runs if run.way == check]
+        return _worst(
+            Verdict(FAILED, f"{run.run_id}: {run.trained.reason}") if run.trained.status == FAILED else run.trained
+            for run in asked
+        )
+    finished = [run.file for run in runs if run.file]
+    if check == AS_SINGLE:
+        return _worst(_as_single(file, plain) for file in finished if not _is_plain(file.record))
+    is_asked, holds, reason = _OBSERVED[check]
+    observed = [file.record for file in finished if is_asked(file.record)]
+    on_gpu = [r for r in observed if records.device_of(r) != "cpu"]
+    if observed and not on_gpu:
+        return Verdict(NOT_RUN, "on a CPU")
+    return _worst(Verdict(OK) if holds(r) else Verdict(FAILED, f"{r.run_id}: {reason}") for r in on_gpu)
+
+
+def _worst(verdicts: Iterable[Verdict]) -> Verdict | None:
+    """Of several runs: what failed before what was not run, and that before what is well."""
+    return min(verdicts, key=lambda verdict: (FAILED, NOT_RUN, OK).index(verdict.status), default=None)
+
+
+def _as_single(file: RecordFile, plain: dict[str, RecordFile]) -> Verdict:
+    r = file.record
+    reference, allowed = plain.get(_work(r)), tolerance(r.config["precision"])
+    if reference is None:
+        return Verdict(NOT_RUN, "no finished run of `single` with the same work")
+    difference = largest_loss_difference(file, reference)
+    if difference is not None and difference <= allowed:
+        return Verdict(OK)
+    return Verdict(FAILED, f"{r.run_id}: a loss is {_number(difference)} from `single`'s, at most {allowed:g}")
+
+
+def _number(difference: float | None) -> str:
+    return "unknown" if difference is None else f"{difference:.1e}"
+
+
+def _has_nccl(r: Record) -> bool:
+    return r.proof is not None and "nccl" in (r.proof.backend or "")
+
+
+def _has_joules(r: Record) -> bool:
+    return all(r.energy_joules or [None])
+
+
+def _has_process_memory(r: Record) -> bool:
+    return all(any(peak.process_bytes for peak in phases.values()) for phases in r.peak_memory or [{}])
+
+
+def _waits_little(r: Record) -> bool:
+    if r.timing is None or r.timing.data_wait_median_seconds is None or r.timing.median_seconds is None:
+        return False
+    return r.timing.data_wait_median_seconds <= LARGEST_WAIT * r.timing.median_seconds
+
+
+# By check: of which runs it is asked, what holds there, and what is said where it does not.
+_OBSERVED: dict[str, tuple[Callable[[Record], bool], Callable[[Record], bool], str]] = {
+    "NCCL": (
+        lambda r: r.proof is not None and r.proof.distributed_type != "NO" and not r.config.get("share_device"),
+        _has_nccl,
+        "its ranks use another",
+    ),
+    "energy": (lambda r: True, _has_joules, "its record has no joules"),
+    "NVML": (lambda r: True, _has_process_memory, "its record has no memory of the process"),
+    "batches": (
+        lambda r: not r.config.get("share_device"),
+        _waits_little,
+        f"the host waited for them more than {LARGEST_WAIT:.0%} of a step, or no step was timed",
+    ),
+}
+
+
+CHECKS = (*WAYS, AS_SINGLE, *_OBSERVED)
+
+
+# ---------------------------------------------------------------- below the table
+
+
+def _reasons(cells: dict[tuple[str, str], Verdict]) -> list[str]:
+    """Why a check failed or was not run, each reason once."""
+    where: dict[Verdict, list[tuple[str, str]]] = {}
+    for place, verdict in cells.items():
+        if verdict.status != OK:
+            where.setdefault(verdict, []).append(place)
+    lines = []
+    for verdict, places in sorted(where.items()):
+        names = dict.fromkeys(f"`{name}`" for name, _ in places)
+        checks = sorted({check for _, check in places}, key=CHECKS.index)
+        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {verdict.reason}")
+    return ["## What is not ok", "", *lines, ""] if lines else []
+
+
+def _distances(runs: list[_Run], plain: dict[str, RecordFile]) -> list[str]:
+    """How far each run's losses are from those of its reference."""
+    rows = []
+    for file in (run.file for run in runs if run.file and not _is_plain(run.file.record)):
+        if reference := plain.get(_work(file.record)):
+            seen = _number(largest_loss_difference(file, reference))
+            allowed = tolerance(file.record.config["precision"])
+            rows.append([file.record.run_id, reference.record.run_id, seen, f"{allowed:g}"])
+    head = ["run", "compared with", "largest difference of a loss", "at most"]
+    return ["## How far from `single`", "", *markdown.markdown(head, rows), ""] if rows else []

@@ -1,0 +1,255 @@
+"""What is run on one GPU that is lent for minutes, in which order, and what is taken home?
+
+A list, the most valuable first. What is finished is kept, and the next call goes on; nothing is started that is not
+expected to end in time; after each item all that is there goes into one pack.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tabulate import tabulate
+
+from study import files
+from study.benchmarks import throughput
+from study.compare import acceptance
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight import extensions, this_machine
+from study.records import pack
+from study.run import Run, make_run
+from study.running import plan, runner, small, studies
+from study.running.duration import GPU_LAUNCH_SECONDS, History, duration
+from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
+from study.running.studies import Study
+from study.strategy.file import read_by_name
+from study.theory import hardware
+from study.workloads import sources
+
+USUAL_GPU = "h200"  # that times are predicted for where there is none
+LIMIT_IN_THE_SMALL = 600.0  # seconds of one run: compiling is slow on a CPU
+PACK, PAGE = "one-gpu.zip", "acceptance.md"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the list is gone down: its folder, where texts come from, and whether it is rehearsed in the small."""
+
+    folder: Path
+    data_dir: Path | None
+    is_small: bool
+
+
+class State(NamedTuple):
+    """What an item has left to do."""
+
+    to_run: int
+    kept: int
+    skipped: int
+    seconds: float  # expected of what is to run; without a GPU, of what would be on one
+
+
+class Item(Protocol):
+    """A line of the list."""
+
+    @property
+    def title(self) -> str: ...
+    def folder(self, place: Place) -> Path: ...
+    def state(self, place: Place) -> State: ...
+    def run(self, place: Place, slot: Slot) -> int: ...
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of a study."""
+
+    title: str
+    study: str
+    ids: str = ""  # only those in whose id this regular expression is found
+    timeout_seconds: float = 600.0  # of one run: one that hangs must not take the slot with it
+
+    def folder(self, place: Place) -> Path:
+        return place.folder / self.study
+
+    def chosen(self, place: Place) -> tuple[Study, list[Run]]:
+        study = studies.find(self.study)
+        study = small.shrink(study) if place.is_small else study
+        runs = studies.runs(study, place.data_dir if study.text == "real" else None, self.folder(place))
+        return study, [run for run in runs if re.search(self.ids, run.run_id)]
+
+    def state(self, place: Place) -> State:
+        made = plan.make(*self.chosen(place), self.folder(place), self._limit(place), retry=False)
+        kept = sum(one.kept is not None for one in made.runs)
+        to_run = sum(one.to_run for one in made.runs)
+        if made.box.gpu_memory_bytes or place.is_small:
+            seconds = sum(made.estimate(one).seconds for one in made.runs if one.to_run)
+        else:
+            seconds = sum(_on_usual_gpu(one.run) for one in made.runs if one.kept is None)
+        return State(to_run, kept, len(made.runs) - kept - to_run, seconds)
+
+    def run(self, place: Place, slot: Slot) -> int:
+        study, runs = self.chosen(place)
+        return runner.run(study, runs, self.folder(place), self._limit(place), False, slot) if runs else ALL_OK
+
+    def _limit(self, place: Place) -> float:
+        return LIMIT_IN_THE_SMALL if place.is_small else self.timeout_seconds
+
+
+@dataclass(frozen=True)
+class AgainstTrainer:
+    """Pairs of our loop and Hugging Face's Trainer, on one process."""
+
+    title: str
+    work: str
+    strategies: tuple[str, ...]
+    num_pairs: int
+
+    def folder(self, place: Place) -> Path:
+        return place.folder / "throughput"
+
+    def _asked(self, place: Place) -> dict[str, Any]:
+        work = {"num_pairs": self.num_pairs, "work": self.work, "size": None}
+        return {"num_pairs": 1, "work": "small", "size": "tiny"} if place.is_small else work
+
+    def _output(self, place: Place) -> Path:
+        return self.folder(place) / f"throughput-{self._asked(place)['work']}.json"
+
+    def _pair_seconds(self, place: Place) -> float:
+        """What two runs of a pair take, as far as that is known: like two of ours."""
+        asked = self._asked(place)
+        flags = throughput.WORKS[asked["work"]] | ({"size": asked["size"]} if asked["size"] else {})
+        run = make_run(build_config(**flags), read_by_name(self.strategies[0]), 1)
+        return 2 * (History(on_gpu=False).estimate(run).seconds if place.is_small else _on_usual_gpu(run))
+
+    def state(self, place: Place) -> State:
+        asked, output = self._asked(place), self._output(place)
+        kept = files.load(output, "a benchmark's result")["strategies"] if output.exists() else {}
+        num_kept = sum(len(one["pairs"]) for one in kept.values())
+        to_run = len(self.strategies) * asked["num_pairs"] - num_kept
+        return State(to_run, num_kept, 0, to_run * self._pair_seconds(place))
+
+    def run(self, place: Place, slot: Slot) -> int:
+        asked, names = self._asked(place), ",".join(self.strategies)
+        words = ["--pairs", asked["num_pairs"], "--strategies", names, "--work", asked["work"]]
+        words += ["--size", asked["size"]] if asked["size"] else []
+        words += ["--num-processes", 1, *(["--data-dir", "DIR"] if place.data_dir and not place.is_small else [])]
+        output = self._output(place)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return throughput.measure(
+            names,
+            **asked,
+            num_processes=1,
+            compile=False,
+            data_dir=None if place.is_small else place.data_dir,
+            output=output,
+            slot=slot,
+            command=" ".join(["zero-study benchmark throughput", *map(str, words)]),
+            pair_seconds=self._pair_seconds(place),
+        )
+
+
+# In order of value. A second seed says less than a first run of something else, so that of the large model is last.
+ITEMS: tuple[Item, ...] = (
+    Runs("acceptance of every strategy", "gpu-acceptance", timeout_seconds=240.0),
+    Runs("BERT-large: memory, time, MFU", "gpu-bert-large"),
+    Runs("GPT of 1.5 billion: memory, time, MFU", "gpu-gpt2-xl", r"-seed0-batch\d+-(autocast|bf16)$"),
+    Runs("bytes of 2, 4, 8 ranks on the card", "shared-gpu", r"^bert-imdb-\w+-(single|ddp|zero[123])-\d"),
+    AgainstTrainer("against Hugging Face's Trainer", "bert-large", ("ddp", "zero2", "zero3"), 2),
+    Runs("GPT of 1.5 billion: the largest batch", "gpu-gpt2-xl", r"-largest$"),
+    Runs("GPT 124m to 6b: peaks", "model-size", r"-(single|zero3|zero3_cpu_offload)-1x-seed0-batch8\b"),
+    Runs("GPT of 1.5 billion: the second seed", "gpu-gpt2-xl", r"-seed1-"),
+)
+
+
+def show(items: Sequence[Item], place: Place) -> str:
+    """Say what is on the list, what each item has left to do, and how long that is expected to take."""
+    here = this_machine.find()
+    states = [item.state(place) for item in items]
+    rows = [
+        [number, item.title, item.folder(place).name, *state[:3], f"{state.seconds / 60:.1f}"]
+        for number, (item, state) in enumerate(zip(items, states, strict=True), 1)
+    ]
+    head = ["", "item", "study", "to run", "kept", "skipped", "minutes"]
+    total = duration(sum(state.seconds for state in states))
+    basis = "by earlier runs on a CPU"
+    if not place.is_small:
+        gpu = here.gpu_name or f"{USUAL_GPU}, because no GPU is here"
+        basis = f"predicted for {gpu}: launches of {GPU_LAUNCH_SECONDS:.0f} s, weights built on the host, steps as the "
+        basis += "planner has them; by earlier runs where there are some"
+    table = tabulate(rows, headers=head, tablefmt="simple", disable_numparse=True, colalign=["right", "left", "left"])
+    return f"{table}\nabout {total} in all; minutes are {basis}"
+
+
+def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
+    """Go down the list within the slot, print what comes of it, and return an exit status as `zero-study run` does.
+
+    Raises Refusal where there is no GPU for it, where no text is, and where another call goes down the list there.
+    """
+    if not place.is_small and not this_machine.find().gpu_memory_bytes:
+        raise Refusal("no GPU is here; `zero-study gpu --small` rehearses the list on a CPU, --plan shows it")
+    if not place.is_small and place.data_dir is None:  # known now, and not after a launch of each run
+        sources.from_hub("the texts of the list", lambda: None, "pass --data-dir FOLDER")
+    slot.first_is_due = False  # what does not end in time is not started, be it the first
+    statuses, minutes = [], []
+    with runner.locked(place.folder):
+        try:
+            _build_extensions()
+            for number, item in enumerate(items, 1):
+                print(f"\n== {number}/{len(items)} {item.title}; the slot has {duration(slot.left)} left", flush=True)
+                began = time.monotonic()
+                statuses.append(_status(item, place, slot))
+                minutes.append([item.title, f"{(time.monotonic() - began) / 60:.1f}"])
+                if slot.interrupted:
+                    break
+                _take_home(items, place)
+        except KeyboardInterrupt:
+            slot.interrupted = True
+            print("interrupted", flush=True)
+        _take_home(items, place)
+        print(f"\n{tabulate(minutes, headers=['item', 'minutes now'], tablefmt='simple', disable_numparse=True)}")
+        if slot.interrupted or SOME_WITHOUT_OUTCOME in statuses:
+            print("some of the list is left; the same command goes on with it")
+            return SOME_WITHOUT_OUTCOME
+    return max(statuses, default=ALL_OK)
+
+
+def _build_extensions() -> None:
+    """Build, once on a machine, what the strategies with offload load; without it they are skipped, with the reason."""
+    try:
+        extensions.check([name for name, one in extensions.EXTENSIONS.items() if not one.cpu_only])
+    except Refusal:
+        extensions.build()
+
+
+def _status(item: Item, place: Place, slot: Slot) -> int:
+    """Run one item; one that is refused keeps no other from being run."""
+    try:
+        return item.run(place, slot)
+    except Refusal as refusal:
+        print(f"zero-study: {refusal}", file=sys.stderr, flush=True)
+        return SOME_NOT_OK
+
+
+def _take_home(items: Sequence[Item], place: Place) -> None:
+    """Make the page of what was accepted, and the pack of all that is there."""
+    folders = [folder for item in items if (folder := item.folder(place)).is_dir()]
+    with suppress(Refusal):  # nothing of it has been run
+        page = acceptance.table([items[0].folder(place)])
+        files.write_whole(place.folder / PAGE, f"{page}\n".encode())
+    try:
+        pack.pack(folders, place.folder / PACK, replace=True)
+    except Refusal as refusal:
+        print(f"not packed: {refusal}", flush=True)
+
+
+def _on_usual_gpu(run: Run) -> float:
+    """The seconds of a run on the GPU that is here, or on the usual one."""
+    here = this_machine.find().gpu_name
+    return History(True, (here and hardware.find(here)) or hardware.find_gpu(USUAL_GPU)).estimate(run).seconds

@@ -1,0 +1,263 @@
+"""Is the list of one GPU gone down in order and in time, gone on with, and packed; and does it run, in the small?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fake_train
+import launching
+import pytest
+
+from study import cli, files, one_gpu
+from study.benchmarks import throughput
+from study.errors import Refusal
+from study.one_gpu import AgainstTrainer, Place, Runs
+from study.preflight import checks, this_machine
+from study.preflight.this_machine import Machine
+from study.records import pack, schema
+from study.running import launch, runner, studies
+from study.running.duration import Estimate, History
+from study.running.runner import Slot
+from study.strategy import file
+from study.workloads import sources
+
+H200 = Machine((150_754_820_096,), 10**12, "NVIDIA H200")
+LIST = (Runs("first", "a"), Runs("second", "b", "zero2"), Runs("third", "a2"))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Place:
+    """Three studies of two fake runs each, and nothing of this machine's."""
+    for name, label in (("a", "one"), ("b", "two"), ("a2", "three")):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"question: q\nparts: [{{flags: {{max_steps: 8}}, strategies: [ddp, zero2], label: {label}}}]\n"
+        )
+    monkeypatch.setattr(studies, "STUDIES", tmp_path)
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr(one_gpu.extensions, "check", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    fakes(monkeypatch, Place(Path("runs"), None, True))
+    return Place(Path("runs"), None, True)
+
+
+def fakes(monkeypatch, place: Place, endings: dict[str, str] | None = None) -> None:
+    runs = [run for item in LIST for run in item.chosen(place)[1]]
+    fake_train.prepare(Path("fakes.json"), runs, endings)
+    monkeypatch.setattr(launch, "command", fake_train.command(Path("fakes.json").resolve()))
+
+
+def expect(monkeypatch, **seconds: float) -> None:
+    """Say how long a run is expected to take, by the label of its part."""
+    monkeypatch.setattr(
+        History, "estimate", lambda _, run: Estimate(seconds.get(run.run_id.rpartition("-")[2], 0.0), 1)
+    )
+
+
+def done(place: Place) -> list[str]:
+    """The runs that have an outcome, in the order in which they were started."""
+    found = [schema.read_outcome(path) for path in place.folder.glob("*/*/outcome.json")]
+    ordered = sorted(found, key=lambda one: (one.started_at, ["a", "b", "a2"].index(one.study), one.position))
+    return [f"{one.study} {one.strategy}" for one in ordered]
+
+
+def packed(place: Place) -> int:
+    return pack.merge(place.folder / one_gpu.PACK, place.folder.parent / f"home{time.monotonic()}")
+
+
+# ---------------------------------------------------------------- the order, the time, the pack
+
+
+@pytest.mark.launches
+def test_the_list_is_gone_down_in_order_and_packed(place, capsys):
+    assert one_gpu.run(LIST, place, Slot(600)) == runner.ALL_OK
+    assert done(place) == ["a ddp", "a zero2", "b zero2", "a2 ddp", "a2 zero2"]
+    out = capsys.readouterr().out
+    assert [line[:13] for line in out.splitlines() if line.startswith("== ")] == [
+        "== 1/3 first;",
+        "== 2/3 second",
+        "== 3/3 third;",
+    ]
+    assert out.count("packed 2 runs on") == 1  # after the first item there is a pack
+    assert packed(place) == 5
+    assert (place.folder / one_gpu.PAGE).read_text().startswith("# Acceptance")
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*.json*")}
+    assert one_gpu.run(LIST, place, Slot(60)) == runner.ALL_OK
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*.json*")} == before
+
+
+@pytest.mark.launches
+def test_nothing_is_started_that_will_not_end_in_time(place, monkeypatch, capsys):
+    expect(monkeypatch, one=100, three=100)
+    assert one_gpu.run(LIST, place, Slot(50)) == runner.SOME_WITHOUT_OUTCOME
+    assert done(place) == ["b zero2"]  # not even the first; what is short still is
+    out = capsys.readouterr().out
+    assert "bert-imdb-tiny-ddp-2x-seed0-one: not started; it takes about 2 min" in out
+    assert "some of the list is left; the same command goes on with it" in out
+    assert packed(place) == 1
+    expect(monkeypatch, three=100)
+    assert one_gpu.run(LIST, place, Slot(50)) == runner.SOME_WITHOUT_OUTCOME
+    assert done(place) == ["b zero2", "a ddp", "a zero2"]
+    assert one_gpu.run(LIST, place, Slot(200)) == runner.ALL_OK
+    assert packed(place) == 5
+
+
+@pytest.mark.launches
+def test_what_is_interrupted_is_packed_and_gone_on_with(place, monkeypatch, capsys):
+    launched = launch.launch
+
+    def interrupted(run, *options):
+        if run.strategy.name == "zero2":
+            raise KeyboardInterrupt
+        return launched(run, *options)
+
+    monkeypatch.setattr(launch, "launch", interrupted)
+    assert one_gpu.run(LIST, place, Slot(600)) == runner.SOME_WITHOUT_OUTCOME
+    assert done(place) == ["a ddp"]
+    assert "== 2/3" not in capsys.readouterr().out
+    assert packed(place) == 1
+    monkeypatch.setattr(launch, "launch", launched)
+    assert one_gpu.run(LIST, place, Slot(600)) == runner.ALL_OK
+    assert packed(place) == 5
+
+
+@pytest.mark.launches
+def test_what_fails_or_is_refused_keeps_nothing_else_waiting(place, monkeypatch, capsys):
+    fakes(monkeypatch, place, {"bert-imdb-tiny-ddp-2x-seed0-one": "crashed"})
+
+    def refuse(*_, **__):
+        raise Refusal("--data-dir data: no such folder")
+
+    monkeypatch.setattr(throughput, "measure", refuse)
+    listed = (*LIST[:2], AgainstTrainer("trainer", "bert-large", ("ddp",), 1), LIST[2])
+    assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK
+    assert len(done(place)) == 5
+    assert "zero-study: --data-dir data: no such folder" in capsys.readouterr().err
+    assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK  # what failed keeps its outcome in a slot
+    fakes(monkeypatch, place)
+    assert one_gpu.run(LIST, place, Slot(60)) == runner.SOME_NOT_OK
+    assert "**failed**" in (place.folder / one_gpu.PAGE).read_text()
+
+
+@pytest.mark.launches
+def test_trainer_is_compared_in_what_is_left_of_the_slot(place, monkeypatch):
+    item = AgainstTrainer("trainer", "bert-large", ("ddp", "zero2"), 2)
+    compared = []
+
+    def compare(work, number, num_pairs):
+        compared.append((work.strategy.name, work.config.size, number))
+        arm = {"wall_samples_per_second": 1.0, "step_samples_per_second": 1.0, "losses": [1.0]}
+        arm |= {"proof": dict.fromkeys(throughput.SAME), "peak_samples_per_second": None}
+        return throughput.reduced({"order": [], "ours": arm, "trainer": arm}, 1e-4)
+
+    monkeypatch.setattr(throughput, "compare", compare)
+    assert item.run(place, Slot(1, first_is_due=False)) == throughput.SOME_MISSING
+    assert compared == []
+    assert item.state(place).to_run == 2
+    assert one_gpu.run((LIST[0], item), place, Slot(600)) == runner.ALL_OK
+    assert compared == [("ddp", "tiny", 1), ("zero2", "tiny", 1)]  # in the small one pair each
+    assert item.state(place)[:3] == (0, 2, 0)
+    result = json.loads((place.folder / "throughput" / "throughput-small.json").read_text())
+    words = shlex.split(result["command"])[1:]
+    assert cli._recorded(cli.parse(words)) == result["command"]  # by which the command itself goes on with it
+    assert packed(place) == 2
+    home = next(Path().glob("home*"))
+    assert json.loads((home / "throughput-small.json").read_text()) == result
+
+
+# ---------------------------------------------------------------- the list itself
+
+
+def test_every_strategy_is_accepted_in_at_most_25_launches_and_5_minutes(monkeypatch, tmp_path):
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
+    acceptance = one_gpu.ITEMS[0]
+    place = Place(tmp_path, None, False)
+    _, runs = acceptance.chosen(place)
+    later = {run.strategy.name for run in one_gpu.ITEMS[1].chosen(place)[1]}
+    left_out = set(file.names()) - {run.strategy.name for run in runs}
+    assert left_out == {"zero2_cpu_offload"} <= later
+    assert len(runs) <= 25
+    assert acceptance.state(place).seconds < 300
+
+
+def test_the_list_in_order_of_value(monkeypatch, tmp_path):
+    monkeypatch.setattr(this_machine, "find", lambda: H200)
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    place = Place(tmp_path, Path("data"), False)
+    states = [item.state(place) for item in one_gpu.ITEMS]
+    assert [(state.to_run, state.kept, state.skipped) for state in states] == [
+        *((21, 0, 0), (20, 0, 0), (9, 0, 0), (13, 0, 0), (6, 0, 0), (6, 0, 0), (18, 0, 0), (9, 0, 0))
+    ]
+    shown = one_gpu.show(one_gpu.ITEMS, place)
+    assert [line.split("  ")[1].strip() for line in shown.splitlines()[2:10]] == [item.title for item in one_gpu.ITEMS]
+    assert "minutes are predicted for NVIDIA H200: launches of 12 s" in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_item_is_rehearsed_with_its_own_strategies(tmp_path):
+    for item in one_gpu.ITEMS[:4]:
+        (_, whole), (_, small) = (item.chosen(Place(tmp_path, None, is_small)) for is_small in (False, True))
+        assert {run.strategy.name for run in small} == {run.strategy.name for run in whole}
+        assert {run.config.precision for run in small} == {run.config.precision for run in whole}
+        assert {run.config.size for run in small} == {"tiny"}
+
+
+def test_without_a_gpu_the_list_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
+    with pytest.raises(Refusal, match="no GPU is here; `zero-study gpu --small` rehearses the list on a CPU"):
+        one_gpu.run(one_gpu.ITEMS, Place(tmp_path, None, False), Slot())
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_texts_nothing_is_started(tmp_path, monkeypatch):
+    def unreachable():
+        raise OSError("no route")
+
+    monkeypatch.setattr(this_machine, "find", lambda: H200)
+    monkeypatch.setattr(sources, "_probe_hub", unreachable)
+    with pytest.raises(Refusal, match=r"cannot reach the hub for the texts .*no route.*; pass --data-dir FOLDER"):
+        one_gpu.run(one_gpu.ITEMS, Place(tmp_path, None, False), Slot(60))
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- real runs, in the small
+
+
+# Of each item what tells most, and of the first what a CPU cannot do; the other studies are in test_gpu_studies.py.
+REHEARSED = {
+    "gpu-acceptance": r"(single|zero2)-1x-seed0-fp32|-fp16$",
+    "gpu-bert-large": r"zero3-1x-seed0-bf16$",
+    "gpu-gpt2-xl": r"ddp-1x-seed0-\w+-autocast",
+}
+
+
+@pytest.mark.launches
+def test_the_list_in_the_small(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    short = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
+    monkeypatch.setitem(throughput.WORKS, "small", {**short, "timing_warmup_steps": 2})
+    listed = [
+        replace(item, ids=REHEARSED[item.study]) if isinstance(item, Runs) else replace(item, strategies=("ddp",))
+        for item in (*one_gpu.ITEMS[:3], one_gpu.ITEMS[4])
+    ]
+    monkeypatch.setattr(one_gpu, "ITEMS", tuple(listed))
+    launching.use()
+    command = ["gpu", "--small", "--runs-dir", str(tmp_path / "runs")]
+    assert cli.run(command) == runner.ALL_OK, capsys.readouterr().out
+    place = Place(tmp_path / "runs" / "small", None, True)
+    states = [item.state(place) for item in listed]
+    assert [(state.to_run, state.kept, state.skipped) for state in states] == [
+        *((0, 2, 2), (0, 1, 0), (0, 1, 0), (0, 1, 0))
+    ]
+    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home") == 6
+    page = (place.folder / one_gpu.PAGE).read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `zero2` "))
+    assert row == "| `zero2` | ok |  |  |  |  | ok | not run | not run | not run | not run |"
+    assert "- not run: fp16 of `zero3`: --precision fp16 needs a GPU; use bf16 or bf16-autocast on a CPU" in page
+    assert "- not run: NCCL, energy, NVML, batches of `single`, `zero2`: on a CPU" in page
