@@ -148,7 +148,7 @@ class _Place(NamedTuple):
 def _places() -> list[_Place]:
     """Near ones first; right and left before above and below."""
     places = []
-    for distance in (9, 18, 30, 44, 60):
+    for distance in (9, 18, 30, 44, 60, 78):
         for degrees in (0, 180, 45, 315, 135, 225, 90, 270):
             across, up = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
             align = "left" if across > 0.1 else "right" if across < -0.1 else "center"
