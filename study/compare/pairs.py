@@ -54,7 +54,7 @@ def comparable(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     for each in (run, other):
         if each["status"] != "ok":
             return f"{each['strategy']}: {each['status']}"
-        if each["is_unproven"]:
+        if each.get("is_unproven"):
             return f"{each['strategy']}: its proof does not say what was sharded; run it again"
     for name, phrase in _HELD.items():
         mine, theirs = run[name], other[name]
