@@ -32,6 +32,7 @@ LONGEST = [
     "test_protocol",
     "test_refusals",
     "test_observed",
+    "test_one_gpu",
     "test_published_traps",
     "test_failures",
     "test_snippets",
