@@ -298,7 +298,7 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     size, held = engine.compute_bytes, master_bytes(engine)
     on_gloo = job.device == "cpu" and engine.num_shards > 1
     reduced = 4 if engine.reduces_in_fp32 else size
-    sharded = held * shape.num_params / engine.num_shards
+    sharded = 0.0 if engine.offload_param != "none" else held * shape.num_params / engine.num_shards
     last = max(shape.outside_params - _around(shape), _around(shape))
     return _Gradients(
         size,
