@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import sys
 import time
+import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -212,7 +212,8 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
         except KeyboardInterrupt:
             slot.interrupted = True
             print("interrupted", flush=True)
-        _take_home(items, place)
+        finally:
+            _take_home(items, place)
         print(f"\n{tabulate(minutes, headers=['item', 'minutes now'], tablefmt='simple', disable_numparse=True)}")
         if slot.interrupted or SOME_WITHOUT_OUTCOME in statuses:
             print("some of the list is left; the same command goes on with it")
@@ -234,15 +235,19 @@ def _status(item: Item, place: Place, slot: Slot) -> int:
         return item.run(place, slot)
     except Refusal as refusal:
         print(f"zero-study: {refusal}", file=sys.stderr, flush=True)
-        return SOME_NOT_OK
+    except Exception:  # a fault of ours in one item must not cost the card's time for the others
+        traceback.print_exc()
+    return SOME_NOT_OK
 
 
 def _take_home(items: Sequence[Item], place: Place) -> None:
     """Make the page of what was accepted, and the pack of all that is there."""
     folders = [folder for item in items if (folder := item.folder(place)).is_dir()]
-    with suppress(Refusal):  # nothing of it has been run
+    try:
         page = acceptance.table([items[0].folder(place)])
         files.write_whole(place.folder / PAGE, f"{page}\n".encode())
+    except Refusal as refusal:
+        print(f"no {PAGE}: {refusal}", flush=True)
     try:
         pack.pack(folders, place.folder / PACK, replace=True)
     except Refusal as refusal:

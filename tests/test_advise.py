@@ -166,13 +166,19 @@ def test_exit_status_and_time_of_the_command():
 
 
 def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
-    for name, num_machines in (("zero2", 2), ("zero3_tuned", 2), ("ddp_tuned", 2), ("fsdp2_no_reshard", 2)):
+    for name, num_machines in (
+        ("zero2", 2),
+        ("zero3_tuned", 2),
+        ("ddp_tuned", 2),
+        ("fsdp2_no_reshard", 2),
+        ("fsdp2_hybrid", 2),
+    ):
         path = tmp_path / f"{name}.yaml"
         arguments = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", name]
         text = printed(capsys, *arguments, "--write", str(path))
         assert text.splitlines()[-1] == f"Written: {path}"
         written, shipped = file.read_strategy(path), file.read_strategy(file.find_strategy(name))
-        assert (written.num_processes, written.num_machines) == (16, num_machines)
+        assert (written.num_processes, written.num_machines) == (16, 2)
         assert (written.zero_stage, written.deepspeed_json) == (shipped.zero_stage, shipped.deepspeed_json)
         assert written.ddp_json == shipped.ddp_json
         assert "machine_rank" in path.read_text().split("compute_environment")[0]
@@ -180,6 +186,11 @@ def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):
         assert launcher == ("standard" if name.startswith("zero") else None)  # not pdsh, which is accelerate's default
         with pytest.raises(Refusal, match="is there already"):
             cli.run(["advise", *arguments, "--write", str(path)])
+    assert file.read_strategy(tmp_path / "fsdp2_hybrid.yaml").mesh == [2, 8]
+    (tmp_path / "ddp_tuned.yaml").unlink()  # its JSON would make of a plain ddp what it is not
+    plain = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "16", "--strategy", "ddp"]
+    with pytest.raises(Refusal, match=r"ddp_tuned\.json: is there already"):
+        cli.run(["advise", *plain, "--write", str(tmp_path / "ddp_tuned.yaml")])
 
 
 def test_a_strategy_of_ones_own_without_the_keys(tmp_path, capsys):

@@ -138,6 +138,10 @@ def test_what_fails_or_is_refused_keeps_nothing_else_waiting(place, monkeypatch,
     assert len(done(place)) == 5
     assert "zero-study: --data-dir data: no such folder" in capsys.readouterr().err
     assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK  # what failed keeps its outcome in a slot
+    monkeypatch.setattr(throughput, "measure", lambda *_, **__: 1 / 0)  # a fault of the program's own
+    assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert packed(place) == 5
     fakes(monkeypatch, place)
     assert one_gpu.run(LIST, place, Slot(60)) == runner.SOME_NOT_OK
     assert "**failed**" in (place.folder / one_gpu.PAGE).read_text()

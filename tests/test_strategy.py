@@ -166,6 +166,10 @@ ZERO = "zero_optimization"
             "gradient_accumulation_steps=0: input should be greater than or equal to 1 or 'auto'",
         ),
         (
+            {ZERO: {"stage": 2, "zero_hpz_partition_size": 2}},
+            "zero_optimization.zero_hpz_partition_size is stage 3's, stage is 2; remove one of them",
+        ),
+        (
             {ZERO: {"stage": 3, "zero_hpz_partition_size": 0}},
             "zero_optimization.zero_hpz_partition_size=0: input should be",
         ),
@@ -576,3 +580,9 @@ def test_clipping_outside_deepspeed_is_torchs(limit):
     assert read().item() == pytest.approx(norm.item(), rel=1e-6)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_a_ddp_file_in_json_is_not_its_own_json(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(shipped("ddp").content))
+    assert read_strategy(path).gradient_as_bucket_view is False

@@ -109,7 +109,9 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
             f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards"
         )
     if engines.precision_class(chosen, config.precision) != config.precision:
-        raise Refusal(f"{config.precision} under {chosen.name} is refused: fp32 masters are of ZeRO's stages 1 to 3")
+        raise Refusal(
+            f"{config.precision} under {chosen.name} is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"
+        )
 
 
 def _rounded(value: float) -> float:

@@ -43,7 +43,7 @@ def text(advice: Advice) -> str:
         "micro batch x accumulation, c: activation checkpointing.",
         "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
         "arithmetics:",
-        "autocast over fp32 parameters, and 16-bit parameters with fp32 masters, DeepSpeed's.",
+        "autocast over fp32 parameters, and 16-bit compute with fp32 masters, DeepSpeed's and FSDP2's.",
         "Where a GPU's bytes are, in GiB:",
         "",
     ]
@@ -203,8 +203,9 @@ def write(advice: Advice, path: Path) -> None:
         if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
     beside = path.with_suffix(".json")  # which DDP's file cannot name
-    if option.strategy.ddp_json is not None:
+    if option.strategy.distributed_type == "MULTI_GPU":  # it would take part unasked
         check_free(beside)
+    if option.strategy.ddp_json is not None:
         comments.append(f"{beside.name} beside it belongs to it. (In your own program: DistributedDataParallelKwargs.)")
     commented = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
     try:

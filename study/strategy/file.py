@@ -194,6 +194,14 @@ class _ZeroSection(Written):
     stage3_module_granularity_threshold: Count = None
     zero_hpz_partition_size: Annotated[Count, Field(gt=0)] = None
 
+    @model_validator(mode="after")
+    def _explain_hpz(self) -> _ZeroSection:
+        if self.zero_hpz_partition_size is not None and self.stage != 3:
+            raise ValueError(
+                f"zero_optimization.zero_hpz_partition_size is stage 3's, stage is {self.stage}; remove one of them"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _explain_what_is_left_out(cls, content: Any) -> Any:
@@ -372,6 +380,8 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
     if file.parallelism_config and file.fsdp_config is None:
         raise Refusal(f"{path}: parallelism_config shards by FSDP, the file's distributed_type is another; remove it")
+    if file.parallelism_config and file.fsdp_config and file.fsdp_config.fsdp_offload_params:
+        raise Refusal(f"{path}: fsdp_offload_params beside parallelism_config has never been tried; remove one of them")
 
     deepspeed = file.deepspeed_config or _DeepSpeedSection()
     written = beside = None
@@ -406,7 +416,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         else (zero.offload_param.device if zero else deepspeed.offload_param_device),
         zero3_init=deepspeed.zero3_init_flag,
         deepspeed_json=written,
-        ddp_json=_read_ddp_json(path.with_suffix(".json")) if file.distributed_type == "MULTI_GPU" else None,
+        ddp_json=_read_ddp_json(path) if file.distributed_type == "MULTI_GPU" else None,
         gradient_clipping=None if clipping == "auto" else clipping,
         gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
         content=content,
@@ -423,9 +433,10 @@ def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedF
         raise Refusal(describe(error, str(path)) + _known_keys(error)) from None
 
 
-def _read_ddp_json(path: Path) -> dict[str, Any] | None:
-    """Read the JSON that DDP's file cannot name; None where there is none, and DDP has its defaults."""
-    if not path.exists():
+def _read_ddp_json(file: Path) -> dict[str, Any] | None:
+    """Read the JSON beside DDP's file, which cannot name it; None where there is none, and DDP has its defaults."""
+    path = file.with_suffix(".json")
+    if path == file or not path.exists():
         return None
     try:
         return _DDPFile.model_validate(_keys_of(path)).model_dump()

@@ -321,7 +321,10 @@ class _Moved:
     step: float = 0.0
 
 
-SUBGROUPS = ("subgroup_all_gather", "subgroup_reduce_scatter")  # within a node, where they fit into one
+SUBGROUPS = (
+    "subgroup_all_gather",
+    "subgroup_reduce_scatter",
+)  # within a node where they fit; else priced as the world's
 GATHERS = ("all_gather", "subgroup_all_gather", "broadcast")
 
 
@@ -347,6 +350,9 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
 
     def price(kind: str) -> tuple[float, float]:
         """Bytes a second, and seconds of latency; a ring passes all but one part of the tensor over each link."""
+        if kind == "subgroup_all_reduce":  # of replicas: one ring for each shard, all at once over a node's adapters
+            at_once = min(engine.num_shards, box.gpus_per_node) if nodes > 1 else 1
+            return LINK_EFFICIENCY * link / at_once * engine.replicas / (engine.replicas - 1), latency
         if kind in SUBGROUPS and subgroup <= box.gpus_per_node:
             return LINK_EFFICIENCY * box.gpu.link_bandwidth * subgroup / (subgroup - 1), COLLECTIVE_SECONDS
         return LINK_EFFICIENCY * link * world_size / (world_size - 1), latency

@@ -61,7 +61,8 @@ def build_accelerator(run: Run) -> Accelerator:
     if config.precision != "fp32" and not is_fsdp and not (is_deepspeed and autocast):
         mixed_precision = config.precision.removesuffix("-autocast")
     fsdp_plugin = fsdp.make_plugin(run) if is_fsdp else None
-    has_mesh = on_cpu and fsdp.take_mesh_from_launcher()
+    mesh = fsdp.make_mesh(run)
+    multiplies_in_tf32 = torch.backends.cuda.matmul.allow_tf32
     handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if uses_gloo(config, on_cpu) else []
     if strategy.distributed_type == "MULTI_GPU":
         handlers.append(DistributedDataParallelKwargs(gradient_as_bucket_view=strategy.gradient_as_bucket_view))
@@ -76,13 +77,15 @@ def build_accelerator(run: Run) -> Accelerator:
         ),
         deepspeed_plugin=_deepspeed_plugin(run) if is_deepspeed else None,
         fsdp_plugin=fsdp_plugin,
+        parallelism_config=None if on_cpu else mesh,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
         kwargs_handlers=handlers if strategy.distributed_type != "NO" else None,
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run.folder,
     )
     if on_cpu and fsdp_plugin is not None:
-        fsdp.shard_on_cpu(accelerator, fsdp_plugin, has_mesh)
+        fsdp.shard_on_cpu(accelerator, fsdp_plugin, mesh)
+    torch.backends.cuda.matmul.allow_tf32 = multiplies_in_tf32  # accelerate allows it, where a model is compiled
     return accelerator
 
 

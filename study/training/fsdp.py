@@ -15,14 +15,12 @@ from study.run import Run
 from study.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, ParallelismConfig
     from accelerate.utils import FullyShardedDataParallelPlugin
-
-PARALLELISM_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"  # the launcher's word for a mesh of replicas and shards
 
 
 def make_plugin(run: Run) -> FullyShardedDataParallelPlugin:
-    """Make accelerate's FSDP plugin: the strategy as the launcher passes it on, and what the run says.
+    """Make accelerate's FSDP plugin from the strategy's file: what is left out would be read from the environment.
 
     The unit is named, because accelerate takes transformers' `_no_split_modules` otherwise: BERT's name its embeddings
     too (5.23), whose table accelerate then shards twice, which ends in a TypeError. In 16 bits parameters and their
@@ -35,26 +33,46 @@ def make_plugin(run: Run) -> FullyShardedDataParallelPlugin:
     if run.config.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=run.strategy.reshard_after_forward,
+        cpu_offload=run.strategy.offload_param_device == "cpu",
+        state_dict_type="SHARDED_STATE_DICT",
+        activation_checkpointing=False,  # accelerate's draws other dropout masks; the run has its own
+        activation_checkpointing_offload=False,
+        cpu_ram_efficient_loading=False,
+        ignored_modules=[],
+        auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=[WORKLOADS[run.config.workload].block_class(run.config)],
         mixed_precision_policy=policy,
     )
 
 
-def take_mesh_from_launcher() -> bool:
-    """Say whether the launcher asks for a mesh, and take the word back: accelerate has none on a CPU yet."""
-    return os.environ.pop(PARALLELISM_VARIABLE, "false").lower() == "true"
+def make_mesh(run: Run) -> ParallelismConfig | None:
+    """Make accelerate's mesh of replicas and shards, where the strategy's file has one.
+
+    What the launcher says of it is taken back: beside replicas and shards it may name ranks that get equal batches.
+    """
+    from accelerate import ParallelismConfig
+
+    os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
+    if run.strategy.mesh is None:
+        return None
+    replicas, shards = run.strategy.mesh
+    return ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards, tp_size=1, cp_size=1, sp_size=1)
 
 
-def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin, has_mesh: bool) -> None:
+def shard_on_cpu(
+    accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin, mesh: ParallelismConfig | None
+) -> None:
     """Make an Accelerator of a CPU's one that shards: only as it initialises does accelerate 1.15 drop FSDP there."""
-    from accelerate import DistributedType, ParallelismConfig, PartialState
+    from accelerate import DistributedType, PartialState
 
     # Each new AcceleratorState, as every prepared optimizer makes one, takes over what PartialState says.
     PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
-    if has_mesh:
-        accelerator.state.parallelism_config = ParallelismConfig()
-        accelerator.state.device_mesh = accelerator.parallelism_config.get_device_mesh("cpu")
+    if mesh is not None:
+        accelerator.state.parallelism_config = mesh
+        accelerator.state.device_mesh = mesh.get_device_mesh("cpu")
 
 
 def _groups(model: torch.nn.Module) -> list[Any]:

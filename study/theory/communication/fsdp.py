@@ -48,6 +48,9 @@ def _elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:
 
 
 def _padded(parameter: Parameter, shape: ModelShape, engine: Engine) -> int:
-    """Elements of a parameter whose rows, of the hidden size or of one that divides, are cut into equal parts."""
+    """Elements of a parameter whose rows, of the hidden size, are cut into equal parts.
+
+    GPT-2 keeps its blocks' matrices the other way round, so this is exact where the shards divide the hidden size.
+    """
     row = shape.hidden if parameter.group == 0 else 1
     return -(-parameter.numel // row // engine.num_shards) * engine.num_shards * row
