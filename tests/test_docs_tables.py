@@ -74,6 +74,7 @@ SPLIT = {
     "zero2": "and gradients",
     "zero3": "and parameters",
     "zero3_nvme_offload": "the same, and kept on a disk",
+    "fsdp2": "as under `zero3`, by PyTorch itself",
 }
 IN_README = {
     "GPT: loss": "GPT: loss against ddp",
