@@ -19,8 +19,8 @@ from study.theory.case import Engine, Job, Precision
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 MEASURED = sorted(path for path in (RECORDS / "peaks").glob("*.json") if path.name.count(".") == 1)
-# Many small buckets: gloo's threads let go of them when they get to it, and two ranks of one run differ by a tenth.
-UNSTEADY = ("zero2_tuned", "zero3_tuned")
+# Many small buckets or units: gloo's threads let go of them late, and two ranks of one run differ by a tenth.
+UNSTEADY = ("zero2_tuned", "zero3_tuned", "zero3_hpz", "fsdp2", "fsdp2_no_reshard")
 
 
 def test_there_are_records():
