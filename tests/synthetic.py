@@ -180,8 +180,8 @@ def _sha256(*words: Any) -> str:
 
 
 def _started_at(run_id: str, repeat: int) -> str:
-    """Later repeats later."""
-    minutes = repeat * 60 * 24 + _number(run_id) % (60 * 24)
+    """Later repeats later; all within hours, as their times are compared."""
+    minutes = repeat * 60 + _number(run_id) % 60
     return (FIRST_RUN + datetime.timedelta(minutes=minutes)).isoformat(timespec="seconds")
 
 

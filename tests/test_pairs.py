@@ -110,6 +110,14 @@ def pairs_of(rows: pd.DataFrame, control: str = "ddp") -> set[tuple]:
     }
 
 
+def test_times_of_another_day_are_not_compared(row):
+    later = {"started_at": (pd.Timestamp(row["started_at"]) + pd.Timedelta(hours=20)).isoformat()}
+    assert pairs.limits(row, {**row, **later})["speed"] == "begun 20 hours apart"
+    soon = {"started_at": (pd.Timestamp(row["started_at"]) + pd.Timedelta(hours=11)).isoformat()}
+    assert pairs.limits(row, {**row, **soon})["speed"] is None
+    assert pairs.limits(row, {**row, **later})["memory"] is None
+
+
 def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
     for strategy, world_size in (("ddp", 2), ("ddp", 4), ("zero2", 2), ("zero2", 4), ("single", 1)):
         for seed in (0, 1):

@@ -27,6 +27,9 @@ _HELD: dict[str, str] = {
 }
 _UNKNOWN = {"data_digest": "data", "config_digest": "settings", "initial_sha256": "initial weights"}
 
+# Rotation guards times against a box that drifts within a study, not against what else it did on another day.
+SAME_SESSION_HOURS = 12
+
 CELL = tuple(_HELD)
 LIMITS = ("losses", "speed", "memory", "states")
 SETTING = tuple(name for name in CELL if name not in ("global_batch_size", "num_steps", "gradient_clipping"))
@@ -87,8 +90,18 @@ def limits(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | 
     # Where the processes differ, so does what each does. Elsewhere it is a setting.
     unequal = confounded or (None if other_world else micro_batch)
     threads = _against(run, other, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
+    apart = _hours_apart(run, other)
     crowded = next((crowding(each) for each in (run, other) if crowding(each)), None)
-    return {"losses": losses, "speed": crowded or unequal or threads, "memory": unequal, "states": confounded}
+    return {"losses": losses, "speed": crowded or unequal or threads or apart, "memory": unequal, "states": confounded}
+
+
+def _hours_apart(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Say how long after one another two runs began, where that is too long for the box to be taken as the same."""
+    began = [run.get("started_at"), other.get("started_at")]
+    if any(pd.isna(each) for each in began):
+        return None
+    hours = abs((pd.Timestamp(began[0]) - pd.Timestamp(began[1])).total_seconds()) / 3600
+    return f"begun {hours:.0f} hours apart" if hours > SAME_SESSION_HOURS else None
 
 
 def crowding(run: Mapping[str, Any]) -> str | None:
