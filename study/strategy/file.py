@@ -374,15 +374,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         file = _AccelerateFile.model_validate(content)
     except ValidationError as error:
         raise Refusal(describe(error, str(path))) from None
-    if (file.distributed_type == "DEEPSPEED") != (file.deepspeed_config is not None):
-        raise Refusal(f"{path}: distributed_type: DEEPSPEED and a deepspeed_config section belong together")
-    if (file.distributed_type == "FSDP") != (file.fsdp_config is not None):
-        raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
-    if file.parallelism_config and file.fsdp_config is None:
-        raise Refusal(f"{path}: parallelism_config shards by FSDP, the file's distributed_type is another; remove it")
-    if file.parallelism_config and file.fsdp_config and file.fsdp_config.fsdp_offload_params:
-        raise Refusal(f"{path}: fsdp_offload_params beside parallelism_config has never been tried; remove one of them")
-
+    _check_sections(path, file)
     deepspeed = file.deepspeed_config or _DeepSpeedSection()
     written = beside = None
     if deepspeed.deepspeed_config_file is not None:
@@ -421,6 +413,18 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
         content=content,
     )
+
+
+def _check_sections(path: Path, file: _AccelerateFile) -> None:
+    """Raise Refusal where a section is there without its distributed_type, or without what it needs."""
+    if (file.distributed_type == "DEEPSPEED") != (file.deepspeed_config is not None):
+        raise Refusal(f"{path}: distributed_type: DEEPSPEED and a deepspeed_config section belong together")
+    if (file.distributed_type == "FSDP") != (file.fsdp_config is not None):
+        raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
+    if file.parallelism_config and file.fsdp_config is None:
+        raise Refusal(f"{path}: parallelism_config shards by FSDP, the file's distributed_type is another; remove it")
+    if file.parallelism_config and file.fsdp_config and file.fsdp_config.fsdp_offload_params:
+        raise Refusal(f"{path}: fsdp_offload_params beside parallelism_config has never been tried; remove one of them")
 
 
 def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedFile]:

@@ -134,11 +134,7 @@ def _moments(
     gradients = _gradients(shape, engine, job, resting, stepping)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
     gathered = _gathered_bytes(shape, engine, job)
-    around = released = secondary
-    if engine.kind == "fsdp":  # blocks are let go of one by one in backward; what surrounds them stays until it ends
-        around = engine.compute_bytes * _around(shape)
-        ahead = shape.outside_params - _around(shape) if engine.num_shards > 1 else 0  # an embedding, before its turn
-        released = around + engine.compute_bytes * (ahead + shape.block_params)
+    released, around = _left_in_backward(shape, engine) if engine.kind == "fsdp" else (secondary, secondary)
     if engine.max_live_parameters < shape.num_params:  # else nothing is released before backward
         gathered += secondary
     bucket = gradients.bucket
@@ -177,6 +173,13 @@ def _moments(
         ),
         _row(stepping, temporary=gradients.stepping),
     ]
+
+
+def _left_in_backward(shape: ModelShape, engine: Engine) -> tuple[float, float]:
+    """FSDP2's gathered bytes in the first block's backward, and as backward ends: what surrounds the blocks stays."""
+    around = engine.compute_bytes * _around(shape)
+    ahead = shape.outside_params - _around(shape) if engine.num_shards > 1 else 0  # an embedding, before its turn
+    return around + engine.compute_bytes * (ahead + shape.block_params), around
 
 
 def _row(

@@ -9,7 +9,7 @@ from study.config import RunConfig
 from study.errors import Refusal
 from study.models import SIZES, swap_buffer_size
 from study.run import Run
-from study.strategy.file import suited_buckets
+from study.strategy.file import Strategy, suited_buckets
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,21 +45,9 @@ def build_accelerator(run: Run) -> Accelerator:
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
-    started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    # Then accelerate drops DeepSpeed.
-    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    if is_deepspeed != (started and not on_cpu_only):
-        raise Refusal(
-            f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
-            f"{'a run without DeepSpeed' if is_deepspeed else 'DeepSpeed'}; "
-            "remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
-        )
+    _check_started(strategy)
     if config.share_device and strategy.distributed_type != "NO":
         _share_device()
-    autocast = config.precision.endswith("-autocast")
-    mixed_precision = "no"
-    if config.precision != "fp32" and not is_fsdp and not (is_deepspeed and autocast):
-        mixed_precision = config.precision.removesuffix("-autocast")
     fsdp_plugin = fsdp.make_plugin(run) if is_fsdp else None
     mesh = fsdp.make_mesh(run)
     multiplies_in_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -69,7 +57,7 @@ def build_accelerator(run: Run) -> Accelerator:
     accelerator = (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
-        mixed_precision=mixed_precision,
+        mixed_precision=_mixed_precision(run),
         dataloader_config=DataLoaderConfiguration(non_blocking=True),  # from pinned memory, while the GPU computes
         # FSDP reduces in every micro step, too: kept whole, gradients would undo what sharding saves.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
@@ -87,6 +75,28 @@ def build_accelerator(run: Run) -> Accelerator:
         fsdp.shard_on_cpu(accelerator, fsdp_plugin, mesh)
     torch.backends.cuda.matmul.allow_tf32 = multiplies_in_tf32  # accelerate allows it, where a model is compiled
     return accelerator
+
+
+def _mixed_precision(run: Run) -> str:
+    """What accelerate is to know of the precision: nothing where the engine, or FSDP2's policy, has it from us."""
+    precision, kind = run.config.precision, run.strategy.distributed_type
+    if precision == "fp32" or kind == "FSDP" or (kind == "DEEPSPEED" and precision.endswith("-autocast")):
+        return "no"
+    return precision.removesuffix("-autocast")
+
+
+def _check_started(strategy: Strategy) -> None:
+    """Raise Refusal where the launcher started DeepSpeed for another strategy, or another for DeepSpeed's."""
+    is_deepspeed = strategy.distributed_type == "DEEPSPEED"
+    started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    # Then accelerate drops DeepSpeed.
+    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    if is_deepspeed != (started and not on_cpu_only):
+        raise Refusal(
+            f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
+            f"{'a run without DeepSpeed' if is_deepspeed else 'DeepSpeed'}; "
+            "remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
+        )
 
 
 def uses_gloo(config: RunConfig, on_cpu: bool) -> bool:
