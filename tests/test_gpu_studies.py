@@ -68,7 +68,8 @@ def run(name: str, wanted: list[str], folder: Path, slot_seconds: float = math.i
 
 @pytest.mark.launches
 def test_single_gpu_in_slots_and_home(home):
-    names = [name for name in file.names() if not name.startswith("fsdp")]
+    asked = {name for part in studies.find("single-gpu").parts for name in part.strategies}
+    names = [name for name in file.names() if name in asked]
     found = run("single-gpu", [f"{name}-1x" for name in names], home / "runs", slot_seconds=150)
     assert len(found) == 12
     engines = {one.strategy: one.proof.engine_class for one in found.values()}

@@ -101,7 +101,7 @@ def test_nothing_is_started_that_will_not_end_in_time(place, monkeypatch, capsys
     assert packed(place) == 1
     expect(monkeypatch, three=100)
     assert one_gpu.run(LIST, place, Slot(50)) == runner.SOME_WITHOUT_OUTCOME
-    assert done(place) == ["b zero2", "a ddp", "a zero2"]
+    assert sorted(done(place)) == ["a ddp", "a zero2", "b zero2"]  # begun within a second
     assert one_gpu.run(LIST, place, Slot(200)) == runner.ALL_OK
     assert packed(place) == 5
 

@@ -180,7 +180,7 @@ def test_figure_of_nothing_says_so(tmp_path):
 
 def test_title_counts_what_was_run(study):
     said = text_of(pages.title("Is 1 < 2?", study))
-    assert said.startswith(f"Is 1 < 2? {len(study)} runs of 3 strategies on Synthetic CPU, 8 cores, 2026-01-01 to ")
+    assert said.startswith(f"Is 1 < 2? {len(study)} runs of 3 strategies on Synthetic CPU, 8 cores, 2026-01-01.")
 
 
 # ---------------------------------------------------------------- each page's own

@@ -82,8 +82,8 @@ def test_says_what_does_not_fit():
 @pytest.mark.parametrize(
     ("flags", "name", "why"),
     [
-        ("precision: bf16", "ddp", "bf16 under ddp is refused: fp32 masters are of ZeRO's stages 1 to 3"),
-        ("precision: bf16", "zero0", "bf16 under zero0 is refused: fp32 masters are of ZeRO's stages 1 to 3"),
+        ("precision: bf16", "ddp", "bf16 under ddp is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"),
+        ("precision: bf16", "zero0", "bf16 under zero0 is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"),
         ("precision: bf16-autocast", "fsdp2", "bf16-autocast under fsdp2 is refused: it computes in fp32, or in bf16"),
         ("micro_batch_size: 3", "zero2", "global_batch_size=16 is not a multiple of micro_batch_size=3 x world_size=2"),
     ],

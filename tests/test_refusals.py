@@ -72,7 +72,7 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--strategy zero9", "strategy 'zero9' is unknown; name a file or one of single, ddp, zero0"),
+        ("--strategy zero9", "strategy 'zero9' is unknown; name a file or one of single, ddp, ddp_tuned, zero0"),
         ("--strategy nowhere.yaml", "strategy 'nowhere.yaml' is unknown"),
         (
             "--workload bert-squad",
