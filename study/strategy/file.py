@@ -390,8 +390,11 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         )
 
     in_charge = beside or deepspeed
-    by_fsdp: Device = "cpu" if file.fsdp_config and file.fsdp_config.fsdp_offload_params else "none"
     zero = beside.zero_optimization if beside else None
+    optimizer_device = zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device
+    param_device = zero.offload_param.device if zero else deepspeed.offload_param_device
+    if file.fsdp_config and file.fsdp_config.fsdp_offload_params:  # of both
+        optimizer_device = param_device = "cpu"
     clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
     return Strategy(
         name=path.stem,
@@ -400,12 +403,8 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         num_processes=file.num_processes,
         num_machines=file.num_machines,
         zero_stage=zero.stage if zero else deepspeed.zero_stage,
-        offload_optimizer_device=by_fsdp
-        if file.fsdp_config
-        else (zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device),
-        offload_param_device=by_fsdp
-        if file.fsdp_config
-        else (zero.offload_param.device if zero else deepspeed.offload_param_device),
+        offload_optimizer_device=optimizer_device,
+        offload_param_device=param_device,
         zero3_init=deepspeed.zero3_init_flag,
         deepspeed_json=written,
         ddp_json=_read_ddp_json(path) if file.distributed_type == "MULTI_GPU" else None,

@@ -99,13 +99,14 @@ def read_sharding(model: torch.nn.Module, block: str) -> Sharding:
         sharded_parameters=sum(isinstance(p, DTensor) and p.placements[-1].is_shard() for p in parameters),
         unsharded_parameters=sum(not isinstance(p, DTensor) for p in parameters),
         mesh=list(*meshes) if len(meshes) == 1 else [],
-        compute_dtypes=_names({policy.param_dtype or torch.float32 for policy in policies}),
-        reduce_dtypes=_names({policy.reduce_dtype or policy.param_dtype or torch.float32 for policy in policies}),
+        compute_dtypes=dtype_names({policy.param_dtype or torch.float32 for policy in policies}),
+        reduce_dtypes=dtype_names({policy.reduce_dtype or policy.param_dtype or torch.float32 for policy in policies}),
         offloads=bool(groups) and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
     )
 
 
-def _names(dtypes: set[torch.dtype]) -> list[str]:
+def dtype_names(dtypes: set[torch.dtype]) -> list[str]:
+    """Types as a proof writes them: bfloat16, float32."""
     return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 

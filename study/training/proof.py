@@ -17,13 +17,9 @@ from study.models import SIZES
 from study.records.schema import Proof, Sharding
 from study.run import Run
 from study.training.accelerators import uses_gloo
-from study.training.fsdp import read_sharding
+from study.training.fsdp import dtype_names, read_sharding
 from study.training.measure.memory import engine_tensors
 from study.workloads import WORKLOADS
-
-
-def _names(dtypes: set[torch.dtype]) -> list[str]:
-    return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def innermost(optimizer: Any) -> Any:
@@ -50,7 +46,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         "gradient_clipping": run.config.gradient_clipping,
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "micro_batch_size": run.config.batches(accelerator.num_processes)[0],
-        "parameter_dtypes": _names({p.dtype for p in model.parameters()}),
+        "parameter_dtypes": dtype_names({p.dtype for p in model.parameters()}),
         "gradient_as_bucket_view": getattr(engine, "gradient_as_bucket_view", None),  # of DDP
     }
     if accelerator.distributed_type.value == "FSDP":
@@ -119,7 +115,7 @@ def _facts_of_zero(engine: Any, optimizer: Any, stage: int) -> dict[str, Any]:
         "zero_optimizer_class": type(optimizer).__name__,
         "reduce_bucket_size": getattr(optimizer, "reduce_bucket_size", None),  # BF16_Optimizer has none
         "allgather_bucket_size": engine._config.zero_config.allgather_bucket_size,
-        "master_dtypes": _names({m.dtype for m in masters}) or None,
+        "master_dtypes": dtype_names({m.dtype for m in masters}) or None,
     }
     if stage != 3:
         return facts | {"use_multi_rank_bucket_allreduce": getattr(optimizer, "use_multi_rank_bucket_allreduce", None)}
@@ -329,5 +325,5 @@ def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
     moments = {s[k].dtype for s in states for k in ("exp_avg", "exp_avg_sq") if isinstance(s.get(k), torch.Tensor)}
     gradients = {g.dtype for g in tensors["gradients"]}
     return proof.model_copy(
-        update={"gradient_dtypes": _names(gradients) or None, "moment_dtypes": _names(moments) or None}
+        update={"gradient_dtypes": dtype_names(gradients) or None, "moment_dtypes": dtype_names(moments) or None}
     )
