@@ -9,7 +9,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box test test-fast chromium lint types constraints
+.PHONY: help setup study gpu box test test-fast chromium lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
@@ -21,6 +21,7 @@ help:
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
 	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
 	@echo "make constraints  resolve the newest versions into constraints.txt (then run the tests)"
+	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
 	@echo "make help         list these commands"
 
 study: setup
@@ -133,3 +134,8 @@ constraints:
 	@{ grep '^#' constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude-editable --exclude pip | \
 		sed 's/+.*//' | grep -vE '^(nvidia-[^m]|cuda-|triton)'; } >build/constraints.txt
 	@mv build/constraints.txt constraints.txt && rm -r build/constraints
+
+# --strict: without it a package that the index says nothing of counts as one without a vulnerability.
+audit:
+	@[ -x build/audit/bin/pip-audit ] || { $(PYTHON) -m venv build/audit && build/audit/bin/python -m pip install -q pip-audit; }
+	@build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip --strict

@@ -38,7 +38,12 @@ WITH_CONTROL = ("differences", "answer")  # the tables that compare with one str
 CLAIM_VERDICTS = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
 WORKS = ("small", "bert-large", "gpt2-xl")
 
-LARGEST_NUMBER = 1_000_000_000
+# What every run imports; deepspeed is asked for where a strategy is its.
+TRAINING = (
+    "torch", "accelerate", "transformers", "datasets", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
+    "tokenizers", "tqdm",
+)  # fmt: skip
+
 
 A_STUDY = "a study that the project ships, or a YAML file of your own"
 RECORDS = "folders of run directories or of collected records"
@@ -78,8 +83,8 @@ class _WholeNumber(click.ParamType):
         flag = param.opts[0]
         if number < 1:
             raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
-        if number > LARGEST_NUMBER:
-            raise Refusal(f"{flag} {value}: must be at most {LARGEST_NUMBER:,}")
+        if number > config.LARGEST_NUMBER:
+            raise Refusal(f"{flag} {value}: must be at most {config.LARGEST_NUMBER:,}")
         return number
 
 
@@ -138,10 +143,11 @@ def _train(strategy: str, num_processes: int | None, timeout: int | None, **opti
     from study.run import make_run
     from study.running import launch
 
+    _require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
     asked = config.build_config(**config.given(options))
     run = make_run(asked, chosen, num_processes or chosen.num_processes, chosen.num_machines)
-    checks.check_folder(run.folder)
+    checks.check_folder(run)
     checks.check(run)
 
     ended = launch.launch(run, timeout, lambda line: print(f"  {line}", flush=True))
@@ -185,15 +191,28 @@ def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout:
 @_of_a_study
 @click.option("--fail-fast", is_flag=True, help="start no run after one that is neither ok nor out of memory")
 @click.option(
+    "--checkpoint-every",
+    type=NUMBER,
+    metavar="STEPS",
+    help="optimizer steps between checkpoints, from which what is cut off goes on [default: as the study says]",
+)
+@click.option(
     "--minutes",
     type=NUMBER,
     help="stop in time: start no run that is expected to end more minutes from now, and none that failed "
     "[default: none]",
 )
 def _run(
-    study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int, fail_fast: bool, minutes: int | None
+    study: str,
+    data_dir: Path | None,
+    runs_dir: Path,
+    only: str,
+    timeout: int,
+    fail_fast: bool,
+    checkpoint_every: int | None,
+    minutes: int | None,
 ) -> int:
-    """Run a study's runs one after another; finished ones are kept.
+    """Run a study's runs one after another; finished ones are kept, and what was cut off goes on from its checkpoint.
 
     Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
@@ -202,8 +221,8 @@ def _run(
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.select(chosen, data_dir, only, folder)
-    _require("torch")  # a plan does without it, no run does
+    runs = plan.select(chosen, data_dir, only, folder, checkpoint_every)
+    _require(*TRAINING)  # a plan does without it, no run does
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
 
 
@@ -218,7 +237,7 @@ def _gpu(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, s
 
     Exit status: as that of `zero-study run`.
     """
-    _require("torch")
+    _require(*TRAINING)
     from study import one_gpu
     from study.running import runner
 
@@ -241,13 +260,61 @@ def _extensions() -> int:
     return extensions.build()
 
 
-def _require(module: str) -> None:
+@zero_study.command("doctor")
+@click.argument("file", type=PATH, required=False, help="an accelerate file or a DeepSpeed JSON, of anybody")
+@click.option("--all", "everything", is_flag=True, help="list the keys that do no harm, too")
+@click.option("--json", "as_json", is_flag=True, help="print every finding as JSON")
+@click.option("--fix", type=PATH, metavar="OUT", help="also write the mended file, to a new file")
+@click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be tried [default: .]")
+def _doctor(file: Path | None, everything: bool, as_json: bool, fix: Path | None, disk: Path | None) -> int:
+    """Say of each key of a file what it will really do with these versions; without a file, what would bite here.
+
+    Exit status: 0 every key does what it says, or nothing bites; 1 otherwise; 2 the file cannot be read.
+    """
+    from study.doctor import examine, machine
+
+    if file is None:
+        if everything or fix:
+            raise Refusal(f"{'--all' if everything else '--fix'} is about a file; name one")
+        checks = machine.examine(disk or Path())
+        print(machine.as_json(checks) if as_json else machine.text(checks))
+        return 1 if any(check.verdict == "bites" for check in checks) else 0
+    if disk is not None:
+        raise Refusal(f"--disk {disk} is about this machine; leave FILE out, or --disk")
+    examined = examine.examine(file)
+    if fix is not None:
+        examine.write_mended(examined, fix)
+    print(examined.as_json() if as_json else examine.text(examined, everything))
+    return 1 if examined.matters else 0
+
+
+def _require(*modules: str) -> None:
     """Refuse now what would fail later, in a process of its own."""
-    if importlib.util.find_spec(module) is None:
-        raise ModuleNotFoundError(name=module)
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
 
 
 # ---------------------------------------------------------------- records
+
+
+@zero_study.command("export")
+@click.argument("run", type=PATH, help="a run directory, or one of its checkpoints")
+@click.argument("folder", type=PATH, required=False, help="folder to write [default: RUN/model]")
+@click.option("--data-dir", type=PATH, help=DATA_FOLDER)
+def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
+    """Write the model of a run's newest checkpoint, whole and in fp32, as from_pretrained loads it.
+
+    Its loss on the run's held-out examples is printed beside the run's own.
+    """
+    _require(*TRAINING)
+    from study.training import export
+
+    checkpoint = export.newest(run)
+    target = folder or run / "model"
+    model = export.export(checkpoint, target)
+    print(f"exported {target}, of step {checkpoint.manifest.step} under {checkpoint.manifest.identity.strategy}")
+    print(export.check(model, checkpoint, data_dir))
 
 
 @zero_study.command("collect")
@@ -497,7 +564,7 @@ def _snippets(claims: tuple[str, ...], output: Path | None) -> None:
 @click.option("--output", type=PATH, required=True, help="JSON file; what it has already is kept")
 def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: Any) -> None:
     """Run the a100-replication's program as published, and mended step by step."""
-    _require("torch")
+    _require(*TRAINING)
     from study.published import protocol
 
     protocol.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
@@ -510,7 +577,7 @@ def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: An
 @click.option("--output", type=PATH, required=True, help="JSON file to write, or to complete")
 def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output: Path) -> None:
     """Measure the difference that each parity trap makes between runs that read as the same training."""
-    _require("torch")
+    _require(*TRAINING)
     from study.published import traps
 
     traps.measure(names, num_seeds, data_dir, output)
@@ -540,7 +607,7 @@ def _throughput(context: click.Context, minutes: int | None, **options: Any) -> 
 
     Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
     """
-    _require("torch")
+    _require(*TRAINING)
     from study.benchmarks import throughput
     from study.running import runner
 
@@ -555,10 +622,24 @@ def _throughput(context: click.Context, minutes: int | None, **options: Any) -> 
 @click.pass_context
 def _overhead(context: click.Context, **options: Any) -> None:
     """Compare runs that measure with runs that do not, by the seconds of their other steps."""
-    _require("torch")
+    _require(*TRAINING)
     from study.benchmarks import overhead
 
     overhead.measure(**options, command=_recorded(context))
+
+
+@benchmark.command("checkpoints")
+@click.option("--strategies", default="ddp,zero2,zero3,fsdp2", metavar="NAMES", help="some, with commas between")
+@click.option("--size", default="mini", help="size of BERT")
+@click.option("--rounds", type=NUMBER, default=3, help="runs of each strategy")
+@click.option("--output", type=PATH, help="JSON file to write")
+@click.pass_context
+def _benchmark_checkpoints(context: click.Context, **options: Any) -> None:
+    """Measure what a checkpoint every 50 steps costs, beyond writing its bytes."""
+    _require(*TRAINING)
+    from study.benchmarks import checkpoints
+
+    checkpoints.measure(**options, command=_recorded(context))
 
 
 @benchmark.command("advise")

@@ -17,7 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from study.errors import Refusal, describe, describe_usage
 from study.models import SIZES
 
+# Knobs that say how the processes of a run are kept, and nothing of the run.
+OF_THE_PROCESS = frozenset({"output_dir", "checkpoint_every", "keep", "resume", "collective_timeout"})
+# And those that leave every trained number as it is.
+NOT_TRAINED = OF_THE_PROCESS | {"swap_dir", "data_dir", "measure", "timing_warmup_steps", "log_with", "save_model"}
+
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
+
+
+LARGEST_NUMBER = 1_000_000_000
+LARGEST_SEED = 2**32 - 1  # that numpy takes
 
 
 class RunConfig(BaseModel):
@@ -81,13 +90,36 @@ class RunConfig(BaseModel):
     measure: bool = Field(True, description="probe memory and collectives on one designated step")
     timing_warmup_steps: int = Field(5, ge=1, description="first steps, kept in steps.jsonl but left out of timing")
     output_dir: Path | None = Field(None, description="run directory; unset: runs/<workload>-<size>-<strategy>-...")
+    collective_timeout: int = Field(
+        600, ge=1, description="seconds that ranks wait for one another; then the run ends, and names who did not come"
+    )
     swap_dir: Path | None = Field(
         None, description="existing folder for NVMe offload; unset: swap/ in the run directory"
     )
-    save_model: bool = Field(False, description="write the trained weights to checkpoints/ in the run directory")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="optimizer steps between checkpoints, of which the last step has one too; unset: none"
+    )
+    keep: int = Field(2, ge=1, description="newest checkpoints to keep")
+    resume: str = Field(
+        "auto",
+        min_length=1,
+        description="auto: go on from this run's newest whole checkpoint; never: begin anew; or the folder of a "
+        "checkpoint, which may be another run's of this training",
+    )
+    save_model: bool = Field(
+        False, description="write the trained model to model/ in the run directory, as from_pretrained loads it"
+    )
     log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = Field(
         "none", description="experiment tracker, through accelerate"
     )
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> RunConfig:
+        for name, value in self:
+            largest = LARGEST_SEED if name in ("seed", "split_seed") else LARGEST_NUMBER
+            if isinstance(value, int) and value > largest:
+                raise ValueError(f"{name} {value} is more than {largest:,}; lower --{name.replace('_', '-')}")
+        return self
 
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:

@@ -18,6 +18,22 @@ class Failed(RuntimeError):
     """The run did not train to a result: a loss that is NaN or infinite, parameters that did not move."""
 
 
+class Stalled(Failed):
+    """A rank did not come to a collective in time."""
+
+
+class PeerLost(Failed):
+    """The connection to another rank is gone: what ended that one is the cause."""
+
+
+class OutputFailed(Failed):
+    """The run's folder was removed, or its disk takes nothing more."""
+
+
+class OffloadFailed(Failed):
+    """The folder that is swapped to was removed, or its disk takes nothing more."""
+
+
 class Interrupted(BaseException):
     """SIGTERM or SIGINT arrived."""
 
@@ -39,24 +55,36 @@ class refusing:
             raise Refusal(f"{self._where}: {error}" if self._where else str(error)) from None
 
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, and of a dataclass
+
+
 def describe(error: ValidationError, where: str = "") -> str:
     """One line for a pydantic error: the key, what is wrong with the value seen, where."""
-    errors = error.errors()
     # A misspelt key comes as two errors: one that is missing, and one that is not known.
-    unknown = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, and of a dataclass
-    first = next((e for e in errors if e["type"] in unknown), errors[0])
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "value_error":  # ours: it already says everything
-        message = str(first["ctx"]["error"])
-    elif first["type"] in unknown:
-        message = f"unknown key {key!r}"
-    elif first["type"] == "missing":
-        message = f"{key} is missing"
-    else:
-        message = f"{key}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        if not where:
-            message += f"; change --{key.replace('_', '-')}"
+    first = min(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)
+    message = _describe(first)
+    if not where and first["type"] not in ("value_error", "missing", *_UNKNOWN):
+        message += f"; change --{_key(first).replace('_', '-')}"
     return f"{where}: {message}" if where else message
+
+
+def describe_all(error: ValidationError) -> list[str]:
+    """Every error of a pydantic one, the keys that are not known first."""
+    return [_describe(e) for e in sorted(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)]
+
+
+def _key(error: Any) -> str:
+    return ".".join(str(part) for part in error["loc"])
+
+
+def _describe(error: Any) -> str:
+    if error["type"] == "value_error":  # ours: it already says everything
+        return str(error["ctx"]["error"])
+    if error["type"] in _UNKNOWN:
+        return f"unknown key {_key(error)!r}"
+    if error["type"] == "missing":
+        return f"{_key(error)} is missing"
+    return f"{_key(error)}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def describe_usage(error: click.UsageError) -> str:
@@ -81,7 +109,7 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
     try:
         required = importlib.metadata.requires("zero-study") or []
     except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
-        return None
+        return f"{missing} is not installed; in the clone run: make setup" if missing not in ("", "study") else None
     for line in required:
         name, extra = re.match(r"[\w.-]+", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.

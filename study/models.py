@@ -36,6 +36,15 @@ def swap_buffer_size(hidden: int, world_size: int) -> int:
     return -(-LARGEST_VOCABULARY * hidden // world_size)
 
 
+def suited_buckets(hidden: int) -> dict[str, int]:
+    """Sizes, in elements, that accelerate's `prepare` writes for "auto" to a model of this hidden size."""
+    return {
+        "reduce_bucket_size": hidden**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+
+
 # Rows of the embedding: of the bundled sample's tokenizers, and of the published ones.
 BUNDLED_VOCABULARY = 8192  # an embedding large enough for NVMe offload to swap, even of a tiny model
 VOCABULARY = {"bert": 30522, "gpt2": 50257, "gpt-neo": 50257, "gpt-j": 50400}

@@ -25,7 +25,7 @@ from study.errors import Refusal
 from study.preflight import extensions, this_machine
 from study.records import pack
 from study.run import Run, make_run
-from study.running import plan, runner, small, studies
+from study.running import one_writer, plan, runner, small, studies
 from study.running.duration import GPU_LAUNCH_SECONDS, History, duration
 from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
 from study.running.studies import Study
@@ -198,7 +198,7 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
         sources.from_hub("the texts of the list", lambda: None, "pass --data-dir FOLDER")
     slot.first_is_due = False  # what does not end in time is not started, be it the first
     statuses, minutes = [], []
-    with runner.locked(place.folder):
+    with one_writer.locked_study(place.folder):
         try:
             _build_extensions()
             for number, item in enumerate(items, 1):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from study.config import RunConfig, build_config
+from study.files import check_name
 from study.strategy.file import Strategy
 
 
@@ -22,6 +23,9 @@ class Run:
     folder: Path  # the run directory
     num_machines: int = 1
     round: int = 0  # of its study's rotation, from 0
+
+    def __post_init__(self) -> None:
+        check_name(self.run_id, f"{self.folder}: the run's name")
 
     @property
     def run_id(self) -> str:
@@ -48,6 +52,16 @@ class Run:
         """Where NVMe offload swaps to: a folder of this run alone, because DeepSpeed empties it."""
         chosen = self.config.swap_dir
         return (chosen / f"zero-study-{self.run_id}" if chosen else self.folder / "swap").resolve()
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def remove_scratch(self) -> None:
+        """Delete what only a process that goes on needs, and give its disk back."""
+        for folder in (self.folder / "initial_weights", *self.checkpoints_folder.glob("*.part")):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.remove_swap_folder()
 
     def remove_swap_folder(self) -> None:
         """Delete what NVMe offload left on the disk, once no rank steps any more."""

@@ -13,13 +13,15 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 from study.compare import brief
 from study.config import build_config, parse_flags
 from study.errors import Failed, Interrupted, Refusal
 from study.preflight import checks, extensions
-from study.running import bound
+from study.run import Run
+from study.running import bound, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training.built import Built, build
@@ -27,6 +29,9 @@ from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import requested_run
 from study.training.screen import LibraryWarnings, tell_launcher
+
+if TYPE_CHECKING:
+    from study.training.checkpoints import Checkpoints
 
 
 def main() -> None:
@@ -44,23 +49,30 @@ def main() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2)
         status, cause = 2, f"{REFUSED}{refusal}"
-        print(cause, file=sys.stderr)
+        _say(cause)
     except (Failed, Interrupted) as failure:
         status, cause = 1, f"{FAILED}{failure}"
         if local_rank == "0":
-            print(cause, file=sys.stderr)
+            _say(cause)
     except Exception as error:
         status, cause = 1, f"{FAILED}{type(error).__name__}: {error}"
-        traceback.print_exc()
+        _say(traceback.format_exc())
     except SystemExit as end:  # --help
         status = int(end.code or 0)
-    if cause is not None:
-        tell_launcher(cause)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk
+        if cause is not None:
+            tell_launcher(cause)
+        sys.stdout.flush()
+        sys.stderr.flush()
     # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
     # every file is closed and every rank has passed the last barrier, so there is nothing left to finalise.
     os._exit(status)
+
+
+def _say(cause: str) -> None:
+    """Print to stderr, which may be a file on a full disk."""
+    with suppress(OSError):
+        print(cause, file=sys.stderr)
 
 
 def _interrupt(number: int, _: Any) -> None:
@@ -75,34 +87,46 @@ def run(arguments: list[str]) -> None:
     os.environ.update(QUIET | dict(os.environ))
     library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**parse_flags(arguments)))
-    checks.check_folder(asked.folder)
-    checks.check(asked)
+    checks.check_folder(asked)
+    # Rank 0 writes for all; a launch of this program has locked the folder before.
+    with one_writer.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
+        checks.check_folder(asked)  # another run may just have finished there
+        checks.check(asked)
+        _run(asked, library_warnings)
 
+
+def _run(asked: Run, library_warnings: LibraryWarnings) -> None:
     journal = Journal(asked)
     try:
         built = build(asked)
+        from study.training.checkpoints import Checkpoints
+
+        checkpoints = Checkpoints(built, journal)
+        checkpoints.check()
         journal.open(built)
         library_warnings.write_to(asked.folder)
-        train(built, journal)
-        finish(built, journal)
+        train(built, journal, checkpoints)
+        finish(built, journal, checkpoints)
     except Refusal:
         journal.discard()
         raise
     except BaseException as error:
-        journal.fail(error)
-        if asked.folder.exists():  # which a rank that ended because another one refused does not make
-            library_warnings.write_to(asked.folder)
-        raise
+        cause = journal.fail(error)
+        with suppress(OSError):
+            # A rank that ended because another one refused makes no folder, and writes into no other run's.
+            if asked.folder.exists() and not one_writer.is_another(asked.folder):
+                library_warnings.write_to(asked.folder)
+        if cause is error:
+            raise
+        raise cause from None
 
 
-def train(built: Built, journal: Journal) -> None:
+def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Train all steps: the study's only training loop."""
     import torch
     from tqdm.auto import tqdm
 
     from study.training.measure.clock import make_clock
-    from study.training.measure.energy import energy_joules
-    from study.training.measure.memory import swap_traffic
 
     config, accelerator, workload = built.run.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
@@ -110,12 +134,12 @@ def train(built: Built, journal: Journal) -> None:
     clip_and_measure_norm = gradient_norm_reader(accelerator, model, config)
     now = make_clock(accelerator.device)
     batches = iter(built.train_batches)
-    batch = next(batches)
-    steps = range(1, config.num_steps + 1)
-    journal.swapped = swap_traffic()
-    journal.energy = energy_joules(accelerator.device)
+    batch = next(batches, None)
+    steps_done = checkpoints.load()
+    observer.begin()
     model.train()
-    began = now()
+    began = now() - journal.elapsed_seconds
+    steps = range(steps_done + 1, config.num_steps + 1)
     for step in tqdm(steps, disable=not accelerator.is_main_process, unit="step", mininterval=1.0):
         journal.step = step
         learning_rate = config.learning_rate_at(step)
@@ -155,7 +179,7 @@ def train(built: Built, journal: Journal) -> None:
                 "learning_rate": learning_rate,
                 "grad_norm": None if skipped else norm,
                 "seconds": every[:, 3].max().item(),  # the step is over when its slowest rank is
-                "elapsed_seconds": time.perf_counter() - began,  # since training began, all between steps included
+                "elapsed_seconds": time.perf_counter() - began,  # of training, all between steps included
                 "data_wait_seconds": every[:, 4].max().item(),
                 "tokens": int(every[:, 1].sum()),
                 "samples": int(every[:, 2].sum()),
@@ -164,9 +188,7 @@ def train(built: Built, journal: Journal) -> None:
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
             journal.add_evaluation(step, evaluate(built))
             model.train()
-    journal.swapped = tuple(after - before for before, after in zip(journal.swapped, swap_traffic(), strict=True))
-    if journal.energy is not None:
-        journal.energy = energy_joules(accelerator.device) - journal.energy
+        checkpoints.write_where_due(step)
 
 
 def evaluate(built: Built) -> dict[str, float]:
@@ -195,7 +217,7 @@ def evaluate(built: Built) -> dict[str, float]:
     return result
 
 
-def finish(built: Built, journal: Journal) -> None:
+def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
@@ -211,44 +233,40 @@ def finish(built: Built, journal: Journal) -> None:
         raise Failed(f"the parameters did not move in {config.num_steps} steps")
     if tokens != built.planned_tokens:
         raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
-    mine = {
-        "states": observer.model_states,
-        "resting": observer.resting_states,
-        "peaks": built.memory.phases(),
-        "swapped": journal.swapped,
-        "energy": journal.energy,
-    }
-    ranks = gather_object([mine])
+    ranks = gather_object([observer.observed()])
     proof = observer.proof
     if proof.moment_dtypes not in (None, ["float32"]):
         raise Failed(f"moment_dtypes: the study's AdamW keeps ['float32'], the engine has {proof.moment_dtypes}")
     if built.run.strategy.offloads_to_nvme:
-        read, written = ([rank["swapped"][i] for rank in ranks] for i in (0, 1))
+        read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]
         if min(written) < SMALLEST_SWAP_BYTES:
             raise Failed(f"NVMe offload was asked, and the ranks wrote {written} bytes: nothing was swapped")
         proof = proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
-    if config.save_model:
-        weights.save(built.model, built.run.folder / "checkpoints", accelerator.is_main_process)
     for tracker in accelerator.trackers:
         tracker.finish()
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         built.run.remove_swap_folder()
+        if config.save_model:
+            checkpoints.export()
         with weights.unpartitioned():
             flops = model_flops_per_sequence(built.workload, config, built.splits)
         journal.write(
             "ok",
             proof=proof,
             model_flops_per_sequence=flops,
-            model_state_bytes=[rank["states"] for rank in ranks] if config.measure else None,
-            resting_state_bytes=[rank["resting"] for rank in ranks] if config.measure else None,
-            peak_memory=[rank["peaks"] for rank in ranks] if config.measure else None,
+            model_state_bytes=[rank.model_states for rank in ranks] if config.measure else None,
+            resting_state_bytes=[rank.resting_states for rank in ranks] if config.measure else None,
+            peak_memory=[rank.peaks for rank in ranks] if config.measure else None,
             collectives_per_step=observer.collectives,
-            energy_joules=None if journal.energy is None else [rank["energy"] for rank in ranks],
+            energy_joules=None if ranks[0].energy_joules is None else [rank.energy_joules for rank in ranks],
             final_parameters=final,
             tokens=tokens,
             samples=sum(line["samples"] for line in journal.lines),
-            timing=clock.summarize(journal.lines, config.timing_warmup_steps, observer.probed_steps),
+            timing=clock.summarize(
+                journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
+            ),
+            checkpointing=checkpoints.facts(),
         )
         print(brief.text(built.run.folder), flush=True)
     accelerator.wait_for_everyone()

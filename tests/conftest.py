@@ -32,12 +32,17 @@ LONGEST = [
     "test_traps",
     "test_protocol",
     "test_refusals",
+    "test_doctor_file",
     "test_observed",
     "test_one_gpu",
     "test_published_traps",
     "test_failures",
     "test_snippets",
+    "test_one_writer",
+    "test_launcher",
     "test_train",
+    "test_residual",
+    "test_architectures",
 ]
 
 

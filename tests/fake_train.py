@@ -8,8 +8,10 @@ RUNS.json, written by `prepare`, says how each run ends. As a program it needs t
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -34,8 +36,10 @@ def prepare(path, runs, endings=None):
             "strategy": run.strategy.name,
             "world_size": run.world_size,
             "config": config.model_dump(mode="json"),
-            "steps_sha256": None,
         }
+        for name in ("model_state_bytes", "resting_state_bytes", "peak_memory"):
+            if template.get(name):
+                record[name] = [template[name][0]] * run.world_size
         content[run.run_id] = {"record": record, "ending": (endings or {}).get(run.run_id, "ok")}
     path.write_text(json.dumps(content))
 
@@ -47,6 +51,9 @@ def command(path):
 
 def loss(seed, step):
     return round(0.7 - 0.01 * step + 0.001 * seed, 6)
+
+
+REST_OF_A_STEP = {"learning_rate": 1e-3, "grad_norm": 1.0, "seconds": 0.005, "tokens": 64}
 
 
 def main():
@@ -65,7 +72,7 @@ def main():
             (run_dir / "two-at-once").touch()
         file.truncate(0)
         for step in range(1, NUM_STEPS + 1):
-            file.write(json.dumps({"step": step, "loss": loss(record["seed"], step)}) + "\n")
+            file.write(json.dumps({"step": step, "loss": loss(record["seed"], step), **REST_OF_A_STEP}) + "\n")
             file.flush()
             time.sleep(0.005)
     if ending == "crashed":
@@ -73,7 +80,15 @@ def main():
             'Traceback (most recent call last):\n  File "model.py", line 3, in f\nRuntimeError: broken', file=sys.stderr
         )
         return 1
-    if ending == "killed":
+    if ending == "removed":
+        shutil.rmtree(run_dir)
+        return 1
+    if ending == "killed_while_recording":
+        (run_dir / "swap").mkdir()
+        (run_dir / "swap" / "0.swp").write_text("moments")
+        record |= {"status": "interrupted", "failure": {"step": 2, "error": "Interrupted: by SIGTERM"}}
+        (run_dir / "record.json").write_text(json.dumps(record))
+    if ending.startswith("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if ending == "hanging":
         time.sleep(600)
@@ -82,6 +97,8 @@ def main():
     if ending == "failed":
         record |= {"status": ending, "failure": {"step": 2, "error": "Failed: step 2: the loss is nan"}}
     record |= {"final_loss": loss(record["seed"], NUM_STEPS)}
+    (run_dir / "config.json").write_text("{}")
+    record["steps_sha256"] = hashlib.sha256((run_dir / "steps.jsonl").read_bytes()).hexdigest()
     scratch = run_dir / "record.json.part"
     scratch.write_text(json.dumps(record))
     scratch.replace(run_dir / "record.json")

@@ -98,6 +98,8 @@ def write_run(
     path, steps, beside = _paths(folder, run_id, run_dir)
     path.write_text(made.model_dump_json(indent=1) + "\n")
     steps.write_text(text)
+    if run_dir:
+        (path.parent / "config.json").write_text(json.dumps({"config": made.config}))
     if study is not None:
         seen = _outcome(made, config, study, repeat, outcome or ("crashed" if status == "interrupted" else status))
         beside.write_text(seen.model_dump_json(indent=1) + "\n")

@@ -39,6 +39,7 @@ def shape(architecture: str = "gpt2", layers: int = 2, tied: bool | None = None)
         head_size=HIDDEN // 2,
         tied=architecture in ("gpt2", "gpt-neo") if tied is None else tied,
         activation="gelu_new",
+        head="sequence classes" if architecture == "bert" else "tokens",
     )
 
 

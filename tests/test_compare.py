@@ -53,7 +53,7 @@ def change_steps(path: Path, number: int, **values) -> None:
     lines = [json.loads(line) for line in steps.read_text().splitlines()]
     lines[number - 1].update(values)
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change(path, steps_sha256=files.sha256(steps))
+    change(path, steps_sha256=files.sha256(steps), final_loss=lines[-1]["loss"])
 
 
 def rows(page: str, name: str) -> list[list[str]]:
@@ -214,7 +214,7 @@ def test_without_dropout_every_cut_of_the_batch_is_comparable(folder):
 @pytest.mark.parametrize(
     "other",
     [
-        {"seed": 1},
+        {"seed": 1, "config": {"seed": 1}},
         {"config": {"learning_rate": 1e-4}},
         {"data": {"digest": "another"}},
         {"machine": {"cpu": "another"}},
@@ -247,7 +247,8 @@ def test_runs_of_another_length_are_refused(folder):
     path = folder / "auto-zero0.json"
     steps = schema.steps_path(path)
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-1]))
-    change(path, steps_sha256=files.sha256(steps))
+    last = schema.read_steps(path)[-1]["loss"]
+    change(path, steps_sha256=files.sha256(steps), steps_done=7, final_loss=last)
     with pytest.raises(Refusal, match=r"auto-zero0\.json: 7 steps, .*auto-ddp\.json has 8"):
         parity.table([folder])
 

@@ -162,7 +162,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "papermill": check_papermill,
     "pip": check_pip,
 }
-SHELL = ("source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ")  # not ours
+SHELL = (  # not ours
+    "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("line", commands())

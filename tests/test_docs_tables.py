@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import statistics
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import doctor_observed
 import pytest
 from launching import ROOT
 from test_docs import PAGES
@@ -27,7 +29,9 @@ from study.published import effects
 from study.records import find as records
 from study.records.schema import Record
 from study.report.pages import published
+from study.running import allowed
 from study.theory.model_states import engine_differences, paper_bytes
+from study.theory.shapes.model_types import MODEL_TYPES, REFUSED
 
 CPU = ROOT / "reports" / "cpu" / "records"
 EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters are left out
@@ -214,6 +218,73 @@ def times_in_words(summaries: list[dict[str, float]]) -> str:
     return f"{middle} in the median, {most} at the 90th percentile, the worst row {percent(worst)}"
 
 
+def resumed() -> str:
+    """What became of killed runs that were taken up, by strategy."""
+    cases = json.loads((ROOT / "reports/cpu/benchmarks/resume.json").read_text())["cases"]
+    rows = []
+    for name in dict.fromkeys(case["strategy"] for case in cases):
+        mine = [case for case in cases if case["strategy"] == name]
+        if reason := mine[0]["skipped"]:
+            rows.append([f"`{name}`", "", "", f"not run: {reason.partition(';')[0]}", ""])
+            continue
+        kills = [kill for case in mine for kill in case["kills"]]
+        while_writing = sum(kill["left_an_unfinished_checkpoint"] for kill in kills)
+        identical = sum(kill["identical"] for kill in kills)
+        off = {case["precision"]: 0.0 for case in mine}
+        for case in mine:
+            error = abs(case["exported"]["loss"] - case["exported"]["own_loss"])
+            off[case["precision"]] = max(off[case["precision"]], error)
+        losses = ", ".join(f"{error:.0e} ({precision})" for precision, error in off.items())
+        precisions = " and ".join(off)
+        rows.append([f"`{name}`", precisions, f"{len(kills)}, {while_writing}", f"{identical} of {len(kills)}", losses])
+    head = [
+        "strategy",
+        "precision",
+        "kills, of them in a checkpoint",
+        "identical",
+        "exported model: loss off by, at most",
+    ]
+    return tabulate(head, rows)
+
+
+def other_ranks() -> str:
+    """How near runs are that went on with other ranks or under another strategy, and what was refused."""
+    cases = json.loads((ROOT / "reports/cpu/benchmarks/other_ranks.json").read_text())["cases"]
+    rows = []
+    for case in cases:
+        names = [f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"])]
+        far = case["refused"] and "refused"
+        rows.append([*names, far or f"{case['loss']:.1e}", "" if far else f"{case['grad_norm']:.1e}"])
+    return tabulate(["from", "to", "loss", "gradient norm"], rows)
+
+
+def faults() -> str:
+    """What was seen of each fault that was injected, after how long, and what was left."""
+    rows = []
+    for fault in json.loads((ROOT / "reports/cpu/benchmarks/faults.json").read_text())["faults"]:
+        names = [fault["fault"], f"`{fault['strategy']}`"]
+        if fault["not_injected"]:
+            rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
+            continue
+        record = fault["record"] and f"`{fault['record']['status']}`"
+        left = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
+        message = (fault["message"] or "").replace("|", " ")
+        status = f"`{fault['status']}`: {message}" if fault["status"] else message
+        rows.append([*names, status, f"{fault['seconds']:.1f}", record or "none", left])
+    return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
+
+
+LEFT_BY_EVERY_RUN = {
+    "config.json",
+    "outcome.json",
+    "record.json",
+    "steps.jsonl",
+    "stderr.log",
+    "stdout.log",
+    "warnings.log",
+}
+
+
 def planner_accuracy() -> str:
     """How far the planner's models are from what is known."""
     content = accuracy.load().content
@@ -281,11 +352,36 @@ def doors() -> str:
 # ---------------------------------------------------------------- the places
 
 
+def models() -> str:
+    """Which classes of transformers the planner counts, and which model types it refuses by name."""
+    counted = [[f"`{name}`", ", ".join(f"`{one}`" for one in known.classes)] for name, known in MODEL_TYPES.items()]
+    refused = [[f"`{name}`", f"refused: {why}"] for name, why in REFUSED.items()]
+    return tabulate(["`model_type`", "`architectures`"], counted + refused)
+
+
 def rooms() -> str:
     """The table of rooms, its last column as tests/test_layout.py has it."""
     head, *rows = rows_of(between("docs/architecture.md", "rooms"))
     assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
+
+
+def decided(rule: allowed.Rule) -> list[str]:
+    return ["accepted" if rule.is_accepted else "refused", rule.why]
+
+
+def flags() -> str:
+    """One row for each flag of the installed launcher."""
+    from accelerate.commands.launch import launch_command_parser
+
+    names = dict.fromkeys(action.dest for action in launch_command_parser()._actions if action.option_strings)
+    rows = [[f"`--{name}`", *decided(allowed.of_flag(name))] for name in names]
+    return tabulate(["flag", "", "proven by, or what it does and what to do"], rows)
+
+
+def variables() -> str:
+    rows = [[f"`{name}`", *decided(rule)] for name, rule in allowed.VARIABLES.items()]
+    return tabulate(["variable", "", "proven by, or what it does and what to do"], rows)
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
@@ -296,12 +392,20 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/results.md", "answer"): whole_answer,
     ("docs/results.md", "fsdp2"): fsdp2,
     ("docs/method.md", "margins"): margins,
+    ("docs/checkpoints.md", "resumed"): resumed,
+    ("docs/checkpoints.md", "other_ranks"): other_ranks,
+    ("docs/records.md", "faults"): faults,
     ("docs/planner.md", "accuracy"): planner_accuracy,
+    ("docs/planner.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.committed())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
         published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
+    ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
+    ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,
+    ("docs/launcher.md", "flags"): flags,
+    ("docs/launcher.md", "variables"): variables,
 }
 BETWEEN = r"(<!-- {name}(?:: [^>]*)? -->\n)(.*?)(<!-- /{name} -->)"
 

@@ -49,7 +49,7 @@ CASES = {
         OwnReport("ok", text="final loss 0.5000"),
         1,
         "crashed_after_result",
-        "a process was ended by SIGABRT, after its record was written",
+        "rank 1 was ended by SIGABRT, after its record was written",
     ),
     "out of memory, recorded": (
         RANK_FAILED,
@@ -75,8 +75,8 @@ CASES = {
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
     ),
     "one process killed": (ONE_KILLED, None, 1, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
-    "a rank killed": (RANK_KILLED, INTERRUPTED, 1, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
-    "the launcher killed": ("", None, -9, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
+    "a rank killed": (RANK_KILLED, INTERRUPTED, 1, "killed", "rank 1 was ended by SIGKILL, perhaps by the kernel"),
+    "the launcher killed": ("", None, -9, "killed", "the launcher was ended by SIGKILL, perhaps by the kernel"),
     "refused": (
         "zero-study: data/imdb is not there; correct --data-dir\n" + LAUNCHER,
         None,
@@ -158,9 +158,55 @@ CASES = {
         "build_failed",
         "CUDAMismatchException: >- DeepSpeed Op Builder",
     ),
+    "a rank killed, and another that lost it": (
+        RANK_KILLED,
+        OwnReport("failed", 3, "PeerLost: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"),
+        1,
+        "killed",
+        "rank 1 was ended by SIGKILL, perhaps by the kernel",
+    ),
+    "two ranks aborted": (
+        TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1").replace(
+            "rank      : 1", "rank      : 0"
+        )
+        + "\n"
+        + TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 2"),
+        None,
+        1,
+        "crashed",
+        "rank 1 was ended by SIGABRT",
+    ),
+    "a rank stopped": (
+        RANK_FAILED,
+        OwnReport("stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
+        1,
+        "stalled",
+        "rank 1 did not come to a collective within 20 s",
+    ),
+    "a full disk that the run writes to": (
+        "",
+        OwnReport("output_failed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device"),
+        1,
+        "output_failed",
+        "runs/x: [Errno 28] No space left on device",
+    ),
+    "a full disk, by an error that names no folder": (
+        "",
+        OwnReport("failed", 3, "SafetensorError: Error while serializing: I/O error: No space left on device"),
+        1,
+        "output_failed",
+        "SafetensorError: Error while serializing: I/O error: No space left on device",
+    ),
+    "a full disk that is swapped to": (
+        "",
+        OwnReport("failed", 3, "OffloadFailed: runs/x/swap: No space left on device (AssertionError)"),
+        1,
+        "offload_failed",
+        "runs/x/swap: No space left on device",
+    ),
     "a full disk": (
         "",
-        OwnReport("failed", 1, "OSError: [Errno 28] No space left on device: 'swap/optimizer'"),
+        OwnReport("failed", 1, "OSError: [Errno 28] No space left on device: 'swap/zero_stage_3/optimizer'"),
         1,
         "offload_failed",
         "OSError: [Errno 28] No space left on device",
@@ -200,7 +246,7 @@ CASES = {
         "crashed",
         "KeyError: 'labels'",
     ),
-    "a segmentation fault": (RANK_CRASHED, INTERRUPTED, 1, "crashed", "a process was ended by SIGSEGV: Interrupted"),
+    "a segmentation fault": (RANK_CRASHED, INTERRUPTED, 1, "crashed", "rank 1 was ended by SIGSEGV"),
     "ended by somebody": ("", INTERRUPTED, 1, "crashed", "Interrupted: interrupted by SIGTERM"),
     "nothing said": ("", None, 3, "crashed", "exit status 3"),
     "nothing left": ("", None, 0, "crashed", "exit status 0 and no record"),
@@ -213,6 +259,56 @@ def test_how_it_ended(stderr, told, returncode, status, message):
     assert found == status
     assert line.startswith(message)
     assert "\n" not in line
+
+
+def test_who_did_not_come_is_told_by_the_watchdogs_of_those_who_did():
+    """By torch's sources: NCCL's watchdog ends a process before it can report."""
+    line = (
+        "[rank{0}]:[E1121 08:00:00 ProcessGroupNCCL.cpp:683] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=20000) "
+        "ran for 20047 milliseconds before timing out."
+    )
+    errors = [line.format(rank) for rank in (0, 3)] + RANK_CRASHED.splitlines()
+    found = classify(errors, None, 1, world_size=4)
+    assert found == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
+
+
+def test_where_nothing_could_be_recorded_the_folder_says_why():
+    full = "runs/x: No space left on device"
+    assert classify([], None, 1, folder_says=full) == ("output_failed", full)
+    assert classify([], OwnReport("failed", 2, "KeyError: 'labels'"), 1, folder_says=full)[0] == "crashed"
+    gone = f"runs/x {ending.REMOVED}"
+    assert classify([], OwnReport("failed", 2, "AssertionError: "), 1, folder_says=gone) == ("output_failed", gone)
+    assert classify(
+        [], OwnReport("failed", 2, f"OffloadFailed: runs/x/swap {ending.REMOVED}"), 1, folder_says=gone
+    ) == (
+        "output_failed",
+        gone,
+    )
+    assert classify(RANK_KILLED.splitlines(), None, 1, folder_says=gone)[0] == "killed"
+
+
+def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
+    aborted = TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1").splitlines()
+    said = "python: /x/deepspeed/ops/csrc/aio/py_lib/deepspeed_py_io_handle.cpp:34: bool is_valid_bytes_to_read(...): "
+    full = "runs/x/swap: No space left on device"
+    found = classify([said + "Assertion `...' failed.", *aborted], None, 1, swap_says=full)
+    assert found == ("offload_failed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
+    assert classify(aborted, None, 1, swap_says=full) == ("crashed", "rank 1 was ended by SIGABRT")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "record"),
+    [
+        ("killed", "rank 1 was ended by SIGKILL", "killed"),
+        ("timed_out", "ended at its time limit of 9 s", "timed_out"),
+        ("crashed", "Interrupted: interrupted by SIGTERM", "interrupted"),
+        ("crashed", "rank 1 was ended by SIGSEGV", "failed"),
+        ("offload_failed", "runs/x/swap: No space left on device", "failed"),
+    ],
+)
+def test_a_record_agrees_with_the_outcome(status, message, record):
+    assert ending.of_record(status, message) == record
 
 
 def test_exceptions_are_found_behind_what_launchers_put_before_a_line():

@@ -378,3 +378,17 @@ def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, to
 def test_import_needs_no_torch():
     code = "import sys, study.preflight.extensions; sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=extensions.ROOT, check=True)
+
+
+def test_check_refuses_what_was_built_in_another_folder(folder, tools):
+    """A copied project has extensions that torch would compile again inside a run."""
+    put_tool(tools / "ninja")
+    (folder / "cpu_adam").mkdir(parents=True)
+    (folder / "cpu_adam" / "cpu_adam.so").touch()
+    commands = folder / "cpu_adam" / "build.ninja"
+    commands.write_text("cflags = -isystem /elsewhere/site-packages/torch/include\n")
+    with pytest.raises(Refusal, match=r"is built for another Python, or in another folder; run: "):
+        extensions.check({"cpu_adam"})
+    place = extensions._folder_of("torch")
+    commands.write_text(f"cflags = -isystem {place}/include\n")
+    extensions.check({"cpu_adam"})

@@ -7,7 +7,11 @@ import json
 import launching
 import pytest
 
+from study.config import build_config
 from study.records import schema
+from study.run import make_run
+from study.running import launch
+from study.strategy.file import read_by_name
 
 pytestmark = pytest.mark.launches
 
@@ -40,3 +44,24 @@ def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
     report = done.stderr.rpartition("Root Cause (first observed failure):")[2]  # the launcher's own last lines
     assert "traceback : zero-study failed: " in report
     assert "can't allocate memory" in report
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("SIGKILL", "killed", "rank 1 was ended by SIGKILL"),
+        ("SIGSTOP", "stalled", "rank 1 did not come to a collective within 20 s (--collective-timeout)"),
+    ],
+)
+def test_a_rank_that_is_killed_or_stopped_is_named(fault, status, message, tmp_path, monkeypatch):
+    """The outcome and the record say the same, and no other rank's loss of its peer."""
+    for name, value in launching.environment({"ZS_TEST_FAULT": fault}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "TRAIN", launching.ROOT / "tests" / "failing_rank.py")
+    config = build_config(**SMALL, collective_timeout=20, output_dir=tmp_path / "run")
+    ended = launch.launch(make_run(config, read_by_name("ddp"), 2))
+    assert (ended.status, ended.message[: len(message)]) == (status, message)
+    found = schema.read(tmp_path / "run")
+    assert (found.status, found.failure.error.removeprefix("Stalled: ")) == (status, ended.message)
+    assert 'study/train.py", line' not in (tmp_path / "run" / "stderr.log").read_text()  # no traceback of ours
+    assert not list((tmp_path / "run").glob("failure-rank*.json"))

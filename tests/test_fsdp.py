@@ -129,26 +129,10 @@ def test_a_record_without_its_sharding_is_held_against_nothing(tmp_path):
     assert communication.cell(record).error == 0
     bare = record.model_copy(update={"proof": record.proof.model_copy(update={"sharding": None})})
     assert (communication.cell(bare), peaks.cell(bare)) == (None, None)
-    schema.write(tmp_path, bare.model_copy(update={"steps_sha256": None}))
+    schema.write(tmp_path, bare)
+    (tmp_path / "steps.jsonl").write_bytes((SMOKE / "bert-imdb-tiny-fsdp2-2x-seed0.steps.jsonl").read_bytes())
+    (tmp_path / "config.json").write_text("{}\n")
     assert table.read([tmp_path])["is_unproven"].tolist() == [True]
-
-
-@pytest.mark.launches
-def test_the_environment_has_no_say(tmp_path):
-    """Accelerate reads what it is not told from FSDP_*, and from PARALLELISM_* a mesh of ranks with equal batches."""
-    words = ["--max-steps", "3", "--num-train-examples", "32", "--num-eval-examples", "8", "--output-dir"]
-    command = ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2.yaml", "--num_processes", "2"]
-    command += ["--main_process_port", "0"]
-    asked = {
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-        "PARALLELISM_CONFIG_CP_SIZE": "2",
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "1",
-    }
-    flags = ["--fsdp_activation_checkpointing", "true"]
-    launching.attempt([*command, "study/train.py", *words, tmp_path / "plain"])
-    launching.attempt([*command, *flags, "study/train.py", *words, tmp_path / "other"], env=asked)
-    plain, other = (schema.read(tmp_path / name) for name in ("plain", "other"))
-    assert plain.final_parameters == other.final_parameters
 
 
 def test_offload_beside_a_mesh_is_refused(tmp_path):

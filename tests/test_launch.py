@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from study.config import build_config
+from study.records import schema
 from study.run import Run
 from study.running import bound, launch
 from study.strategy.file import read_by_name
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.launches
 def start(tmp_path, monkeypatch):
     """Launch a fake run that ends as it is told."""
 
-    def prepare_and_launch(ending: str, **options) -> launch.Ending:
-        run = Run(build_config(), read_by_name("single"), 1, tmp_path / "below" / "run")
+    def prepare_and_launch(ending: str, strategy: str = "single", **options) -> launch.Ending:
+        run = Run(build_config(), read_by_name(strategy), 1, tmp_path / "below" / "run")
         fake_train.prepare(tmp_path / "runs.json", [run], {"run": ending})
         monkeypatch.setattr(launch, "command", fake_train.command(tmp_path / "runs.json"))
         return launch.launch(run, **options)
@@ -40,7 +41,7 @@ def start(tmp_path, monkeypatch):
     [
         ("ok", "ok", "final loss 0.6200", 0, True),
         ("crashed", "crashed", "RuntimeError: broken", 1, False),
-        ("killed", "killed", "a process was ended by SIGKILL, ", -9, False),
+        ("killed", "killed", "the launcher was ended by SIGKILL, ", -9, False),
         ("failed", "failed", "step 2: the loss is nan", 1, True),
         ("out_of_memory", "out_of_memory", "OutOfMemoryError: CUDA out of memory", 1, True),
         ("crashed_after_result", "crashed_after_result", "exit status 1, after its record was written", 1, True),
@@ -62,6 +63,20 @@ def test_a_refused_run_leaves_nothing(start, tmp_path):
     ended = start("refused")
     assert (ended.status, ended.message) == ("misconfigured", "./data cannot be read; mend it")
     assert not (tmp_path / "below").exists()
+
+
+def test_a_removed_run_folder_is_named(start, tmp_path):
+    ended = start("removed")
+    assert (ended.status, ended.message) == ("output_failed", "./below/run was removed while the run wrote there")
+    assert ended.record_path is None
+
+
+def test_a_record_says_what_its_ranks_could_not_know(start, tmp_path):
+    ended = start("killed_while_recording", strategy="zero3_nvme_offload")
+    record = schema.read(ended.record_path)
+    assert (ended.status, record.status) == ("killed", "killed")
+    assert record.failure == schema.Failure(step=2, error=ended.message)
+    assert not (tmp_path / "below" / "run" / "swap").exists()
 
 
 def test_a_time_limit_ends_the_run(start, tmp_path):

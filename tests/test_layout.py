@@ -25,35 +25,36 @@ FILES = sorted(path for path in STUDY.rglob("*.py") if "metrics" not in path.par
 # Which room of the study may import which others, inside functions too; docs/architecture.md says why.
 MAY_IMPORT = {
     "errors": "",
-    "theory": "",
+    "theory": "errors files",
     "files": "errors",
     "models": "",
     "config": "errors models",
     "strategy": "config errors files models theory",
-    "run": "config strategy",
+    "run": "config files strategy",
     "records": "errors files",
     "workloads": "config errors files models",
-    "preflight": "config errors files run strategy workloads",
+    "preflight": "config errors files records run strategy workloads",
     "training": "config errors files models records run running strategy workloads",
     "running": "config errors files preflight records run strategy theory",
     "train": "compare config errors files preflight records run running strategy training workloads",
     "compare": "config errors files models records theory",
     "planner": "config errors files records running strategy theory",
+    "doctor": "errors files preflight running strategy",
     "published": "compare config errors files preflight records running training workloads",
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
     "report": "claims compare config errors files planner published running strategy theory",
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config errors files one_gpu planner preflight published records report run running "
-        "strategy training"
+        "benchmarks claims compare config doctor errors files one_gpu planner preflight published records report run "
+        "running strategy training"
     ),
     "__main__": "cli errors",
 }
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "errors", "files", "models", "one_gpu", "planner", "preflight",
+    "claims", "cli", "compare", "config", "doctor", "errors", "files", "models", "one_gpu", "planner", "preflight",
     "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
     "workloads.sources", "__main__",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -29,7 +30,10 @@ def find(tmp_path):
         (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
         (QUESTION + "parts: 3\n", "parts=3: input should be a valid tuple"),
         (QUESTION + "part: []\nparts: [{}]\n", "unknown key 'part'"),
-        (QUESTION + "1: 2\nparts: [{}]\n", "1=1: keys should be strings"),
+        (
+            QUESTION + "1: 2\nparts: [{}]\n",
+            "cannot be read as YAML (line 2: '1' is no word, so no key; write it in quotes)",
+        ),
         (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key; the file's own name is the study's"),
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
         (QUESTION + "device: tpu\nparts: [{}]\n", "device='tpu': input should be 'any' or 'gpu'"),
@@ -41,6 +45,14 @@ def find(tmp_path):
             QUESTION + "parts: [{flags: {max_steps: few}}]\n",
             "parts.0: max_steps='few': input should be a valid integer",
         ),
+        (QUESTION + "parts: [{seeds: [010]}]\n", "cannot be read as YAML (line 2: '010' is a number that YAML reads"),
+        (QUESTION + "parts: [{seeds: ['1']}]\n", "parts.0.seeds.0='1': input should be a valid integer"),
+        (QUESTION + "parts: [{world_sizes: [true]}]\n", "parts.0.world_sizes.0=True: input should be a valid integer"),
+        (QUESTION + "parts: [{world_sizes: [2.0]}]\n", "parts.0.world_sizes.0=2.0: input should be a valid integer"),
+        (QUESTION + "parts: [{repeats: true}]\n", "parts.0.repeats=True: input should be a valid integer"),
+        (QUESTION + "parts: [{strategies: [ddp], repeats: 100000}]\n", "100,000 runs are planned, at most 10,000"),
+        (QUESTION + "parts: [{seeds: [4294967296]}]\n", "parts.0.seeds.0=4294967296: input should be less than or"),
+        (QUESTION + "parts: [{flags: {max_steps: 10000000000}}]\n", "parts.0: max_steps 10000000000 is more than 1,0"),
         (QUESTION + "parts: [{flags: {seed: 1}}]\n", "parts.0: flags.seed is not a part's: list it under seeds"),
         (
             QUESTION + "parts: [{flags: {data: hub}}]\n",
@@ -137,3 +149,19 @@ def test_real_text_comes_from_the_folder_or_the_hub(find, tmp_path):
     assert studies.runs(find(real), tmp_path)[0].config.data_dir == tmp_path
     with pytest.raises(Refusal, match="trains on the bundled sample; leave it out"):
         studies.runs(find(bundled), tmp_path)
+
+
+def test_a_plan_of_too_many_runs_is_refused_in_a_second(find):
+    seeds = ", ".join(map(str, range(100_000)))
+    started = time.monotonic()
+    for part in (f"seeds: [{seeds}]", "repeats: 999999999999", f"world_sizes: [{seeds[3:]}]"):
+        with pytest.raises(Refusal, match="runs are planned, at most 10,000 are run; make several studies of it"):
+            find(QUESTION + f"parts: [{{strategies: [ddp], {part}}}]\n")
+    assert time.monotonic() - started < 30  # 3 s, on a machine with nothing else to do
+
+
+@pytest.mark.parametrize("name", ["lr:a.yaml", "my study.yaml", "CON.yaml"])
+def test_a_study_has_a_name_that_files_can_have(tmp_path, name):
+    (tmp_path / name).write_text(QUESTION + "parts: [{}]\n")
+    with pytest.raises(Refusal, match=r"the study's name .* take"):
+        studies.find(str(tmp_path / name))

@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import launching
 import pytest
-from test_layout import commands
+from test_layout import HEAVY, commands
 
-from study import errors, files
+from study import cli, errors, files
 from study.errors import Refusal
 
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
@@ -29,6 +30,7 @@ COMMANDS = {
     "gpu --plan": "train",
     "gpu": "train",
     "extensions": "train",
+    "export runs": "train",
     f"collect {RECORDS} collected": None,
     f"compare {RECORDS}": "report",
     f"compare {RECORDS} --view largest-batch": "report",
@@ -43,6 +45,7 @@ COMMANDS = {
     f"report smoke --records {RECORDS}": "report",
     f"pack {RECORDS} box.zip": None,
     "merge box.zip merged": None,
+    f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}": None,
     f"advise --model gpt2 {GPU}": None,
     f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml": None,
     f"advise {GPU}": None,
@@ -57,6 +60,7 @@ COMMANDS = {
     "traps --output traps.json": "train",
     "benchmark throughput": "train",
     "benchmark overhead": "train",
+    "benchmark checkpoints": "train",
     "benchmark advise --repeats 1": None,
 }
 
@@ -133,6 +137,38 @@ def test_a_command_works_or_names_the_extra(line, extra, plain_install):
 def test_every_command_is_tried():
     tried = {name for name in commands() for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
     assert tried == set(commands())
+
+
+# Of them a run says itself, by its strategy and its device, whether it needs them.
+AS_NEEDED = {"deepspeed", "ninja", "pynvml"}
+
+
+def test_all_that_trains_comes_with_its_extra():
+    assert set(cli.TRAINING) <= modules_of_extras()["train"]
+    assert {name for name in modules_of_extras()["train"] if find_spec(name)} & HEAVY <= {*cli.TRAINING, *AS_NEEDED}
+
+
+@pytest.mark.parametrize("module", cli.TRAINING)
+@pytest.mark.parametrize("command", ["train --strategy single", "run smoke", "gpu --small"])
+def test_a_run_is_refused_where_one_package_is_missing(module, command, monkeypatch, tmp_path):
+    """Else every run of a study would be launched, and its crash kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError) as missing:
+        cli.run(command.split())
+    assert errors.describe_missing(missing.value).startswith(f"{module.replace('_', '-')} is not installed; run: pip ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("torch", "torch is not installed; in the clone run: make setup"), ("study.x", None)]
+)
+def test_a_clone_that_is_not_installed(monkeypatch, name, said):
+    def requires(_):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert errors.describe_missing(ModuleNotFoundError(name=name)) == said
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,8 @@ def write_record(run_dir: Path, status: str = "ok", **flags) -> None:
     failure = None if status == "ok" else {"step": 1, "error": "OutOfMemoryError: CUDA out of memory."}
     content |= {"status": status, "config": config, "failure": failure}
     (run_dir / "record.json").write_text(json.dumps(content))
+    for name in ("config.json", "steps.jsonl"):
+        (run_dir / name).touch()
 
 
 def write_outcome(run_dir: Path, status: str, wall_seconds: float | None = 100.0, flags=FLAGS) -> None:
@@ -337,6 +339,13 @@ def test_results_are_kept(run_dir):
     assert finished(run_dir) == "crashed_after_result"
     write_record(run_dir, "out_of_memory")
     assert finished(run_dir) == "out_of_memory"
+
+
+@pytest.mark.parametrize("name", ["config.json", "steps.jsonl"])
+def test_a_record_without_its_files_is_none(run_dir, name):
+    write_record(run_dir)
+    (run_dir / name).unlink()
+    assert finished(run_dir) is None
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted"])
@@ -385,6 +394,22 @@ def test_a_record_of_other_flags_is_refused(run_dir, status):
     )
 
 
+def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
+    """The study's strategy has the same name; its engine would be another."""
+    write_record(run_dir)
+    record = schema.read(run_dir)
+    written = read_by_name("ddp").written
+    schema.write(run_dir, record.model_copy(update={"strategy_file": {**written, "file": "elsewhere.yaml"}}))
+    assert finished(run_dir) == "ok"
+    for key, other in (
+        ("JSON", {**written, "json": {"gradient_as_bucket_view": True}}),
+        ("distributed_type", {**written, "yaml": {**written["yaml"], "distributed_type": "NO"}}),
+    ):
+        schema.write(run_dir, record.model_copy(update={"strategy_file": other}))
+        with pytest.raises(Refusal, match=rf"holds a run of ddp whose file had another {key}; pass another --runs-dir"):
+            finished(run_dir)
+
+
 # ---------------------------------------------------------------- the whole
 
 STUDY = """\
@@ -420,7 +445,9 @@ def test_a_plan_in_words(study, tmp_path):
     assert lines[7].startswith("1 to run, 1 kept, 1 skipped; about ")
     assert lines[7].endswith(", from earlier runs")
     assert len(lines) == 8
-    assert sorted(path.name for path in folder.rglob("*")) == ["bert-imdb-tiny-single-1x-seed0", "record.json"]
+    assert sorted(path.name for path in folder.rglob("*")) == [
+        "bert-imdb-tiny-single-1x-seed0", "config.json", "record.json", "steps.jsonl",
+    ]  # fmt: skip
 
 
 def test_a_plan_says_what_its_time_limit_would_end(study, tmp_path):

@@ -29,7 +29,7 @@ LEAST = {
     "world_size": 2,
     "seed": 0,
     "init": "scratch",
-    "config": {"size": "tiny"},
+    "config": {"workload": "bert-imdb", "size": "tiny", "seed": 0, "global_batch_size": 8, "sequence_length": 64},
     "machine": {},
 }
 
@@ -130,7 +130,7 @@ def test_another_schema_version_is_not_read(version, tmp_path):
     ("changes", "expected"),
     [
         ({"loss": 1.0}, "unknown key 'loss'"),
-        ({"status": "fine"}, "status='fine': input should be 'ok', 'out_of_memory', 'failed' or 'interrupted'"),
+        ({"status": "fine"}, "status='fine': input should be 'ok', 'out_of_memory', 'failed', 'interrupted', "),
         ({"world_size": "two"}, "world_size='two': input should be a valid integer"),
         ({"failure": {"step": 1}}, "failure.error is missing"),
         ({"failure": {"step": 1, "error": "", "rank": 0}}, "unknown key 'failure.rank'"),
@@ -165,6 +165,8 @@ def test_a_proof_says_what_it_knows():
 
 
 def test_steps(tmp_path):
-    (tmp_path / "steps.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": null}\n')
-    assert schema.read_steps(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
+    each = dict.fromkeys(schema.STEP_KEYS, 1.0)
+    lines = [{**each, "step": 1, "loss": 0.5}, {**each, "step": 2, "loss": None}]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert schema.read_steps(tmp_path) == lines
     assert len(files.sha256(tmp_path / "steps.jsonl")) == 64

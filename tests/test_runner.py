@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from study.errors import Refusal
 from study.preflight import checks
 from study.records import schema
 from study.records.schema import Outcome
-from study.running import launch, runner, studies
+from study.running import launch, one_writer, plan, runner, studies
 from study.running.duration import Estimate, History
 
 STUDY = """\
@@ -319,7 +320,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
 
 @pytest.mark.launches
 def test_a_second_runner_is_refused(study, monkeypatch):
-    with runner.locked(Path("runs/mine")), pytest.raises(Refusal) as caught:
+    with one_writer.locked_study(Path("runs/mine")), pytest.raises(Refusal) as caught:
         run(study, monkeypatch)
     assert str(caught.value) == (
         f"runs/mine: process {os.getpid()} is running this study there; wait for it, end it, or pass another --runs-dir"
@@ -472,3 +473,29 @@ def test_benchmarks_study_is_of_twelve_runs(tmp_path):
     }  # fmt: skip
     with pytest.raises(SystemExit, match="2"):
         interruptions.main(["--kills", "0"])
+
+
+@pytest.mark.launches
+def test_an_outcome_that_cannot_be_written_is_said_and_the_study_goes_on(study, monkeypatch, capsys):
+    write = runner.write_json
+
+    def refuse_the_first(path: Path, content) -> None:
+        if "single" in str(path) and "seed0" in str(path):
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(runner, "write_json", refuse_the_first)
+    assert run(study, monkeypatch) == runner.ALL_OK
+    said = capsys.readouterr().out
+    assert "seed0/outcome.json: not written (No space left on device)" in said
+    assert len(list(study.parent.glob("runs/mine/*/outcome.json"))) == 5
+
+
+@pytest.mark.launches
+def test_a_finished_run_whose_folder_is_removed_has_a_row_all_the_same(study, monkeypatch, capsys):
+    study.write_text(ONE)
+    planned = [plan.Planned(one) for one in studies.runs(studies.find(str(study)))]
+    assert run(study, monkeypatch) == runner.ALL_OK
+    outcome = schema.read_outcome(planned[0].run.folder / "outcome.json")
+    shutil.rmtree(planned[0].run.folder)
+    assert "seed0: cannot be read as a record" in runner.table(planned, [outcome])

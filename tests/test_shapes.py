@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, BertForSequenceClassification
 
 from study.theory import shapes
-from study.theory.shapes import config_json
+from study.theory.shapes import model_types
 from study.training.weights import parameter_groups
 
 _GPT = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 101}
@@ -229,7 +229,7 @@ LLAMA_FILE = {"model_type": "llama", **_LLAMA, "hidden_act": "silu"}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "t5"}, "model_type 't5'; give a config.json of bert, gpt2"),
+        ({"model_type": "falcon"}, "model_type 'falcon'; give a config.json of bert, gpt2"),
         ({"model_type": None}, "no model_type"),
         ({"hidden_size": None}, "hidden_size is None; give a whole number"),
         ({"vocab_size": None}, "vocab_size is None"),
@@ -244,7 +244,7 @@ LLAMA_FILE = {"model_type": "llama", **_LLAMA, "hidden_act": "silu"}
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; give true or false"),
         ({"hidden_act": 3}, "hidden_act is 3"),
-        ({"attention_bias": True}, "attention_bias is True, whose parameters are not counted"),
+        ({"attention_bias": True}, "attention_bias is True, which is not counted; only False is"),
         ({"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads is None"),
         ({"model_type": "gemma2", "head_dim": None}, "head_dim is None"),
         ({"model_type": "gpt2", "n_embd": 48}, "n_embd is 48 and hidden_size 24, which are one setting; leave one out"),
@@ -266,16 +266,17 @@ def test_what_real_files_leave_out_is_as_in_transformers():
         assert shape.parameters.groups == sizes_of(built(config))
 
 
-@pytest.mark.parametrize("name", config_json.MODEL_TYPES)
+@pytest.mark.parametrize("name", model_types.MODEL_TYPES)
 def test_defaults_are_those_of_the_class_in_transformers(name):
     """All that a shape is read from; a new version of the library may change what it has for a key."""
-    in_class = {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[name])}
-    model_type = config_json.MODEL_TYPES[name]
+    names = CONFIG_MAPPING[name].attribute_map
+    in_class = {names.get(field.name, field.name): field.default for field in dataclasses.fields(CONFIG_MAPPING[name])}
+    model_type = model_types.MODEL_TYPES[name]
     assert model_type.defaults == {key: in_class[key] for key in model_type.keys.values() if key in in_class}
     assert {*model_type.keys.values()} - {*in_class} <= {"head_dim"}  # which Qwen2 takes, and has no field for
-    assert model_type.synonyms == CONFIG_MAPPING[name].attribute_map
-    counted = config_json.COUNTED
-    assert {key: in_class.get(key, value) for key, value in counted.items()} == counted
+    assert model_type.synonyms == names
+    counted = {**model_types.COUNTED, **model_type.counted}
+    assert {key: in_class.get(key, value) or value for key, value in counted.items()} == counted
 
 
 MINIMAL = {
@@ -289,7 +290,7 @@ MINIMAL = {
 }
 
 
-@pytest.mark.parametrize("name", config_json.MODEL_TYPES)
+@pytest.mark.parametrize("name", model_types.MODEL_TYPES)
 def test_a_file_that_names_nothing_but_its_type_is_the_model_of_its_defaults(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
     shape = shapes.find(str(tmp_path))

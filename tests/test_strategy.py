@@ -90,6 +90,100 @@ def test_files_are_read_strictly(tmp_path, text, expected):
     assert expected in reading(tmp_path, text)
 
 
+def test_all_errors_of_a_file_are_listed_at_once(tmp_path, monkeypatch):
+    """Also those of the JSON that it names."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.json").write_text(json.dumps({"zero_optimization": {"stage": 4, "overlap_com": True}, "optimizer": {}}))
+    message = reading(
+        tmp_path,
+        "distributed_type: DEEPSPEED\nnum_processes: '2'\nuse_cpu: true\nipex_config: {}\n"
+        "deepspeed_config: {deepspeed_config_file: mine.json, offload_param_nvme_path: /fast, zero3_int_flag: true}",
+    )
+    for expected in (
+        "unknown key 'ipex_config'",
+        "unknown key 'deepspeed_config.zero3_int_flag'",
+        "deepspeed_config.offload_param_nvme_path is dropped by accelerate",
+        "num_processes='2': input should be a valid integer",
+        "use_cpu: true is not handed on",
+        "mine.json: 'optimizer' belongs to the run",
+    ):
+        assert expected in message
+    Path("mine.json").write_text(json.dumps({"zero_optimization": {"stage": 4, "overlap_com": True}}))
+    text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: mine.json}"
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(Refusal) as caught:
+        read_strategy(Path("mine.yaml"))
+    assert str(caught.value).startswith(
+        "mine.json: unknown key 'zero_optimization.overlap_com'; zero_optimization.stage must be 0, 1, 2 or 3, is 4; "
+    )
+
+
+# As `accelerate config` writes a file: every section, keys of TPUs, the precision.
+WRITTEN = """compute_environment: LOCAL_MACHINE
+debug: false
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "other"),
+    [
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 1, zero3_init_flag: false}", "bf16", "fp32"),
+        ("distributed_type: MULTI_GPU\ndeepspeed_config: {}\nfsdp_config: {}", "bf16-autocast", "fp32"),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, "
+            "fsdp_reshard_after_forward: true, fsdp_offload_params: false, fsdp_state_dict_type: FULL_STATE_DICT, "
+            "fsdp_cpu_ram_efficient_loading: false, fsdp_use_orig_params: true, fsdp_activation_checkpointing: false}",
+            "bf16",
+            "fp32",
+        ),
+    ],
+)
+def test_a_file_that_accelerate_wrote_is_a_strategy_where_the_run_agrees(tmp_path, text, precision, other):
+    path = tmp_path / "mine.yaml"
+    path.write_text(WRITTEN + text)
+    read = read_strategy(path)
+    assert read.mixed_precision == "bf16"
+    checks.check(make_run(build_config(precision=precision), read, 2))
+    with pytest.raises(Refusal, match=rf"asks for bf16, the run for --precision {other}; pass --precision {precision}"):
+        checks.check(make_run(build_config(precision=other), read, 2))
+
+
+def test_a_json_that_everybody_copies_is_a_strategy_where_the_run_agrees(tmp_path, monkeypatch):
+    scale = {
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+        "initial_scale_power": 16,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    }
+    content = {
+        ZERO: {"stage": 2}, "fp16": {"enabled": "auto", **scale}, "bf16": {"enabled": True}, "steps_per_print": 2000,
+        "train_batch_size": "auto", "wall_clock_breakdown": False, "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+    read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps(content)))
+    assert read.mixed_precision == "bf16"
+    checks.check(make_run(build_config(precision="bf16"), read, 2))
+    with pytest.raises(Refusal, match="asks for bf16, the run for --precision fp32"):
+        checks.check(make_run(build_config(), read, 2))
+    for section, key in ((content["fp16"], "hysteresis"), (content, "wall_clock_breakdown")):
+        section[key] = 4
+        with pytest.raises(Refusal, match=f"{key}=4: input should be"):
+            read_strategy(beside(tmp_path / key, monkeypatch, "zero2_tuned", json.dumps(content)))
+
+
 def test_file_that_is_not_there(tmp_path):
     with pytest.raises(Refusal, match="cannot be read as YAML"):
         read_strategy(tmp_path / "mine.yaml")
@@ -246,6 +340,20 @@ def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
     assert filled["offload_param"]["buffer_size"] == models.swap_buffer_size(128, 2)
 
 
+def test_what_a_record_keeps_of_a_file_names_no_place_of_the_machine(tmp_path, monkeypatch):
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: {"stage": 3}}))
+    path.write_text(
+        path.read_text().replace("accelerate_configs/zero3", str(tmp_path / "accelerate_configs" / "zero3"))
+    )
+    monkeypatch.chdir(tmp_path.parent)
+    written = read_strategy(tmp_path / path).written
+    assert written["file"] == f"{tmp_path.name}/accelerate_configs/zero3_tuned.yaml"
+    assert written["yaml"]["deepspeed_config"]["deepspeed_config_file"].startswith(tmp_path.name)
+    assert written["json"] == {ZERO: {"stage": 3}}
+    assert str(tmp_path) not in json.dumps(written)
+    assert shipped("ddp_tuned").written["json"] == {"gradient_as_bucket_view": True}
+
+
 # ---------------------------------------------------------------- FSDP
 
 
@@ -276,9 +384,9 @@ def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     section = shipped("fsdp2").content["fsdp_config"]
-    assert set(section) == set(file._FSDPSection.model_fields)
+    assert set(section) <= set(file._FSDPSection.model_fields)
     flags = vars(launch_command_parser().parse_args(["study/train.py"]))
-    assert set(section) <= set(flags)
+    assert set(file._FSDPSection.model_fields) <= set(flags)
     for key, value in section.items():
         monkeypatch.setenv(key.upper(), str(value))  # as the launcher passes it on
     plugin = FullyShardedDataParallelPlugin()
@@ -391,11 +499,11 @@ def test_processes_of_several_machines(monkeypatch):
         checks.check(make_run(config, chosen, 32, num_machines=2))
 
 
-def test_writable(tmp_path):
-    assert files.is_writable(tmp_path)
+def test_why_a_folder_takes_no_file(tmp_path):
+    assert files.refuses_more(tmp_path) is None
     assert not list(tmp_path.iterdir())
-    assert not files.is_writable(tmp_path / "nowhere")
-    assert not files.is_writable(Path("/proc"))
+    assert files.refuses_more(tmp_path / "nowhere") == "No such file or directory"
+    assert files.refuses_more(Path("/proc"))
 
 
 # ---------------------------------------------------------------- who started this process
@@ -426,6 +534,9 @@ class Ancestor:
     def cwd(self) -> str:
         return str(self.folder)
 
+    def environ(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "1"}
+
 
 @pytest.mark.parametrize(
     ("flags", "num_processes", "num_machines"),
@@ -435,6 +546,8 @@ def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_proce
     command = f"python -m accelerate.commands.launch --config_file accelerate_configs/zero3.yaml {flags} study/train.py"
     ancestors = [Ancestor("bash", Path("/")), Ancestor(command, file.CONFIGS.parent)]
     monkeypatch.setattr(psutil.Process, "parents", lambda self: ancestors)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(num_processes))
     run = request.requested_run(build_config(global_batch_size=16))
     assert run.strategy == dataclasses.replace(shipped("zero3"), path=run.strategy.path)
     assert str(run.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
@@ -443,9 +556,14 @@ def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_proce
 
 def test_machines_of_the_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.yaml"
-    path.write_text(find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2"))
+    text = find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2")
+    path.write_text(
+        text.replace("deepspeed_config:\n", "deepspeed_config:\n  deepspeed_multinode_launcher: standard\n")
+    )
     ancestor = Ancestor(f"accelerate-launch --config_file {path} study/train.py", tmp_path)
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert request.requested_run(build_config()).num_machines == 2
     assert make_run(build_config(), shipped("zero2"), 2).num_machines == 1
 
@@ -586,3 +704,41 @@ def test_a_ddp_file_in_json_is_not_its_own_json(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(shipped("ddp").content))
     assert read_strategy(path).gradient_as_bucket_view is False
+
+
+# ---------------------------------------------------------------- what is never started
+
+
+@pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "mvapich", "nossh", "slurm"])
+def test_a_launcher_that_writes_the_environment_is_refused(tmp_path, launcher):
+    """DeepSpeed's own write all variables, tokens included, to .deepspeed_env; without one, accelerate takes pdsh."""
+    text = find_strategy("zero2").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        text.replace("deepspeed_config:\n", f"deepspeed_config:\n  deepspeed_multinode_launcher: {launcher}\n")
+    )
+    with pytest.raises(
+        Refusal, match=rf"{launcher} is DeepSpeed's to start, which writes .*; write deepspeed_multinode_l"
+    ):
+        read_strategy(path)
+    path.write_text(text.replace("num_machines: 1", "num_machines: 2"))
+    with pytest.raises(Refusal, match=r"num_machines: 2 without a launcher is DeepSpeed's to start, .* standard"):
+        read_strategy(path)
+
+
+def test_git_ignores_what_such_a_launcher_writes():
+    assert ".deepspeed_env" in (file.CONFIGS.parent / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["lr:a.yaml", "record.yaml", "a b.yaml"])
+def test_a_strategy_has_a_name_that_files_can_have(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(find_strategy("ddp").read_text())
+    with pytest.raises(Refusal, match=r"the strategy's name .* take "):
+        read_strategy(path)
+
+
+@pytest.mark.parametrize("folder", ["runs/lr:a", ".", "..", "runs/a b", "/", "runs/" + "x" * 200])
+def test_a_run_has_a_name_that_files_can_have(folder):
+    with pytest.raises(Refusal, match=r"the run's name .* take "):
+        make_run(build_config(output_dir=folder), shipped("zero2"), 2)

@@ -89,17 +89,18 @@ def verifying(found, config: dict, name: str) -> str:
 
 def plugin(name: str, monkeypatch: pytest.MonkeyPatch, **flags) -> dict:
     """The DeepSpeed configuration of a run on two processes, as the launcher and the study make it."""
-    for key in [key for key in os.environ if key.startswith("ACCELERATE_")]:
-        monkeypatch.delenv(key)
     chosen = shipped(name)
     section = chosen.content["deepspeed_config"]
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    if "deepspeed_config_file" in section:
-        monkeypatch.chdir(ROOT)
-        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", section["deepspeed_config_file"])
-    else:
-        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(section["zero_stage"]))
-    return accelerators._deepspeed_plugin(Run(build_config(**flags), chosen, 2, Path("run"))).deepspeed_config
+    with monkeypatch.context() as launcher:  # for this call only: a run that the test starts would be refused for it
+        for key in [key for key in os.environ if key.startswith("ACCELERATE_")]:
+            launcher.delenv(key)
+        launcher.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+        if "deepspeed_config_file" in section:
+            launcher.chdir(ROOT)
+            launcher.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", section["deepspeed_config_file"])
+        else:
+            launcher.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(section["zero_stage"]))
+        return accelerators._deepspeed_plugin(Run(build_config(**flags), chosen, 2, Path("run"))).deepspeed_config
 
 
 # ---------------------------------------------------------------- how many processes, and which engine
@@ -127,7 +128,7 @@ def test_deepspeed_without_an_accelerator_is_several_worlds_of_one():
 
 def test_use_cpu_is_ddp(tmp_path):
     """use_cpu: true with a ZeRO-2 YAML."""
-    assert "use_cpu: true turns every strategy into plain DDP; remove it" in reading(
+    assert "use_cpu: true is not handed on by the launchers of several processes" in reading(
         changed(tmp_path, "zero2", use_cpu=True)
     )
 
@@ -139,9 +140,7 @@ def test_use_cpu_in_the_environment_is_ddp(tmp_path):
     done = attempt([*words, ROOT / "study" / "train.py"], cwd=tmp_path, env={"ACCELERATE_USE_CPU": "true"})
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
-    assert (
-        "distributed_type DEEPSPEED was asked, the launcher started a run without DeepSpeed; remove --cpu, ACC" in line
-    )
+    assert "ACCELERATE_USE_CPU is set in the environment, and accelerate takes it for a part of the strategy's" in line
     assert not list(tmp_path.iterdir())
 
 
@@ -152,8 +151,8 @@ def test_flags_of_the_launcher_override_the_file(tmp_path):
     done = attempt([*words, "--zero_stage", "2", ROOT / "study" / "train.py"], cwd=tmp_path)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
-    assert "zero_stage: the run asks for 3, the engine has 2; change zero_stage in " in line
-    assert line.endswith("and pass no --zero_stage to the launcher")
+    assert "--zero_stage" in line
+    assert "is said in the strategy's file" in line
     assert not list(tmp_path.iterdir())
 
 
@@ -292,7 +291,7 @@ def test_fsdp_of_the_first_version(version, tmp_path):
     path = changed(tmp_path, "fsdp2", "fsdp_config", fsdp_version=version)
     assert f"fsdp_config.fsdp_version={version!r}: input should be 2" in reading(path)
     path.write_text(path.read_text().replace(f"fsdp_version: {yaml.safe_dump(version).split()[0]}", "fsdp_versoin: 2"))
-    assert reading(path) == f"{path}: unknown key 'fsdp_config.fsdp_versoin'"
+    assert reading(path) == f"{path}: unknown key 'fsdp_config.fsdp_versoin'; fsdp_config.fsdp_version is missing"
 
 
 def test_unquoted_no(tmp_path):
@@ -336,7 +335,8 @@ def test_two_kinds_of_bf16(tmp_path, monkeypatch):
         "(16-bit parameters with fp32 masters) needs DeepSpeed, which ddp does not use; use --precision bf16-auto"
         in message
     )
-    assert "mixed_precision: bf16 belongs to the run" in reading(changed(tmp_path, "ddp", mixed_precision="bf16"))
+    asks = file.read_strategy(changed(tmp_path, "ddp", mixed_precision="bf16"))
+    assert "asks for bf16, the run for --precision fp32; pass --precision bf16-autocast" in checking({}, asks)
     engine = plugin("zero0", monkeypatch, precision="bf16-autocast")
     assert engine["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
     assert "bf16" not in engine
@@ -389,7 +389,7 @@ def test_offload_replaces_the_optimizer():
         assert launching.run(name, **CLIPPED).record.proof.optimizer_class == "DeepSpeedCPUAdam"
 
 
-@pytest.mark.parametrize("key", ["optimizer", "scheduler", "bf16", "data_types"])
+@pytest.mark.parametrize("key", ["optimizer", "scheduler", "data_types"])
 def test_what_belongs_to_the_run(key, tmp_path, monkeypatch):
     """An optimizer in the DeepSpeed config: one parameter group, FusedAdam."""
     path = with_json(tmp_path, "zero2_tuned", monkeypatch, **{key: {"type": "AdamW"}})
@@ -499,14 +499,14 @@ def test_peaks_are_those_of_their_phase():
 def test_saved_weights_are_whole():
     """save_16bit_model at stage 3 returns False and writes no file."""
     run = launching.run("zero3", **COMPARED)
-    saved = load_file(run.run_dir / "checkpoints" / "model.safetensors")
+    saved = load_file(run.run_dir / "model" / "model.safetensors")
     assert sum(tensor.numel() for tensor in saved.values()) == run.record.num_params
     assert sum(float(t.double().abs().sum()) for t in saved.values()) == run.record.final_parameters.absolute_sum
 
 
 @pytest.mark.launches
 def test_checkpoint_of_two_ranks_on_four(tmp_path):
-    """An error that names both sizes. (That of accelerate and DeepSpeed: the study itself does not resume.)"""
+    """An error that names both sizes. (That of accelerate and DeepSpeed: the study refuses it before.)"""
     words = ["accelerate", "launch", "--config_file", CONFIGS / "zero2.yaml", "--main_process_port", "0"]
     program = [ROOT / "tests" / "checkpoint_program.py", tmp_path / "checkpoint"]
     saved = attempt([*words, "--num_processes", "2", *program], cwd=tmp_path)

@@ -8,13 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from study.claims.rules import arithmetic, execution, record, theory
 from study.claims.rules.execution import Execution, Text
 from study.errors import Refusal, refusing
-from study.files import Written
+from study.files import Written, read_yaml
 
 FOLDER = Path(__file__).parent / "ledger"
 LONGEST_PHRASE = 12  # words of a source that are quoted
@@ -219,12 +218,7 @@ def read(folder: Path = FOLDER) -> list[Source]:
 
 
 def _read(path: Path) -> Source:
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; it needs {', '.join(Source.model_fields)}")
+    content = read_yaml(path, FOLDER)
     try:
         source = Source.model_validate(content)
     except ValidationError as error:
@@ -249,9 +243,6 @@ def _with_cited(sources: list[Source]) -> list[Source]:
         source if source.source == CITED else source.model_copy(update={"numbers": {**cited, **source.numbers}})
         for source in sources
     ]
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
 
 
 def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> str:

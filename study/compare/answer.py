@@ -10,6 +10,7 @@ import pandas as pd
 from study.compare import differences, markdown
 from study.compare import table as tidy
 from study.compare.order import in_order
+from study.errors import Refusal
 from study.theory.case import parameter_bytes
 
 # What was trained long enough to learn, with the held-out metric and how it is written.
@@ -30,6 +31,9 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
         rows[(rows["strategy"] == "single") | (rows["world_size"] == WORLD_SIZE)] for rows in (compared, everything)
     )
     ok = runs[runs["status"] == "ok"]
+    if ok.empty:
+        where = " ".join(map(str, folders))
+        raise Refusal(f"{where}: none of {len(everything)} runs ended well on {WORLD_SIZE} processes, so no answer yet")
     states = _cell(runs, STATES)
     head, columns = ["strategy"], []
     for place, (metric, form) in LEARNED.items():

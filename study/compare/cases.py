@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from study.models import SIZES, swap_buffer_size
+from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.records.schema import Record
 from study.theory import shapes
 from study.theory.case import Engine, Job, parameter_bytes
@@ -15,7 +16,7 @@ def engine_of(r: Record) -> Engine:
     """The engine as the run proved it."""
     proof = r.proof
     kind = "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
-    hidden = SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
+    hidden = _hidden(r)
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     return Engine(
@@ -41,6 +42,45 @@ def engine_of(r: Record) -> Engine:
         reduces_in_fp32=sharding is not None and sharding.reduce_dtypes == ["float32"],
         gradient_as_bucket_view=bool(proof.gradient_as_bucket_view),
     )
+
+
+def _hidden(r: Record) -> int:
+    return SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
+
+
+# Of the settings in a proof: what the run says for every strategy, not what tells one strategy from another.
+_OF_THE_RUN = {"gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
+_COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def proven_strategy(r: Record) -> dict[str, Any] | None:
+    """What the engine was, whatever the strategy is called; None in records from before the proof had all of it.
+
+    Equal for runs of one strategy whatever their model, precision and number of processes: what follows from these
+    is written as such.
+    """
+    if r.proof is None or r.proof.settings is None:
+        return None
+    engine, sharding, settings = engine_of(r), r.proof.sharding, dict(r.proof.settings)
+    hidden = _hidden(r)
+    suited = {f"zero_optimization.{key}": value for key, value in suited_buckets(hidden).items()}
+    suited["zero_optimization.offload_param.buffer_size"] = swap_buffer_size(hidden, r.world_size)
+    settings = {
+        key: "auto" if value == suited.get(key) else value for key, value in settings.items() if key not in _OF_THE_RUN
+    }
+    if settings.get("communication_data_type") == _COMPUTED_IN.get(r.proof.precision, "float32"):
+        settings["communication_data_type"] = "as computed"
+    return {
+        "engine": engine.kind,
+        "stage": r.proof.zero_stage,
+        "offload_optimizer": engine.offload_optimizer,
+        "offload_param": engine.offload_param,
+        "gradient_as_bucket_view": engine.gradient_as_bucket_view,
+        "reshard_after_forward": sharding and sharding.reshard_after_forward,
+        "replicas": engine.replicas,
+        **settings,
+    }
 
 
 def is_unproven(r: Record) -> bool:

@@ -52,12 +52,12 @@ def _order(file: RecordFile) -> tuple:
 
 def _row(file: RecordFile) -> list[str]:
     facts = file.record
-    schema.checked_steps(file.path, facts)
-    losses = [line["loss"] for line in schema.read_steps(file.path)]
+    losses = [line["loss"] for line in schema.steps_of(file.path, facts)]
     some = steps_at_an_end(len(losses))
     held_out = facts.evaluation[-1]
     name = "accuracy" if "accuracy" in held_out else "perplexity"
-    seconds = facts.timing.median_seconds
+    figure = held_out.get(name)
+    seconds = facts.timing and facts.timing.median_seconds
     peak = None if facts.peak_memory is None else _peak_resident(file)
     return [
         facts.strategy,
@@ -66,7 +66,7 @@ def _row(file: RecordFile) -> list[str]:
         str(facts.steps_done),
         f"{statistics.mean(losses[:some]):.3f}",
         f"{statistics.mean(losses[-some:]):.3f}",
-        f"{name} {held_out[name]:.3f}" if name == "accuracy" else f"{name} {held_out[name]:.1f}",
+        f"{name} " + ("unknown" if figure is None else format(figure, ".3f" if name == "accuracy" else ".1f")),
         "" if seconds is None else f"{seconds:.2f}",
         "" if peak is None else f"{peak / 2**30:.2f}",
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from study.compare import markdown
-from study.config import RunConfig
+from study.config import NOT_TRAINED, RunConfig
 from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
@@ -20,8 +20,7 @@ WITHIN = 1e-5
 
 # Where a run writes, what it observes and how its global batch is cut do not decide what is trained; nor does the
 # folder that the data came from: the data's digest does.
-NOT_COMPARED = {"output_dir", "swap_dir", "data_dir", "micro_batch_size", "timing_warmup_steps"}
-NOT_COMPARED |= {"measure", "log_with", "save_model"}
+NOT_COMPARED = NOT_TRAINED | {"micro_batch_size"}
 
 EXPLANATION = f"""\
 Each run beside the run of equal data, configuration and seed that it is compared with: the ddp one, or the first where
@@ -75,7 +74,8 @@ def settings(r: Record) -> dict[str, Any]:
     """The knobs of a run that decide what is trained."""
     # A record from before there was such a knob has what is its default now.
     whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
-    return {name: value for name, value in whole.items() if name not in NOT_COMPARED}
+    begun = {} if r.continues is None else {"continues": r.continues.model_dump()}
+    return {name: value for name, value in whole.items() if name not in NOT_COMPARED} | begun
 
 
 def _heading(r: Record) -> str:
@@ -140,9 +140,7 @@ def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | 
 
 def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
     """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
-    for path, record in (file, reference):
-        schema.checked_steps(path, record)
-    steps, reference_steps = schema.read_steps(file.path), schema.read_steps(reference.path)
+    steps, reference_steps = (schema.steps_of(path, record) for path, record in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
             f"{file.path}: {len(steps)} steps, {reference.path} has {len(reference_steps)}; run the shorter one again"

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from study.compare.cases import engine_of, has_computed_buckets, is_unproven
+from study.compare.cases import engine_of, has_computed_buckets, is_unproven, proven_strategy
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
 from study.config import RunConfig, build_config, parse_flags
@@ -144,6 +144,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
             by_run[run.identity] = {**row, "folder": run.folder}
     rows = list(by_run.values())
     _place_outcomes(rows)
+    _tell_apart(rows)
     if boxes is not None:
         there = {row["box"] for row in rows}
         if missing := sorted(set(boxes) - there):
@@ -174,7 +175,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
     r = file.record
     try:
         config = RunConfig.model_validate(r.config)
-        settings = _settings(config, r.world_size)
+        settings = _settings(config, r.world_size, r.continues)
     except ValidationError as error:
         raise Refusal(describe(error, f"{file.path}: config")) from None
     except Refusal as refusal:
@@ -216,6 +217,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "rank_parts": _rank_parts(r, device),
         **_communication(r),
         **_proof(r),
+        "proven_strategy": proven_strategy(r),
     }
 
 
@@ -239,6 +241,23 @@ def _config_of(outcome: Outcome) -> RunConfig | None:
         return RunConfig.model_validate(outcome.config)
     program = next((i for i, word in enumerate(outcome.command) if Path(word).name == "train.py"), None)
     return None if program is None else build_config(**parse_flags(outcome.command[program + 1 :]))
+
+
+def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
+    """Add to a strategy's name what its engines differ in, where runs of one name had others: they are not one.
+
+    A run whose proof does not say all of it, because it is older or has none, keeps the name alone.
+    """
+    proven: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row.get("proven_strategy") is not None:
+            proven.setdefault(row["strategy"], []).append(row)
+    for name, same in proven.items():
+        kinds = [row["proven_strategy"] for row in same]
+        differ = [key for key in kinds[0] if any(kind.get(key) != kinds[0][key] for kind in kinds)]
+        for row in same if differ else ():
+            said = ", ".join(f"{key.rpartition('.')[2]} {row['proven_strategy'].get(key)}" for key in differ)
+            row["strategy"] = f"{name} ({said})"
 
 
 def _place_outcomes(rows: list[dict[str, Any]]) -> None:
@@ -268,10 +287,12 @@ def _libraries(machine: dict[str, Any]) -> str | None:
     return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
 
 
-def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
+def _settings(config: RunConfig, world_size: int, continues: schema.Continued | None = None) -> dict[str, Any]:
     micro_batch_size, accumulation = config.batches(world_size)
-    decisive = config.model_dump(mode="json", exclude=NOT_COMPARED | {"seed", "global_batch_size"} | STEPS_FIELDS)
+    decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
     decisive["init"] = config.effective_init
+    if continues is not None:
+        decisive["continues"] = continues.model_dump()
     text = json.dumps(decisive, sort_keys=True)
     return {
         "precision": config.precision,
@@ -291,7 +312,7 @@ def _learning(file: records.RecordFile, config: RunConfig) -> dict[str, Any]:
     r = file.record
     if r.steps_sha256 is None or not r.steps_done:
         return {}
-    lines = json.loads("[" + ",".join(schema.checked_steps(file.path, r).read_text().splitlines()) + "]")
+    lines = schema.steps_of(file.path, r)
     curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}

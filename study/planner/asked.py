@@ -120,7 +120,7 @@ def _makes_sense(chosen: Strategy, num_gpus: int) -> bool:
 
 
 def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
-    """Find a model, and settle the length where none is asked for; a learned position embedding grows, and it is said.
+    """Find a model, and settle the length where none is asked for; and say what of it is ignored, or taken otherwise.
 
     Raises Refusal for a model that is not known.
     """
@@ -128,7 +128,8 @@ def find_model(name: str, asked: Asked) -> tuple[ModelShape, Asked, list[str]]:
         shape = shapes.find(name)
     length = asked.sequence_length or min(DEFAULT_LENGTH, shape.positions)
     asked = dataclasses.replace(asked, sequence_length=length)
+    notes = list(shape.notes)
     if length <= shape.positions:
-        return shape, asked, []
+        return shape, asked, notes
     note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
-    return dataclasses.replace(shape, positions=length), asked, [note]
+    return dataclasses.replace(shape, positions=length), asked, [*notes, note]

@@ -18,6 +18,7 @@ from study.theory.on_box import ALLOCATOR_SLACK
 if TYPE_CHECKING:
     from study.planner.asked import Asked
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
+    from study.theory.shapes import ModelShape
 
 
 def text(advice: Advice) -> str:
@@ -26,8 +27,8 @@ def text(advice: Advice) -> str:
     nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
-        f"{shape.name}: {shape.num_params:,} parameters; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB "
-        f"usable of each; {asked.sequence_length:,} tokens a sequence",
+        f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
+        f"{asked.sequence_length:,} tokens a sequence",
         *_KERNELS[asked.kernels],
         "Predicted, not measured; times with the interval that nine of ten published ones lay in.",
         *(f"Note: {note}." for note in advice.notes),
@@ -62,6 +63,29 @@ def text(advice: Advice) -> str:
         ]
     )
     return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
+
+
+def _size(shape: ModelShape) -> str:
+    """Say how many parameters, and what for where that is not a decoder's logits."""
+    size = f"{shape.num_params:,} parameters"
+    if shape.experts:
+        size += f", of which a token meets {shape.active_params:,}"
+    match shape.head:
+        case "tokens":
+            return f"{size}; a logit for every word" if shape.is_encoder else size
+        case "none":
+            return f"{size}; no head"
+    return f"{size}; {shape.labels} {shape.head}"
+
+
+def _model_content(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "model": shape.name,
+        "num_params": shape.num_params,
+        "num_active_params": shape.active_params,
+        "head": shape.head,
+        "num_labels": shape.labels if shape.head in ("sequence classes", "token classes") else None,
+    }
 
 
 _KERNELS = {
@@ -115,8 +139,7 @@ def content(advice: Advice) -> dict[str, Any]:
     """Say it as plain data, in bytes and seconds."""
     gpu = advice.box.gpu
     return {
-        "model": advice.shape.name,
-        "num_params": advice.shape.num_params,
+        **_model_content(advice.shape),
         "gpu": gpu.name,
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
@@ -256,7 +279,7 @@ def text_of_fewest(fewest: FewestGpus) -> str:
         beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
         rows.append([name, str(fitting[0]), gib(fitting[1])] if fitting else [name, beyond, ""])
     shape, asked = fewest.shape, fewest.asked
-    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({shape.num_params:,} parameters), of powers of two"
+    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({_size(shape)}), of powers of two"
     notes = [f"Note: {note}." for note in fewest.notes]
     never = ["", "never: it does not shard, so that every GPU holds all of the model."]
     foot = never if any(row[1] == "never" for row in rows) else []
@@ -275,9 +298,9 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
     ]
     shape = fewest.shape
     return {
-        "model": shape.name,
-        "num_params": shape.num_params,
+        **_model_content(shape),
         "gpu": fewest.asked.box(1).gpu.name,
+        "notes": fewest.notes,
         "fewest_gpus": strategies,
     }
 

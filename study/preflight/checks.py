@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from pathlib import Path
 
+from study import files
 from study.errors import Refusal
-from study.files import is_writable
+from study.files import refuses_more
 from study.preflight import extensions
+from study.records.schema import CUT_OFF
 from study.run import Run
 from study.workloads import sources
 
@@ -56,6 +57,14 @@ def _check_strategy(run: Run) -> None:
             f"{where}: gradient_clipping {strategy.gradient_clipping} differs from the run's "
             f"{config.gradient_clipping}; write 'auto' and pass --gradient-clipping"
         )
+    shards = strategy.distributed_type in ("DEEPSPEED", "FSDP")
+    asked = config.precision if shards else config.precision.replace("-autocast", "")  # DDP's 16 bits are autocast
+    if strategy.mixed_precision not in (None, asked):
+        means = strategy.mixed_precision + ("" if shards else "-autocast")
+        raise Refusal(
+            f"{where}: asks for {strategy.mixed_precision}, the run for --precision {config.precision}; pass "
+            f"--precision {means}, or leave it out of the file"
+        )
     if strategy.gradient_accumulation_steps not in (None, run.gradient_accumulation_steps):
         raise Refusal(
             f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from the run's "
@@ -92,6 +101,11 @@ def _check_precision(run: Run) -> None:
         raise Refusal(
             f"--accumulation-dtype {config.accumulation_dtype} needs --precision {config.accumulation_dtype}, the run "
             f"has {config.precision}; change one of them"
+        )
+    if config.precision == "fp16" and strategy.offloads_to_nvme and config.checkpoint_every:
+        raise Refusal(
+            f"--checkpoint-every {config.checkpoint_every}: of fp16 under NVMe offload the loss scaler is not saved; "
+            "use --precision bf16, or leave checkpoints out"
         )
     if config.precision.startswith("fp16") and not _num_gpus():
         raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")
@@ -134,16 +148,25 @@ def _check_swap_dir(run: Run) -> None:
         raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe; remove the flag")
     if not swap_dir.is_dir():
         raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist; make it on the disk to be measured")
-    if not is_writable(swap_dir):
-        raise Refusal(f"--swap-dir {swap_dir}: this user cannot write there; choose another folder")
+    if reason := refuses_more(swap_dir):
+        raise Refusal(f"--swap-dir {swap_dir}: cannot be written ({reason}); choose another folder")
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds a finished run or cannot be one; an unfinished run is done again."""
+def check_folder(run: Run) -> None:
+    """Refuse a folder that holds a finished run or cannot be one; one that was cut off goes on, or is done again."""
+    folder = run.folder
     if (folder / "record.json").exists():
-        raise Refusal(f"{folder} already holds a finished run; pass another --output-dir, or delete it")
+        status = files.load(folder / "record.json", "a record").get("status")
+        can_go_on = run.config.resume != "never" and any(run.checkpoints_folder.glob("step-*"))
+        if status not in (*CUT_OFF, "failed", "out_of_memory"):
+            raise Refusal(f"{folder} already holds a finished run; pass another --output-dir, or delete it")
+        if status not in CUT_OFF or not can_go_on:
+            raise Refusal(
+                f"{folder} already holds a run that ended {status}; pass another --output-dir, or delete the "
+                "record.json there to do it again"
+            )
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder} is not a folder; pass another --output-dir")
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not is_writable(parent):
-        raise Refusal(f"{folder} cannot be written; pass another --output-dir")
+    if reason := refuses_more(parent):
+        raise Refusal(f"{folder} cannot be written ({reason}); pass another --output-dir")

@@ -75,10 +75,10 @@ def folder() -> Path:
     one folder, a run on the CPU of a GPU box would compile everything again, and the next one on its GPUs once more.
     """
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(given) if given else EXTENSIONS_DIR / ("cuda" if _sees_gpu() else "cpu")
+    return Path(given) if given else EXTENSIONS_DIR / ("cuda" if sees_gpu() else "cpu")
 
 
-def _sees_gpu() -> bool:
+def sees_gpu() -> bool:
     """Guess what torch will see: a device of NVIDIA's driver, or of WSL's, unless CUDA_VISIBLE_DEVICES hides them all.
 
     Only a folder hangs on it: a box that this misjudges builds there what it needs.
@@ -110,14 +110,15 @@ def check(needs: Collection[str]) -> None:
     if unknown := set(needs) - set(EXTENSIONS):
         raise ValueError(f"unknown extensions {sorted(unknown)}; there are {', '.join(EXTENSIONS)}")
     for name in sorted(needs):
-        if obstacle := _obstacle(name):
-            raise Refusal(obstacle)
-    missing = [name for name in sorted(needs) if not _is_built(name)]
+        if found := obstacle(name):
+            raise Refusal(found)
+    missing = {name: reason for name in sorted(needs) if (reason := unbuilt(name))}
     if missing:
         command = "CUDA_VISIBLE_DEVICES= zero-study extensions" if _hides_gpus() else "zero-study extensions"
+        reasons = " and ".join(sorted(set(missing.values())))
         raise Refusal(
-            f"DeepSpeed's {' and '.join(missing)}, which this strategy needs{'' if _sees_gpu() else ' on a CPU'}, "
-            f"{'are' if len(missing) > 1 else 'is'} not built yet; run: {command}"
+            f"DeepSpeed's {' and '.join(missing)}, which this strategy needs{'' if sees_gpu() else ' on a CPU'}, "
+            f"{'are' if len(missing) > 1 else 'is'} {reasons}; run: {command}"
         )
 
 
@@ -168,9 +169,9 @@ def build() -> int:
     complete = True
     for name in EXTENSIONS:
         extension = EXTENSIONS[name]
-        if extension.cpu_only and _sees_gpu():
+        if extension.cpu_only and sees_gpu():
             continue
-        failure = _obstacle(name) or _load(name)
+        failure = obstacle(name) or _load(name)
         if failure:
             complete = False
             strategies = sorted(path.stem for path in (ROOT / "accelerate_configs").glob(extension.strategies))
@@ -190,18 +191,42 @@ def _search_path() -> str:
     return os.pathsep.join([scripts, *(entry for entry in entries if entry != scripts)])
 
 
+def unbuilt(name: str) -> str | None:
+    """Say why a run would compile an extension as it starts, for minutes; None: it would not."""
+    if not _is_built(name):
+        return "not built yet"
+    # torch compiles again what was compiled by another command, which names the folder of its headers.
+    headers = f"{_folder_of('torch')}/include"
+    for part in EXTENSIONS[name].folders:
+        commands = folder() / part / "build.ninja"
+        if commands.is_file() and headers not in commands.read_text():
+            return "built for another Python, or in another folder"
+    return None
+
+
+def _folder_of(package: str) -> str | None:
+    found = importlib.util.find_spec(package)
+    places = list(found.submodule_search_locations or []) if found else []
+    return places[0] if places else None
+
+
+def building(name: str) -> bool:
+    """Whether a process is building an extension at this moment, as far as its lock says."""
+    locks = [folder() / part / "lock" for part in EXTENSIONS[name].folders]
+    return any(lock.exists() for lock in locks) and not {*locks} & {*stale_locks()}
+
+
 def _is_built(name: str) -> bool:
     return all((folder() / part / f"{part}.so").is_file() or _came_along(part) for part in EXTENSIONS[name].folders)
 
 
 def _came_along(part: str) -> bool:
     """Say whether DeepSpeed was installed with this one compiled (DS_BUILD_OPS=1), as NVIDIA's images have it."""
-    package = importlib.util.find_spec("deepspeed")
-    places = package.submodule_search_locations or [] if package else []
-    return any(any(Path(place).glob(f"ops/*/{part}_op*.so")) for place in places)
+    place = _folder_of("deepspeed")
+    return place is not None and any(Path(place).glob(f"ops/*/{part}_op*.so"))
 
 
-def _obstacle(name: str) -> str | None:
+def obstacle(name: str) -> str | None:
     """Say in one line what keeps an extension from being loaded, None if nothing seen; takes milliseconds."""
     for lock in stale_locks():
         if lock.parent.name in EXTENSIONS[name].folders:

@@ -58,6 +58,25 @@ def _gpus() -> list[tuple[str, int]]:
     return gpus
 
 
+def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
+    """Each GPU of this machine, with the processes that use it: id and bytes, as far as NVML may tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        users = []
+        for place in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(place)
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            name = f"GPU {place}, {pynvml.nvmlDeviceGetName(handle)}"
+            users.append((name, [(process.pid, process.usedGpuMemory or 0) for process in processes]))
+    except ModuleNotFoundError:
+        return []
+    except pynvml.NVMLError:  # no driver, or not permitted
+        return []
+    return users
+
+
 def _host_memory_bytes() -> int:
     """The host's memory, or what a control group leaves of it."""
     return min([psutil.virtual_memory().total, *_control_group_limits()])

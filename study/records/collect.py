@@ -35,7 +35,8 @@ def collect(runs: Path, folder: Path) -> int:
     `put` do, before the first copy.
     """
     finished = find([runs])
-    put(finished, folder)
+    for line in put(finished, folder):
+        print(line)
     return len({run.run_id for run in finished})
 
 
@@ -59,8 +60,8 @@ def find(folders: Iterable[Path]) -> list[Kept]:
     return runs
 
 
-def put(runs: Sequence[Kept], folder: Path) -> None:
-    """Write what is kept of runs into a folder, each file whole or not at all, and print what became of each.
+def put(runs: Sequence[Kept], folder: Path) -> list[str]:
+    """Write what is kept of runs into a folder, each file whole or not at all; say what became of each.
 
     While a run's record is not there, its other files there may be replaced: a run that was skipped, and now is not. A
     record is never replaced. Raises Refusal, before the first write, where what is there is of another run.
@@ -78,6 +79,7 @@ def put(runs: Sequence[Kept], folder: Path) -> None:
             if (folder / name).exists():
                 _refuse_if_different(folder / name, source)
     folder.mkdir(parents=True, exist_ok=True)
+    told = []
     for name, source in sources.items():
         target, content = folder / name, source.read_bytes()
         done = "copied"
@@ -85,15 +87,20 @@ def put(runs: Sequence[Kept], folder: Path) -> None:
             done = "kept" if target.read_bytes() == content else "replaced"
         if done != "kept":
             write_whole(target, content)
-        print(f"{done} {target}")
+        told.append(f"{done} {target}")
+    return told
 
 
 def distinct(runs: Iterable[Kept]) -> dict[str, Path]:
-    """The files of all runs by name. Raises Refusal where two runs of one name differ."""
+    """The files of all runs by name. Raises Refusal where two runs of one name differ, or names only in their case."""
     files: dict[str, Path] = {}
     first: dict[str, Kept] = {}
     for run in runs:
-        other = first.setdefault(run.run_id, run)
+        other = first.setdefault(run.run_id.lower(), run)
+        if other.run_id != run.run_id:
+            raise Refusal(
+                f"{other.place} and {run.place}: two names on this disk, and one on others; rename a strategy"
+            )
         if (other.record is None) != (run.record is None):
             raise _differ(other.place, run.place)
         for name, source in run.files.items():
@@ -117,12 +124,16 @@ def _by_run(folder: Path) -> dict[Path, dict[str, Path]]:
 def _read(record_path: Path | None, outcome_path: Path | None) -> Kept:
     """Read one run's files and check that they belong together."""
     facts = None if record_path is None else schema.read(record_path)
-    if facts is not None and facts.status == "interrupted":
-        print(f"left out {record_path}: interrupted, so no result")
+    if facts is not None:
+        schema.check_whole(record_path, facts)
+    if facts is not None and facts.status in schema.CUT_OFF:
+        print(f"left out {record_path}: {facts.status}, so no result")
         facts = None
     outcome = None if outcome_path is None else schema.read_outcome(outcome_path)
     run_id = next((read.run_id for read in (facts, outcome) if read is not None), "")
     files = {}
+    if facts is not None:
+        schema.check_config(record_path, facts)
     if facts is not None and facts.steps_sha256 is not None:
         files[f"{run_id}.steps.jsonl"] = schema.checked_steps(record_path, facts)
     if outcome is not None:

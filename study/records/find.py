@@ -13,6 +13,7 @@ from study.records import schema
 from study.records.schema import Outcome, Record
 
 UNKNOWN_BOX = "unknown box"
+IN_RUN = ("record.json", "outcome.json", "steps.jsonl")  # that a run directory has, and no other folder
 
 
 class RecordFile(NamedTuple):
@@ -124,14 +125,20 @@ def is_record(path: Path) -> bool:
 def _record_at(path: Path) -> Record | None:
     """The record in a JSON file, None where that is another file."""
     content = _content(path)
-    return None if content is None else schema.parse(path, content, Record)
+    if content is None:
+        return None
+    read = schema.parse(path, content, Record)
+    schema.check_whole(path, read)
+    schema.check_config(path, read)
+    return read
 
 
 def _content(path: Path) -> dict[str, Any] | None:
     """What a record's file holds, before it is checked; None for another file."""
     if path.name == "record.json":
         return files.load(path, "a record")
-    if (path.parent / "record.json").exists() or (path.parent / "outcome.json").exists():  # another file of a run
+    # Another file of a run: a checkpoint's manifest, which names the run, or a tokenizer's, some folders below it.
+    if any((folder / name).exists() for folder in path.parents[:4] for name in IN_RUN):
         return None
     content = files.load(path, "JSON")
     says_so = isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)

@@ -5,32 +5,30 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from study.files import shown_text
+
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 
-# Only what changes speed, memory or arithmetic; values elsewhere may hold paths, names or tokens.
-ENVIRONMENT = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "NVIDIA_TF32_OVERRIDE",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_P2P_DISABLE",
-    "NCCL_IB_DISABLE",
-    "NCCL_P2P_LEVEL",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "DS_SKIP_CUDA_CHECK",
+# The variables that change speed, memory or arithmetic. What else is set may hold names or tokens, and stays out.
+_FAMILIES = (
+    "ACCELERATE|FSDP|PARALLELISM_CONFIG|DEEPSPEED|DS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|NCCL|GLOO|CUDA|CUBLAS|CUDNN|"
+    "OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|ATEN|MALLOC|TRITON|FLASH_ATTENTION|HF|TRANSFORMERS"
 )
+# Where things lie changes no result.
+_PLACE = re.compile(r"_(DIR|HOME)$")
+_RECORDED = re.compile(rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD")
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a name and a password
+_PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")
+_LONGEST_VALUE = 200
 
 # What two machines must share for results of both to stand in one file.
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
@@ -53,8 +51,17 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "libraries": {name: _version(name) for name in LIBRARIES},
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "environment": environment(os.environ),
         **_git(),
+    }
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a record keeps: of a path its last part, of an address no password, of a secret nothing."""
+    return {
+        name: _IN_ADDRESS.sub("", _PATH.sub(r".../\1", shown_text(value)))[:_LONGEST_VALUE]
+        for name, value in sorted(variables.items())
+        if _RECORDED.fullmatch(name) and not _SECRET.search(name) and not _PLACE.search(name)
     }
 
 

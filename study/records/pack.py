@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -27,6 +27,11 @@ FORMAT_VERSION = 1
 TIME = (1980, 1, 1, 0, 0, 0)
 REGULAR_FILE = 0o100644 << 16
 
+# Of a file before it is read: three files a run, and the longest study has 10,000 runs; all of it is held in memory.
+MOST_MEMBERS = 40_000
+MOST_BYTES = 2 << 30  # uncompressed; a thousand runs have 24 MiB
+SUFFIXES = (".steps.jsonl", ".outcome.json", ".json")
+
 
 class Manifest(BaseModel):
     """What a pack holds, and what its records say of where they come from."""
@@ -46,8 +51,8 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
     """Write what is kept of the runs below the folders into one zip file; return how many runs there are.
 
     Results of benchmarks that lie there go with them. Equal records make a file of equal bytes. Raises Refusal as
-    `collect.find` does, where two runs or results of one name differ, where the records are of several boxes, and where
-    the file is there, unless it is to be replaced.
+    `collect.find` does, where two runs or results of one name differ, where the records are of several boxes, where
+    the file is there, unless it is to be replaced, and where `merge` would not give the same files back.
     """
     if file.exists() and not replace:
         raise Refusal(f"{file}: is there already; name another file, or delete it")
@@ -69,6 +74,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
             entry = zipfile.ZipInfo(name, TIME)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, REGULAR_FILE
             archive.writestr(entry, member)
+    _check_merges(packed.getvalue(), content)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(file, packed.getvalue())
     print(f"packed {manifest.num_runs} runs on {manifest.box} into {file}")
@@ -80,9 +86,19 @@ def merge(file: Path, folder: Path) -> int:
 
     A benchmark's result there is replaced by a later one of its name.
 
-    Raises Refusal, before the first write, for a file that is no pack, a version that does not fit, members that are
-    not those of the manifest, records that are not whole, and a run that is there already and differs.
+    Raises Refusal, before the first write, for a file that is no pack, one that is larger than any, a version that does
+    not fit, members that are not those of the manifest, records that are not whole, and a run that is there already and
+    differs.
     """
+    manifest, lines = _merge(file, folder)
+    for line in lines:
+        print(line)
+    print(f"merged {manifest.num_runs} runs on {manifest.box} into {folder}")
+    return manifest.num_runs
+
+
+def _merge(file: Path, folder: Path) -> tuple[Manifest, list[str]]:
+    """Merge, and say what became of each file."""
     manifest, members = _read(file)
     with tempfile.TemporaryDirectory() as unpacked:
         for name, member in members.items():
@@ -93,21 +109,37 @@ def merge(file: Path, folder: Path) -> int:
             stray = set(members) - set(collect.distinct(runs)) - set(results)
             if stray:
                 raise Refusal(f"{file}: {min(stray)} is no file of a finished run; pack the records again")
-            collect.put(runs, folder)
+            num_runs = len({run.run_id for run in runs})
+            if num_runs != manifest.num_runs:
+                raise Refusal(f"{file}: holds {num_runs} runs, its manifest says {manifest.num_runs}; pack them again")
+            told = collect.put(runs, folder)
             for name in results:
                 files.write_whole(folder / name, members[name])
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
-    num_runs = len({run.run_id for run in runs})
-    print(f"merged {num_runs} runs on {manifest.box} into {folder}")
-    return num_runs
+    return manifest, told
+
+
+def _check_merges(packed: bytes, content: dict[str, bytes]) -> None:
+    """Raise Refusal unless a merge gives these files back: now it is noticed while the box is still there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file, folder = Path(scratch, "packed.zip"), Path(scratch, "merged")
+        file.write_bytes(packed)
+        try:
+            _merge(file, folder)
+        except Refusal as refusal:
+            raise Refusal(f"these records would not merge elsewhere: {str(refusal).replace(scratch, '.')}") from None
+        merged = {path.name: path.read_bytes() for path in folder.iterdir()}
+        if merged != content:
+            name = min(name for name in merged | content if merged.get(name) != content.get(name))
+            raise Refusal(f"{name}: is not the same after a merge; take it away")
 
 
 def _results(folders: Sequence[Path]) -> dict[str, Path]:
     """The results of benchmarks below the folders, by name. Raises Refusal where two of one name differ."""
     found: dict[str, Path] = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.json"))):
-        if "benchmark" not in path.read_text(errors="replace"):
+        if b"benchmark" not in path.read_bytes():
             continue
         content = files.load(path, "JSON")
         if isinstance(content, dict) and "benchmark" in content:  # as `records.results.header` begins it
@@ -138,16 +170,21 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the other members of a pack, each of which is what the manifest says."""
     try:
         with zipfile.ZipFile(file) as archive:
+            _check_sizes(file, archive.infolist())
+            # Not more is read of a member than its entry says.
             entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    except Refusal:
+        raise
     except FileNotFoundError:
         raise Refusal(f"{file}: no such file; name one that `zero-study pack` wrote") from None
     # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
-    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None
     members = dict(entries)
     for name in members:
-        if name in ("", ".", "..") or not set(name).isdisjoint("/\\:"):
-            raise Refusal(f"{file}: member {name!r} is no plain file name; `zero-study pack` writes no such file")
+        if name != MANIFEST:
+            suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+            files.check_name(name.removesuffix(suffix), f"{file}: member {name!r}: the name")
     if len(members) != len(entries):
         raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
     manifest = _manifest(file, members.pop(MANIFEST, b""))
@@ -160,10 +197,24 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     return manifest, members
 
 
+def _check_sizes(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise Refusal for more than any pack holds, by what the file says of its members, before one is read."""
+    num_bytes = sum(entry.file_size for entry in entries)
+    if len(entries) > MOST_MEMBERS:
+        raise Refusal(f"{file}: {len(entries):,} members; a pack has at most {MOST_MEMBERS:,}")
+    largest = max(entries, key=lambda entry: entry.file_size, default=None)
+    if largest and largest.file_size > files.LARGEST_FILE:
+        raise Refusal(
+            f"{file}: {largest.filename!r} is {largest.file_size:,} bytes; at most {files.LARGEST_FILE:,} are read"
+        )
+    if num_bytes > MOST_BYTES:
+        raise Refusal(f"{file}: its members are {num_bytes:,} bytes; a pack has at most {MOST_BYTES:,}")
+
+
 def _manifest(file: Path, text: bytes) -> Manifest:
     try:
-        content = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError):
+        content = files.parse_json(text)
+    except ValueError:
         content = None
     if not isinstance(content, dict) or "format_version" not in content:
         raise Refusal(f"{file}: no pack, its {MANIFEST} says no format_version; `zero-study pack` makes one")
@@ -173,6 +224,6 @@ def _manifest(file: Path, text: bytes) -> Manifest:
                 f"{file}: {key} {content.get(key)}, this version reads {fits}; pack and merge with one version"
             )
     try:
-        return Manifest.model_validate(content)
+        return Manifest.model_validate(content, strict=True)
     except ValidationError as error:
         raise Refusal(describe(error, f"{file}: {MANIFEST}")) from None

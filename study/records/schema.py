@@ -6,14 +6,14 @@ has one line per optimizer step; its digest is in the record.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from study.errors import Refusal, describe
-from study.files import load, sha256, write_json
+from study.files import check_name, load, parse_json, sha256, write_json
+from study.records import plausible
 
 SCHEMA_VERSION = 1
 
@@ -25,6 +25,11 @@ class Facts(BaseModel):
 
 
 Kind = TypeVar("Kind", bound=Facts)
+
+STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
+NUMBERS = {int, float, type(None)}
+
+Name = Annotated[str, AfterValidator(lambda name: check_name(name, "the name"))]
 
 
 class Sharding(Facts):
@@ -77,6 +82,10 @@ class Proof(Facts):
     sub_group_size: int | None = None  # elements; records from before 2026-11-20 lack it
     secondary_partition_size: int | None = None  # ranks that share a second copy of the parameters; 1: there is none
     partitioned_parameters: int | None = None  # number of parameters that are really sharded; None: not stage 3
+    # Every key that a DeepSpeed JSON may hold -> what the engine has; empty: not DeepSpeed. Records from before
+    # 2026-11-21 have neither this nor the next.
+    settings: dict[str, bool | int | float | str | None] | None = None
+    compiled_graphs: int | None = None  # that TorchDynamo made, rank 0's; 0: nothing was compiled
     num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
     swap_bytes_written: list[int] | None = None  # per rank, whole training
     swap_bytes_read: list[int] | None = None
@@ -136,6 +145,23 @@ class Timing(Facts):
     tokens_per_second: float | None  # world total, padding not counted
 
 
+class Continued(Facts):
+    """Another run's checkpoint, with which a run began."""
+
+    run_id: str
+    strategy: str
+    world_size: int
+    step: int
+
+
+class Checkpointing(Facts):
+    """What checkpoints cost in the process that ended the run."""
+
+    count: int
+    seconds: float  # of training, while they were written
+    last_bytes: int | None  # of the last one's files; None: there was none
+
+
 class Checksum(Facts):
     """All parameters of the unsharded model in the order of their names, as fp32."""
 
@@ -149,19 +175,23 @@ class Failure(Facts):
     error: str
 
 
+# Ended from outside, which is no result; the same command goes on from the last checkpoint.
+CUT_OFF = frozenset({"interrupted", "killed", "timed_out", "stalled", "output_failed"})
+
+
 class Record(Facts):
     """The raw facts of one run."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    run_id: str
-    status: Literal["ok", "out_of_memory", "failed", "interrupted"]
+    run_id: Name
+    status: Literal["ok", "out_of_memory", "failed", "interrupted", "killed", "timed_out", "stalled", "output_failed"]
     failure: Failure | None = None
     started_at: str
     wall_seconds: float
     command: list[str]
     workload: str
     size: str
-    strategy: str
+    strategy: Name
     world_size: int
     seed: int
     init: Literal["pretrained", "scratch"]
@@ -185,14 +215,23 @@ class Record(Facts):
     timing: Timing | None = None
     machine: dict[str, Any]
     steps_sha256: str | None = None
+    resumed_at: list[int] = Field(default_factory=list)  # steps after which another process took the run up again
+    continues: Continued | None = None  # None: its first step is its own
+    checkpointing: Checkpointing | None = None  # None: no checkpoint was asked for
+    # Records from before 2026-11-21 lack what follows.
+    config_sha256: str | None = None  # of config.json beside it, in a run directory
+    strategy_file: dict[str, Any] | None = None  # the strategy's YAML whole, and the JSON that belongs to it
+    launcher: list[str] | None = None  # the command of `accelerate launch`, as it was started
 
 
 OutcomeStatus = Literal[
     "ok",
     "out_of_memory",  # of the device
-    "killed",  # by the kernel, for want of host memory
+    "killed",  # a rank or the launcher: by the kernel, for want of host memory, or by somebody
     "build_failed",  # a DeepSpeed extension did not compile or load
-    "offload_failed",  # the disk or its swap files
+    "offload_failed",  # the disk that is swapped to, or its files
+    "output_failed",  # the run's folder was removed, or its disk takes nothing more
+    "stalled",  # a rank did not come to a collective within collective_timeout
     "timed_out",
     "misconfigured",  # refused by the program or the engine before a step was taken
     "failed",  # it ran and did not train: a loss that is NaN or infinite
@@ -206,13 +245,13 @@ class Outcome(Facts):
     """What the runner saw of one planned run: outcome.json in its run directory, whether or not there is a record."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    study: str
-    run_id: str
+    study: Name
+    run_id: Name
     status: OutcomeStatus
     message: str  # one line
     workload: str
     size: str
-    strategy: str
+    strategy: Name
     world_size: int
     seed: int
     global_batch_size: int
@@ -318,9 +357,15 @@ def parse(path: Path, content: Any, schema: type[Kind]) -> Kind:
         version = content.get("schema_version") if isinstance(content, dict) else None
         raise Refusal(f"{path}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
     try:
-        return schema.model_validate(content)
+        plausible.check_numbers(content)
+        read = schema.model_validate(content, strict=True)
+        if isinstance(read, Record):
+            plausible.check(read)
+        return read
     except ValidationError as error:
         raise Refusal(describe(error, str(path))) from None
+    except ValueError as error:
+        raise Refusal(f"{path}: {error}") from None
 
 
 def steps_path(path: Path) -> Path:
@@ -340,9 +385,66 @@ def checked_steps(path: Path, record: Record) -> Path:
     return steps
 
 
+def missing_file(path: Path, record: Record) -> Path | None:
+    """The file without which the record of a run that ended well is none; None where all are there.
+
+    Beside a record.json are steps.jsonl and config.json, beside a collected record its steps.
+    """
+    beside = [steps_path(path)] + ([path.with_name("config.json")] if path.name == "record.json" else [])
+    return next((file for file in beside if record.status == "ok" and not file.is_file()), None)
+
+
+def check_whole(path: Path, record: Record) -> None:
+    """Raise Refusal where a record that says ok lies without its files."""
+    if missing := missing_file(path, record):
+        raise Refusal(f"{missing}: not there, though {path} says ok; restore it, or run it again")
+
+
+def check_config(path: Path, record: Record) -> None:
+    """Raise Refusal unless the config.json in a run directory is the one that the run wrote.
+
+    Beside a collected record there is none, and the record has all that it says.
+    """
+    if path.name != "record.json" or record.config_sha256 is None:
+        return
+    config = path.with_name("config.json")
+    if not config.is_file():
+        raise Refusal(f"{config}: not there, though config_sha256 in {path} names it; restore it, or run it again")
+    if sha256(config) != record.config_sha256:
+        raise Refusal(f"{config}: not the file that config_sha256 in {path} names; restore it, or run it again")
+
+
 def read_steps(path: Path) -> list[dict[str, float]]:
-    """Read steps.jsonl.
+    """Read steps.jsonl. Raises Refusal where a line is not the step of its number.
 
     Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
     """
-    return [json.loads(line) for line in steps_path(path).read_text().splitlines()]
+    steps = steps_path(path)
+    try:
+        lines = steps.read_text(encoding="utf-8").splitlines()
+        read = parse_json(f"[{','.join(lines)}]")
+        for number, line in enumerate(read, 1):
+            if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
+                raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
+            if not {type(value) for value in line.values()} <= NUMBERS:
+                raise ValueError(f"line {number} has a value that is no number")
+        if len(read) != len(lines):
+            raise ValueError(f"{len(lines)} lines hold {len(read)} steps")
+        plausible.check_numbers(read)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{steps}: cannot be read as steps ({error})") from None
+    return read
+
+
+def steps_of(path: Path, record: Record) -> list[dict[str, float]]:
+    """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
+    steps, read = checked_steps(path, record), read_steps(path)
+    last = read[-1]["loss"] if read else None
+    if (len(read), last) != (record.steps_done, record.final_loss):
+        raise Refusal(
+            f"{steps}: {len(read)} steps, the last of loss {last}; {path} has {record.steps_done} and "
+            f"{record.final_loss}; restore them, or run it again"
+        )
+    if record.status == "ok" and any(line["loss"] is None for line in read):
+        raise Refusal(f"{steps}: a loss that is no number, though {path} says ok; run it again")
+    return read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from study.config import RunConfig
 from study.records.schema import Outcome, Record
@@ -88,13 +88,14 @@ class History:
     gpu: Gpu | None = None  # which, where theory knows it
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
+    _medians: dict[tuple, tuple[float, float, int]] = field(default_factory=dict)  # by what was asked
 
     def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
         """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
         if record.status != "ok" or (record.proof.device != "cpu") != self.on_gpu:
             return
         whole = record.wall_seconds + UNRECORDED_SECONDS
-        if outcome and outcome.wall_seconds is not None:
+        if outcome and outcome.wall_seconds is not None and not record.resumed_at:  # else it is of the last process
             whole = outcome.wall_seconds
         step = record.timing.median_seconds if record.timing else None
         timed = step is not None
@@ -112,6 +113,7 @@ class History:
             timed=timed,
         )
         (self._of_reports if of_report else self._own).append(past)
+        self._medians.clear()
 
     def estimate(self, run: Run) -> Estimate:
         """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
@@ -124,15 +126,22 @@ class History:
             "share_device": config.share_device,
         }
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
+        key = tuple(wanted.values())
+        if key not in self._medians:  # a study asks the same of hundreds of seeds
+            self._medians[key] = self._most_alike(wanted)
+        fixed, each, number = self._medians[key]
+        return Estimate(fixed + each * tokens, number) if number else Estimate(self._guess(run), 0)
+
+    def _most_alike(self, wanted: dict[str, Any]) -> tuple[float, float, int]:
+        """Median seconds that are fixed and per token of the earlier runs most like it, and their number."""
         for keys in _LIKENESS:
             for past in (self._own, self._of_reports):
                 alike = [earlier for earlier in past if all(getattr(earlier, key) == wanted[key] for key in keys)]
                 alike = [earlier for earlier in alike if earlier.timed] or alike
                 if alike:
                     fixed = statistics.median(earlier.fixed_seconds for earlier in alike)
-                    each = statistics.median(earlier.seconds_per_token for earlier in alike)
-                    return Estimate(fixed + each * tokens, len(alike))
-        return Estimate(self._guess(run), 0)
+                    return fixed, statistics.median(earlier.seconds_per_token for earlier in alike), len(alike)
+        return 0.0, 0.0, 0
 
     def _guess(self, run: Run) -> float:
         """Seconds of a run by its model and its tokens; nothing of its kind has been run."""

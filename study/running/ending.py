@@ -18,6 +18,9 @@ REFUSED = "zero-study: "
 FAILED = "zero-study failed: "
 MESSAGE_LENGTH = 300
 
+# How a sentence on a run's folder ends that is not there any more.
+REMOVED = "was removed while the run wrote there"
+
 
 class OwnReport(NamedTuple):
     """What a run reported of its own end."""
@@ -45,6 +48,9 @@ _FRAME = re.compile(r'\s+File "([^"]+)", line \d+')
 _OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
 # torchrun's report, and subprocess's in accelerate's launcher of one process.
 _ENDED_BY = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID|died with <Signals\.(SIG\w+)")
+_RANK_OF_REPORT = re.compile(r"\s*rank\s*: (\d+) \(local_rank: \d+\)")
+# NCCL's watchdog, which ends its own process; by torch's sources, for no two GPUs have stalled here.
+_WAITED = re.compile(r"Rank (\d+)\] Watchdog caught collective operation timeout.*?Timeout\(ms\)=(\d+)\d{3}\b")
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 # torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
@@ -53,8 +59,10 @@ _BUILD_FAILED = re.compile(
     r"MissingCUDAException|CUDAMismatchException|version mismatch! DeepSpeed ops|"
     r"\.so: (?:cannot open|undefined symbol)"
 )
-_OFFLOAD_FAILED = re.compile(r"No space left on device|Disk quota exceeded|nothing was swapped|\baio_|swap_(?:in|out)")
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_OFFLOAD_FAILED = re.compile(r"nothing was swapped|\baio_|swap_(?:in|out)|(?:No space|Disk quota).*\bzero_stage_3/")
 _OFFLOAD_FILES = "/deepspeed/runtime/swap_tensor/"
+_AIO = "/deepspeed/ops/csrc/aio/"
 _CONFIG_ERRORS = {"DeepSpeedConfigError", "ValidationError"}
 # Of a SIGKILL, by whether the kernel ended some process for want of host memory meanwhile.
 _BLAME = {
@@ -62,6 +70,14 @@ _BLAME = {
     False: "though the kernel ended none for want of host memory",
     None: "perhaps by the kernel for want of host memory",
 }
+# What the program itself has found behind an error.
+_FOUND: dict[str, OutcomeStatus] = {
+    "Stalled": "stalled",
+    "OutputFailed": "output_failed",
+    "OffloadFailed": "offload_failed",
+}
+# A rank's words for the end of another one, which is the cause.
+_CONSEQUENCES = {"PeerLost", "Interrupted"}
 _CHECKS = {"AssertionError", "ValueError", "NotImplementedError"}
 
 
@@ -71,32 +87,35 @@ def classify(
     returncode: int,
     time_limit_seconds: float | None = None,
     host_memory_was_short: bool | None = None,
+    folder_says: str | None = None,
+    swap_says: str | None = None,
+    world_size: int = 1,
 ) -> tuple[OutcomeStatus, str]:
     """Type how a run ended: a word, and one line for people. `errors` are the lines of its stderr.
 
     `time_limit_seconds`: after which it was ended; None: it ended by itself. `host_memory_was_short`: whether the
-    kernel ended some process for want of memory meanwhile; None: it does not say.
+    kernel ended some process for want of memory meanwhile; None: it does not say. `folder_says`: what has become of the
+    run's folder, where that is nothing good; `swap_says`: what the one that is swapped to may lack.
     """
-    died = _signal(errors, returncode)
-    ended = f"a process was ended by {died}" if died else f"exit status {returncode}"
+    who, died = _signal(errors, returncode)
+    ended = f"{who} was ended by {died}" if died else f"exit status {returncode}"
+    at_limit = None if time_limit_seconds is None else f"ended at its time limit of {time_limit_seconds:g} s"
     if report and report.status == "ok":
-        if time_limit_seconds is not None:
-            ended = f"ended at its time limit of {time_limit_seconds:g} s"
-        if time_limit_seconds is not None or returncode:
-            return "crashed_after_result", f"{ended}, after its record was written"
+        if at_limit or returncode:
+            return "crashed_after_result", f"{at_limit or ended}, after its record was written"
         return "ok", report.text
-    if time_limit_seconds is not None:
-        return "timed_out", f"ended at its time limit of {time_limit_seconds:g} s"
+    if at_limit:
+        return "timed_out", at_limit
 
-    raised = raised_in(errors)
-    if report and report.status != "interrupted":  # the rank that failed first has said why
-        first = report.text.partition("\n")[0].rstrip(" :")
-        file = next((error.file for error in raised if error.text.rstrip(" :").endswith(first)), "")
-        raised.insert(0, Raised(" ".join(report.text.split())[:MESSAGE_LENGTH], file))
-    elif report and not raised:
-        raised.append(Raised(report.text, ""))
+    raised = _causes(errors, report)
     if report and report.status == "out_of_memory":
         return "out_of_memory", raised[0].text
+    if folder_says and folder_says.endswith(REMOVED) and died != "SIGKILL":  # and with it the one that was swapped to
+        return "output_failed", folder_says
+    if report and raised[0].type in _FOUND:
+        return _FOUND[raised[0].type], raised[0].text.partition(": ")[2]
+    if missing := _missing(errors, world_size):
+        return "stalled", missing
     for error in raised:
         if is_out_of_memory(error.text):
             return "out_of_memory", error.text
@@ -111,17 +130,56 @@ def classify(
     for error in raised:
         if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
             return "offload_failed", error.text.removeprefix("Failed: ")
+    if swap_says and died and any(_AIO in line for line in errors):
+        return "offload_failed", f"{swap_says}; {ended} in DeepSpeed's reading"
+    if report is None and folder_says:
+        return "output_failed", folder_says
+    for error in raised:
+        if _NO_ROOM.search(error.text):
+            return "output_failed", error.text
+    raised = [error for error in raised if not died or error.type not in _CONSEQUENCES]
     if not raised:
         return "crashed", ended if died or returncode else "exit status 0 and no record"
-    cause = raised[0]
+    return _by_cause(raised[0], report is None or report.step is None, f"{ended}: " if died else "")
+
+
+def _causes(errors: Iterable[str], report: OwnReport | None) -> list[Raised]:
+    """What was raised, the cause first where the run says which."""
+    raised = raised_in(errors)
+    if report and report.status != "interrupted":  # the rank that failed first has said why
+        first = report.text.partition("\n")[0].rstrip(" :")
+        file = next((error.file for error in raised if error.text.rstrip(" :").endswith(first)), "")
+        raised.insert(0, Raised(" ".join(report.text.split())[:MESSAGE_LENGTH], file))
+    elif report and not raised:
+        raised.append(Raised(report.text, ""))
+    return raised
+
+
+def _by_cause(cause: Raised, before_the_first_step: bool, ended: str) -> tuple[OutcomeStatus, str]:
+    """Type a run by the one thing that was raised. `ended`: what to say before it; empty: nothing."""
     if cause.type == "Failed":
         return "failed", cause.text.partition(": ")[2]
     in_engine = "/deepspeed/" in cause.file or "/accelerate/" in cause.file
-    if (report is None or report.step is None) and (
-        cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)
-    ):
+    if before_the_first_step and (cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)):
         return "misconfigured", cause.text
-    return "crashed", f"{ended}: {cause.text}" if died else cause.text
+    return "crashed", f"{ended}{cause.text}"
+
+
+def of_record(status: OutcomeStatus, message: str) -> str:
+    """The status of the record of a run that ended like this and is not ok."""
+    if status in schema.CUT_OFF or status == "out_of_memory":
+        return status
+    return "interrupted" if message.startswith("Interrupted: ") else "failed"
+
+
+def _missing(errors: Iterable[str], world_size: int) -> str | None:
+    """Say which ranks did not come to a collective, by what NCCL's watchdogs of the others wrote."""
+    waited = {int(match[1]): match[2] for line in errors if (match := _WAITED.search(line))}
+    if not waited:
+        return None
+    missing = [str(rank) for rank in range(world_size) if rank not in waited]
+    who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some rank"
+    return f"{who} did not come to a collective within {next(iter(waited.values()))} s (--collective-timeout)"
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -146,8 +204,13 @@ def read_report(run_dir: Path) -> OwnReport | None:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a log that are not empty, as a terminal shows them: of a progress bar, what was drawn last."""
+    return lines_of(path.read_bytes())
+
+
+def lines_of(log: bytes) -> list[str]:
+    """The same of what a log holds."""
     lines = []
-    for line in path.read_bytes().decode(errors="replace").split("\n"):
+    for line in log.decode(errors="replace").split("\n"):
         drawn = [part for part in line.split("\r") if part.strip()]
         lines += [drawn[-1].rstrip()] if drawn else []
     return lines
@@ -167,12 +230,20 @@ def raised_in(errors: Iterable[str]) -> list[Raised]:
     return raised
 
 
-def _signal(errors: Iterable[str], returncode: int) -> str | None:
-    """The signal that ended the launcher or a rank; SIGKILL where there are several: no launcher sends that first."""
-    signals = [next(filter(None, match.groups())) for line in errors if (match := _ENDED_BY.search(line))]
+def _signal(errors: Iterable[str], returncode: int) -> tuple[str, str | None]:
+    """Who was ended, and by which signal; SIGKILL where there are several: no launcher sends that first."""
+    found: list[tuple[str, str]] = []
+    who = "a process"
+    for line in errors:
+        if match := _RANK_OF_REPORT.match(line):
+            who = f"rank {match[1]}"
+        elif match := _ENDED_BY.search(line):
+            found.append((who, next(filter(None, match.groups()))))
     if returncode < 0:
-        signals.append(next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}"))
-    return "SIGKILL" if "SIGKILL" in signals else next(iter(signals), None)
+        name = next((s.name for s in signal.Signals if s == -returncode), f"signal {-returncode}")
+        found.append(("the launcher", name))
+    found.reverse()  # torchrun's root cause is its last
+    return next((one for one in found if one[1] == "SIGKILL"), found[0] if found else ("a process", None))
 
 
 def _after(start: str, lines: Iterable[str]) -> str | None:

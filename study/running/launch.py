@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ from pathlib import Path
 import psutil
 
 from study.errors import Refusal
-from study.files import missing_folders, remove_empty, shown_text
-from study.records.schema import OutcomeStatus
+from study.files import is_removed, refuses_more, shown_text
+from study.records import schema
+from study.records.schema import Failure, OutcomeStatus
 from study.run import Run
-from study.running import bound, ending
+from study.running import allowed, bound, ending, one_writer
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -66,15 +67,20 @@ def launch(
     """Start one run, wait for it, and type how it ended. Its output goes to stdout.log and stderr.log.
 
     `progress` is called every few seconds with one line. A time-out and Ctrl-C end its whole process group; where this
-    process is killed, Linux kills the run too. A refused run leaves nothing behind.
+    process is killed, Linux kills the run too. A refused run leaves nothing behind. Raises Refusal where another launch
+    is writing into the run's folder, and for a variable that a run may not have.
     """
-    created = missing_folders(run.folder)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    allowed.check_variables(os.environ)
+    with one_writer.locked_run(run.folder):
+        return _launch(run, timeout_seconds, progress)
+
+
+def _launch(run: Run, timeout_seconds: float | None, progress: Callable[[str], None]) -> Ending:
     arguments = command(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
-    with open(run.folder / "stdout.log", "w") as stdout, open(run.folder / "stderr.log", "w") as stderr:
+    with open(run.folder / "stdout.log", "w") as stdout, open(run.folder / "stderr.log", "w+") as stderr:
         process = subprocess.Popen(
             bound.command(arguments),
             stdout=stdout,
@@ -87,19 +93,30 @@ def launch(
         finally:
             if process.poll() is None:
                 _end_group(process)
-    wall_seconds = time.monotonic() - started
+            if process.returncode < 0:  # then its ranks are ended by the kernel, or by this
+                end_left_over(run.folder)
+            swap_says = _what_became_of_swap(run)
+            run.remove_scratch()
+        wall_seconds = time.monotonic() - started
+        errors = ending.lines_of(os.pread(stderr.fileno(), os.fstat(stderr.fileno()).st_size, 0))
+        folder_says = _what_became_of(run.folder, stderr.fileno())
 
     kills = _out_of_memory_kills()
     short = None if kills is None or kills_before is None else kills > kills_before
-    errors = ending.read_lines(run.folder / "stderr.log")
     report = ending.read_report(run.folder)
-    status, message = ending.classify(errors, report, process.returncode, time_limit, short)
+    status, message = ending.classify(
+        errors, report, process.returncode, time_limit, short, folder_says, swap_says, run.world_size
+    )
+    message = shown_text(message)
     if status == "misconfigured" and report is None:
-        _leave_nothing(run.folder, created)
+        for name in ("stdout.log", "stderr.log"):
+            (run.folder / name).unlink(missing_ok=True)
     path = run.folder / "record.json"
+    if report and path.exists():
+        _let_agree(path, status, message)
     return Ending(
         status=status,
-        message=shown_text(message),
+        message=message,
         record_path=path if path.exists() else None,
         started_at=started_at,
         wall_seconds=wall_seconds,
@@ -109,10 +126,44 @@ def launch(
     )
 
 
+def _what_became_of(folder: Path, log: int) -> str | None:
+    """Say that a run's folder, with this open log, was removed, or takes nothing more; None: neither."""
+    if is_removed(log):
+        return f"{folder} {ending.REMOVED}"
+    reason = refuses_more(folder)
+    return reason and f"{folder}: {reason}"
+
+
+def _what_became_of_swap(run: Run) -> str | None:
+    """Say what a swap folder lacks, before it is removed; None: the run does not swap."""
+    folder = run.swap_folder
+    if not run.strategy.offloads_to_nvme:
+        return None
+    if not folder.is_dir():
+        return f"{folder} {ending.REMOVED}"
+    return f"{folder}: {refuses_more(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
+
+
+def _let_agree(path: Path, status: OutcomeStatus, message: str) -> None:
+    """Let the record of a run that is not ok say how it ended, where its ranks could not know."""
+    record = schema.read(path)
+    right = ending.of_record(status, message)
+    if record.status in ("ok", right):
+        return
+    step = record.failure.step if record.failure else None
+    known = record.model_copy(update={"status": right, "failure": Failure(step=step, error=message)})
+    with suppress(OSError):
+        schema.write(path.parent, known)
+
+
 def _environment(run: Run) -> dict[str, str]:
-    """This process's environment, with the run's own threads and the mark by which `end_left_over` knows it."""
+    """This process's environment, with the run's own threads and the mark by which `end_left_over` knows it.
+
+    Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
+    """
     threads = os.environ.get("OMP_NUM_THREADS") or _threads(run.world_size)
-    return os.environ | {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.folder.resolve())}
+    inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
+    return inherited | {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.folder.resolve())}
 
 
 def _wait(
@@ -134,7 +185,7 @@ def _wait(
 
 
 def end_left_over(folder: Path) -> None:
-    """End what an earlier call left running on run directories below a folder: this user's processes only.
+    """End what an earlier call left running on run directories in or below a folder: this user's processes only.
 
     To be called where nothing else may work there. Raises Refusal where a process does not end.
     """
@@ -156,7 +207,7 @@ def _works_below(folder: Path, process: psutil.Process) -> bool:
     try:
         run_folder = process.environ().get(RUN_FOLDER)  # none of a process that has ended and is not waited for
         is_own = process.uids().real == os.getuid() and process.pid != os.getpid()
-        return run_folder is not None and is_own and folder in Path(run_folder).parents
+        return run_folder is not None and is_own and folder in (Path(run_folder), *Path(run_folder).parents)
     except (psutil.Error, OSError):
         return False
 
@@ -201,10 +252,3 @@ def _out_of_memory_kills() -> int | None:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
-
-
-def _leave_nothing(run_dir: Path, created: Sequence[Path]) -> None:
-    """Remove what a refused run left, and the folders made for it, innermost first."""
-    for name in ("stdout.log", "stderr.log"):
-        (run_dir / name).unlink(missing_ok=True)
-    remove_empty(created)

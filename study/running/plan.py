@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from study import files
-from study.config import RunConfig
+from study.config import OF_THE_PROCESS, RunConfig
 from study.errors import Refusal
 from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
@@ -79,9 +79,15 @@ class Plan:
 # ---------------------------------------------------------------- making a plan
 
 
-def select(study: Study, data_dir: Path | None, only: str, folder: Path | None = None) -> list[Run]:
+def select(
+    study: Study,
+    data_dir: Path | None,
+    only: str,
+    folder: Path | None = None,
+    checkpoint_every: int | None = None,
+) -> list[Run]:
     """List a study's runs whose id contains `only`. Raises Refusal where there is none."""
-    chosen = [run for run in studies.runs(study, data_dir, folder) if only in run.run_id]
+    chosen = [run for run in studies.runs(study, data_dir, folder, checkpoint_every) if only in run.run_id]
     if not chosen:
         raise Refusal(f"--only {only}: no run of study {study.name!r} has that in its id")
     return chosen
@@ -128,7 +134,7 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
     if path.exists():
         record = schema.read(path)
         _check_same(run, record, path)
-        if record.status == "ok":
+        if record.status == "ok" and schema.missing_file(path, record) is None:
             return "crashed_after_result" if outcome and outcome.status == "crashed_after_result" else "ok"
         if record.status == "out_of_memory":
             return "out_of_memory"
@@ -160,11 +166,24 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
             f"{path}: holds a run with {name}={record.config.get(name)!r}, the study plans {planned!r}; "
             "pass another --runs-dir, or delete it"
         )
+    if record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
+        raise Refusal(
+            f"{path}: holds a run of {run.strategy.name} whose file had another {key}; pass another --runs-dir, or "
+            "delete it"
+        )
+
+
+def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
+    """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
+    for key in ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config"):
+        if now["yaml"].get(key) != then["yaml"].get(key):
+            return key
+    return "JSON" if now["json"] != then["json"] else None
 
 
 def _differing(run: Run, config: dict[str, Any]) -> str | None:
     """Name the first knob that a written configuration has otherwise than a run; None where all are equal."""
-    planned = run.config.model_dump(mode="json", exclude={"output_dir"})
+    planned = run.config.model_dump(mode="json", exclude=set(OF_THE_PROCESS))
     # A file from before there was such a knob has what is its default now.
     defaults = {name: RunConfig.model_fields[name].default for name in planned}
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)

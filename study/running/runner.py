@@ -6,23 +6,20 @@ One runner at a time has a study's folder; whatever kills it, what is finished s
 from __future__ import annotations
 
 import datetime
-import fcntl
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tabulate import tabulate
 
 from study.errors import Refusal
-from study.files import shown_text, write_json
+from study.files import refuses_more, shown_text, write_json
 from study.records import schema
 from study.records.schema import Outcome, OutcomeStatus
 from study.run import Run
-from study.running import ending, launch, plan
+from study.running import ending, launch, one_writer, plan
 from study.running.duration import duration
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
@@ -65,7 +62,7 @@ def run(
     another's name.
     """
     slot = slot or Slot()
-    with locked(folder):
+    with one_writer.locked_study(folder):
         launch.end_left_over(folder)
         made = plan.make(study, runs, folder, min(timeout_seconds, slot.seconds), retry=math.isinf(slot.seconds))
         print(f"{plan.heading(made)}\n{plan.summary(made)}", flush=True)
@@ -85,31 +82,6 @@ def run(
             print(f"{missing} of {len(made.runs)} runs have no outcome yet; the same command goes on with them")
             return SOME_WITHOUT_OUTCOME
         return ALL_OK if all(outcome.status in ("ok", "skipped") for outcome in outcomes) else SOME_NOT_OK
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other runners out of a study's folder; the kernel lets them in again when this process ends, however."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "a+")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise Refusal(f"{folder}: cannot be written ({error.strerror}); pass another --runs-dir") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise Refusal(
-                f"{folder}: process {lock.read().strip()} is running this study there; wait for it, end it, or pass "
-                "another --runs-dir"
-            ) from None
-        except OSError as error:
-            raise Refusal(f"{folder}: cannot be locked ({error.strerror}); pass a --runs-dir on a local disk") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
 
 
 def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
@@ -173,8 +145,12 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
         left = max(0.0, expected - (time.monotonic() - started)) + later
         print(f"{head}: {line}; about {duration(left)} left", flush=True)
 
+    if reason := refuses_more(made.folder):  # not even for an empty log
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        message = shown_text(f"{run.folder}: {reason}")
+        return _write(made.study, run, position, "output_failed", message, started_at=now, wall_seconds=0.0)
     # What an attempt without a result left would be taken for this one's.
-    for name in ("outcome.json", "record.json", "steps.jsonl", "failure-rank*.json", "*.part"):
+    for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
         for stale in run.folder.glob(name):
             stale.unlink()
     limit = min(made.timeout_seconds, seconds_left)
@@ -245,8 +221,11 @@ def _write(
         command=ending.shown_command(launch.command(run)),
         stderr_tail=list(stderr_tail),
     )
-    run.folder.mkdir(parents=True, exist_ok=True)
-    write_json(run.folder / "outcome.json", outcome.model_dump(mode="json"))
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_json(run.folder / "outcome.json", outcome.model_dump(mode="json"))
+    except OSError as error:  # the table says it, and the next call does the run again
+        print(f"{run.folder / 'outcome.json'}: not written ({error.strerror})", flush=True)
     return outcome
 
 
@@ -263,7 +242,10 @@ def _row(run: Run, outcome: Outcome) -> list[str]:
     start = [run.config.workload, run.strategy.name, str(run.world_size)]
     if outcome.status not in ("ok", "crashed_after_result"):
         return [*start, outcome.status, "", "", "", outcome.message]
-    record = schema.read(run.folder)
+    try:
+        record = schema.read(run.folder)
+    except Refusal as refusal:  # removed since it ended, say
+        return [*start, outcome.status, "", "", "", str(refusal)]
     states = [rank.model_states for rank in record.model_state_bytes or []]
     collectives = [collective.moved_bytes for collective in record.collectives_per_step or []]
     seconds = record.timing.median_seconds if record.timing else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from study import files
-from study.config import RunConfig, build_config
+from study.config import LARGEST_SEED, RunConfig, build_config
 from study.errors import Refusal, describe
 from study.run import Run
 from study.strategy import file
@@ -23,19 +24,27 @@ _NOT_FLAGS = {
     "data": "write text: real, or text: bundled, beside parts",
     "data_dir": "pass --data-dir to zero-study run",
     "output_dir": "the runner says it",
+    "resume": "a study goes on by itself; delete its folder to begin anew",
     "swap_dir": "a run swaps in its own folder; pass --runs-dir on the disk to be measured",
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+# A launch alone takes about 7 s, so this many are most of a day before the first step; the longest shipped has 270.
+MOST_RUNS = 10_000
+MOST_PROCESSES = 1_000_000
+
+A_LIST = Field(min_length=1, strict=False)  # so that a list becomes a tuple
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LIST]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
 
 
-class Part(files.Written, strict=False):  # so that a list becomes a tuple
+class Part(files.Written):
     """A block of runs: every combination of its lists, with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
-    strategies: tuple[str, ...] = tuple(file.names())  # names, or paths of accelerate files
+    strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(
+        file.names()
+    )  # names, or paths of accelerate files
     world_sizes: Sizes = (2,)
     global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
     seeds: Seeds = (0,)
@@ -55,7 +64,7 @@ class Part(files.Written, strict=False):  # so that a list becomes a tuple
         for key in ("strategies", "world_sizes", "global_batch_sizes", "seeds"):
             values = getattr(self, key) or ()
             if len(set(values)) < len(values):
-                twice = next(value for value in values if values.count(value) > 1)
+                twice = Counter(values).most_common(1)[0][0]
                 raise ValueError(f"{key}: {twice} is there twice; for the same run several times write repeats: 2")
         unknown = set(self.flags) - {"preset", *RunConfig.model_fields}
         if unknown:
@@ -93,19 +102,28 @@ class Part(files.Written, strict=False):  # so that a list becomes a tuple
     def num_rounds(self) -> int:
         return self.repeats * len(self.seeds)
 
+    @property
+    def most_runs(self) -> int:
+        """Runs if every strategy ran on every number of processes."""
+        num_batches = len(self.global_batch_sizes or (None,))
+        return self.num_rounds * len(self.strategies) * len(self.world_sizes) * num_batches
 
-class Study(files.Written, strict=False):
+
+class Study(files.Written):
     """A question and the runs that answer it."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # the file's
+    name: str  # the file's
     question: str = Field(min_length=1)
     control: str = "ddp"  # the strategy that the others are compared with
     text: Literal["bundled", "real"] = "bundled"  # real: from --data-dir, else from the hub
     device: Literal["any", "gpu"] = "any"
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    parts: Annotated[tuple[Part, ...], A_LIST]
 
     @model_validator(mode="after")
     def _check(self) -> Study:
+        files.check_name(self.name, "the study's name")
+        if (planned := sum(part.most_runs for part in self.parts)) > MOST_RUNS:
+            raise ValueError(f"{planned:,} runs are planned, at most {MOST_RUNS:,} are run; make several studies of it")
         known = {*file.names(), *(Path(name).stem for part in self.parts for name in part.strategies)}
         if self.control not in known:
             raise ValueError(f"control {self.control!r} is unknown; it is a strategy, by default 'ddp'")
@@ -140,18 +158,22 @@ def find(name: str) -> Study:
         raise Refusal(describe(error, f"{path}: {place}" if place else str(path))) from None
 
 
-def runs(study: Study, data_dir: Path | None = None, folder: Path | None = None) -> list[Run]:
+def runs(
+    study: Study, data_dir: Path | None = None, folder: Path | None = None, checkpoint_every: int | None = None
+) -> list[Run]:
     """List a study's runs in the order in which they are to be run: round by round, so repeats are interleaved.
 
     Each has a run directory of its own in the study's folder, by default runs/NAME. Raises Refusal where the file of
     a strategy cannot be read, and where two runs are called the same.
     """
     folder = folder or Path("runs") / study.name
-    text: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
+    common: dict[str, Any] = {"data": "bundled"}  # whatever a preset says
     if study.text == "real":
-        text = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
+        common = {"data": "files", "data_dir": data_dir} if data_dir else {"data": "hub"}
     elif data_dir:
         raise Refusal(f"--data-dir {data_dir}: study {study.name!r} trains on the bundled sample; leave it out")
+    if checkpoint_every:
+        common["checkpoint_every"] = checkpoint_every
     planned: dict[str, Run] = {}
     for index in range(max(part.num_rounds for part in study.parts)):
         for part in study.parts:
@@ -159,7 +181,7 @@ def runs(study: Study, data_dir: Path | None = None, folder: Path | None = None)
                 continue
             repeat, nth_seed = divmod(index, len(part.seeds))
             for name, world_size, cell in part.round(index):
-                config = build_config(**part.flags, **cell, **text, seed=part.seeds[nth_seed])
+                config = build_config(**part.flags, **cell, **common, seed=part.seeds[nth_seed])
                 chosen = read_by_name(name)
                 run_id = _run_id(part, config, chosen, world_size, cell, repeat)
                 if run_id in planned:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from study.config import RunConfig
-from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, swap_buffer_size
-from study.strategy.file import Strategy, suited_buckets
+from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
+from study.strategy.file import Strategy
 from study.theory import shapes
 from study.theory.case import Engine, Job, Precision, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer

@@ -24,8 +24,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from study.errors import Refusal, describe
-from study.files import ROOT, Written, load, read_yaml
+from study.errors import Refusal, describe, describe_all
+from study.files import ROOT, Written, check_name, load, read_yaml, shown_path
 
 CONFIGS = ROOT / "accelerate_configs"
 
@@ -47,6 +47,12 @@ OrAuto = WrapValidator(_number_or_auto)  # only where the study fills "auto" in
 Count = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0)]
 
 
+_WRITES_ENVIRONMENT = (
+    "is DeepSpeed's to start, which writes this machine's whole environment, secrets included, to .deepspeed_env; "
+    "write deepspeed_multinode_launcher: standard, and start the command on each machine"
+)
+
+
 class _DeepSpeedSection(Written):
     """The deepspeed_config section of an accelerate file, without the keys that accelerate drops."""
 
@@ -58,8 +64,35 @@ class _DeepSpeedSection(Written):
     zero3_save_16bit_model: bool = False
     gradient_accumulation_steps: int | None = None
     gradient_clipping: Annotated[float, OrAuto] = "auto"
-    deepspeed_multinode_launcher: str | None = None
+    deepspeed_multinode_launcher: Literal["standard"] | None = None
     deepspeed_hostfile: str | None = None
+    offload_optimizer_nvme_path: Literal["none"] = "none"  # accelerate drops any other
+    offload_param_nvme_path: Literal["none"] = "none"
+
+    @field_validator("offload_optimizer_nvme_path", "offload_param_nvme_path", mode="before")
+    @classmethod
+    def _explain_nvme_path(cls, value: Any, info: ValidationInfo) -> Any:
+        if value != "none":
+            raise ValueError(
+                f"deepspeed_config.{info.field_name} is dropped by accelerate; remove it and pass --swap-dir"
+            )
+        return value
+
+    @field_validator("gradient_accumulation_steps", mode="before")
+    @classmethod
+    def _explain_auto_accumulation(cls, value: Any) -> Any:
+        if value == "auto":
+            raise ValueError(
+                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run sets it"
+            )
+        return value
+
+    @field_validator("deepspeed_multinode_launcher", mode="before")
+    @classmethod
+    def _explain_launcher(cls, value: Any) -> Any:
+        if value not in (None, "standard"):
+            raise ValueError(f"deepspeed_config.deepspeed_multinode_launcher: {value} {_WRITES_ENVIRONMENT}")
+        return value
 
 
 class _FSDPSection(Written):
@@ -71,6 +104,11 @@ class _FSDPSection(Written):
     fsdp_cpu_ram_efficient_loading: Literal[False]  # every rank builds the same weights
     fsdp_offload_params: bool
     fsdp_state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT"]
+    fsdp_activation_checkpointing: Literal[False] = False  # --activation-checkpointing is the run's
+    fsdp_backward_prefetch: Any = None  # this and what follows is FSDP1's: FSDP2 leaves it aside
+    fsdp_forward_prefetch: Any = None
+    fsdp_use_orig_params: Any = None
+    fsdp_sync_module_states: Literal[True] = True  # of which the launcher wants to be told
 
 
 class _MeshSection(Written):
@@ -99,8 +137,26 @@ class _AccelerateFile(Written):
     same_network: bool = True
     debug: bool = False
     enable_cpu_affinity: bool = False
-    mixed_precision: Literal["no"] = "no"
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"  # which the run must ask for, too
     use_cpu: Literal[False] = False
+    downcast_bf16: Any = None  # this and what follows is for TPUs; `accelerate config` writes it
+    tpu_env: Any = None
+    tpu_name: Any = None
+    tpu_use_cluster: Literal[False] = False
+    tpu_use_sudo: Any = None
+    tpu_vm: Any = None
+    tpu_zone: Any = None
+    commands: Any = None
+    command_file: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_is_empty(cls, content: Any) -> Any:
+        """`accelerate config` writes every section, most of them empty."""
+        sections = ("deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config", "dynamo_config",
+                    "fp8_config", "mpirun_config")  # fmt: skip
+        empty = {key for key in sections if key in content and content[key] in (None, {}, {"dynamo_backend": "NO"})}
+        return {key: value for key, value in content.items() if key not in empty}
 
     @field_validator("distributed_type", mode="before")
     @classmethod
@@ -117,16 +173,8 @@ class _AccelerateFile(Written):
     def _explain_use_cpu(cls, value: Any) -> Any:
         if value is True:
             raise ValueError(
-                "use_cpu: true turns every strategy into plain DDP; remove it: a box without a GPU takes the CPU anyway"
-            )
-        return value
-
-    @field_validator("deepspeed_config", mode="before")
-    @classmethod
-    def _explain_auto_accumulation(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("gradient_accumulation_steps") == "auto":
-            raise ValueError(
-                "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it: the run sets it"
+                "use_cpu: true is not handed on by the launchers of several processes, and in the environment turns "
+                "every strategy into plain DDP; remove it: a box without a GPU takes the CPU anyway"
             )
         return value
 
@@ -135,9 +183,9 @@ class _AccelerateFile(Written):
     def _explain_mixed_precision(cls, value: Any) -> Any:
         if value is False:
             raise ValueError("mixed_precision: no is YAML for false and crashes accelerate; write 'no' with quotes")
-        if value != "no":
+        if value not in ("no", "bf16", "fp16", None):
             raise ValueError(f"mixed_precision: {value} belongs to the run; write 'no' and pass --precision")
-        return value
+        return value or "no"
 
 
 # A DeepSpeed JSON as the study allows it: what describes a distribution, nothing about a run. None stands for
@@ -239,8 +287,29 @@ class _AioSection(Written):
     use_gds: bool = None
 
 
+class _BF16Section(Written):
+    enabled: bool | Literal["auto"] = False
+
+
+class _FP16Section(_BF16Section):
+    """The block that everybody copies: DeepSpeed's own defaults, which a run has as well."""
+
+    auto_cast: Literal[False] = False
+    loss_scale: Literal[0] = 0
+    loss_scale_window: Literal[1000] = 1000
+    initial_scale_power: Literal[16] = 16
+    hysteresis: Literal[2] = 2
+    min_loss_scale: Literal[1] = 1
+
+
 class _DeepSpeedFile(Written):
     zero_optimization: _ZeroSection
+    bf16: _BF16Section = _BF16Section()
+    fp16: _FP16Section = _FP16Section()
+    steps_per_print: Any = None  # accelerate puts infinity in its place
+    wall_clock_breakdown: Literal[False] = False
+    zero_allow_untested_optimizer: Literal[True] = True  # as accelerate sets it
+    zero_force_ds_cpu_optimizer: Literal[True] = True
     aio: _AioSection = None
     gradient_accumulation_steps: Annotated[int, Field(ge=1), OrAuto] = "auto"
     gradient_clipping: Annotated[float, Field(ge=0), OrAuto] = "auto"
@@ -251,10 +320,17 @@ class _DeepSpeedFile(Written):
     @model_validator(mode="before")
     @classmethod
     def _explain_run_keys(cls, content: Any) -> Any:
-        run_keys = {"optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "data_types"} & set(content)
+        run_keys = {"optimizer", "scheduler", "torch_autocast", "data_types"} & set(content)
         if run_keys:
-            raise ValueError(f"{min(run_keys)!r} belongs to the run, which sets it alike for every strategy; remove it")
+            words = ", ".join(map(repr, sorted(run_keys)))
+            raise ValueError(f"{words} belong{'s' * (len(run_keys) == 1)} to the run, which sets it alike for every "
+                             "strategy; remove it")  # fmt: skip
         return content
+
+    @property
+    def precision(self) -> str | None:
+        """The 16 bits that the file asks for; None: it leaves them to the run."""
+        return "bf16" if self.bf16.enabled is True else "fp16" if self.fp16.enabled is True else None
 
 
 class _DDPFile(Written):
@@ -281,6 +357,13 @@ class Strategy:
     gradient_clipping: float | None  # None: left to the run
     gradient_accumulation_steps: int | None  # None: left to the run
     content: dict[str, Any]  # the file as read
+    mixed_precision: str | None  # bf16 or fp16, which a run of it must ask for; None: left to the run
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The file whole, with the JSON that belongs to it, as records keep it."""
+        beside = self.deepspeed_json or self.ddp_json
+        return {"file": shown_path(self.path), "yaml": _shown(self.content), "json": beside}
 
     @property
     def mesh(self) -> list[int] | None:
@@ -336,6 +419,13 @@ class Strategy:
         return needs | ({"async_io"} if self.offloads_to_nvme else set())
 
 
+def _shown(content: Any) -> Any:
+    """What a file holds, of a path from the root the part that is no place of this machine."""
+    if isinstance(content, dict):
+        return {key: _shown(value) for key, value in content.items()}
+    return shown_path(Path(content)) if isinstance(content, str) and content.startswith("/") else content
+
+
 def names() -> list[str]:
     """The strategies that the project ships, in the order of its tables."""
     stems = [path.stem for path in CONFIGS.glob("*.yaml")]
@@ -366,23 +456,23 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
     Raises Refusal naming the file, the key and the remedy.
     """
     content = read_yaml(path, CONFIGS)
-    section = content.get("deepspeed_config")
-    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
-        if isinstance(section, dict) and key in section:
-            raise Refusal(f"{path}: deepspeed_config.{key} is dropped by accelerate; remove it and pass --swap-dir")
     try:
         file = _AccelerateFile.model_validate(content)
     except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
+        wrong = "; ".join([f"{path}: {describe_all(error)[0]}", *describe_all(error)[1:]])
+        raise Refusal(wrong + _errors_of_json(content, folder)) from None
     _check_sections(path, file)
     deepspeed = file.deepspeed_config or _DeepSpeedSection()
     written = beside = None
     if deepspeed.deepspeed_config_file is not None:
         ignored = {"zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_save_16bit_model"}
-        extra = (ignored | {"gradient_clipping", "gradient_accumulation_steps"}) & set(section)
-        if extra or "mixed_precision" in content:
-            key = min(extra, default="mixed_precision")
-            raise Refusal(f"{path}: {key} is ignored beside deepspeed_config_file; remove it, or write it in the JSON")
+        ignored |= {"gradient_clipping", "gradient_accumulation_steps"}
+        extra = [key for key in content["deepspeed_config"] if key in ignored]
+        extra += ["mixed_precision"] if content.get("mixed_precision") is not None else []
+        if extra:
+            words = f"{', '.join(extra)} {'are' if extra[1:] else 'is'} ignored beside deepspeed_config_file"
+            remedy = "remove it, or write it in the JSON"
+            raise Refusal(f"{path}: {words}; {remedy}{_errors_of_json(content, folder)}")
         written, beside = _read_json(path, folder / deepspeed.deepspeed_config_file)
     elif file.distributed_type == "DEEPSPEED" and deepspeed.zero_stage is None:
         raise Refusal(
@@ -397,7 +487,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         optimizer_device = param_device = "cpu"
     clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
     return Strategy(
-        name=path.stem,
+        name=check_name(path.stem, f"{path}: the strategy's name"),
         path=path,
         distributed_type=file.distributed_type,
         num_processes=file.num_processes,
@@ -411,6 +501,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         gradient_clipping=None if clipping == "auto" else clipping,
         gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
         content=content,
+        mixed_precision=beside.precision if beside else None if file.mixed_precision == "no" else file.mixed_precision,
     )
 
 
@@ -418,6 +509,9 @@ def _check_sections(path: Path, file: _AccelerateFile) -> None:
     """Raise Refusal where a section is there without its distributed_type, or without what it needs."""
     if (file.distributed_type == "DEEPSPEED") != (file.deepspeed_config is not None):
         raise Refusal(f"{path}: distributed_type: DEEPSPEED and a deepspeed_config section belong together")
+    launcher = file.deepspeed_config and file.deepspeed_config.deepspeed_multinode_launcher
+    if file.deepspeed_config and file.num_machines > 1 and launcher is None:  # accelerate's default is pdsh
+        raise Refusal(f"{path}: num_machines: {file.num_machines} without a launcher {_WRITES_ENVIRONMENT}")
     if (file.distributed_type == "FSDP") != (file.fsdp_config is not None):
         raise Refusal(f"{path}: distributed_type: FSDP and an fsdp_config section belong together")
     if file.parallelism_config and file.fsdp_config is None:
@@ -433,7 +527,20 @@ def _read_json(yaml_path: Path, path: Path) -> tuple[dict[str, Any], _DeepSpeedF
     try:
         return content, _DeepSpeedFile.model_validate(content)
     except ValidationError as error:
-        raise Refusal(describe(error, str(path)) + _known_keys(error)) from None
+        raise Refusal(f"{path}: {'; '.join(describe_all(error))}{_known_keys(error)}") from None
+
+
+def _errors_of_json(content: dict[str, Any], folder: Path) -> str:
+    """What is wrong with the JSON that a refused file names, so that all errors are seen at once."""
+    section = content.get("deepspeed_config")
+    named = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    if not isinstance(named, str) or not (folder / named).is_file():
+        return ""
+    try:
+        _read_json(Path(), folder / named)
+    except Refusal as refusal:
+        return f"; {refusal}"
+    return ""
 
 
 def _read_ddp_json(file: Path) -> dict[str, Any] | None:
@@ -471,12 +578,3 @@ def _known_keys(error: ValidationError) -> str:
     for key in unknown[:-1]:
         section = section.model_fields[key].annotation
     return f"; known: {', '.join(sorted(section.model_fields))}"
-
-
-def suited_buckets(hidden: int) -> dict[str, int]:
-    """Sizes, in elements, that accelerate's `prepare` writes for "auto" to a model of this hidden size."""
-    return {
-        "reduce_bucket_size": hidden**2,
-        "stage3_prefetch_bucket_size": int(0.9 * hidden**2),
-        "stage3_param_persistence_threshold": 10 * hidden,
-    }

@@ -5,35 +5,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from study.theory.case import Numbers
-from study.theory.shapes import ModelShape
-
-# Three matrices in a feed-forward block where a gate multiplies its inside, else two.
-GATED = ("llama", "mistral", "qwen2", "gemma2")
+from study.theory.shapes import GATED, ModelShape
 
 
 @dataclass(frozen=True)
 class Product:
     """One kind of matrix product of a forward pass: `count` products of (rows, inner) with (inner, columns)."""
 
-    count: int
+    count: int  # that a token takes part in
     inner: int
     columns: int
+    experts: int = 0  # the matrices are so many, where a token is sent to some of them
+
+    @property
+    def num_matrices(self) -> int:
+        return self.experts or self.count
 
 
 def block_products(shape: ModelShape) -> list[Product]:
     """List the products of one transformer block with its weights; each has a row per token."""
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    inwards = 2 if shape.architecture in GATED else 1
-    if shape.architecture == "gpt2":  # one matrix for query, key and value
+    if shape.architecture in ("gpt2", "gpt-neox"):  # one matrix for query, key and value
         attention = [Product(1, shape.hidden, queries + 2 * keys)]
     else:
         attention = [Product(1, shape.hidden, queries), Product(2, shape.hidden, keys)]
+    attention.append(Product(1, queries, shape.hidden))
+    if shape.experts:
+        return [*attention, *_expert_products(shape)]
+    inwards = 2 if shape.architecture in GATED else 1
+    inside = [Product(inwards, shape.hidden, shape.feed_forward), Product(1, shape.feed_forward, shape.hidden)]
+    return [*attention, *inside]
+
+
+def _expert_products(shape: ModelShape) -> list[Product]:
+    """List the products of the router, and of the experts that a token is sent to."""
+    each, experts = shape.experts_per_token, shape.experts
     return [
-        *attention,
-        Product(1, queries, shape.hidden),
-        Product(inwards, shape.hidden, shape.feed_forward),
-        Product(1, shape.feed_forward, shape.hidden),
+        Product(1, shape.hidden, experts),
+        Product(each, shape.hidden, 2 * shape.feed_forward, experts),
+        Product(each, shape.feed_forward, shape.hidden, experts),
     ]
+
+
+def head_products(shape: ModelShape) -> list[Product]:
+    """List the products of what follows the last block, with a row per token, or, of a pooled one, per sequence."""
+    first = [Product(1, shape.hidden, shape.hidden)] if shape.is_pooled or shape.has_transform else []
+    return [*first, Product(1, shape.hidden, shape.output_width)] if shape.output_width else first
 
 
 def block_matrix_elements(shape: ModelShape) -> int:
@@ -51,10 +68,9 @@ def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, ca
 
 
 def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
-    """Count what follows the last block, forward: the output layer on every token; BERT's pooler and classes on one."""
-    if shape.is_classifier:
-        return 2 * shape.hidden * (shape.hidden + 2)
-    return 2 * sequence_length * shape.hidden * shape.vocabulary
+    """Count what follows the last block, forward: on every token, but BERT's pooler and classes on one."""
+    elements = sum(product.count * product.inner * product.columns for product in head_products(shape))
+    return 2 * elements * (1 if shape.is_pooled else sequence_length)
 
 
 def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:

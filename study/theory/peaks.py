@@ -138,7 +138,7 @@ def _moments(
     if engine.max_live_parameters < shape.num_params:  # else nothing is released before backward
         gathered += secondary
     bucket = gradients.bucket
-    head = 0 if shape.is_classifier else gradients.size * shape.vocabulary * shape.hidden
+    head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
     embeddings = 0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
     # An accumulated gradient is there from the first micro step on.

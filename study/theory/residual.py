@@ -6,13 +6,14 @@ with dropout and eager attention the sum is that of arXiv:2205.05198: s b h (34 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import numpy as np
 
 from study.theory.case import Engine, Job, Numbers
 from study.theory.shapes import Architecture, ModelShape
+from study.theory.shapes.sizes import HEAD_NORMS
 
 # How a precision class computes: all in fp32; 16-bit products between fp32 parameters; all in 16 bits.
 Arithmetic = Literal["fp32", "autocast", "half"]
@@ -30,8 +31,11 @@ class BlockBytes:
     norms: int  # numbers that the norms keep
     dropouts: int  # masks of the hidden size
     temporaries: dict[Arithmetic, float]  # bytes per token and hidden element that its backward holds beside all that
+    head_norms: dict[Arithmetic, tuple[int, int]] = field(default_factory=lambda: _NONE)  # of queries' and keys' size
+    viewed: int = 0  # of the hidden size: one kernel's attention reads parts of it, so that all of it is kept
 
 
+_NONE: dict[Arithmetic, tuple[int, int]] = dict.fromkeys(get_args(Arithmetic), (0, 0))
 _TEMPORARIES = {"fp32": 13.0, "autocast": 15.0, "half": 13.0}
 _NO_PROJECTIONS = {"projections": (0, 0), "wide": 2, "temporaries": _TEMPORARIES}
 _GPT_OUTSIDE = {"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)}
@@ -45,6 +49,19 @@ _LLAMA = BlockBytes(
     dropouts=0,
     temporaries={"fp32": 25.0, "autocast": 14.0, "half": 16.0},
 )
+_QWEN3 = replace(_LLAMA, head_norms={"fp32": (0, 2), "autocast": (1, 1), "half": (1, 1)})
+_EXPERTS_HIDDEN: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 6), "autocast": (4, 4), "half": (2, 4)}
+_GEMMA2 = BlockBytes(
+    hidden={"fp32": (0, 10), "autocast": (8, 5), "half": (8, 2)},
+    outside={"fp32": (0, 3), "autocast": (2, 1), "half": (2, 1)},
+    projections=(2, 2),
+    wide=4,
+    softmax={"fp32": (0, 2), "autocast": (1, 2), "half": (1, 2)},  # one more: the cap on attention's logits
+    norms=4,
+    dropouts=0,
+    temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
+)
+_SOFTMAX_IN_FP32: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)}
 BLOCKS: dict[Architecture, BlockBytes] = {
     "bert": BlockBytes(
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
@@ -78,25 +95,45 @@ BLOCKS: dict[Architecture, BlockBytes] = {
         dropouts=2,
         **_NO_PROJECTIONS,
     ),
+    "gpt-neox": BlockBytes(
+        hidden={"fp32": (0, 7), "autocast": (1, 6), "half": (0, 7)},
+        outside=_GPT_OUTSIDE,
+        softmax=_SOFTMAX_IN_FP32,
+        norms=4,
+        dropouts=2,
+        viewed=3,
+        **_NO_PROJECTIONS,
+    ),
+    "opt": BlockBytes(
+        hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
+        outside=_GPT_OUTSIDE,
+        softmax=_SOFTMAX_IN_FP32,
+        norms=4,
+        dropouts=2,
+        projections=(0, 0),
+        wide=2,
+        temporaries={"fp32": 36.0, "autocast": 17.0, "half": 18.0},
+    ),
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
-    "gemma2": BlockBytes(
-        hidden={"fp32": (0, 10), "autocast": (8, 5), "half": (8, 2)},
-        outside={"fp32": (0, 3), "autocast": (2, 1), "half": (2, 1)},
-        projections=(2, 2),
-        wide=4,
-        softmax={"fp32": (0, 2), "autocast": (1, 2), "half": (1, 2)},  # one more: the cap on attention's logits
-        norms=4,
-        dropouts=0,
-        temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
+    "qwen3": _QWEN3,
+    "mixtral": replace(_LLAMA, hidden=_EXPERTS_HIDDEN),
+    "qwen3-moe": replace(_QWEN3, hidden=_EXPERTS_HIDDEN),
+    "gemma2": _GEMMA2,
+    "gemma3": replace(
+        _GEMMA2, softmax=_SOFTMAX_IN_FP32, head_norms={"fp32": (0, 2), "autocast": (2, 0), "half": (2, 0)}
     ),
 }
+TRANSFORM_HIDDEN = 3  # tensors of the hidden size that the layer before the output layer keeps
+EXPERT_HIDDEN = 2  # tensors of the hidden size that a token's every expert keeps: what goes in, what comes out
+DENSE_WIDE = 2.7  # a feed-forward's width over the hidden size, where temporaries were measured
 # These have no other attention in transformers than the eager one.
 EAGER_ONLY = ("gpt-neo", "gpt-j", "gemma2")
 # transformers composes this of PyTorch's operators, each of which keeps its input; others are one kernel.
 COMPOSED_ACTIVATION = "gelu_new"
 COMPOSED_WIDE = 3  # more tensors of the feed-forward size
+OUTPUT_IS_ENOUGH = "relu"  # its backward needs no input: one tensor less
 COMPOSED_TEMPORARIES = {"fp32": 16.0, "autocast": 0.0, "half": 1.7}
 
 LOGIT_BYTES = 12  # all fp32: log-softmax, which is kept, its gradient, and that of the logits
@@ -115,15 +152,20 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     block, how = BLOCKS[shape.architecture], arithmetic(engine)
     size = engine.compute_bytes
     full, short = block.hidden[how]
+    normed_full, normed_short = block.head_norms[how]
     if how == "half" and job.kernels == "fused":  # norms' inputs too
         full, short = 0, sum(block.hidden["fp32"])
+        normed_full, normed_short = 0, sum(block.head_norms["fp32"])
     queries, keys = block.projections
     eager = is_eager(shape, job)
     if eager:  # keys and values are repeated for every query head
         queries, keys = queries + keys, 0
     token_bytes = shape.hidden * (4 * full + size * short) + 4 * block.norms
     token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
-    token_bytes += size * shape.feed_forward * (block.wide + (COMPOSED_WIDE if _is_composed(shape, job) else 0))
+    token_bytes += _inside_bytes(shape, engine, job)
+    if shape.architecture in HEAD_NORMS:
+        each = shape.head_size * (4 * normed_full + size * normed_short) + 4
+        token_bytes += each * (shape.heads + shape.kv_heads)
     if job.dropout:
         token_bytes += block.dropouts * shape.hidden * _mask_bytes(job, size)
     if eager:
@@ -134,17 +176,36 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
         token_bytes += 3 * (4 - size) * shape.head_size * shape.heads
     else:
         matrices = 0
+        token_bytes += size * block.viewed * shape.hidden
         token_bytes += 4 * shape.heads  # the logarithm of softmax's sum
-        if shape.is_classifier and job.kernels == "transformers":  # reviews are padded: every block keeps its mask
+        if shape.is_encoder and job.kernels == "transformers":  # reviews are padded: every block keeps its mask
             token_bytes = token_bytes + size * job.sequence_length
     return job.tokens * (token_bytes + matrices * shape.heads * job.sequence_length)
 
 
+def _inside_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
+    """Count what a block's feed-forward keeps of one token, inside it; of all experts that the token is sent to."""
+    size = engine.compute_bytes
+    wide = size * shape.feed_forward * _wide(shape, job)
+    if not shape.experts:
+        return wide
+    if arithmetic(engine) == "autocast":  # which does not cast a grouped product
+        size, wide = 4, 2 * wide
+    return shape.experts_per_token * (wide + EXPERT_HIDDEN * size * shape.hidden) + 4 * shape.experts
+
+
+def _wide(shape: ModelShape, job: Job) -> int:
+    """Count the tensors of the feed-forward size that a block keeps."""
+    more = COMPOSED_WIDE if _is_composed(shape, job) else 0
+    return BLOCKS[shape.architecture].wide + more - (1 if shape.activation == OUTPUT_IS_ENOUGH else 0)
+
+
 def outside_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
-    """Predict what embeddings and the last norm keep, in bytes."""
+    """Predict what embeddings, the last norm and a layer before the output layer keep, in bytes."""
     size = engine.compute_bytes
     full, short = BLOCKS[shape.architecture].outside[arithmetic(engine)]
     masks = _mask_bytes(job, size) if job.dropout and BLOCKS[shape.architecture].dropouts else 0
+    short += TRANSFORM_HIDDEN if shape.has_transform else 0
     return job.tokens * shape.hidden * (4 * full + size * short + masks)
 
 
@@ -157,21 +218,24 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     block, how, size = BLOCKS[shape.architecture], arithmetic(engine), engine.compute_bytes
     composed = _is_composed(shape, job)
     wide = job.tokens * shape.hidden * (block.temporaries[how] + (COMPOSED_TEMPORARIES[how] if composed else 0))
+    if shape.experts:  # in fp32 under autocast, too; and as much more as experts are wider together
+        wide = job.tokens * shape.hidden * block.temporaries["fp32" if how == "autocast" else how]
+        wide = wide * max(1.0, shape.feed_forward_per_token / (DENSE_WIDE * shape.hidden))
     if is_eager(shape, job):
         full, _ = block.softmax[how]
         matrices = (4 if full else size) + (0 if job.dropout else size)
     else:
         matrices = 4 if job.dropout and job.device == "cpu" else 0
-    kept = size * (shape.feed_forward * (block.wide + (COMPOSED_WIDE if composed else 0)) + 3.5 * shape.hidden)
+    kept = size * (shape.feed_forward_per_token * _wide(shape, job) + 3.5 * shape.hidden)
     attention = job.tokens * (matrices * shape.heads * job.sequence_length - kept)
     return np.maximum(wide, attention)
 
 
 def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
-    """Predict logits and what the loss makes of them at the start of backward, in bytes; a classifier has none."""
-    if shape.is_classifier:
+    """Predict logits and what the loss makes of them at the start of backward, in bytes; of one token: none."""
+    if shape.is_pooled:
         return 0 * job.tokens
-    return job.tokens * shape.vocabulary * (LOGIT_BYTES if job.kernels == "transformers" else FUSED_LOGIT_BYTES)
+    return job.tokens * shape.output_width * (LOGIT_BYTES if job.kernels == "transformers" else FUSED_LOGIT_BYTES)
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
@@ -186,9 +250,10 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
         return 0
     # An embedding is looked up, not multiplied, unless it is the head too.
     rows = 0 if shape.has_tied_head else shape.vocabulary
-    rows += shape.positions if shape.architecture in ("bert", "gpt2", "gpt-neo") else 0
+    rows += shape.position_rows
     rows += 2 if shape.architecture == "bert" else 0  # token types
-    return 2 * (sum(shape.parameters.matrices) - rows * shape.hidden)
+    experts = shape.layers * shape.experts * 3 * shape.feed_forward  # their product is not cast
+    return 2 * (sum(shape.parameters.matrices) - (rows + experts) * shape.hidden)
 
 
 def is_eager(shape: ModelShape, job: Job) -> bool:

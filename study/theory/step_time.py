@@ -15,7 +15,8 @@ import numpy as np
 from study.theory import communication, flops, residual
 from study.theory.case import Engine, Job, Numbers, parameter_bytes
 from study.theory.hardware import Box, Gpu, peak_flops_per_second
-from study.theory.shapes import ModelShape
+from study.theory.shapes import GATED, ModelShape
+from study.theory.shapes.sizes import FOUR_NORMS, HEAD_NORMS
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,12 @@ def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Co
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
         exposed_communication=exposed - by_pcie + serial,
         offload=by_pcie + pcie.step + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
-        spread=_spread(engine, job, box),
+        spread=_spread(shape, engine, job, box),
     )
 
 
-def _spread(engine: Engine, job: Job, box: Box) -> float:
-    fitted = box.gpu.name in FITTED and engine.kind == "fsdp" and job.kernels == "fused"
+def _spread(shape: ModelShape, engine: Engine, job: Job, box: Box) -> float:
+    fitted = box.gpu.name in FITTED and engine.kind == "fsdp" and job.kernels == "fused" and not shape.experts
     return FITTED_SPREAD if fitted else OTHER_SPREAD
 
 
@@ -204,9 +205,9 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     size, tokens = engine.compute_bytes, job.tokens
 
     def product(kind: flops.Product) -> Numbers:
-        moved = tokens * (kind.inner + kind.columns) + kind.inner * kind.columns
-        multiplied = 2 * tokens * kind.inner * kind.columns
-        return kind.count * (multiplied / speed.products + size * moved / speed.memory)
+        moved = kind.count * tokens * (kind.inner + kind.columns) + kind.num_matrices * kind.inner * kind.columns
+        multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
+        return multiplied / speed.products + size * moved / speed.memory
 
     products = sum(product(one) for one in flops.block_products(shape))
     attention, attention_backward = _attention(shape, engine, job, speed)
@@ -216,14 +217,14 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     block = np.maximum(products + attention + tokens * read / speed.memory, launched)
     block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.memory, 2 * launched)
 
-    if shape.is_classifier:
+    if shape.is_pooled:
         head = flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
         loss = loss_backward = 0.0
     else:
-        head = product(flops.Product(1, shape.hidden, shape.vocabulary))
+        head = sum(product(one) for one in flops.head_products(shape))
         read, read_backward = LOGIT_BYTES[job.kernels](size)
-        loss = tokens * shape.vocabulary * read / speed.memory
-        loss_backward = tokens * shape.vocabulary * read_backward / speed.memory
+        loss = tokens * shape.output_width * read / speed.memory
+        loss_backward = tokens * shape.output_width * read_backward / speed.memory
     casts = 0.0
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
         # Of fp32 weights forward; of their gradients, and their addition to what is there, backward.
@@ -251,7 +252,7 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
     keeps no scores. Eager attention multiplies everything as any product and writes every score several times.
     """
     eager = residual.is_eager(shape, job)
-    causal = not eager and not shape.is_classifier
+    causal = not eager and not shape.is_encoder
     multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
     if not eager:
         return multiplied / speed.attention, 2.5 * multiplied / speed.attention
@@ -270,13 +271,13 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
 
     Counted from the operators of the modules. A kernel reads its inputs and writes its output once.
     """
-    hidden, inside = shape.hidden, shape.feed_forward
+    hidden, inside = shape.hidden, shape.feed_forward_per_token
     size = engine.compute_bytes
     fused = job.kernels == "fused"
     # Under autocast PyTorch's norms, and so the sums of the residual stream, are in fp32.
     stream = 4 if engine.precision.endswith("-autocast") and not fused else size
-    gated = shape.architecture in flops.GATED
-    num_norms = 4 if shape.architecture == "gemma2" else 2
+    gated = shape.architecture in GATED
+    num_norms = 4 if shape.architecture in FOUR_NORMS else 2
     if gated and not fused:  # RMSNorm in operators: cast to fp32, square, mean, scale, cast back, weigh
         norm, norm_backward = 32, 64
     else:
@@ -291,14 +292,17 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
     else:
         activation, activation_backward = 2 * size, 3 * size
     biases = 0 if gated else size * (5 * hidden + inside)  # their gradients are sums of what is there
-    rotated = (
-        0 if shape.architecture in ("bert", "gpt2", "gpt-neo") else shape.head_size * (shape.heads + shape.kv_heads)
-    )
+    asked = shape.head_size * (shape.heads + shape.kv_heads)  # queries and keys
+    rotated = 0 if shape.position_rows else asked
+    normed = num_norms * hidden + (asked if shape.architecture in HEAD_NORMS else 0)
+    # Of every expert that it is sent to: a token is copied there, and its result weighed and added.
+    routed = 4 * size * shape.experts_per_token
     rotation = 3 * size if fused else 11 * size
     dropped = 2 * (2 * size + 1) if job.dropout else 0
-    forward = hidden * (num_norms * norm + 2 * add + dropped) + inside * activation + rotated * rotation
+    forward = normed * norm + hidden * (2 * add + dropped + routed) + inside * activation + rotated * rotation
     backward = (
-        hidden * (num_norms * norm_backward + 2 * add_backward + dropped)
+        normed * norm_backward
+        + hidden * (2 * add_backward + dropped + 2 * routed)
         + inside * activation_backward
         + rotated * rotation
         + biases

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
-from study.errors import Refusal
-from study.models import SIZES, swap_buffer_size
+from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
-from study.strategy.file import Strategy, suited_buckets
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -18,15 +17,13 @@ if TYPE_CHECKING:
 def build_accelerator(run: Run) -> Accelerator:
     """Make the Accelerator: the strategy from its file, everything that must agree between strategies from the run.
 
-    Collective: every rank calls it. Raises Refusal where the process that came up is not the one that was asked for.
+    Collective: every rank calls it.
     """
     import torch
     from accelerate import Accelerator
     from accelerate.utils import (
         DataLoaderConfiguration,
-        DistributedDataParallelKwargs,
         GradientAccumulationPlugin,
-        InitProcessGroupKwargs,
         TorchDynamoPlugin,
     )
 
@@ -45,15 +42,12 @@ def build_accelerator(run: Run) -> Accelerator:
     is_deepspeed = strategy.distributed_type == "DEEPSPEED"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find it too, and warn each time
-    _check_started(strategy)
+    _wait_at_most(config.collective_timeout)
     if config.share_device and strategy.distributed_type != "NO":
         _share_device()
     fsdp_plugin = fsdp.make_plugin(run) if is_fsdp else None
     mesh = fsdp.make_mesh(run)
     multiplies_in_tf32 = torch.backends.cuda.matmul.allow_tf32
-    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if uses_gloo(config, on_cpu) else []
-    if strategy.distributed_type == "MULTI_GPU":
-        handlers.append(DistributedDataParallelKwargs(gradient_as_bucket_view=strategy.gradient_as_bucket_view))
     accelerator = (Replicas if strategy.distributed_type == "MULTI_GPU" else Accelerator)(
         # Without a GPU, DDP needs to be told so; DeepSpeed must not be, or accelerate drops it.
         cpu=on_cpu and not is_deepspeed,
@@ -66,15 +60,29 @@ def build_accelerator(run: Run) -> Accelerator:
         deepspeed_plugin=_deepspeed_plugin(run) if is_deepspeed else None,
         fsdp_plugin=fsdp_plugin,
         parallelism_config=None if on_cpu else mesh,
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor") if config.compile else None,
-        kwargs_handlers=handlers if strategy.distributed_type != "NO" else None,
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor" if config.compile else "no"),
+        kwargs_handlers=_handlers(run, on_cpu),
         log_with=None if config.log_with == "none" else config.log_with,
         project_dir=run.folder,
     )
+    _wait_at_most(config.collective_timeout)
     if on_cpu and fsdp_plugin is not None:
         fsdp.shard_on_cpu(accelerator, fsdp_plugin, mesh)
     torch.backends.cuda.matmul.allow_tf32 = multiplies_in_tf32  # accelerate allows it, where a model is compiled
     return accelerator
+
+
+def _handlers(run: Run, on_cpu: bool) -> list[Any] | None:
+    """What accelerate is to do otherwise: over which backend ranks talk, and how DDP keeps its gradients."""
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    strategy = run.strategy
+    if strategy.distributed_type == "NO":
+        return None
+    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if uses_gloo(run.config, on_cpu) else []
+    if strategy.distributed_type == "MULTI_GPU":
+        handlers.append(DistributedDataParallelKwargs(gradient_as_bucket_view=strategy.gradient_as_bucket_view))
+    return handlers
 
 
 def _mixed_precision(run: Run) -> str:
@@ -85,18 +93,18 @@ def _mixed_precision(run: Run) -> str:
     return precision.removesuffix("-autocast")
 
 
-def _check_started(strategy: Strategy) -> None:
-    """Raise Refusal where the launcher started DeepSpeed for another strategy, or another for DeepSpeed's."""
-    is_deepspeed = strategy.distributed_type == "DEEPSPEED"
-    started = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    # Then accelerate drops DeepSpeed.
-    on_cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    if is_deepspeed != (started and not on_cpu_only):
-        raise Refusal(
-            f"{strategy.path}: distributed_type {strategy.distributed_type} was asked, the launcher started "
-            f"{'a run without DeepSpeed' if is_deepspeed else 'DeepSpeed'}; "
-            "remove --cpu, ACCELERATE_USE_CPU or --use_deepspeed"
-        )
+def _wait_at_most(seconds: int) -> None:
+    """Set the time that a collective may take, in the groups that are there and in those that engines make.
+
+    Engines name none for their groups, which then have torch's default; DeepSpeed names 30 minutes for the first one.
+    """
+    import torch
+    from torch.distributed import distributed_c10d
+
+    limit = datetime.timedelta(seconds=seconds)
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
+    if torch.distributed.is_initialized():
+        distributed_c10d._set_pg_timeout(limit)
 
 
 def uses_gloo(config: RunConfig, on_cpu: bool) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from torch.utils.data import DataLoader
 
+    from study.training.manifest import Checkpoint
     from study.training.measure.memory import PhaseMemory
     from study.workloads.sources import Splits
 
@@ -39,7 +40,8 @@ class Built:
     bucket_bytes: int | None  # of this rank's DDP; None: not DDP, or not measured
     proof: Proof
     initial_parameters: Checksum
-    planned_tokens: int  # without padding, world total
+    planned_tokens: int  # of all steps, without padding, world total
+    checkpoint: Checkpoint | None  # that the run goes on from
 
 
 def build(run: Run) -> Built:
@@ -47,15 +49,18 @@ def build(run: Run) -> Built:
     import torch
     from torch.utils.data import DataLoader
 
-    from study.training import weights
+    from study.training import engine_state, manifest, weights
     from study.training.measure.memory import BucketBytes, PhaseMemory
     from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, load_metric
 
     config = run.config
     accelerator = _accelerator(run)
+    checkpoint = manifest.choose(run, accelerator)
     if accelerator.is_main_process:
         _remove_stale(run)
+    if checkpoint and engine_state.is_universal(checkpoint.manifest.engine) and not checkpoint.is_exact:
+        engine_state.expect_universal(accelerator)
     workload = WORKLOADS[config.workload]
     splits = workload.load(config)
     memory = PhaseMemory(accelerator.device, config.measure)
@@ -63,14 +68,9 @@ def build(run: Run) -> Built:
     model = weights.build_model(accelerator, workload, splits, run)
     if config.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW(
-        weights.parameter_groups(model, config.weight_decay),
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-    order = TrainingOrder(len(splits.train), config.global_batch_size, config.num_steps, config.seed)
+    optimizer = weights.make_optimizer(model, config)
+    arrangement = (len(splits.train), config.global_batch_size, config.num_steps, config.seed)
+    order = TrainingOrder(*arrangement, steps_done=checkpoint.manifest.step if checkpoint else 0)
     pinned = accelerator.device.type == "cuda"
     train_batches = DataLoader(splits.train, run.micro_batch_size, sampler=order, pin_memory=pinned)
     eval_batches = DataLoader(splits.evaluation, run.micro_batch_size, pin_memory=pinned)
@@ -99,7 +99,8 @@ def build(run: Run) -> Built:
         bucket_bytes=buckets.num_bytes,
         proof=proof,
         initial_parameters=weights.checksum(model),
-        planned_tokens=sum(int(splits.train[i]["attention_mask"].sum()) for i in order),
+        planned_tokens=sum(int(splits.train[i]["attention_mask"].sum()) for i in TrainingOrder(*arrangement)),
+        checkpoint=checkpoint,
     )
 
 
@@ -127,7 +128,8 @@ def _accelerator(run: Run) -> Accelerator:
 
 def _remove_stale(run: Run) -> None:
     """Remove what an unfinished run left in the folder: it is not this one's."""
-    for stale in [run.folder / "steps.jsonl", run.folder / "warnings.log", *run.folder.glob("failure-rank*.json")]:
+    names = ("steps.jsonl", "record.json", "warnings.log")
+    for stale in [*(run.folder / name for name in names), *run.folder.glob("failure-rank*.json")]:
         stale.unlink(missing_ok=True)
     shutil.rmtree(run.folder / "initial_weights", ignore_errors=True)
     run.remove_swap_folder()

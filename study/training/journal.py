@@ -6,22 +6,36 @@ import datetime
 import json
 import math
 import os
-import shutil
 import signal
 import time
 from typing import Any
 
 from study import files
-from study.errors import Failed, Interrupted
+from study.errors import Failed, Interrupted, OutputFailed, Stalled
 from study.files import missing_folders, remove_empty
 from study.records import schema
 from study.run import Run
+from study.running import one_writer
 from study.running.ending import is_out_of_memory, shown_command
 from study.running.launch import command
+from study.training import faults, left
 from study.training.built import Built
+from study.training.request import launcher_command
 
 # DeepSpeed swaps tensors of at least this size; a process that wrote less to disks only wrote its own records.
 SMALLEST_SWAP_BYTES = 1 << 20
+
+
+class Progress(schema.Facts):
+    """What a run has told until a checkpoint."""
+
+    steps: list[dict[str, Any]]  # as in steps.jsonl
+    evaluation: list[dict[str, float | None]]
+    wall_seconds: float
+    resumed_at: list[int]
+    continues: schema.Continued | None
+    initial_sha256: str
+    data: dict[str, Any]
 
 
 class Journal:
@@ -33,14 +47,14 @@ class Journal:
         self.step: int | None = None  # the last one begun
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
-        self.swapped = (0, 0)  # bytes read and written
-        self.energy: float | None = None  # joules
         self.observer: Any = None
         self._file: Any = None
+        self._folder: int | None = None  # held open, to see it removed
         self._accelerator: Any = None
         self._created = missing_folders(run.folder)
         self._started = time.perf_counter()
-        config = run.config
+        self._configuration: dict[str, Any] | None = None  # as config.json has it; None: not written
+        config, launcher = run.config, launcher_command()
         self._facts: dict[str, Any] = {
             "run_id": run.run_id,
             "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -52,6 +66,8 @@ class Journal:
             "seed": config.seed,
             "init": config.effective_init,
             "config": config.model_dump(mode="json"),
+            "strategy_file": run.strategy.written,
+            "launcher": None if launcher is None else shown_command(launcher),
         }
 
     def open(self, built: Built) -> None:
@@ -64,7 +80,15 @@ class Journal:
         probed = min(config.timing_warmup_steps + 1, config.num_steps) if config.measure else None
         folder = self.run.swap_folder if strategy.offloads_to_nvme else None
         self.observer = Observer(
-            built.model, built.optimizer, built.memory, built.proof, probed, folder, built.bucket_bytes
+            built.model,
+            built.optimizer,
+            built.memory,
+            built.proof,
+            probed,
+            folder,
+            built.bucket_bytes,
+            config.num_steps,
+            config.compile,
         )
         self._accelerator = accelerator
         self._facts |= {
@@ -75,35 +99,75 @@ class Journal:
         }
         if config.log_with != "none":
             accelerator.init_trackers("zero-study", config={k: str(v) for k, v in self._facts["config"].items()})
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        self._folder = os.open(self.run.folder, os.O_RDONLY)
         if self.rank == 0:
-            self.run.folder.mkdir(parents=True, exist_ok=True)
-            files.write_json(
-                self.run.folder / "config.json",
-                {
-                    "config": self._facts["config"],
-                    "strategy": {
-                        "file": str(strategy.path),
-                        "yaml": strategy.content,
-                        "json": strategy.deepspeed_json or strategy.ddp_json,
-                    },
-                    "proof": built.proof.model_dump(mode="json"),
-                },
-            )
-            self._file = open(self.run.folder / "steps.jsonl", "w")  # noqa: SIM115 - open for the whole run
+            self._configuration = {
+                "config": self._facts["config"],
+                "strategy": self._facts["strategy_file"],
+                "proof": built.proof.model_dump(mode="json"),
+            }
+            files.write_json(self.run.folder / "config.json", self._configuration)
+            self._file = open(self.run.folder / "steps.jsonl", "wb", buffering=0)  # noqa: SIM115 - for the whole run
+
+    def go_on(self, progress: Progress) -> None:
+        """Take over what the process before this one had to tell."""
+        self.lines, self.evaluation = progress.steps, progress.evaluation
+        self._started -= progress.wall_seconds
+        self._facts |= {"resumed_at": progress.resumed_at, "continues": progress.continues}
+        self._append(self.lines)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds of training until the last step, in all processes that took some; 0 before the first."""
+        return self.lines[-1]["elapsed_seconds"] if self.lines else 0.0
+
+    def progress(self) -> Progress:
+        """What another process needs to go on from here."""
+        return Progress(
+            steps=self.lines,
+            evaluation=self.evaluation,
+            wall_seconds=time.perf_counter() - self._started,
+            resumed_at=self._facts.get("resumed_at", []),
+            continues=self._facts.get("continues"),
+            initial_sha256=self._facts["initial_parameters"].sha256,
+            data=self._facts["data"],
+        )
 
     def add(self, line: dict[str, Any]) -> None:
-        """Append one step. Raises Failed where it is not one of a run that trains; all ranks see the same line."""
+        """Append one step. Raises Failed where it is not one of a run that trains; all ranks see the same line.
+
+        Raises OutputFailed where the run's folder was removed, or its disk takes nothing more.
+        """
+        if self._is_removed():
+            raise faults.removed(self.run.folder)
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
+        self._append([finite])
         self.lines.append(finite)
-        if self._file:
-            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-            self._file.flush()
         if not math.isfinite(line["loss"]):
             raise Failed(f"step {line['step']}: the loss is {line['loss']}")
         norm = line["grad_norm"]
         if norm is not None and (not math.isfinite(norm) or norm == 0):
             raise Failed(f"step {line['step']}: the gradient norm is {norm}")
         self._accelerator.log({k: v for k, v in finite.items() if v is not None}, step=line["step"])
+
+    def _append(self, lines: list[dict[str, Any]]) -> None:
+        """Write whole lines or none, on rank 0. Raises OutputFailed."""
+        if self._file is None:
+            return
+        whole = self._file.tell()
+        unwritten = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+        with faults.writing(self.run.folder):
+            try:
+                while unwritten:
+                    unwritten = unwritten[self._file.write(unwritten) :]
+            except OSError:
+                self._file.truncate(whole)
+                raise
+
+    def _is_removed(self) -> bool:
+        handles = [] if self._file is None else [self._file.fileno()]
+        return self._folder is not None and files.is_removed(self._folder, *handles)
 
     def add_evaluation(self, step: int, result: dict[str, float]) -> None:
         """Append one evaluation. Raises Failed where its loss is no number; a perplexity may be too large for one."""
@@ -115,12 +179,12 @@ class Journal:
     def write(self, status: str, **facts: Any) -> None:
         from study.records import machine
 
-        if self._file:
-            os.fsync(self._file.fileno())  # a record that outlives a power cut names steps that do, too
-            self._file.close()
-            self._file = None  # this may be cut off, and `fail` write once more
-        steps = self.run.folder / "steps.jsonl"
-        known = {**self._facts, **facts}
+        file, self._file = self._file, None  # this may be cut off, and `fail` write once more
+        if file:
+            with file:
+                os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
+        tied = left.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
+        known = {**self._facts, **tied, **facts}
         schema.write(
             self.run.folder,
             schema.Record(
@@ -130,46 +194,69 @@ class Journal:
                 final_loss=self.lines[-1]["loss"] if self.lines else None,
                 evaluation=self.evaluation,
                 machine=machine.describe(),
-                steps_sha256=files.sha256(steps) if steps.exists() else None,
                 **known,
             ),
         )
 
-    def fail(self, error: BaseException) -> None:
-        """Record a run that did not end well. Rank-local: nothing here waits for another rank."""
+    def fail(self, error: BaseException) -> BaseException:
+        """Record a run that did not end well; return the error, or what stands behind it.
+
+        Rank-local: nothing here waits for another rank, but for some seconds.
+        """
         # The launcher ends every rank as soon as one has ended; what there is to tell is told all the same.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         if (self.run.folder / "record.json").exists():  # the result is there, whatever came after it
-            return
+            return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
-            return  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
-        own = {
-            "at": time.time(),
-            "status": _status(error),
-            "step": self.step,
-            "error": f"{type(error).__name__}: {error}"[:2000],
-        }
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.run.folder / "initial_weights", ignore_errors=True)
-        self.run.remove_swap_folder()
-        if self.rank:
-            files.write_json(self.run.folder / f"failure-rank{self.rank}.json", own)
-            return
-        # The rank that failed first knows why; this one may only have lost its peer.
+            return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
+        if one_writer.is_another(self.run.folder):
+            return error  # rank 0 has refused, or will: the folder is another run's
+        at, error = time.time(), faults.named(error, self.run, self._is_removed())
+        try:
+            self.run.folder.mkdir(parents=True, exist_ok=True)
+            self.run.remove_scratch()
+            if isinstance(error, Stalled):
+                self._report(self._own(error, at))
+                missing = faults.missing_ranks(self.run.folder, self.run.world_size)
+                error = faults.did_not_come(missing, self.run.config.collective_timeout)
+                if self.rank and 0 in missing:
+                    self._report(self._own(error, at))
+            elif self.rank:
+                self._report(self._own(error, at))
+            if self.rank == 0:
+                self._record(self._own(error, at))
+        except OSError as unwritten:  # what is left is to say so
+            if not isinstance(error, OutputFailed):
+                said = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
+                error = OutputFailed(f"{self.run.folder}: {said}")
+        return error
+
+    def _own(self, error: BaseException, at: float) -> dict[str, Any]:
+        """What this rank reports of its end."""
+        said = files.shown_text(f"{type(error).__name__}: {error}"[:2000])
+        return {"at": at, "status": _status(error), "step": self.step, "error": said}
+
+    def _report(self, own: dict[str, Any]) -> None:
+        files.write_json(self.run.folder / f"failure-rank{self.rank}.json", own)
+
+    def _record(self, own: dict[str, Any]) -> None:
+        """Write the record, by the rank that failed first; this one may only have lost its peer."""
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
-        reports = sorted(self.run.folder.glob("failure-rank*.json"))
-        first = min([own, *(json.loads(path.read_text()) for path in reports)], key=lambda report: report["at"])
+        paths = sorted(self.run.folder.glob("failure-rank*.json"))
+        reports = [json.loads(path.read_text()) for path in paths]
+        # Of those that waited in vain, this one has gathered who they are.
+        others = [report for report in reports if (report["status"], own["status"]) != ("stalled", "stalled")]
+        first = min([own, *others], key=lambda report: report["at"])
         self.write(first["status"], failure=schema.Failure(step=first["step"], error=first["error"]))
-        for path in reports:
+        for path in paths:
             path.unlink()
 
     def discard(self) -> None:
         """Remove what a refused run left, on rank 0; what was there before stays."""
         if self.rank or not self.run.folder.exists():
             return
-        self.run.remove_swap_folder()
-        shutil.rmtree(self.run.folder / "initial_weights", ignore_errors=True)
+        self.run.remove_scratch()
         remove_empty(self._created)
 
 
@@ -178,4 +265,6 @@ def _status(error: BaseException) -> str:
 
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return "interrupted"
+    if isinstance(error, (Stalled, OutputFailed)):
+        return "stalled" if isinstance(error, Stalled) else "output_failed"
     return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(str(error)) else "failed"

@@ -7,13 +7,29 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from study.records.schema import Collective, ModelStateBytes, Proof
+from study.records.schema import Collective, Facts, ModelStateBytes, PeakMemory, Proof
 from study.training.measure.communication import CollectiveProbe
-from study.training.measure.memory import CpuPeak, PhaseMemory, model_state_bytes
-from study.training.proof import base_optimizer, innermost, read_optimizer_dtypes
+from study.training.measure.energy import energy_joules
+from study.training.measure.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
+from study.training.proof import base_optimizer, innermost, prove_compiled, read_optimizer_dtypes
 
 # Adam's moments exist after the first step, and stage 3 has traced the order of its parameters after the second.
 STEADY_FROM = 4
+
+
+class Observed(Facts):
+    """What one rank has seen of itself until now, in the process that was cut off before it too."""
+
+    probed_steps: list[int]
+    model_states: ModelStateBytes | None  # as the probed step is about to update
+    resting_states: ModelStateBytes | None  # after the probed step
+    collectives: list[Collective] | None
+    gradient_dtypes: list[str] | None
+    moment_dtypes: list[str] | None
+    peaks: dict[str, PeakMemory]
+    swap_bytes_read: int  # while steps were trained
+    swap_bytes_written: int
+    energy_joules: float | None  # of the GPU while steps were trained
 
 
 class Observer:
@@ -31,10 +47,12 @@ class Observer:
         probed_step: int | None,
         swap_folder: Path | None,
         bucket_bytes: int | None,
+        num_steps: int,
+        is_compiled: bool,
     ) -> None:
         self.probed_steps = [] if probed_step is None else [probed_step]
-        self.model_states: ModelStateBytes | None = None  # this rank's, as the probed step is about to update
-        self.resting_states: ModelStateBytes | None = None  # this rank's, after the probed step
+        self.model_states: ModelStateBytes | None = None
+        self.resting_states: ModelStateBytes | None = None
         self.collectives: list[Collective] | None = None
         self.proof = proof  # with the types of gradients and moments, once they exist
         self._model = model
@@ -42,15 +60,69 @@ class Observer:
         self._memory = memory
         self._swap_folder = swap_folder
         self._bucket_bytes = bucket_bytes  # of DDP, as measured when it was built
+        self._is_compiled = is_compiled  # as asked
+        self._num_steps = num_steps
+        self._steps_done = 0  # before this process
+        self._earlier: Observed | None = None
+        self.begin()
+
+    def go_on(self, steps_done: int, earlier: Observed | None) -> None:
+        """Go on from what the process before this one saw; None: it was another run's.
+
+        A step that it has probed is not probed again; else a steady one of this process is.
+        """
+        self._steps_done, self._earlier = steps_done, earlier
+        if earlier is not None:
+            self._memory.go_on(earlier.peaks)
+        if earlier is None or earlier.collectives is None:
+            self.probed_steps = [min(step + steps_done, self._num_steps) for step in self.probed_steps]
+            return
+        self.probed_steps = earlier.probed_steps
+        self.collectives = earlier.collectives
+        self.model_states, self.resting_states = earlier.model_states, earlier.resting_states
+        dtypes = {"gradient_dtypes": earlier.gradient_dtypes, "moment_dtypes": earlier.moment_dtypes}
+        self.proof = self.proof.model_copy(update=dtypes)
+
+    def begin(self) -> None:
+        """Count what is read, written and used from now on: all is there, and steps begin."""
+        self._traffic, self._energy = swap_traffic(), energy_joules(self._memory.device)
+
+    def observed(self) -> Observed:
+        """What this rank has seen until now. Rank-local."""
+        read, written = (now - then for now, then in zip(swap_traffic(), self._traffic, strict=True))
+        energy = _sum(energy_joules(self._memory.device), self._energy, sign=-1)
+        if self._earlier is not None:
+            read, written = read + self._earlier.swap_bytes_read, written + self._earlier.swap_bytes_written
+            energy = _sum(energy, self._earlier.energy_joules)
+        return Observed(
+            probed_steps=self.probed_steps,
+            model_states=self.model_states,
+            resting_states=self.resting_states,
+            collectives=self.collectives,
+            gradient_dtypes=self.proof.gradient_dtypes,
+            moment_dtypes=self.proof.moment_dtypes,
+            peaks=self._memory.phases(),
+            swap_bytes_read=read,
+            swap_bytes_written=written,
+            energy_joules=energy,
+        )
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround one optimizer step."""
+        """Surround one optimizer step. Raises Failed where what was compiled is not what was asked."""
+        with self._phase(number):
+            yield
+        self.proof = prove_compiled(self.proof, self._is_compiled)
+
+    @contextmanager
+    def _phase(self, number: int) -> Iterator[None]:
+        nth = number - self._steps_done  # of this process
+        steady = [STEADY_FROM, *(probed - self._steps_done for probed in self.probed_steps)]
         if number == 1:
             self._memory.begin("first_step")
-        elif number == min([STEADY_FROM, *self.probed_steps]):  # a run too short to be steady: its last step
+        elif nth == min(start for start in steady if start > 0):  # a run too short to be steady: its last step
             self._memory.begin("steady_steps")
-        elif number == 2:
+        elif number == 2 or nth == 1:
             self._memory.begin("settling_steps")
         if number not in self.probed_steps:
             yield
@@ -77,3 +149,8 @@ class Observer:
 
     def _states(self) -> ModelStateBytes:
         return model_state_bytes(self._model, innermost(self._optimizer), self._swap_folder, self._bucket_bytes)
+
+
+def _sum(first: float | None, second: float | None, sign: int = 1) -> float | None:
+    """Their sum, or difference; unknown where one of them is."""
+    return None if first is None or second is None else first + sign * second

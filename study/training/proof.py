@@ -5,6 +5,7 @@ Runs that silently were something else are the commonest fault of published comp
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from study.errors import Refusal
+from study.errors import Failed, Refusal
 from study.models import SIZES
 from study.records.schema import Proof, Sharding
 from study.run import Run
+from study.training import settings
 from study.training.accelerators import uses_gloo
 from study.training.fsdp import dtype_names, read_sharding
 from study.training.measure.memory import engine_tensors
@@ -48,6 +50,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         "micro_batch_size": run.config.batches(accelerator.num_processes)[0],
         "parameter_dtypes": dtype_names({p.dtype for p in model.parameters()}),
         "gradient_as_bucket_view": getattr(engine, "gradient_as_bucket_view", None),  # of DDP
+        "settings": {},
     }
     if accelerator.distributed_type.value == "FSDP":
         return Proof(**facts | _facts_of_fsdp(model, WORKLOADS[run.config.workload].block_class(run.config)))
@@ -57,6 +60,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         facts["precision"] = "fp32" if autocast == "no" else f"{autocast}-autocast"
         return Proof(**facts)
     facts |= _facts_of_deepspeed(model)
+    facts["settings"] = settings.read(model, innermost(optimizer))
     if facts["zero_stage"]:
         facts |= _facts_of_zero(model, innermost(optimizer), facts["zero_stage"])
     if run.strategy.offloads_to_nvme:
@@ -126,14 +130,9 @@ def _facts_of_zero(engine: Any, optimizer: Any, stage: int) -> dict[str, Any]:
         "max_live_parameters": offload._max_available_parameters_in_numel,
         "max_reuse_distance": offload._max_reuse_distance_in_numel,
         "sub_group_size": int(optimizer.sub_group_size),
-        "secondary_partition_size": _secondary_partition_size(next(engine.parameters())),
+        "secondary_partition_size": settings.READERS["zero_optimization.zero_hpz_partition_size"](engine, optimizer),
         "partitioned_parameters": sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in engine.parameters()),
     }
-
-
-def _secondary_partition_size(parameter: Any) -> int:
-    """Ranks that share a second copy of a parameter at stage 3; 1 where the engine makes none."""
-    return 1 if parameter.ds_zero_param_process_group is None else parameter.ds_secondary_tensor_group_size
 
 
 def _shown(folder: Path | None) -> str | None:
@@ -167,6 +166,12 @@ def verify(proof: Proof, run: Run) -> None:
         actual = getattr(proof.sharding if name in Sharding.model_fields else proof, name)
         if actual != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {actual}; {remedy}")
+    for key, wanted in settings.asked(run.strategy):
+        actual = (proof.settings or {}).get(key)
+        if actual != wanted:
+            raise Refusal(
+                f"{key}: the run asks for {wanted}, the engine has {actual}; change the JSON of {run.strategy.path}"
+            )
     if proof.sharding is not None:
         _verify_units(proof.sharding, run)
     if proof.zero_stage and proof.master_dtypes not in (None, ["float32"]):
@@ -233,23 +238,8 @@ def _asked_of_the_run(run: Run) -> list[Demand]:
     ]
 
 
-# DeepSpeed's keys and what the proof calls them; a strategy's JSON that gives one is held to it.
-_ZERO_FACTS = {
-    "reduce_bucket_size": "reduce_bucket_size",
-    "allgather_bucket_size": "allgather_bucket_size",
-    "overlap_comm": "overlap_comm",
-    "use_multi_rank_bucket_allreduce": "use_multi_rank_bucket_allreduce",
-    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
-    "stage3_param_persistence_threshold": "param_persistence_threshold",
-    "stage3_max_live_parameters": "max_live_parameters",
-    "stage3_max_reuse_distance": "max_reuse_distance",
-    "sub_group_size": "sub_group_size",
-    "zero_hpz_partition_size": "secondary_partition_size",
-}
-
-
 def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
-    """What the strategy's kind, and its JSON where it has one, imply for the engine."""
+    """What the strategy's kind implies for the engine."""
     strategy, precision = run.strategy, run.config.precision
     classes = {"MULTI_GPU": "DistributedDataParallel", "DEEPSPEED": "DeepSpeedEngine"}
     has_group = strategy.distributed_type != "NO"
@@ -270,10 +260,6 @@ def _asked_of_the_engine(proof: Proof, run: Run) -> list[Demand]:
     if proof.zero_stage and precision in ("bf16", "fp16"):
         dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[run.config.accumulation_dtype]
         asked.append(("accumulation_dtype", dtype, "change --accumulation-dtype"))
-    for key, value in (strategy.deepspeed_json or {}).get("zero_optimization", {}).items():
-        if key in _ZERO_FACTS and value != "auto":
-            remedy = f"change zero_optimization.{key} in the JSON of {strategy.path}"
-            asked.append((_ZERO_FACTS[key], value, remedy))
     return asked
 
 
@@ -327,3 +313,16 @@ def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
     return proof.model_copy(
         update={"gradient_dtypes": dtype_names(gradients) or None, "moment_dtypes": dtype_names(moments) or None}
     )
+
+
+def prove_compiled(proof: Proof, is_asked: bool) -> Proof:
+    """Say how many graphs TorchDynamo has made so far, to be called after a step.
+
+    Raises Failed where there are some and the run is not to be compiled, or none and it is. Rank-local.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")  # which torch imports when something asks for it
+    graphs = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+    if is_asked != bool(graphs):
+        wish = "is to be compiled, and nothing was" if is_asked else f"is not to be compiled, and {graphs} graphs were"
+        raise Failed(f"compile: the run {wish}; something switches torch.compile {'off' if is_asked else 'on'}")
+    return proof if proof.compiled_graphs == graphs else proof.model_copy(update={"compiled_graphs": graphs})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from study.config import RunConfig
 from study.errors import Refusal
 from study.run import Run, make_run
+from study.running import allowed
 from study.strategy.file import read_strategy
 
 
@@ -17,32 +22,76 @@ def requested_run(config: RunConfig) -> Run:
     """Return the run that the `accelerate launch` above this process was asked for.
 
     Accelerate hands its children flags, not the name of the file they came from; the launcher's own command line,
-    found among this process's ancestors, has it. Raises Refusal where there is none.
+    found among this process's ancestors, has it. Raises Refusal where there is none, and where the launcher was given
+    a flag or a variable that a run may not have.
     """
-    from accelerate.commands.launch import launch_command_parser
+    if (launcher := _launcher()) is not None:
+        parent, flags, _ = launcher
+        if "config_file" in flags:
+            allowed.check_flags(flags)
+            allowed.check_variables(_environment(parent))
+            path = Path(parent.cwd()) / flags["config_file"]
+            strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
+            run = make_run(
+                config,
+                strategy,
+                world_size=flags.get("num_processes") or strategy.num_processes,
+                num_machines=flags.get("num_machines") or strategy.num_machines,
+            )
+            allowed.check_rank(os.environ, run.world_size, strategy.distributed_type != "NO")
+            return run
+    raise Refusal(
+        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
+        "study/train.py`, or as `zero-study train --strategy zero3`"
+    )
 
+
+def launcher_command() -> list[str] | None:
+    """The whole command of the `accelerate launch` above this process; None where there is none."""
+    launcher = _launcher()
+    return None if launcher is None else launcher[2]
+
+
+def _launcher() -> tuple[psutil.Process, dict[str, Any], list[str]] | None:
+    """The `accelerate launch` above this process, the flags that it was given, by its own names, and its command."""
     for parent in psutil.Process().parents():
         try:
             command = parent.cmdline()
         except psutil.Error:  # a parent that ended or is not ours
             continue
-        if (start := _launch_arguments(command)) is None:
-            continue
-        arguments = launch_command_parser().parse_args(command[start:])
-        if arguments.config_file is None:
-            break
-        path = Path(parent.cwd()) / arguments.config_file
-        strategy = read_strategy(path if not path.is_relative_to(Path.cwd()) else path.relative_to(Path.cwd()))
-        return make_run(
-            config,
-            strategy,
-            world_size=arguments.num_processes or strategy.num_processes,
-            num_machines=arguments.num_machines or strategy.num_machines,
-        )
-    raise Refusal(
-        "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
-        "study/train.py`, or as `zero-study train --strategy zero3`"
-    )
+        if (start := _launch_arguments(command)) is not None:
+            words = ["accelerate", "launch", *command[start:]]
+            return parent, given_flags(command[start:]), words
+    return None
+
+
+def _environment(launcher: psutil.Process) -> dict[str, str]:
+    """The environment that a launcher was started with: what it sets for its children is not among it."""
+    try:
+        return dict(launcher.environ())
+    except psutil.Error:
+        raise Refusal(
+            f"process {launcher.pid}: its environment cannot be read, so what it changes cannot be known; start it as "
+            "this user"
+        ) from None
+
+
+@cache
+def _parser() -> argparse.ArgumentParser:
+    """The launcher's own parser, without its defaults."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser: argparse.ArgumentParser = launch_command_parser()
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return parser
+
+
+def given_flags(words: Sequence[str]) -> dict[str, Any]:
+    """The flags among the arguments of `accelerate launch`, by its own names for them; none by default."""
+    given = vars(_parser().parse_args(list(words)))
+    own = {"training_script", "training_script_args", "nondefault"}  # not flags: the program's, and the parser's own
+    return {name: value for name, value in given.items() if name not in own}
 
 
 def _launch_arguments(command: list[str]) -> int | None:

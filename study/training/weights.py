@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from safetensors.torch import save_file
 
+from study.config import RunConfig
 from study.records.schema import Checksum
 from study.run import Run
 from study.workloads.sources import Splits
@@ -64,6 +63,17 @@ class unpartitioned:
         self._module._hf_deepspeed_config_weak_ref = self._kept
 
 
+def make_optimizer(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
+    """The optimizer of every run; an engine that steps on the host puts its own in its place."""
+    return torch.optim.AdamW(
+        parameter_groups(model, config.weight_decay),
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+
+
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two AdamW groups: matrices decay; biases and norms (one dimension) do not."""
 
@@ -109,11 +119,3 @@ def checksum(model: torch.nn.Module) -> Checksum:
         absolute += exact.abs().sum().item()
         square += exact.square().sum().item()
     return Checksum(absolute_sum=absolute, square_sum=square, sha256=digest.hexdigest())
-
-
-def save(model: torch.nn.Module, folder: Path, is_main_process: bool) -> None:
-    """Write the trained weights, whole, as one safetensors file on rank 0. Collective."""
-    tensors = {name: tensor.cpu().clone() for name, tensor in full_parameters(model)}
-    if is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "model.safetensors")

@@ -137,6 +137,10 @@ def _commit(machine: dict[str, Any]) -> str:
     return f"{commit} with changes" if machine["git_dirty"] else commit
 
 
+# What the launcher sets from a strategy's file: of a run, not of a machine.
+_LAUNCHERS = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+
+
 def _machine(machine: dict[str, Any]) -> dict[str, str]:
     gpus = [f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}" for gpu in machine["gpus"]]
     facts = {
@@ -152,6 +156,6 @@ def _machine(machine: dict[str, Any]) -> dict[str, str]:
         "Python": machine["python"],
         **machine["libraries"],
         "commit": _commit(machine)[:12] + (" with changes" if machine["git_dirty"] else ""),
-        **machine["environment"],
+        **{name: value for name, value in machine["environment"].items() if not name.startswith(_LAUNCHERS)},
     }
     return {name: plain(value) for name, value in facts.items() if value is not None}

@@ -19,8 +19,8 @@ def micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collecti
     words = _padded(model.lookups[0][0], shape, engine)
     around = _elements(model.before, shape, engine) - words
     end = _elements(model.after, shape, engine)
-    # A classifier has no norm at its end, nor an output layer: what follows its blocks is of the root's own group.
-    kept = [around + end] if shape.is_classifier else [end, around]
+    # Without an output layer what follows the blocks is of the root's own group.
+    kept = [end, around] if shape.head == "tokens" else [around + end]
     resharded = [] if shape.has_tied_head else [words]
     resharded += [_elements(block, shape, engine) for block in model.blocks]
     groups = [elements for elements in (*kept, *resharded) if elements]

@@ -5,10 +5,11 @@ Modules and parameters of `transformers` 5.23, models/*/modeling_*.py.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
-from study.theory.shapes import Architecture, ModelShape
+from study.theory.shapes import Architecture, Head, ModelShape
 
 # The parameters of a module, by their group of the optimizer: 0 matrices, 1 vectors.
 MATRIX = (0,)  # an embedding, or a linear layer without a bias
@@ -30,27 +31,57 @@ class _Part:
     visited: str
 
 
+# What follows the last norm, and whether the model's base ends before it.
+_HEADS: dict[Head, _Part] = {
+    "tokens": _Part({}, ") output )"),
+    "sequence classes": _Part({"score": MATRIX}, ") score )"),
+    "token classes": _Part({"score": LINEAR}, ") dropout score )"),
+    "none": _Part({}, ")"),
+}
+_BERT_HEADS: dict[Head, _Part] = {
+    "tokens": _Part(
+        {"output_bias": SCALE, "transform": LINEAR, "head_norm": NORM},
+        ") ) ( ( transform activation head_norm ) output_bias output ) )",
+    ),
+    "sequence classes": _Part(
+        {"pooler": LINEAR, "classifier": LINEAR}, ") ( pooler activation ) ) dropout classifier )"
+    ),
+    "token classes": _Part({"classifier": LINEAR}, ") ) dropout classifier )"),
+    "none": _Part({"pooler": LINEAR}, ") ( pooler activation ) )"),
+}
+
+
 @dataclass(frozen=True)
 class _Order:
-    """A model's parts; the backward pass visits all of them the other way round."""
+    """A model's parts but for its head; the backward pass visits all of them the other way round."""
 
     before: _Part
     block: _Part
-    after: _Part
+    last_norm: tuple[int, ...] = NORM  # empty: none, or declared before the blocks
     is_linear: bool = True  # its matrices are torch.nn.Linear, which DeepSpeed's autocast sends in 16 bits, not Conv1D
 
 
 _WORDS_AND_POSITIONS = _Part({"words": MATRIX, "positions": MATRIX}, "( ( words positions dropout")
-_NORM_AND_OUTPUT = _Part({"last_norm": NORM}, "last_norm ) output )")
-_SCALE_AND_OUTPUT = _Part({"last_norm": SCALE}, "last_norm ) output )")
 _GATED = {"gate": MATRIX, "up": MATRIX, "down": MATRIX}
 _ATTENTION = {"query": MATRIX, "key": MATRIX, "value": MATRIX, "attention_output": MATRIX}
 _LLAMA_BLOCK = "( norm_1 ( query key value attention_output ) norm_2 ( gate activation up down ) )"
 _LLAMA = _Order(
     before=_Part({"words": MATRIX}, "( ( words"),
     block=_Part({**_ATTENTION, **_GATED, "norm_1": SCALE, "norm_2": SCALE}, _LLAMA_BLOCK),
-    after=_SCALE_AND_OUTPUT,
+    last_norm=SCALE,
 )
+_HEAD_NORMS = {"query_norm": SCALE, "key_norm": SCALE}
+_NORMED_BLOCK = _LLAMA_BLOCK.replace("value", "value query_norm key_norm")
+_EXPERTS = {"experts": (0, 0)}  # all gates and ups, all downs
+
+
+def _mixture(declared: dict[str, tuple[int, ...]]) -> _Order:
+    """Lay out a decoder whose tokens are sent to experts, all of which are one module."""
+    attention = _NORMED_BLOCK if "query_norm" in declared else _LLAMA_BLOCK
+    visited = attention.replace("gate activation up down", "router ( experts )")
+    return dataclasses.replace(_LLAMA, block=_Part(declared, visited))
+
+
 _ORDERS: dict[Architecture, _Order] = {
     "bert": _Order(
         before=_Part(
@@ -64,7 +95,7 @@ _ORDERS: dict[Architecture, _Order] = {
             },
             "( ( ( query key value ) ( attention_output dropout norm_1 ) ) ( up activation ) ( down dropout norm_2 ) )",
         ),
-        after=_Part({"pooler": LINEAR, "classifier": LINEAR}, ") ( pooler activation ) ) dropout classifier )"),
+        last_norm=(),
     ),
     "gpt2": _Order(
         before=_WORDS_AND_POSITIONS,
@@ -75,7 +106,6 @@ _ORDERS: dict[Architecture, _Order] = {
             },
             "( norm_1 ( query_key_value attention_output dropout ) norm_2 ( up activation down dropout ) )",
         ),
-        after=_NORM_AND_OUTPUT,
         is_linear=False,
     ),
     "gpt-neo": _Order(
@@ -87,7 +117,6 @@ _ORDERS: dict[Architecture, _Order] = {
             },
             "( norm_1 ( ( query key value dropout attention_output dropout ) ) norm_2 ( up activation down dropout ) )",
         ),
-        after=_NORM_AND_OUTPUT,
     ),
     "gpt-j": _Order(
         before=_Part({"words": MATRIX}, "( ( words dropout"),
@@ -98,10 +127,54 @@ _ORDERS: dict[Architecture, _Order] = {
             },
             "( norm_1 ( query key value dropout attention_output dropout ) ( up activation down dropout ) )",
         ),
-        after=_NORM_AND_OUTPUT,
+    ),
+    "gpt-neox": _Order(
+        before=_Part({"words": MATRIX}, "( ( words dropout"),
+        block=_Part(
+            {
+                "norm_1": NORM, "norm_2": NORM, "query_key_value": LINEAR, "attention_output": LINEAR, "up": LINEAR,
+                "down": LINEAR,
+            },
+            "( norm_1 ( query_key_value attention_output ) dropout norm_2 ( up activation down ) dropout )",
+        ),
+    ),
+    "opt": _Order(
+        before=_Part({"words": MATRIX, "positions": MATRIX, "last_norm": NORM}, "( ( ( words positions"),
+        block=_Part(
+            {
+                "key": LINEAR, "value": LINEAR, "query": LINEAR, "attention_output": LINEAR, "norm_1": NORM,
+                "up": LINEAR, "down": LINEAR, "norm_2": NORM,
+            },
+            "( norm_1 ( query key value attention_output ) norm_2 up activation down )",
+        ),
+        last_norm=(),
     ),
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _mixture({**_ATTENTION, "router": MATRIX, **_EXPERTS, "norm_1": SCALE, "norm_2": SCALE}),
+    "qwen3-moe": _mixture(
+        {
+            **_ATTENTION, **_HEAD_NORMS, **_EXPERTS, "router": MATRIX, "norm_1": SCALE,
+            "norm_2": SCALE,
+        }
+    ),
+    "qwen3": _Order(
+        before=_LLAMA.before,
+        block=_Part({**_ATTENTION, **_HEAD_NORMS, **_GATED, "norm_1": SCALE, "norm_2": SCALE}, _NORMED_BLOCK),
+        last_norm=SCALE,
+    ),
+    "gemma3": _Order(
+        before=_LLAMA.before,
+        block=_Part(
+            {
+                **_ATTENTION, **_HEAD_NORMS, **_GATED, "norm_1": SCALE, "norm_2": SCALE, "norm_3": SCALE,
+                "norm_4": SCALE,
+            },
+            "( norm_1 ( query key value query_norm key_norm attention_output ) norm_2 norm_3 "
+            "( gate activation up down ) norm_4 )",
+        ),
+        last_norm=SCALE,
+    ),
     "qwen2": _Order(
         before=_LLAMA.before,
         block=_Part(
@@ -111,7 +184,7 @@ _ORDERS: dict[Architecture, _Order] = {
             },
             _LLAMA_BLOCK,
         ),
-        after=_SCALE_AND_OUTPUT,
+        last_norm=SCALE,
     ),
     "gemma2": _Order(
         before=_LLAMA.before,
@@ -119,7 +192,7 @@ _ORDERS: dict[Architecture, _Order] = {
             {**_ATTENTION, **_GATED, "norm_1": SCALE, "norm_2": SCALE, "norm_3": SCALE, "norm_4": SCALE},
             "( norm_1 ( query key value attention_output ) norm_2 norm_3 ( gate activation up down ) norm_4 )",
         ),
-        after=_SCALE_AND_OUTPUT,
+        last_norm=SCALE,
     ),
 }  # fmt: skip
 
@@ -147,19 +220,21 @@ class Model:
 
     def __init__(self, shape: ModelShape, autocast: bool) -> None:
         order = _ORDERS[shape.architecture]
+        after = _after(shape, order)
         self.groups: tuple[list[Parameter], list[Parameter]] = ([], [])
         self.ends_in_dropout = order.block.visited.rstrip(" )").endswith("dropout")  # each block
         self._sizes_left = [list(sizes) for sizes in shape.parameters.groups]
         self._tied_output: Module = ()  # the embedding, where it is the output layer too
+        self._modules: dict[str, Module] = {}
         tied = shape.has_tied_head
         self.before = self._take(order.before, {"words"} if autocast and tied else set())
         # Embeddings: integers go in, so that the backward pass never leaves them.
         self.lookups = [module for module in modules_of(self.before) if module[0].group == 0]
-        lowered = set(order.block.declared) if autocast and order.is_linear else set()
+        lowered = set(order.block.declared) - {"router", "experts"} if autocast and order.is_linear else set()
         self.blocks = [self._take(order.block, lowered) for _ in range(shape.layers)]
         if tied:
             self._tied_output = self.lookups[0]
-        self.after = self._take(order.after, {*order.after.declared, "output"} if autocast else set())
+        self.after = self._take(after, {*after.declared, "output"} if autocast else set())
         assert not any(self._sizes_left), shape
 
     def _take(self, part: _Part, lowered: set[str]) -> Layout:
@@ -167,7 +242,7 @@ class Model:
 
         Of the modules that are `lowered` those with a matrix are linear layers; one without is a norm.
         """
-        modules = {
+        self._modules |= {
             name: tuple(self._next(group, name in lowered and 0 in groups) for group in groups)
             for name, groups in part.declared.items()
         }
@@ -176,13 +251,13 @@ class Model:
             if word in "()":
                 layout.append(word)
             elif word == "output":
-                layout.append(self._tied_output or self._take_output("output" in lowered))
+                layout.append((*self._tied_output, *self._take_output("output" in lowered)))
             else:
-                layout.append(() if word in ("dropout", "activation") else modules[word])
+                layout.append(() if word in ("dropout", "activation") else self._modules[word])
         return layout
 
     def _take_output(self, is_lowered: bool) -> Module:
-        """Take what is left over: an output layer of its own, in GPT-J with a bias."""
+        """Take what is left over: an output layer of its own, or a tied one's bias, which GPT-J has."""
         return tuple(self._next(group, is_lowered) for group in (0, 1) if self._sizes_left[group])
 
     def _next(self, group: int, is_lowered: bool) -> Parameter:
@@ -202,10 +277,21 @@ class Model:
     def gradient_order(self) -> list[Parameter]:
         """The order in which gradients are complete: a bias before its matrix, a tied embedding's with its lookup."""
         modules = modules_of(self.layout)
+        if self._tied_output:
+            modules[-1] = tuple(p for p in modules[-1] if p not in self._tied_output)
         ready: dict[Parameter, None] = {}
-        for module in reversed(modules[:-1] if self._tied_output else modules):
-            ready.update(dict.fromkeys(module if module[0].group else module[::-1]))
+        for module in reversed(modules):
+            ready.update(dict.fromkeys(module if module and module[0].group else module[::-1]))
         return list(ready)
+
+
+def _after(shape: ModelShape, order: _Order) -> _Part:
+    """What follows the last block: a norm, and the head."""
+    if shape.is_encoder:
+        return _BERT_HEADS[shape.head]
+    head = _HEADS[shape.head]
+    declared = {"last_norm": order.last_norm} if order.last_norm else {}
+    return _Part({**declared, **head.declared}, f"last_norm {head.visited}")
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from study.theory.case import Engine
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS, Collective, chunks
 from study.theory.communication.model_order import Model, modules_of
 from study.theory.shapes import ModelShape
+from study.theory.shapes.sizes import FOUR_NORMS
 
 DDP_FIRST_BUCKET_BYTES = 1 << 20  # torch/csrc/distributed/c10d/reducer.hpp, kDefaultFirstBucketBytes
 DDP_BUCKET_BYTES = 25 << 20  # bucket_cap_mb, which the study leaves alone
@@ -23,14 +24,14 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
             held, limit = 0, DDP_BUCKET_BYTES
     if held:
         yield "all_reduce", held
-    buffers = _buffer_bytes(shape)
+    buffers = buffer_bytes(shape)
     if buffers:  # rank 0's, at the first forward pass after a reduction
         yield "broadcast", buffers
 
 
-def _buffer_bytes(shape: ModelShape) -> int:
+def buffer_bytes(shape: ModelShape) -> int:
     """Bytes of the tensors that a model of `transformers` keeps beside its parameters, and DDP makes equal."""
-    if shape.architecture == "gpt2":
+    if shape.architecture in ("gpt2", "opt"):
         return 0
     if shape.architecture == "bert":  # positions and token types, as int64
         return 2 * 8 * shape.positions
@@ -38,8 +39,12 @@ def _buffer_bytes(shape: ModelShape) -> int:
         return shape.layers * shape.positions**2
     if shape.architecture == "gpt-j":  # sines and cosines of its 64 rotary dimensions in each block
         return shape.layers * shape.positions * 64 * 4
+    if shape.architecture == "gpt-neox":  # rotates a quarter of a head
+        return 2 * 4 * (shape.head_size // 8)
     frequencies = 2 * 4 * (shape.head_size // 2)
-    return frequencies + (4 if shape.architecture == "gemma2" else 0)  # the embedding's scale
+    if shape.architecture == "gemma3":  # of blocks with a window, and of those without
+        frequencies *= 2
+    return frequencies + (4 if shape.architecture in FOUR_NORMS else 0)  # the embedding's scale
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:

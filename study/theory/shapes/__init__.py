@@ -2,19 +2,14 @@
 
 from study.theory.shapes.config_json import from_config
 from study.theory.shapes.known import KNOWN, find
-from study.theory.shapes.shape import (
-    Architecture,
-    ModelShape,
-    ParameterSizes,
-    architecture_of,
-    parameter_sizes,
-    plain,
-    with_vocabulary,
-)
+from study.theory.shapes.shape import ModelShape, architecture_of, parameter_sizes, plain, with_vocabulary
+from study.theory.shapes.sizes import GATED, Architecture, Head, ParameterSizes
 
 __all__ = [
+    "GATED",
     "KNOWN",
     "Architecture",
+    "Head",
     "ModelShape",
     "ParameterSizes",
     "architecture_of",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from study.files import parse_json
 from study.theory.shapes.config_json import from_config
-from study.theory.shapes.shape import Architecture, ModelShape, plain
+from study.theory.shapes.shape import ModelShape, plain
+from study.theory.shapes.sizes import Architecture
 
 # A shape as its config.json on the hub has it, with its ids there.
 _Named = tuple[ModelShape, tuple[str, ...]]
@@ -138,7 +139,7 @@ def find(text: str) -> ModelShape:
 
 def _from_file(path: Path) -> ModelShape:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; give the path of a transformers config.json") from None
     except ValueError as error:  # not UTF-8, or not JSON

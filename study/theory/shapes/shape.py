@@ -1,28 +1,22 @@
-"""Of which parameters does a model consist? Sizes by optimizer group, in the order in which the engine sees them."""
+"""What do the models need to know of a transformer? Its widths, what it predicts, and what follows from these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-Architecture = Literal["bert", "gpt2", "gpt-neo", "gpt-j", "llama", "mistral", "qwen2", "gemma2"]
-
-
-@dataclass(frozen=True)
-class ParameterSizes:
-    """Elements of each parameter, in the two groups of the study's AdamW."""
-
-    matrices: tuple[int, ...]  # weight decay
-    vectors: tuple[int, ...]  # biases and norms: none
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.matrices, self.vectors
-
-    @property
-    def num_params(self) -> int:
-        return sum(self.matrices) + sum(self.vectors)
+from study.theory.shapes.sizes import (
+    LEARNED_POSITIONS,
+    OPT_OFFSET,
+    Architecture,
+    Head,
+    Outside,
+    ParameterSizes,
+    Widths,
+    all_sizes,
+    block,
+)
 
 
 @dataclass(frozen=True)
@@ -41,20 +35,32 @@ class ModelShape:
     head_size: int  # hidden / heads in most, not in Gemma
     tied: bool  # the output layer's weights are the embedding's
     activation: str  # as its config.json calls it: gelu, gelu_new, silu ...
+    head: Head = "tokens"
+    labels: int = 2  # of a head of classes
+    experts: int = 0  # in every block, each as wide as feed_forward; 0: one feed-forward for every token
+    experts_per_token: int = 0
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what of its config.json is ignored, or guessed
 
     @cached_property
     def parameters(self) -> ParameterSizes:
         """Every parameter, in the order in which an engine sees them."""
-        return _sizes(self._widths, self.layers, self.positions, self.vocabulary, self.tied)
+        outside = Outside(self.layers, self.positions, self.vocabulary, self.tied, self.head, self.labels)
+        return all_sizes(self._widths, outside)
 
     @property
     def num_params(self) -> int:
         return self.parameters.num_params
 
     @property
+    def active_params(self) -> int:
+        """Parameters that a token meets: all but those of the experts that it is not sent to."""
+        idle = self.experts - self.experts_per_token
+        return self.num_params - self.layers * idle * 3 * self.hidden * self.feed_forward
+
+    @property
     def block_params(self) -> int:
         """Parameters of one transformer block: what is gathered together when blocks are sharded."""
-        matrices, vectors = _block(self._widths)
+        matrices, vectors = block(self._widths)
         return sum(matrices) + sum(vectors)
 
     @property
@@ -63,78 +69,55 @@ class ModelShape:
         return self.num_params - self.layers * self.block_params
 
     @property
-    def is_classifier(self) -> bool:
-        """BERT here has the two-class head of bert-imdb; all others predict tokens."""
+    def is_encoder(self) -> bool:
+        """Whether every token sees all others, those after it too."""
         return self.architecture == "bert"
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the head reads one token of a sequence: BERT's pooler does, and decoders classify every token."""
+        return self.is_encoder and self.head in ("sequence classes", "none")
 
     @property
     def has_tied_head(self) -> bool:
         """Whether the embedding is multiplied as the output layer too; a classifier's head is its own."""
-        return self.tied and not self.is_classifier
+        return self.tied and self.head == "tokens"
 
     @property
-    def _widths(self) -> _Widths:
-        return _Widths(
+    def has_transform(self) -> bool:
+        """Whether a layer and a norm stand before the output layer, as in BERT's that predicts masked words."""
+        return self.is_encoder and self.head == "tokens"
+
+    @property
+    def output_width(self) -> int:
+        """How many logits the head makes of what it reads."""
+        if self.head == "tokens":
+            return self.vocabulary
+        return 0 if self.head == "none" else self.labels
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of a learned position embedding."""
+        if self.architecture not in LEARNED_POSITIONS:
+            return 0
+        return self.positions + (OPT_OFFSET if self.architecture == "opt" else 0)
+
+    @property
+    def feed_forward_per_token(self) -> int:
+        """The feed-forward width that a token passes: of every expert that it is sent to."""
+        return self.feed_forward * (self.experts_per_token or 1)
+
+    @property
+    def _widths(self) -> Widths:
+        return Widths(
             self.architecture,
             self.hidden,
             attention=self.heads * self.head_size,
             key_value=self.kv_heads * self.head_size,
             feed_forward=self.feed_forward,
+            head_size=self.head_size,
+            experts=self.experts,
         )
-
-
-# ---------------------------------------------------------------- counting
-
-
-@dataclass(frozen=True)
-class _Widths:
-    """The widths of a block; a parameter's size is a product of two of them, or one."""
-
-    architecture: Architecture
-    hidden: int
-    attention: int  # of all queries together
-    key_value: int  # of all keys, and of all values
-    feed_forward: int
-
-
-def _block(w: _Widths) -> tuple[list[int], list[int]]:
-    """List matrices and vectors of one block, each in the order of named_parameters() of transformers' models."""
-    hidden, wide = w.hidden, w.feed_forward
-    attention = [hidden * w.attention, hidden * w.key_value, hidden * w.key_value, hidden * w.attention]
-    match w.architecture:
-        case "bert":  # norms after attention and after feed-forward; query, key, value and output have biases
-            return [*attention, hidden * wide, wide * hidden], [hidden] * 6 + [wide] + [hidden] * 3
-        case "gpt2":  # query, key and value are one matrix
-            fused = [sum(attention[:3]), attention[3]]
-            return [*fused, hidden * wide, wide * hidden], [hidden] * 2 + [3 * hidden] + [hidden] * 3 + [wide, hidden]
-        case "gpt-neo":  # of the attention only the output has a bias
-            return [*attention, hidden * wide, wide * hidden], [hidden] * 5 + [wide, hidden]
-        case "gpt-j":  # one norm for both halves of the block; no biases in attention
-            return [*attention, hidden * wide, wide * hidden], [hidden] * 2 + [wide, hidden]
-    biases = [w.attention, w.key_value, w.key_value] if w.architecture == "qwen2" else []
-    norms = [hidden] * (4 if w.architecture == "gemma2" else 2)  # without biases
-    return [*attention, hidden * wide, hidden * wide, wide * hidden], [*biases, *norms]
-
-
-def _sizes(w: _Widths, layers: int, positions: int, vocabulary: int, tied: bool) -> ParameterSizes:
-    hidden = w.hidden
-    block_matrices, block_vectors = _block(w)
-    embeddings, first_norm, last_norm, head, head_vectors = [vocabulary * hidden], [], [hidden] * 2, [], []
-    if w.architecture in ("bert", "gpt2", "gpt-neo"):
-        embeddings.append(positions * hidden)
-    if w.architecture == "bert":  # token types; a norm after the embeddings; pooler and classifier
-        embeddings.append(2 * hidden)
-        first_norm, last_norm, head, head_vectors = [hidden] * 2, [], [hidden**2, 2 * hidden], [hidden, 2]
-    elif not tied:
-        head = [vocabulary * hidden]
-    if w.architecture == "gpt-j":
-        head_vectors = [vocabulary]
-    elif w.architecture in ("llama", "mistral", "qwen2", "gemma2"):
-        last_norm = [hidden]
-    return ParameterSizes(
-        matrices=(*embeddings, *block_matrices * layers, *head),
-        vectors=(*first_norm, *block_vectors * layers, *last_norm, *head_vectors),
-    )
 
 
 # ---------------------------------------------------------------- the study's models
@@ -150,7 +133,10 @@ def plain(
     vocabulary: int,
     activation: str | None = None,
 ) -> ModelShape:
-    """Describe a model whose feed-forward is 4 hidden wide and whose every head has keys and values of its own."""
+    """Describe a model whose feed-forward is 4 hidden wide and whose every head has keys and values of its own.
+
+    BERT has the head of bert-imdb, two classes; the others predict tokens.
+    """
     return ModelShape(
         name=name,
         architecture=architecture,
@@ -164,6 +150,7 @@ def plain(
         head_size=hidden // heads,
         tied=architecture != "gpt-j",
         activation=activation or ("gelu" if architecture == "bert" else "gelu_new"),
+        head=_study_head(architecture),
     )
 
 
@@ -194,5 +181,10 @@ def with_vocabulary(
     architecture: Architecture, layers: int, hidden: int, positions: int, vocabulary: int
 ) -> ParameterSizes:
     """List the parameters of one of the study's models; `vocabulary` is the rows of its embedding."""
-    widths = _Widths(architecture, hidden, attention=hidden, key_value=hidden, feed_forward=4 * hidden)
-    return _sizes(widths, layers, positions, vocabulary, tied=architecture != "gpt-j")
+    widths = Widths(architecture, hidden, attention=hidden, key_value=hidden, feed_forward=4 * hidden, head_size=0)
+    tied, head = architecture != "gpt-j", _study_head(architecture)
+    return all_sizes(widths, Outside(layers, positions, vocabulary, tied, head, labels=2))
+
+
+def _study_head(architecture: Architecture) -> Head:
+    return "sequence classes" if architecture == "bert" else "tokens"

@@ -23,9 +23,18 @@ def make_clock(device: torch.device) -> Callable[[], float]:
     return now
 
 
-def summarize(steps: Sequence[dict[str, float]], num_warmup_steps: int, probed_steps: Sequence[int]) -> Timing:
-    """Summarize step times without the first `num_warmup_steps` and the probed steps; null where none is left."""
-    timed = [s for s in steps if s["step"] > num_warmup_steps and s["step"] not in probed_steps]
+def summarize(
+    steps: Sequence[dict[str, float]],
+    num_warmup_steps: int,
+    probed_steps: Sequence[int],
+    resumed_at: Sequence[int] = (),
+) -> Timing:
+    """Summarize step times without probed steps and the first `num_warmup_steps` of each process that took some.
+
+    `resumed_at`: the steps after which another process went on. Null where no step is left.
+    """
+    left_out = {start + n for start in (0, *resumed_at) for n in range(1, num_warmup_steps + 1)} | {*probed_steps}
+    timed = [s for s in steps if s["step"] not in left_out]
     seconds = [s["seconds"] for s in timed]
     middle = statistics.median(seconds) if seconds else None
     quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (None, None, None)

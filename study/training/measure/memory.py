@@ -221,7 +221,7 @@ class PhaseMemory:
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
-        self._device = device
+        self.device = device
         self._enabled = enabled
         self._phases: dict[str, PeakMemory] = {}
         self.current: str | None = None
@@ -234,13 +234,18 @@ class PhaseMemory:
         if self.current is not None:
             self._update(self.current, **self._peaks())
         self.current = name
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
             if name is not None:
-                self._sampler = _ProcessMemorySampler(self._device)
+                self._sampler = _ProcessMemorySampler(self.device)
                 self._sampler.start()
         else:
             _reset_resident_peak()
+
+    def go_on(self, earlier: dict[str, PeakMemory]) -> None:
+        """Keep the larger of the peaks of this process and of the one before it."""
+        for name, peak in earlier.items():
+            self._update(name, **peak.model_dump(exclude_none=True))
 
     def note_tensor_bytes(self, name: str, tensor_bytes: int | None) -> None:
         self._update(name, tensor_bytes=tensor_bytes)
@@ -256,12 +261,12 @@ class PhaseMemory:
         self._phases[name] = known.model_copy(update=larger)
 
     def _peaks(self) -> dict[str, int | None]:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return {"resident_bytes": _resident_peak()}
         peak, average = self._sampler.stop()
         return {
-            "allocated_bytes": torch.cuda.max_memory_allocated(self._device),
-            "reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            "allocated_bytes": torch.cuda.max_memory_allocated(self.device),
+            "reserved_bytes": torch.cuda.max_memory_reserved(self.device),
             "process_bytes": peak,
             "process_average_bytes": average,
         }

@@ -1,0 +1,1 @@
+"""What will anybody's accelerate file or DeepSpeed JSON really do, and what to write instead?"""

@@ -1,0 +1,152 @@
+"""What is wrong with a file, and what does it become when that is mended? `zero-study doctor FILE`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from study.doctor import engine, launcher
+from study.doctor.findings import ABSENT, KEEP, REMOVE, Finding, Instead, Settings
+from study.errors import Refusal
+from study.files import load, read_yaml, write_whole
+from study.strategy.file import CONFIGS
+
+ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
+# Keys of which a JSON with one is an accelerate file, and none of DeepSpeed's.
+OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A file, and what was found in it and in the DeepSpeed JSON that it names."""
+
+    path: Path
+    content: dict[str, Any]
+    findings: list[Finding]
+
+    @property
+    def matters(self) -> bool:
+        """Whether the file does something else than it says."""
+        return any(finding.matters for finding in self.findings)
+
+    def as_json(self) -> str:
+        """What --json prints."""
+        return json.dumps([finding.as_json() for finding in self.findings], indent=1, default=str)
+
+
+def examine(path: Path) -> Examined:
+    """Examine an accelerate file or a DeepSpeed JSON. Raises Refusal where it is neither."""
+    content = load(path, "JSON") if path.suffix == ".json" else read_yaml(path, CONFIGS)
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
+    return _examine(path, content)
+
+
+def _examine(path: Path, content: dict[str, Any]) -> Examined:
+    if path.suffix == ".json" and not OF_ACCELERATE & set(content):
+        return Examined(path, content, engine.findings(str(path), content))
+    found = {finding.key: finding for finding in launcher.findings(str(path), content)}
+    named = launcher.AccelerateFile(content).json_named
+    if named is not None and not Path(named).is_file():
+        missing = _missing(path, named)
+        return Examined(path, content, list((found | {missing.key: missing}).values()))
+    return Examined(path, content, [*found.values(), *(_of_json(Path(named)) if named is not None else ())])
+
+
+def _missing(path: Path, named: str) -> Finding:
+    """What is said of a JSON that is not where the launcher will look for it."""
+    return Finding(
+        file=str(path), key="deepspeed_config.deepspeed_config_file", value=named, effect="crashes", matters=True,
+        error="Expected a string path to an existing deepspeed config",
+        message=f"does not exist as seen from {Path.cwd()}, where the launcher would look for it",
+        remedy="start in the folder that it is relative to, or write a whole path",
+    )  # fmt: skip
+
+
+def _of_json(named: Path) -> list[Finding]:
+    """What the JSON does that an accelerate file names."""
+    content = load(named, "JSON")
+    if not isinstance(content, dict):
+        raise Refusal(f"{named}: holds no keys; copy one of {CONFIGS.name}/")
+    return engine.findings(str(named), content)
+
+
+def text(examined: Examined, everything: bool = False) -> str:
+    """One line a finding, the worst first; of what does no harm only the number, unless everything is asked."""
+    shown = [f for f in examined.findings if everything or f.matters or f.effect == "not examined"]
+    lines = [_line(f, examined.path) for f in sorted(shown, key=lambda f: (not f.matters, ORDER.index(f.effect)))]
+    matter = sum(f.matters for f in examined.findings)
+    rest = len(examined.findings) - len(shown)
+    others = f"; {rest} keys do no harm (--all lists them)" if rest else ""
+    return "\n".join([*lines, f"{examined.path}: {matter} of {len(examined.findings)} keys to change{others}"])
+
+
+def _line(finding: Finding, path: Path) -> str:
+    where = "" if finding.file == str(path) else f"{finding.file}: "
+    value = "{...}" if isinstance(finding.value, dict) else repr(finding.value)
+    is_verb = finding.effect in ("crashes", "means something else")
+    line = f"{where}{finding.key}: {value} {'' if is_verb else 'is '}{finding.effect}"
+    line += f": {finding.message}" if finding.message else ""
+    return line + (f"; {finding.remedy}" if finding.remedy else "")
+
+
+def mended(examined: Examined) -> dict[str, Any]:
+    """The file's content as --fix writes it: what matters and has one remedy is changed, the rest is kept.
+
+    It is examined again until nothing is left to mend, for a key that is written may want another one.
+    """
+    content = copy.deepcopy(examined.content)
+    for _ in range(5):
+        before = copy.deepcopy(content)
+        found = [f for f in _examine(examined.path, before).findings if f.matters and f.file == str(examined.path)]
+        # A key under its right name first, for where it is missing there is another finding.
+        for finding in [f for f in found if isinstance(f.mend, Instead)] or [f for f in found if f.mend is not KEEP]:
+            _mend(content, finding)
+        if content == before:
+            break
+    return content
+
+
+def _mend(content: dict[str, Any], finding: Finding) -> None:
+    mend = finding.mend
+    if isinstance(mend, Instead):
+        _put(content, finding.key, REMOVE)
+        if Settings(content).get(mend.key) is ABSENT:
+            _put(content, mend.key, finding.value if mend.value is KEEP else mend.value)
+    else:
+        _put(content, finding.key, mend)
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    first, _, rest = key.partition(".")
+    if rest and key not in content:  # a key may itself hold a dot
+        if not isinstance(content.get(first), dict):
+            if value is REMOVE:
+                return
+            content[first] = {}
+        if first == "fsdp_config":  # the launcher adds the section's prefix where it is left out
+            content[first].pop(rest.removeprefix("fsdp_"), None)
+        _put(content[first], rest, value)
+    elif value is REMOVE:
+        content.pop(key, None)
+    else:
+        content[key] = copy.deepcopy(value)
+
+
+def write_mended(examined: Examined, out: Path) -> None:
+    """Write the mended file, never over another. Raises Refusal."""
+    if out.exists():
+        raise Refusal(f"--fix {out}: exists; name a new file")
+    if out.suffix != examined.path.suffix:
+        raise Refusal(f"--fix {out}: is written as {examined.path.suffix}, as {examined.path} is; name it so")
+    content = mended(examined)
+    written = json.dumps(content, indent=2) if out.suffix == ".json" else yaml.safe_dump(content, sort_keys=False)
+    try:
+        write_whole(out, (written.rstrip("\n") + "\n").encode())
+    except OSError as error:
+        raise Refusal(f"--fix {out}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,281 @@
+"""What would bite here before a run? This machine's checks, each with its remedy; nothing is trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from study.errors import Refusal
+from study.files import refuses_more
+from study.preflight import extensions, this_machine
+from study.running import allowed
+
+Verdict = Literal["ok", "note", "bites", "unknown"]
+
+DISK_BYTES = 1 << 28  # written and read back
+RANKS_SECONDS = 90
+PORT = 29500  # accelerate's and torchrun's, where none is named
+
+# Two processes of this machine add 1 and 2, as a run's first collective does.
+RANKS = """\
+import datetime, sys, torch, torch.distributed as dist
+backend, store, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+if backend == "nccl":
+    torch.cuda.set_device(device)
+dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=60))
+tensor = torch.full((1,), float(rank + 1), device=device)
+dist.all_reduce(tensor)
+sys.stdout.write(str(tensor.item()))
+sys.stdout.flush()
+import os
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a run depends on."""
+
+    name: str
+    verdict: Verdict
+    message: str
+    remedy: str = ""
+
+
+def examine(disk: Path) -> list[Check]:
+    """Look at everything. `disk` is a folder on the disk that runs write to, or that NVMe offload swaps to."""
+    return [
+        *_packages(),
+        *_extensions(),
+        *_cuda(),
+        *_gpus(),
+        *_ranks(),
+        _pinned_memory(),
+        _host_memory(),
+        *_disk(disk),
+        _port(),
+        _inherited(),
+    ]
+
+
+def text(checks: list[Check]) -> str:
+    """One line for each check, and what to do beneath what bites."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        remedy = f"; {check.remedy}" if check.remedy else ""
+        lines.append(f"{check.verdict:7}  {check.name:{width}}  {check.message}{remedy}")
+    return "\n".join(lines)
+
+
+def as_json(checks: list[Check]) -> str:
+    return json.dumps([asdict(check) for check in checks], indent=1)
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _packages() -> Iterator[Check]:
+    missing = [name for name in ("torch", "accelerate", "transformers", "deepspeed", "datasets") if not _has(name)]
+    if missing:
+        yield Check("packages", "bites", f"{', '.join(missing)} not installed", "pip install 'zero-study[train]'")
+    else:
+        yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed")
+
+
+def _extensions() -> Iterator[Check]:
+    """Compiler, headers, ninja, libaio, and what is built: as a run would find them."""
+    for name, extension in extensions.EXTENSIONS.items():
+        if obstacle := extensions.obstacle(name):
+            message, _, remedy = obstacle.rpartition("; ")
+            yield Check(f"DeepSpeed's {name}", "bites", message or obstacle, remedy if message else "")
+        elif extensions.building(name):
+            yield Check(f"DeepSpeed's {name}", "note", "is being built by another process", "a run waits for it")
+        elif unbuilt := extensions.unbuilt(name):
+            yield Check(
+                f"DeepSpeed's {name}",
+                "bites",
+                f"{unbuilt}; needed by {extension.strategies}",
+                "run: zero-study extensions",
+            )
+        else:
+            yield Check(f"DeepSpeed's {name}", "ok", "is built for this Python")
+
+
+def _cuda() -> Iterator[Check]:
+    if not _has("torch") or not extensions.sees_gpu():
+        yield Check("CUDA toolkit", "note", "no GPU is seen, so none is needed")
+        return
+    import torch
+
+    compiler = shutil.which("nvcc") or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
+    if torch.version.cuda is None:
+        yield Check("CUDA toolkit", "bites", "there is a GPU, and torch is a build for CPUs", "install torch for CUDA")
+    elif not Path(compiler).exists():
+        message = "no nvcc: DeepSpeed's extensions for GPUs cannot be compiled; offload needs them"
+        yield Check("CUDA toolkit", "note", message, "install CUDA's toolkit, or set CUDA_HOME")
+    else:
+        said = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+        release = re.search(r"release (\d+)\.(\d+)", said)
+        version = ".".join(release.groups()) if release else "of unknown version"
+        same = release is not None and release[1] == torch.version.cuda.partition(".")[0]
+        message = f"nvcc {version}, torch is built with CUDA {torch.version.cuda}"
+        remedy = "" if same else "install a toolkit of that first number: DeepSpeed compiles with no other"
+        yield Check("CUDA toolkit", "ok" if same else "bites", message, remedy)
+
+
+def _gpus() -> Iterator[Check]:
+    users = this_machine.gpu_users()
+    if not users:
+        yield Check("GPUs", "note", "none")
+    for name, processes in users:
+        if processes:
+            who = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in processes)
+            yield Check(name, "note", f"is used by {who}", "end them, or choose others by CUDA_VISIBLE_DEVICES")
+        else:
+            yield Check(name, "ok", "nobody uses it")
+
+
+def _ranks() -> Iterator[Check]:
+    """Let two processes talk, over gloo, and over NCCL where there are two GPUs."""
+    if not _has("torch"):
+        yield Check("two ranks", "unknown", "torch is not installed")
+        return
+    num_gpus = len(this_machine.find().gpu_memory_bytes)
+    for backend in ("gloo", *(["nccl"] if num_gpus > 1 else [])):
+        began = time.monotonic()
+        failure = _talk(backend)
+        seconds = time.monotonic() - began
+        if failure is None:
+            yield Check(f"two {backend} ranks", "ok", f"add two numbers, {seconds:.0f} s with their start")
+        else:
+            remedy = (
+                "name the interface in GLOO_SOCKET_IFNAME" if backend == "gloo" else "run again with NCCL_DEBUG=INFO"
+            )
+            yield Check(f"two {backend} ranks", "bites", failure, remedy)
+
+
+def _talk(backend: str) -> str | None:
+    """Start both ranks; say what keeps them from their sum, None where nothing does."""
+    inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANKS, backend, f"{folder}/store", str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=inherited,
+            )
+            for rank in range(2)
+        ]
+        try:
+            said = [rank.communicate(timeout=RANKS_SECONDS) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            return f"they do not find each other in {RANKS_SECONDS} s"
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    if [out for out, _ in said] == ["3.0", "3.0"]:
+        return None
+    lines = [line for _, errors in said for line in errors.splitlines() if line.strip()]
+    return f"they fail: {lines[-1][:200]}" if lines else "they end without a word"
+
+
+def _pinned_memory() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Check("pinned memory", "ok", "has no limit")
+    verdict: Verdict = "ok" if soft >= 1 << 30 else "note"
+    message = f"is limited to {soft / 2**20:.0f} MiB a process (ulimit -l): NVMe offload pins its buffers"
+    return Check(
+        "pinned memory", verdict, message, "" if verdict == "ok" else "raise the limit where buffers do not fit"
+    )
+
+
+def _host_memory() -> Check:
+    total, available = this_machine.find().host_memory_bytes, psutil.virtual_memory().available
+    free = min(total, available)
+    message = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free: offload needs 16 bytes a parameter of it in fp32"
+    return Check("host memory", "ok" if free > total / 4 else "note", message)
+
+
+def _disk(folder: Path) -> Iterator[Check]:
+    """Free space and speed. A step of NVMe offload reads and writes masters and both moments, 12 bytes a parameter."""
+    name = f"disk of {folder}"
+    if not folder.is_dir() or refuses_more(folder):
+        yield Check(name, "bites", "is no folder that can be written", "name one with --disk")
+        return
+    free = shutil.disk_usage(folder).free
+    if free < 2 * DISK_BYTES:
+        yield Check(name, "bites", f"{free / 1e9:.1f} GB free", "make room: an NVMe offload needs 12 bytes a parameter")
+        return
+    written, read = _speed(folder)
+    seconds = 12e9 / written + 12e9 / read
+    message = (
+        f"{free / 1e9:.0f} GB free, writes {written / 1e9:.2f} and reads {read / 1e9:.2f} GB/s: NVMe offload of 1e9 "
+        f"parameters would wait {seconds:.0f} s a step for them, one after the other"
+    )
+    yield Check(name, "ok", message)
+
+
+def _speed(folder: Path) -> tuple[float, float]:
+    """Bytes per second written and put on the disk, and read back past the kernel's cache."""
+    block = os.urandom(1 << 20)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        began = time.perf_counter()
+        for _ in range(DISK_BYTES // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        written = DISK_BYTES / (time.perf_counter() - began)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        began = time.perf_counter()
+        while file.read(1 << 22):
+            pass
+        return written, DISK_BYTES / (time.perf_counter() - began)
+
+
+def _port() -> Check:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            message = f"{PORT} is taken, which `accelerate launch` takes where no other is named"
+            return Check("port", "note", message, "pass --main_process_port 0, as zero-study does")
+    return Check("port", "ok", f"{PORT} is free")
+
+
+def _inherited() -> Check:
+    """What a launcher around this one has left, and what would change a run behind its configuration."""
+    here = sorted(filter(allowed.says_which_rank, os.environ))
+    if here:
+        message = f"{', '.join(here)} would make one process of several out of a run"
+        return Check("environment", "bites", message, f"unset {' '.join(here)}")
+    try:
+        allowed.check_variables(os.environ)
+    except Refusal as refusal:
+        message, _, remedy = str(refusal).rpartition("; ")
+        return Check("environment", "bites", message, remedy)
+    return Check("environment", "ok", "no variable of a launcher is inherited, and none that runs refuse")

@@ -1,0 +1,104 @@
+"""Can this be what a run left? Tables divide by its numbers, so what no run leaves is refused as a record is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LARGEST_WHOLE = 10**16  # more bytes, steps or operations than a run has
+LARGEST = 1e100  # its square is a float, too
+_MAY_BE_NEGATIVE = {"returncode", "free_bytes", "loss", "final_loss"}
+_NOT_MEASURED = {"settings", "strategy_file"}  # DeepSpeed writes 2^63 - 1 for "no limit"
+_MAY_BE_LARGER = {"perplexity", "square_sum"}  # the exponential of a loss, and squares already
+
+_PER_RANK = ("model_state_bytes", "resting_state_bytes", "peak_memory", "energy_joules")
+_OF_PROOF = ("swap_bytes_written", "swap_bytes_read")
+
+
+class _Read(BaseModel):
+    """What tables read of a part of a record that is otherwise free."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Gpu(_Read):
+    name: str
+    memory_bytes: int = Field(ge=1)
+
+
+class _Machine(_Read):
+    cpu: str | None = None
+    num_cores: int | None = None
+    num_threads_per_process: int | None = None
+    host_memory_bytes: int | None = None
+    gpus: list[_Gpu] = Field(default_factory=list)
+    libraries: dict[str, str | None] = Field(default_factory=dict)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    tf32: bool | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+class _Data(_Read):
+    digest: str | None = None
+
+
+class _Config(_Read):
+    workload: str
+    size: str
+    seed: int
+    global_batch_size: int = Field(ge=1)
+    sequence_length: int = Field(ge=1)
+
+
+class _Free(BaseModel):
+    """The free parts together, so that an error names the part."""
+
+    machine: _Machine
+    data: _Data | None
+    config: _Config
+
+
+def check_numbers(content: Any) -> None:
+    """Raise ValueError for a number in a file that nothing has: a negative size, 10^18 steps."""
+    left: list[tuple[str, Any]] = [("", content)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += ((name, each) for name, each in value.items() if name not in _NOT_MEASURED)
+        elif isinstance(value, list):
+            left += [(key, each) for each in value]
+        elif isinstance(value, (int, float)):
+            largest = LARGEST_WHOLE if isinstance(value, int) else LARGEST
+            if abs(value) > largest and key not in _MAY_BE_LARGER:
+                raise ValueError(f"{key}={value:g} is more than any run has")
+            if value < 0 and key not in _MAY_BE_NEGATIVE:
+                raise ValueError(f"{key}={value:g} is negative")
+
+
+def check(record: Any) -> None:
+    """Raise ValueError, ValidationError included, where the parts of a schema.Record do not make one run."""
+    _Free.model_validate({name: getattr(record, name) for name in _Free.model_fields})
+    for name in ("workload", "size", "seed"):
+        if getattr(record, name) != record.config[name]:
+            raise ValueError(f"{name}={getattr(record, name)!r}, its config has {record.config[name]!r}")
+    if record.world_size < 1:
+        raise ValueError("world_size=0: must be at least 1")
+    lists = {name: getattr(record, name) for name in _PER_RANK}
+    if record.proof:
+        lists |= {f"proof.{name}": getattr(record.proof, name) for name in _OF_PROOF}
+    for name, ranks in lists.items():
+        if ranks is not None and len(ranks) != record.world_size:
+            raise ValueError(f"{name} is of {len(ranks)} ranks, world_size is {record.world_size}")
+    for entry in record.evaluation:
+        if not {"step", "loss"} <= entry.keys():
+            raise ValueError(f"evaluation: {', '.join(entry) or 'nothing'} without step and loss")
+    if record.status == "ok":
+        needed = ("proof", "final_loss", "steps_sha256", "initial_parameters", "final_parameters")
+        if lacking := next((name for name in needed if getattr(record, name) is None), None):
+            raise ValueError(f"status ok, but {lacking} is missing: no run that ended well leaves that")
+        if not record.steps_done or not record.evaluation:
+            raise ValueError("status ok, but no step or no evaluation is recorded")
+    elif record.failure is None:
+        raise ValueError(f"status {record.status}, but failure is missing")

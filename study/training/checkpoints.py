@@ -1,0 +1,219 @@
+"""How does a run that is cut off go on as if it had not been? It writes what another process needs, and loads it.
+
+A checkpoint is written beside, and renamed once it is on the disk.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from study import files
+from study.errors import Failed, Refusal
+from study.records.schema import Checkpointing, Continued, Facts
+from study.training import engine_state, faults
+from study.training.built import Built
+from study.training.journal import Journal, Progress
+from study.training.manifest import (
+    ENGINE,
+    MANIFEST,
+    MODEL,
+    Manifest,
+    folder_of,
+    identity_of,
+    in_order,
+    set_aside,
+    whole,
+)
+from study.training.observer import Observed
+from study.workloads import sources
+
+
+class RankState(Facts):
+    """What a rank has beside the engine's state."""
+
+    random: dict[str, str]  # device -> state of torch's generator, as hexadecimal digits
+    observed: Observed
+
+
+class Checkpoints:
+    """Writes a run's checkpoints, and loads the one that it goes on from."""
+
+    def __init__(self, built: Built, journal: Journal) -> None:
+        self._built = built
+        self._journal = journal
+        self._every = built.run.config.checkpoint_every
+        self._seconds = 0.0
+        self._count = 0
+        self._bytes: int | None = None
+        taken = built.checkpoint
+        is_own = taken is not None and taken.folder.parent == built.run.checkpoints_folder
+        self._taken = taken.manifest.step if taken and is_own else 0
+
+    def facts(self) -> Checkpointing | None:
+        if self._every is None:
+            return None
+        return Checkpointing(count=self._count, seconds=self._seconds, last_bytes=self._bytes)
+
+    def check(self) -> None:
+        """Raise Refusal where the text or the initial weights are not those of the checkpoint to go on from."""
+        built, checkpoint = self._built, self._built.checkpoint
+        if checkpoint is None:
+            return
+        progress = self._progress_of(checkpoint.folder)
+        for what, theirs, ours in (
+            ("data", progress.data, built.splits.description),
+            ("initial weights", progress.initial_sha256, built.initial_parameters.sha256),
+        ):
+            if theirs != ours:
+                raise Refusal(f"{checkpoint.folder}: its {what} are {theirs}, this run's {ours}; pass --resume never")
+
+    @staticmethod
+    def _progress_of(folder: Path) -> Progress:
+        return Progress.model_validate_json((folder / "progress.json").read_bytes())
+
+    def load(self) -> int:
+        """Load the checkpoint that the run goes on from; return the steps that are done, 0 without one. Collective.
+
+        To be called once the first batch is drawn, which takes random numbers.
+        """
+        built, checkpoint = self._built, self._built.checkpoint
+        if checkpoint is None:
+            return 0
+        folder, manifest = checkpoint.folder, checkpoint.manifest
+        progress = self._progress_of(folder)
+        is_exact = checkpoint.is_exact
+        engine_state.load(
+            built.accelerator,
+            built.model,
+            built.optimizer,
+            built.run,
+            folder / ENGINE,
+            manifest.step,
+            anew=not is_exact,
+        )
+        begun, observed = progress.continues, None
+        if is_exact:
+            state = RankState.model_validate_json(self._rank_file(folder).read_bytes())
+            for device, digits in state.random.items():
+                _generator_module(device).set_rng_state(torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8))
+            observed = state.observed
+        else:  # other ranks draw other dropout masks
+            torch.manual_seed(
+                (built.run.config.seed * 1_000_003 + manifest.step) * 1_003 + built.accelerator.process_index
+            )
+            begun = Continued(
+                run_id=manifest.run_id,
+                strategy=manifest.identity.strategy,
+                world_size=manifest.identity.world_size,
+                step=manifest.step,
+            )
+        self._journal.observer.go_on(manifest.step, observed)
+        resumed_at = [*progress.resumed_at, manifest.step]
+        self._journal.go_on(progress.model_copy(update={"resumed_at": resumed_at, "continues": begun}))
+        return manifest.step
+
+    def write_where_due(self, step: int) -> None:
+        """Write a checkpoint after every so many steps, and after the last. Collective."""
+        config = self._built.run.config
+        is_due = self._every is not None and step % self._every == 0
+        if is_due or (step == config.num_steps and (self._every is not None or config.save_model)):
+            began = time.perf_counter()
+            memory = self._built.memory
+            phase = memory.current
+            memory.begin("checkpoint")  # what is copied to be written is no peak of a step
+            with faults.writing(self._built.run.folder):
+                self._write(step)
+            memory.begin(phase)
+            self._seconds += time.perf_counter() - began
+            self._count += 1
+
+    def _write(self, step: int) -> None:
+        built, accelerator = self._built, self._built.accelerator
+        folder = folder_of(built.run.checkpoints_folder, step)
+        part = folder.with_suffix(".part")
+        if accelerator.is_main_process:
+            if not self._count:
+                set_aside(folder.parent, self._taken)
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        accelerator.wait_for_everyone()
+        engine_state.save(accelerator, built.model, built.optimizer, built.run, part / ENGINE)
+        devices = ["cpu", *(["cuda"] if accelerator.device.type == "cuda" else [])]
+        state = RankState(
+            random={device: _generator_module(device).get_rng_state().numpy().tobytes().hex() for device in devices},
+            observed=self._journal.observer.observed(),
+        )
+        self._rank_file(part).write_text(state.model_dump_json())
+        if accelerator.is_main_process:
+            (part / "progress.json").write_text(self._journal.progress().model_dump_json())
+            self._describe_model(part / MODEL)
+        accelerator.wait_for_everyone()
+        digests = self._digests(part)
+        if accelerator.is_main_process:
+            manifest = Manifest(
+                run_id=built.run.run_id,
+                step=step,
+                engine=engine_state.kind_of(built.run),
+                identity=identity_of(built.run),
+                files=digests,
+            )
+            files.write_json(part / MANIFEST, manifest.model_dump(mode="json"))
+            os.replace(part, folder)
+            files.sync_folder(folder.parent)
+            for old in in_order(folder.parent)[: -built.run.config.keep]:
+                shutil.rmtree(old)
+        accelerator.wait_for_everyone()
+
+    def _describe_model(self, folder: Path) -> None:
+        built = self._built
+        model = built.accelerator.unwrap_model(built.model)
+        described = copy.deepcopy(model.config)
+        described.architectures = [type(model).__name__.removeprefix("FSDP")]  # which `fully_shard` puts before it
+        described.save_pretrained(folder)
+        sources.load_tokenizer(built.run.config).save_pretrained(folder)
+
+    def export(self) -> None:
+        """Write the model of the last step's checkpoint to model/; where none was asked for, that goes. On rank 0."""
+        from study.training import export
+
+        run = self._built.run
+        export.export(whole(folder_of(run.checkpoints_folder, run.config.num_steps)), run.folder / "model")
+        if self._every is None:
+            for old in in_order(run.checkpoints_folder):
+                shutil.rmtree(old)
+            files.remove_empty([run.checkpoints_folder])
+
+    def _digests(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """Size and digest of every file, once it is on the disk; each rank takes its share. Collective."""
+        accelerator = self._built.accelerator
+        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        mine = {}
+        for name in names[accelerator.process_index :: accelerator.num_processes]:
+            path = folder / name
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            mine[name] = (path.stat().st_size, files.sha256(path))
+        shares = gather_object([(names, mine)])
+        if any(theirs != names for theirs, _ in shares):
+            raise Failed(
+                f"{folder}: the ranks see other files there; checkpoints need a folder that all machines share"
+            )
+        digests = {name: entry for _, share in shares for name, entry in share.items()}
+        self._bytes = sum(size for size, _ in digests.values())
+        return digests
+
+    def _rank_file(self, folder: Path) -> Path:
+        return folder / f"rank-{self._built.accelerator.process_index}.json"
+
+
+def _generator_module(device: str) -> Any:
+    """Where the state of torch's generator for a kind of device is read and set: this process's own GPU."""
+    return torch.cuda if device == "cuda" else torch

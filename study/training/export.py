@@ -1,0 +1,150 @@
+"""What did a run train? Its model, whole and in fp32, from a checkpoint: as `from_pretrained` loads it, on any machine.
+
+Every engine lays its state out in another way; none of them is needed to put it together again, and no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from study.config import RunConfig, build_config
+from study.errors import Refusal
+from study.training import manifest, weights
+from study.training.engine_state import LAYOUT, STATES, subgroup_file
+from study.training.manifest import ENGINE, MODEL, Checkpoint
+from study.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from study.workloads.sources import Splits
+
+
+def export(checkpoint: Checkpoint, folder: Path) -> PreTrainedModel:
+    """Write a checkpoint's model, with its tokenizer, into a folder; return it. Raises Refusal where that is there."""
+    import transformers
+
+    if folder.exists():
+        raise Refusal(f"{folder}: is there already; name another folder, or delete it")
+    described = transformers.AutoConfig.from_pretrained(checkpoint.folder / MODEL, local_files_only=True)
+    with weights.unpartitioned():
+        model: PreTrainedModel = getattr(transformers, described.architectures[0])(described)
+    missing, unknown = model.load_state_dict(read_parameters(checkpoint), strict=False)
+    model.tie_weights()
+    held = {name for name, _ in model.named_parameters()}  # a tied one counts once
+    if unknown or held & {*missing}:
+        names = ", ".join(sorted({*unknown, *(held & {*missing})}))
+        raise Refusal(f"{checkpoint.folder}: holds another model, by its parameters {names}; name another")
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(part)
+    for path in (checkpoint.folder / MODEL).iterdir():
+        if not (part / path.name).exists():
+            shutil.copy(path, part)
+    part.rename(folder)
+    return model
+
+
+def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The parameters of the unsharded model, in fp32 the masters where the engine has any: name -> tensor."""
+    readers = {"plain": _plain, "fsdp": _fsdp, "zero": _deepspeed, "subgroups": _subgroups}
+    read = next(read for kind, read in readers.items() if checkpoint.manifest.engine.startswith(kind))
+    state = read(checkpoint.folder / ENGINE)
+    return {name.replace("_orig_mod.", "").removeprefix("module."): tensor.float() for name, tensor in state.items()}
+
+
+def _plain(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def _fsdp(folder: Path) -> dict[str, torch.Tensor]:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with tempfile.TemporaryDirectory() as scratch:
+        dcp_to_torch_save(folder / "pytorch_model_fsdp_0", f"{scratch}/whole.pt")
+        state: dict[str, torch.Tensor] = torch.load(f"{scratch}/whole.pt", weights_only=True)["model"]
+    return state
+
+
+def _deepspeed(folder: Path) -> dict[str, torch.Tensor]:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    states = folder / STATES
+    if not any(states.glob("*zero_pp_rank_*optim_states.pt")):  # stage 0 keeps the model whole
+        whole = torch.load(states / "mp_rank_00_model_states.pt", weights_only=False, map_location="cpu")["module"]
+        return {name: tensor for name, tensor in whole.items() if tensor.is_floating_point()}
+    return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), STATES))
+
+
+def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
+    """Of every sub-group, what the ranks have of each parameter, put together in their order."""
+    parameters = {}
+    for index, group in enumerate(json.loads((folder / LAYOUT).read_text())):
+        ranks = sorted(
+            folder.glob(subgroup_file(Path(), "*", index).name), key=lambda path: int(path.name.split("-")[1])
+        )
+        masters = [load_file(path)["master"] for path in ranks]
+        start = 0
+        for parameter in group:
+            end = start + parameter["partition"]
+            whole = torch.cat([master[start:end] for master in masters])
+            shape = torch.Size(parameter["shape"])
+            parameters[parameter["name"]] = whole[: shape.numel()].view(shape)
+            start = end
+    return parameters
+
+
+# ---------------------------------------------------------------- is it the model that the run had?
+
+
+def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> str:
+    """Evaluate an exported model on the run's held-out examples, and say its loss beside the run's own."""
+    own = next((line["loss"] for line in _evaluations(checkpoint) if line["step"] == checkpoint.manifest.step), None)
+    said = "the run has none of this step" if own is None else f"the run's own is {own:.6f}"
+    try:
+        return f"loss on the held-out examples {held_out_loss(model, checkpoint, data_dir):.6f}, {said}"
+    except Refusal as refusal:
+        return f"not evaluated: {refusal}"
+
+
+def _evaluations(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    evaluation: list[dict[str, Any]] = json.loads((checkpoint.folder / "progress.json").read_bytes())["evaluation"]
+    return evaluation
+
+
+def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> float:
+    """Evaluate an exported model on the run's held-out examples, in fp32. Raises Refusal where they are not there."""
+    config = run_config(checkpoint, data_dir)
+    workload = WORKLOADS[config.workload]
+    splits: Splits = workload.load(config)
+    model.train(False)
+    losses = []
+    with torch.no_grad():
+        for start in range(0, len(splits.evaluation), 8):
+            rows: dict[str, Any] = {name: t[start : start + 8] for name, t in splits.evaluation.tensors.items()}
+            losses.append(workload.sequence_losses(model(**workload.inputs(rows)), rows))
+    return float(torch.cat(losses).double().mean())
+
+
+def run_config(checkpoint: Checkpoint, data_dir: Path | None) -> RunConfig:
+    """The configuration of a checkpoint's run, whose texts are in `data_dir` now."""
+    return build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})
+
+
+def newest(folder: Path) -> Checkpoint:
+    """The newest whole checkpoint of a run directory, or the one that a folder is. Raises Refusal without one."""
+    if (folder / manifest.MANIFEST).exists():
+        return manifest.whole(folder)
+    for path in reversed(manifest.in_order(folder / "checkpoints")):
+        try:
+            return manifest.whole(path)
+        except Refusal as refusal:
+            print(f"not taken: {refusal}", flush=True)
+    raise Refusal(f"{folder}: no checkpoint there; train with --checkpoint-every, or with --save-model")

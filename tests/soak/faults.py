@@ -1,0 +1,321 @@
+"""What does a user see of a fault, after how long, and what is left? Each injected for real into a run of a study.
+
+    python tests/soak/faults.py [--only TEXT] [--output FILE]
+
+A study of two runs: the first meets the fault, the second is to run all the same. Linux, and root for the full disks,
+which are small tmpfs; where mounting is not permitted the row says so. Exit status 1 where a fault has another outcome
+than the one that is expected, where record and outcome disagree, or where the study did not go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+import yaml
+
+from study import files
+from study.benchmarks import pairs
+from study.records import schema
+from study.records.results import header
+from study.running.launch import RUN_FOLDER
+
+STOPPED_SECONDS = 20  # of a collective, where a rank is stopped
+WAIT_SECONDS = 400
+SMALL = {"num_train_examples": 64, "num_eval_examples": 8, "sequence_length": 32, "learning_rate": 1e-3}
+NEXT = {"flags": {**SMALL, "max_steps": 2, "measure": False}, "strategies": ["single"], "seeds": [1], "label": "next"}
+
+
+@dataclass
+class Scene:
+    """One study while its first run trains, and what a fault needs of it."""
+
+    run_folder: Path
+    runner: subprocess.Popen[bytes]
+    filler: Path | None = None
+
+    def steps(self) -> int:
+        path = self.run_folder / "steps.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def process(self, rank: int | None) -> psutil.Process:
+        """A rank of the run, or the launcher above them."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                said = process.environ()
+                of_run = said.get(RUN_FOLDER) == str(self.run_folder.resolve())
+                if of_run and rank is None and "RANK" not in said and "accelerate.commands.launch" in process.cmdline():
+                    return process
+                if of_run and rank is not None and said.get("RANK") == str(rank):
+                    return process
+        raise SystemExit(f"no process of rank {rank}")
+
+    def fill(self, folder: Path, but: int = 0) -> None:
+        """Fill the disk that a folder is on, but for so many bytes."""
+        self.filler = folder / "filler"
+        with open(self.filler, "wb", buffering=0) as file:
+            left = shutil.disk_usage(folder).free - but
+            with suppress(OSError):
+                while left > 0:
+                    left -= file.write(b"x" * min(left, 1 << 20))
+
+
+@dataclass
+class Fault:
+    name: str
+    inject: Callable[[Scene], None]
+    expected: str  # outcome
+    words: str  # in its message
+    strategy: str = "ddp"
+    flags: dict[str, Any] = field(default_factory=dict)
+    when: Callable[[Scene], bool] = lambda scene: scene.steps() >= 3
+    disk: str = ""  # a small disk on the run's folder (output), or on the one that it swaps to
+    mebibytes: int = 0
+    runner_ends: bool = False  # with the fault, and the study goes on with its next call
+
+
+def send(number: signal.Signals, rank: int | None) -> Callable[[Scene], None]:
+    return lambda scene: scene.process(rank).send_signal(number)
+
+
+def kill_everything(scene: Scene) -> None:
+    everything = [*psutil.Process(scene.runner.pid).children(recursive=True), psutil.Process(scene.runner.pid)]
+    for process in everything:
+        process.kill()
+    psutil.wait_procs(everything, timeout=30)
+
+
+def remove(name: str) -> Callable[[Scene], None]:
+    return lambda scene: shutil.rmtree(scene.run_folder / name)
+
+
+def swaps(scene: Scene) -> bool:
+    return any(path.stat().st_size for path in (scene.run_folder / "swap").rglob("*") if path.is_file())
+
+
+STOPPED = {"collective_timeout": STOPPED_SECONDS}
+NVME = "zero3_nvme_offload"
+FAULTS = [
+    Fault("SIGKILL to rank 1", send(signal.SIGKILL, 1), "killed", "rank 1 was ended by SIGKILL"),
+    Fault("SIGKILL to rank 0", send(signal.SIGKILL, 0), "killed", "rank 0 was ended by SIGKILL"),
+    Fault("SIGKILL to rank 1 that swaps", send(signal.SIGKILL, 1), "killed", "rank 1 was ended by SIGKILL", NVME),
+    Fault("SIGKILL to the launcher", send(signal.SIGKILL, None), "killed", "the launcher was ended by SIGKILL", NVME),
+    Fault("SIGTERM to the launcher", send(signal.SIGTERM, None), "crashed", "interrupted by SIGTERM"),
+    Fault(
+        "SIGKILL to everything, runner included", kill_everything, "ok", "", NVME, {"max_steps": 40}, runner_ends=True
+    ),
+    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", flags=STOPPED),
+    Fault("SIGSTOP to rank 0", send(signal.SIGSTOP, 0), "stalled", "rank 0 did not come", flags=STOPPED),
+    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "zero2", STOPPED),
+    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "zero3", STOPPED),
+    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "fsdp2", STOPPED),
+    Fault("rm -rf of the run folder", remove("."), "output_failed", "was removed"),
+    Fault("rm -rf of the run folder that is swapped to", remove("."), "output_failed", "was removed", NVME),
+    Fault(
+        "output disk full while steps are written",
+        lambda scene: scene.fill(scene.run_folder),
+        "output_failed",
+        "No space left on device",
+        disk="output",
+        mebibytes=64,
+    ),
+    Fault(
+        "output disk full while a checkpoint is written",
+        lambda scene: scene.fill(scene.run_folder, but=1 << 20),
+        "output_failed",
+        "No space left on device",
+        flags={"checkpoint_every": 40},
+        disk="output",
+        mebibytes=64,
+    ),
+    Fault(
+        "output disk full while the record is written",
+        lambda scene: scene.fill(scene.run_folder),
+        "output_failed",
+        "No space left on device",
+        flags={"max_steps": 8, "num_eval_examples": 256},
+        when=lambda scene: scene.steps() >= 8,
+        disk="output",
+        mebibytes=64,
+    ),
+    Fault(
+        "swap disk full at start",
+        lambda scene: None,
+        "offload_failed",
+        "swap",
+        NVME,
+        when=swaps,
+        disk="swap",
+        mebibytes=3,
+    ),
+    Fault(
+        "swap disk full in mid-run",
+        lambda scene: scene.fill(scene.run_folder / "swap"),
+        "offload_failed",
+        "swap",
+        NVME,
+        when=swaps,
+        disk="swap",
+        mebibytes=512,
+    ),
+    Fault("swap folder removed", remove("swap"), "offload_failed", "swap", NVME),
+]
+
+
+@click.command(help=__doc__.splitlines()[0])
+@click.option("--only", default="", metavar="TEXT", help="only faults whose name contains this")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
+def main(only: str, output: Path | None) -> None:
+    pairs.share_cores(num_processes=2)
+    rows: list[dict[str, Any]] = json.loads(output.read_text())["faults"] if output and output.exists() else []
+    done = {(row["fault"], row["strategy"]) for row in rows}
+    for fault in FAULTS:
+        if only in f"{fault.name} ({fault.strategy})" and (fault.name, fault.strategy) not in done:
+            with tempfile.TemporaryDirectory(prefix="zero-study-faults-") as scratch:
+                rows.append(try_fault(fault, Path(scratch)))
+            print(shown(rows[-1]), flush=True)
+            if output:
+                files.write_json(output, {**header("faults", "python tests/soak/faults.py"), "faults": rows})
+    sys.exit(not all(row["not_injected"] or row["as_expected"] for row in rows))
+
+
+def try_fault(fault: Fault, scratch: Path) -> dict[str, Any]:
+    row = {"fault": fault.name, "strategy": fault.strategy, "not_injected": None}
+    flags = {**SMALL, "max_steps": 1500, **fault.flags}
+    flags = {"size": "mini", **flags} if fault.strategy == NVME else flags  # of a smaller model nothing is swapped
+    study, folder = scratch / "faults.yaml", scratch / "runs"
+    parts = [{"flags": flags, "strategies": [fault.strategy], "label": "fault"}, NEXT]
+    study.write_text(yaml.safe_dump({"question": "What is left?", "parts": parts}))
+    words = [sys.executable, "-m", "study", "run", str(study), "--runs-dir", str(folder), "--timeout", "300"]
+    planned = subprocess.run([*words[:3], "plan", *words[4:]], capture_output=True, text=True, check=True).stdout
+    run_id = next(word for word in planned.split() if fault.strategy in word and word != fault.strategy)
+    run_folder = folder / study.stem / run_id
+    small = {"output": run_folder, "swap": run_folder / "swap"}.get(fault.disk)
+    if small and (error := mount(small, fault.mebibytes)):
+        return {**row, "not_injected": error}
+    log = scratch / "log"
+    try:
+        with open(log, "wb") as said:
+            runner = subprocess.Popen(words, stdout=said, stderr=said)
+        scene = Scene(run_folder, runner)
+        seen = json.dumps(watch(fault, scene, log, words))
+        return {**row, **json.loads(seen.replace(f"{scratch}/", ""))}
+    finally:
+        if runner.poll() is None:
+            kill_everything(scene)
+        if small:
+            subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def mount(folder: Path, mebibytes: int) -> str | None:
+    """Put a small disk on a folder; say why not, where that is not permitted."""
+    folder.mkdir(parents=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return f"not injected: {done.stderr.strip()}" if done.returncode else None
+
+
+def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, Any]:
+    """Inject a fault once its moment has come, and say what came of it."""
+    wait(lambda: fault.when(scene) or scene.runner.poll() is not None)
+    if scene.runner.poll() is not None:
+        raise SystemExit(f"{fault.name}: ended before: {log.read_text(errors='replace')[-2000:]}")
+    at_step = scene.steps()
+    fault.inject(scene)
+    began = time.monotonic()
+    if fault.runner_ends:
+        left = left_in(scene.run_folder)
+        with open(log, "ab") as said:
+            status = subprocess.run(words, stdout=said, stderr=said, timeout=WAIT_SECONDS).returncode
+        seconds, in_swap = time.monotonic() - began, swapped(scene.run_folder)
+        return {
+            "at_step": at_step,
+            "status": "ok" if status == 0 else f"exit status {status}",
+            "message": "nothing, of a runner that is no more; the same command once more did both runs",
+            "seconds": round(seconds, 1),
+            "record": None,
+            "left": left,
+            "left_to_swap": in_swap,
+            "next_run": "ok" if status == 0 else "did not run",
+            "traceback_of_ours": "Traceback" in log.read_text(errors="replace"),
+            "as_expected": status == 0 and not in_swap,
+        }
+    head = f"[1/2] {scene.run_folder.name}: "
+    outcomes = ("ok", "killed", "crashed", "stalled", "failed", "output_failed", "offload_failed", "misconfigured")
+
+    def line() -> str | None:
+        lines = log.read_text(errors="replace").splitlines()
+        return next((one for one in lines if one.startswith(tuple(f"{head}{name}, " for name in outcomes))), None)
+
+    wait(lambda: line() is not None or scene.runner.poll() is not None)
+    seconds = time.monotonic() - began
+    left, in_swap = left_in(scene.run_folder), swapped(scene.run_folder)
+    if scene.filler:
+        scene.filler.unlink(missing_ok=True)
+    said = line() or log.read_text(errors="replace").strip().splitlines()[-1]
+    record = None
+    if (scene.run_folder / "record.json").exists():
+        read = schema.read(scene.run_folder)
+        record = {"status": read.status, "error": read.failure.error if read.failure else None}
+    wait(lambda: scene.runner.poll() is not None)
+    whole = log.read_text(errors="replace")
+    next_ok = any(one.startswith("[2/2] ") and ": ok, " in one for one in whole.splitlines())
+    status, _, message = re.sub(r" \([^()]+\); about .* left$", "", said.removeprefix(head)).partition(", ")
+    agrees = record is None or record["status"] == status or (record["status"], status) in AGREE
+    return {
+        "at_step": at_step,
+        "status": status,
+        "message": message,
+        "seconds": round(seconds, 1),
+        "record": record,
+        "left": left,
+        "left_to_swap": in_swap,
+        "next_run": "ok" if next_ok else "did not run",
+        "traceback_of_ours": "Traceback" in whole,
+        "as_expected": status == fault.expected and fault.words in message and agrees and next_ok and not in_swap,
+    }
+
+
+# A record's word, and the outcome's, where they are not the same and yet agree.
+AGREE = {("interrupted", "crashed"), ("failed", "crashed"), ("failed", "offload_failed")}
+
+
+def wait(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted({*os.listdir(folder)} - {"filler"}) if folder.exists() else []
+
+
+def swapped(run_folder: Path) -> list[str]:
+    swap = run_folder / "swap"
+    return sorted(str(path.relative_to(swap)) for path in swap.rglob("*") if path.is_file() and path.name != "filler")
+
+
+def shown(row: dict[str, Any]) -> str:
+    head = f"{row['fault']} ({row['strategy']})"
+    return f"{head}: {row['not_injected'] or {name: row[name] for name in row if name not in ('fault', 'strategy')}}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""How near is a run that goes on with other ranks, or under another strategy, to one that had them all along?
+
+    python tests/soak/other_ranks.py [--only zero3] [--output FILE]
+
+Of each case three runs of the same training, without dropout: one that writes checkpoints; one with the ranks and the
+strategy of the other, undisturbed; and one that goes on from the first's checkpoint with those of the second. Largest
+relative differences of loss and gradient norm over the steps that it took itself; or the line that refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from study import files
+from study.benchmarks import pairs
+from study.records import schema
+from study.records.results import header
+from study.run import as_words
+
+FLAGS: dict[str, Any] = {
+    "max_steps": 14,
+    "checkpoint_every": 5,
+    "keep": 9,
+    "dropout": 0,
+    "global_batch_size": 8,
+    "num_train_examples": 56,
+    "num_eval_examples": 8,
+    "sequence_length": 32,
+    "learning_rate": 1e-3,
+}
+FROM_STEP = 5
+CASES = [  # strategy and processes of the first, strategy and processes of the second
+    ("single", 1, "ddp", 2),
+    ("ddp", 2, "ddp", 1),
+    ("ddp", 2, "ddp", 4),
+    ("fsdp2", 2, "fsdp2", 1),
+    ("fsdp2", 2, "fsdp2", 4),
+    ("fsdp2", 2, "fsdp2_no_reshard", 2),
+    ("zero0", 2, "zero0", 1),
+    ("zero1", 2, "zero2", 2),
+    ("zero2", 2, "zero2", 1),
+    ("zero2", 2, "zero2", 4),
+    ("zero2_cpu_offload", 2, "zero2_cpu_offload", 1),
+    ("zero3", 2, "zero3", 1),
+    ("zero3", 2, "zero3", 4),
+    ("zero3_cpu_offload", 2, "zero3_cpu_offload", 1),
+    ("zero2", 2, "zero3", 2),
+    ("zero3", 2, "zero2", 2),
+    ("zero2", 2, "zero2_cpu_offload", 2),
+    ("ddp", 2, "zero2", 2),
+    ("fsdp2", 2, "ddp", 2),
+]
+
+
+@click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
+@click.option("--only", default="", metavar="TEXT", help="only strategies whose name contains this")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
+def main(only: str, output: Path | None) -> None:
+    pairs.share_cores(num_processes=2)
+    done: list[dict[str, Any]] = json.loads(output.read_text())["cases"] if output and output.exists() else []
+    with tempfile.TemporaryDirectory(prefix="zero-study-ranks-") as folder:
+        for case in CASES:
+            is_done = any((*each["from"], *each["to"]) == case for each in done)
+            if only in case[0] and not is_done:
+                done.append(try_case(*case, Path(folder)))
+                if output:
+                    command = "python tests/soak/other_ranks.py"
+                    files.write_json(output, {**header("other ranks", command), "cases": done})
+
+
+def try_case(first: str, first_ranks: int, second: str, second_ranks: int, folder: Path) -> dict[str, Any]:
+    checkpoint = run(first, first_ranks, folder) / f"checkpoints/step-{FROM_STEP:08d}"
+    own = run(second, second_ranks, folder)
+    target = folder / f"{first}-{first_ranks}-to-{second}-{second_ranks}"
+    refused = launch(second, second_ranks, target, resume=checkpoint)
+    case: dict[str, Any] = {"from": [first, first_ranks], "to": [second, second_ranks], "refused": refused}
+    if refused is None:
+        pairs_of_steps = list(zip(schema.read_steps(target), schema.read_steps(own), strict=True))[FROM_STEP:]
+        for name in ("loss", "grad_norm"):
+            case[name] = max(abs(mine[name] - theirs[name]) / abs(theirs[name]) for mine, theirs in pairs_of_steps)
+    else:
+        case["refused"] = refused.partition(": ")[2].partition(": ")[2]  # without the folder
+    print(json.dumps(case), flush=True)
+    return case
+
+
+def run(strategy: str, ranks: int, folder: Path) -> Path:
+    """The folder of a run with checkpoints, which is started once."""
+    target = folder / f"{strategy}-{ranks}"
+    if not target.exists() and (refused := launch(strategy, ranks, target)):
+        raise SystemExit(refused)
+    return target
+
+
+def launch(strategy: str, ranks: int, target: Path, **flags: Any) -> str | None:
+    """Run to the end; return the line that refuses it, None where it is ok."""
+    words = as_words({**FLAGS, **flags, "output_dir": target})
+    command = [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", str(ranks)]
+    done = subprocess.run([*command, *words], capture_output=True, text=True)
+    if done.returncode == 2:
+        return done.stderr.strip().splitlines()[-1]
+    if done.returncode:
+        raise SystemExit(f"{strategy} x{ranks}: status {done.returncode}\n{done.stdout[-800:]}\n{done.stderr[-800:]}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Is a run that was killed and taken up again the run that nobody killed? Bit by bit, under every strategy.
+
+    python tests/soak/resume.py [--kills 3] [--seed 0] [--only zero3] [--output FILE]
+
+Of each strategy and workload one run undisturbed, whose model is exported; then as many with SIGKILL to the launcher
+and all its ranks at a random step, and of each three one while a checkpoint is being written; each is taken up by the
+same command. Exit status 1 where a loss, a gradient norm, an evaluation or the final weights differ in one bit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from study import files
+from study.benchmarks import pairs
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight import checks
+from study.records import schema
+from study.records.results import header
+from study.run import Run, make_run
+from study.running import launch
+from study.strategy import file
+
+FLAGS: dict[str, Any] = {
+    "max_steps": 24,
+    "checkpoint_every": 5,
+    "eval_every": 8,
+    "global_batch_size": 8,
+    "num_train_examples": 56,  # so that steps lie in the middle of an epoch
+    "num_eval_examples": 8,
+    "sequence_length": 32,
+    "learning_rate": 1e-3,
+}
+# In fp32 every strategy, in bf16 one of each way to keep masters.
+CASES = [(name, workload, "fp32") for name in file.names() for workload in ("bert-imdb", "gpt-wikitext")]
+CASES += [(name, "bert-imdb", "bf16") for name in ("zero1", "zero2_cpu_offload", "zero3", "fsdp2")]
+WAIT_SECONDS = 600
+
+
+@click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
+@click.option("--kills", type=click.IntRange(min=1), default=3, help="of each strategy and workload")
+@click.option("--seed", type=int, default=0, help="of the random moments")
+@click.option("--only", default="", metavar="TEXT", help="only strategies whose name contains this")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
+def main(kills: int, seed: int, only: str, output: Path | None) -> None:
+    pairs.share_cores(num_processes=2)
+    done: list[dict[str, Any]] = []
+    if output and output.exists():
+        done = json.loads(output.read_text())["cases"]
+    for name, workload, precision in CASES:
+        names = {"strategy": name, "workload": workload, "precision": precision}
+        if only not in name or any(names.items() <= case.items() for case in done):
+            continue
+        draw = random.Random(f"{seed} {name} {workload} {precision}")
+        with tempfile.TemporaryDirectory(prefix="zero-study-resume-") as folder:
+            case = {**names, **try_case(name, workload, precision, kills, draw, Path(folder))}
+        done.append(case)
+        print(shown(case), flush=True)
+        if output:
+            command = f"python tests/soak/resume.py --kills {kills} --seed {seed}"
+            files.write_json(output, {**header("resume", command), "cases": done})
+    sys.exit(not all(case["skipped"] or all(kill["identical"] for kill in case["kills"]) for case in done))
+
+
+def try_case(
+    strategy: str, workload: str, precision: str, kills: int, draw: random.Random, folder: Path
+) -> dict[str, Any]:
+    """Run one strategy undisturbed and killed; say of each kill what came of it."""
+    flags = dict(FLAGS, workload=workload, precision=precision)
+    chosen = file.read_by_name(strategy)
+    if chosen.offloads_to_nvme:
+        flags["size"] = "mini"  # of a smaller model nothing is swapped
+    processes = chosen.fixed_processes or 2
+    if processes < 4:
+        flags["micro_batch_size"] = 2  # and so accumulation
+    run = make_run(build_config(**flags, output_dir=folder / "undisturbed"), chosen, processes)
+    case: dict[str, Any] = {"num_processes": processes, "skipped": None, "kills": []}
+    try:
+        checks.check(run)
+    except Refusal as refusal:
+        return {**case, "skipped": str(refusal)}
+    expected = finish(run, flags, folder / "undisturbed")
+    case["exported"] = export(folder / "undisturbed")
+    for number in range(kills):
+        while_writing = number % 3 == 2
+        case["kills"].append(kill_and_resume(run, flags, folder / str(number), draw, while_writing, expected))
+    return case
+
+
+def kill_and_resume(
+    run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, while_writing: bool, expected: dict[str, Any]
+) -> dict[str, Any]:
+    """Start a run, kill it at a random moment, take it up again, and hold it against the undisturbed one."""
+    while not kill(run, flags, folder, draw, while_writing):  # the run was quicker
+        shutil.rmtree(folder)
+    unfinished = bool(list(folder.glob("checkpoints/*.part")))
+    killed_at = steps_done(folder)
+    result = finish(run, flags, folder)
+    differing = [name for name, value in expected.items() if name != "resumed_at" and result[name] != value]
+    return {
+        "while_writing": while_writing,
+        "left_an_unfinished_checkpoint": unfinished,
+        "killed_after_step": killed_at,
+        "resumed_after_step": max(result["resumed_at"], default=0),
+        "identical": not differing,
+        "differing": differing,
+        "left": sorted(path.name for path in folder.glob("checkpoints/*.part")),
+    }
+
+
+def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, while_writing: bool) -> bool:
+    """Start a run and kill it, launcher and ranks, at a random moment; say whether it was still there."""
+    every, last = flags["checkpoint_every"], flags["max_steps"]
+    at = draw.choice(range(every, last, every)) if while_writing else draw.randrange(1, last - 1)
+    process = start(run, flags, folder)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if while_writing and list(folder.glob(f"checkpoints/step-{at:08d}.part/*")):
+            time.sleep(draw.random() * 0.05)
+            break
+        if not while_writing and steps_done(folder) >= at:
+            break
+        time.sleep(0.002)
+    if process.poll() is not None:
+        _, errors = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-800:]}")
+        return False
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        member.kill()
+    psutil.wait_procs(family, timeout=30)
+    process.communicate()
+    return not (folder / "record.json").exists()
+
+
+def export(folder: Path) -> dict[str, float | int]:
+    """Export a run's model with its command; return its loss on the held-out examples, and the run's own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "study", "export", str(folder)], capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
+    if done.returncode:
+        raise SystemExit(f"export: status {done.returncode}: {done.stderr[-500:]}")
+    return {
+        "loss": float(done.stdout.split("held-out examples ")[1].split(",")[0]),
+        "own_loss": schema.read(folder).evaluation[-1]["loss"],
+    }
+
+
+def start(run: Run, flags: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+    """Start `accelerate launch` with a run's flags, to begin it or to take it up."""
+    asked = make_run(build_config(**flags, output_dir=folder), run.strategy, run.world_size)
+    return subprocess.Popen(launch.command(asked), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run to the end, and return all that must be equal."""
+    process = start(run, flags, folder)
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-500:]}")
+    record = schema.read(folder)
+    steps = schema.read_steps(folder)
+    return {
+        "losses": [step["loss"] for step in steps],
+        "gradient_norms": [step["grad_norm"] for step in steps],
+        "evaluation": record.evaluation,
+        "final_parameters": record.final_parameters.sha256,
+        "collectives": [collective.model_dump() for collective in record.collectives_per_step],
+        "tokens": record.tokens,
+        "resumed_at": record.resumed_at,
+    }
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def shown(case: dict[str, Any]) -> str:
+    head = f"{case['strategy']} {case['workload']} {case['precision']} x{case['num_processes']}"
+    if case["skipped"]:
+        return f"{head}: skipped, {case['skipped']}"
+    kills = []
+    for kill in case["kills"]:
+        what = "in a checkpoint" if kill["left_an_unfinished_checkpoint"] else f"after {kill['killed_after_step']}"
+        became = "identical" if kill["identical"] else f"DIFFERS in {', '.join(kill['differing'])}"
+        kills.append(f"{what}, from {kill['resumed_after_step']}: {became}")
+    off = abs(case["exported"]["loss"] - case["exported"]["own_loss"])
+    return f"{head}: {'; '.join(kills)}; exported: loss {off:.1e} off"
+
+
+if __name__ == "__main__":
+    main()

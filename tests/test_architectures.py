@@ -1,0 +1,348 @@
+"""Is every class of transformers that is counted built as counted: its parameters in their order, and its FLOPs?"""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig
+
+from study import cli
+from study.theory import communication, flops, hardware, shapes, step_time
+from study.theory.case import Engine, Job
+from study.theory.communication.unsharded import buffer_bytes
+from study.theory.shapes import model_types
+from study.training.weights import parameter_groups
+
+LENGTH = 16
+# Widths that differ from each other, so that no two parameters could be exchanged unseen.
+WIDTHS = {
+    "hidden_size": 24, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 40,
+    "max_position_embeddings": 32, "vocab_size": 101,
+}  # fmt: skip
+GROUPED = {**WIDTHS, "num_key_value_heads": 2}
+GPT = {"n_embd": 24, "n_layer": 6, "n_head": 4, "n_positions": 32, "n_inner": 40, "vocab_size": 101}
+SMALL = {
+    "bert": WIDTHS,
+    "gpt2": GPT,
+    "gpt_neo": {
+        "hidden_size": 24, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+        "intermediate_size": 40, "max_position_embeddings": 32, "vocab_size": 101,
+    },
+    "gptj": {**GPT, "rotary_dim": 4},
+    "gpt_neox": {**WIDTHS, "hidden_size": 32},  # heads of 8, of which a quarter is rotated
+    "opt": {key.replace("intermediate_size", "ffn_dim"): value for key, value in WIDTHS.items()},
+    "llama": GROUPED,
+    "mistral": {**GROUPED, "head_dim": 8},
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 8},
+    "gemma2": {**GROUPED, "head_dim": 8},
+    "gemma3_text": {**GROUPED, "head_dim": 8},
+    "mixtral": {**GROUPED, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {**GROUPED, "head_dim": 8, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
+}  # fmt: skip
+CLASSES = [(model_type, name) for model_type, known in model_types.MODEL_TYPES.items() for name in known.classes]
+
+
+def config_of(model_type: str, **settings):
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}  # the default ones lie outside so few words
+    return AutoConfig.for_model(model_type, **{**SMALL[model_type], **tokens, **settings})
+
+
+def shape_of(config, name: str) -> shapes.ModelShape:
+    return shapes.from_config({**config.to_dict(), "architectures": [name]}, name)
+
+
+def sizes_of(model: torch.nn.Module) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(p.numel() for p in group["params"]) for group in parameter_groups(model, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("labels", [2, 5])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("model_type", "name"), CLASSES)
+def test_parameters_of_every_class_are_counted_in_their_order(model_type, name, tied, labels):
+    config = config_of(model_type, tie_word_embeddings=tied, num_labels=labels)
+    with torch.device("meta"):
+        model = getattr(transformers, name)(config)
+    shape = shape_of(config, name)
+    assert shape.parameters.groups == sizes_of(model)
+    assert shape.num_params == model.num_parameters()
+    if model_type != "gptj":  # whose 64 rotated dimensions are no setting here
+        assert buffer_bytes(shape) == sum(b.numel() * b.element_size() for b in model.buffers())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("model_type", "name"), CLASSES)
+def test_every_parameter_of_every_class_is_sent(model_type, name, tied):
+    """By stage 3, which goes from module to module, forward and backward; and by DDP, in the order of gradients."""
+    shape = shape_of(config_of(model_type, tie_word_embeddings=tied), name)
+    sizes = {"reduce_bucket_size": 10**6, "prefetch_bucket_size": 10**6}  # and nothing is held on to
+    stage_3 = Engine("deepspeed", 3, 2, "fp32", 4, **sizes)
+    sent = {c.kind: c.bytes for c in communication.collectives(stage_3, shape, Job(1, 4))}
+    padded = sum(n + n % 2 for group in shape.parameters.groups for n in group)
+    again = shape.vocabulary * shape.hidden if shape.has_tied_head else 0
+    assert sent["reduce_scatter"] == 4 * padded
+    assert sent["all_gather"] == 4 * 2 * (padded + again)
+    ddp = Engine("ddp", 0, 2, "fp32", 4)
+    assert {c.kind: c.bytes for c in communication.collectives(ddp, shape, Job(1, 4))}["all_reduce"] == 4 * (
+        shape.num_params
+    )
+
+
+@pytest.mark.parametrize(("model_type", "name"), CLASSES)
+def test_flops_of_every_class_are_those_that_pytorch_counts(model_type, name):
+    """Of a mixture of experts: of those that a token is sent to, whichever they are."""
+    config = config_of(model_type, attn_implementation="eager", use_cache=False)
+    config._experts_implementation = "eager"  # the counter has no formula for a grouped product
+    model = getattr(transformers, name)(config)
+    with FlopCounterMode(display=False) as counter:
+        found = model(input_ids=torch.arange(LENGTH)[None] + 2)
+        # Of BertModel that is the pooler's, which reads one token.
+        found = next(
+            found[key] for key in ("logits", "start_logits", "pooler_output", "last_hidden_state") if key in found
+        )
+        found.sum().backward()
+    shape = shape_of(config, name)
+    assert flops.model_flops_per_sequence(shape, LENGTH) == counter.get_total_flops()
+
+
+# The sizes of the config.json that the hub has under these ids. Of Llama, Qwen3, Mixtral, Gemma 3 and Pythia as
+# github.com/Lightning-AI/litgpt quotes them (litgpt/config.py, commit 26857050); of OPT by arXiv:2205.01068, table 1;
+# GPT-NeoX-20B has the defaults of its class. What is to come out is asked of transformers itself.
+LLAMA_3 = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
+    "max_position_embeddings": 131072, "num_key_value_heads": 8, "rope_theta": 500000.0,
+}  # fmt: skip
+SCALING = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+QWEN_3 = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "head_dim": 128,
+    "num_key_value_heads": 8, "max_position_embeddings": 40960, "use_sliding_window": False, "sliding_window": None,
+}  # fmt: skip
+QWEN_3_MOE = {
+    **QWEN_3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4,
+    "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_key_value_heads": 8, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "sliding_window": None,
+}  # fmt: skip
+GEMMA_3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256}
+NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.25}
+OPT = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 50272, "do_layer_norm_before": True}
+
+
+def sized(shared: dict, layers: int, hidden: int, heads: int, feed_forward: int, **own) -> dict:
+    key = {"opt": "ffn_dim", "qwen3_moe": "moe_intermediate_size"}.get(shared["model_type"], "intermediate_size")
+    widths = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, key: feed_forward}
+    return {**shared, **widths, **own}
+
+
+PUBLISHED = {
+    "google-bert/bert-base-uncased": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+    "meta-llama/Llama-3.1-8B": sized(LLAMA_3, 32, 4096, 32, 14336, rope_scaling=SCALING),
+    "meta-llama/Llama-3.1-8B, saved by transformers 5": sized(
+        {key: value for key, value in LLAMA_3.items() if key != "rope_theta"}, 32, 4096, 32, 14336,
+        rope_parameters={**SCALING, "rope_theta": 500000.0},
+    ),
+    "meta-llama/Llama-3.1-405B": sized(LLAMA_3, 126, 16384, 128, 53248, rope_scaling=SCALING),
+    "meta-llama/Llama-3.2-1B": sized(
+        LLAMA_3, 16, 2048, 32, 8192, head_dim=64, tie_word_embeddings=True, rope_scaling={**SCALING, "factor": 32.0}
+    ),
+    "meta-llama/Llama-3.2-3B": sized(
+        LLAMA_3, 28, 3072, 24, 8192, head_dim=128, tie_word_embeddings=True, rope_scaling={**SCALING, "factor": 32.0}
+    ),
+    "meta-llama/Llama-3.3-70B-Instruct": sized(LLAMA_3, 80, 8192, 64, 28672, rope_scaling=SCALING),
+    "Qwen/Qwen3-0.6B": sized(QWEN_3, 28, 1024, 16, 3072, tie_word_embeddings=True),
+    "Qwen/Qwen3-8B": sized(QWEN_3, 36, 4096, 32, 12288, tie_word_embeddings=False),
+    "Qwen/Qwen3-32B": sized(QWEN_3, 64, 5120, 64, 25600, tie_word_embeddings=False),
+    "Qwen/Qwen3-30B-A3B": sized(QWEN_3_MOE, 48, 2048, 32, 768),
+    "Qwen/Qwen3-235B-A22B": sized(QWEN_3_MOE, 94, 4096, 64, 1536),
+    "mistralai/Mixtral-8x7B-v0.1": sized(MIXTRAL, 32, 4096, 32, 14336, vocab_size=32000, max_position_embeddings=32768),
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": sized(
+        MIXTRAL, 56, 6144, 48, 16384, vocab_size=32768, max_position_embeddings=65536
+    ),
+    "google/gemma-3-1b-it": sized(
+        GEMMA_3, 26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262144, sliding_window=512
+    ),
+    "google/gemma-3-4b-it, its text_config": sized(
+        GEMMA_3, 34, 2560, 8, 10240, num_key_value_heads=4, vocab_size=262208, sliding_window=1024,
+        rope_scaling={"factor": 8.0, "rope_type": "linear"},
+    ),
+    "EleutherAI/gpt-neox-20b": sized(NEOX, 44, 6144, 64, 24576, vocab_size=50432),
+    "EleutherAI/pythia-160m": sized(NEOX, 12, 768, 12, 3072, vocab_size=50304),
+    "EleutherAI/pythia-6.9b": sized(NEOX, 32, 4096, 32, 16384, vocab_size=50432),
+    "facebook/opt-125m": sized(OPT, 12, 768, 12, 3072),
+    "facebook/opt-6.7b": sized(OPT, 32, 4096, 32, 16384),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [None, True, False])
+@pytest.mark.parametrize("hub_id", PUBLISHED)
+def test_published_models_have_the_parameters_that_transformers_builds(hub_id, tied):
+    content = PUBLISHED[hub_id] if tied is None else {**PUBLISHED[hub_id], "tie_word_embeddings": tied}
+    settings = {key: value for key, value in content.items() if key not in ("model_type", "architectures")}
+    config = AutoConfig.for_model(content["model_type"], **settings)
+    with torch.device("meta"):
+        model = getattr(transformers, content["architectures"][0])(config)
+    shape = shapes.from_config(content, hub_id)
+    assert shape.num_params == model.num_parameters()
+    assert shape.parameters.groups == sizes_of(model)
+    # And as transformers would write the same file today.
+    assert shapes.from_config({**config.to_dict(), "architectures": content["architectures"]}, hub_id) == shape
+
+
+def test_the_issues_masked_bert():
+    """The two-class head would make it 109,483,778; untied it has words and their biases twice."""
+    content = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "tie_word_embeddings": False}
+    assert shapes.from_config(content, "x").num_params == 132_985_716
+    assert shapes.from_config({**content, "tie_word_embeddings": True}, "x").num_params == 109_514_298
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "total", "active"),
+    [  # of which their model cards say 47B and 13B, 30.5B and 3.3B, 235B and 22B
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704, 12_879_925_248),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624, 3_353_032_704),
+        ("Qwen/Qwen3-235B-A22B", 235_093_634_560, 22_190_763_520),
+    ],
+)
+def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
+    shape = shapes.from_config(PUBLISHED[hub_id], hub_id)
+    assert (shape.num_params, shape.active_params) == (total, active)
+
+
+def test_a_dense_model_meets_all_of_its_parameters():
+    assert all(shape.active_params == shape.num_params for shape in shapes.KNOWN.values())
+
+
+# ---------------------------------------------------------------- what the answer says
+
+
+def told(tmp_path, capsys, content: dict, *arguments: str):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content))
+    case = ["advise", "--model", str(path), "--gpu", "h100-sxm", "--gpus", "8"]
+    cli.run([*case, *arguments])
+    text = capsys.readouterr().out
+    cli.run([*case, "--json", *arguments])
+    return text, json.loads(capsys.readouterr().out)
+
+
+def test_what_is_ignored_is_said(tmp_path, capsys):
+    quantised = {
+        **PUBLISHED["meta-llama/Llama-3.1-8B"],
+        "quantization_config": {"quant_method": "awq", "bits": 4},
+        "sliding_window": 4096,
+    }
+    text, found = told(tmp_path, capsys, quantised)
+    assert found["num_params"] == 8_030_261_248
+    assert found["notes"] == [
+        "its quantization_config (awq) is ignored: quantised weights are not trained in 16 bits, and what is counted "
+        "here is the model without quantisation",
+        "its sliding_window of 4,096 tokens is ignored: attention is counted over the whole sequence",
+    ]
+    assert all(f"Note: {note}." in text for note in found["notes"])
+
+
+def test_a_window_that_is_switched_off_is_not_ignored():
+    content = {**PUBLISHED["Qwen/Qwen3-8B"], "sliding_window": 4096}
+    assert not shapes.from_config(content, "x").notes
+    assert shapes.from_config({**content, "use_sliding_window": True}, "x").notes
+
+
+def test_what_a_mixture_is_taken_for_is_said(tmp_path, capsys):
+    text, found = told(tmp_path, capsys, PUBLISHED["Qwen/Qwen3-30B-A3B"], "--strategy", "zero3")
+    assert "30,532,122,624 parameters, of which a token meets 3,353,032,704" in text
+    assert (found["num_params"], found["num_active_params"]) == (30_532_122_624, 3_353_032_704)
+    assert "a guess" in found["notes"][0]
+
+
+def test_a_mixtures_times_have_the_wide_interval():
+    """No published row is of one."""
+    box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 8)
+    engine, job = Engine("fsdp", 3, 8, "bf16", 4), Job(64, 1024, kernels="fused")  # of fewer tokens weights count most
+    dense, mixture = (
+        step_time.seconds(shapes.from_config(PUBLISHED[hub_id], hub_id), engine, job, box)
+        for hub_id in ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B")
+    )
+    assert (dense.spread, mixture.spread) == (step_time.FITTED_SPREAD, step_time.OTHER_SPREAD)
+    assert mixture.forward < dense.forward  # by the active parameters
+
+
+def test_the_head_is_said(tmp_path, capsys):
+    content = {**PUBLISHED["Qwen/Qwen3-0.6B"], "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 3}
+    text, found = told(tmp_path, capsys, content)
+    assert (found["head"], found["num_labels"]) == ("sequence classes", 3)
+    assert "; 3 sequence classes;" in text
+    _, found = told(tmp_path, capsys, {"model_type": "bert", "architectures": ["BertForMaskedLM"]})
+    assert (found["head"], found["num_labels"]) == ("tokens", None)
+    _, found = told(tmp_path, capsys, {"model_type": "bert"})
+    assert found["notes"] == ["it names no architectures: counted as BertForSequenceClassification"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"model_type": "t5"}, r"model_type 't5' is an encoder and a decoder"),
+        ({"model_type": "modernbert"}, r"model_type 'modernbert' is an encoder whose blocks differ"),
+        ({"model_type": "gemma3", "text_config": {}}, r"model_type 'gemma3' is text and images in one model"),
+        ({"model_type": "falcon"}, r"model_type 'falcon'; give a config.json of bert, "),
+        ({"model_type": "bert", "architectures": ["BertForPreTraining"]}, r"'BertForPreTraining'\], which is not"),
+        ({"model_type": "llama", "architectures": ["LlamaForQuestionAnswering"]}, "give one of LlamaForCausalLM, "),
+        ({"model_type": "llama", "architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
+        ({"model_type": "llama", "architectures": ["LlamaModel", "LlamaForCausalLM"]}, "architectures is "),
+        ({"model_type": "llama", "architectures": [{}]}, "architectures is "),
+        ({"model_type": "llama", "num_labels": 0}, "num_labels is 0"),
+        ({"model_type": "llama", "id2label": ["a"]}, "id2label is "),
+        ({"model_type": "llama", "id2label": {"0": "a"}, "num_labels": 2}, "num_labels is 2, id2label names 1"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim is 512, .* only 768 is"),  # opt-350m
+        ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before is False"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_local_experts 8"),
+        ({"model_type": "mixtral", "num_local_experts": None}, "num_local_experts is None"),
+        ({"model_type": "gpt_neox", "attention_bias": False}, "attention_bias is False"),
+    ],
+)
+def test_what_is_not_counted_is_refused_by_name_in_one_line(content, says):
+    with pytest.raises(ValueError, match=says) as refused:
+        shapes.from_config(content, "some/config.json")
+    assert str(refused.value).startswith("some/config.json: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_with_anything_in_it_is_read_or_refused_in_one_line():
+    """Of 3,000 files with a few values that do not belong there none ends otherwise, nor with nothing to count."""
+    random = Random(14)
+    wrong = [None, True, False, 0, -1, 1, 3, 10**30, 0.5, float("nan"), "", "x\ny", [], [1], {}, {"a": {}}, [[]], "24"]
+    keys = {key for known in model_types.MODEL_TYPES.values() for key in known.keys.values()}
+    others = ["architectures", "num_labels", "id2label", "quantization_config", "sliding_window", "rope_scaling"]
+    keys |= {
+        *others,
+        *model_types.COUNTED,
+        "model_type",
+        "mlp_only_layers",
+        "word_embed_proj_dim",
+        "use_sliding_window",
+    }
+    refused = []
+    for content in random.choices([*PUBLISHED.values()], k=3000):
+        changed = {key: random.choice(wrong) for key in random.sample(sorted(keys), random.randint(1, 3))}
+        try:
+            shape = shapes.from_config({**content, **changed}, "x")
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        assert shape.num_params >= shape.active_params > 0
+        assert not any("\n" in note for note in shape.notes)
+    assert 1000 < len(refused) < 3000
+    assert all(re.fullmatch(r"x: .+", said) for said in refused)

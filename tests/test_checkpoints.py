@@ -1,0 +1,376 @@
+"""A run that was cut off goes on as if it had not been; a checkpoint that is not whole, or not its own, is named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import launching
+import numpy as np
+import psutil
+import pytest
+from accelerate import Accelerator
+
+from study import files
+from study.config import build_config
+from study.errors import OutputFailed, Refusal
+from study.preflight import checks
+from study.records import schema
+from study.run import Run, make_run
+from study.strategy.file import read_by_name
+from study.training import manifest
+from study.training.checkpoints import Checkpoints
+from study.training.manifest import MANIFEST, Manifest
+
+# Beyond step 9, where DeepSpeed's Adam on the CPU has other powers of beta if it does not count its steps again.
+FLAGS = {
+    "max_steps": 14,
+    "checkpoint_every": 5,
+    "eval_every": 7,
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "num_train_examples": 56,
+    "num_eval_examples": 8,
+    "sequence_length": 32,
+    "learning_rate": 1e-3,
+}
+KILLED_AFTER = 11
+
+
+# ---------------------------------------------------------------- which checkpoint is taken
+
+
+def a_run(folder: Path, strategy: str = "single", **flags) -> Run:
+    return make_run(build_config(**{**FLAGS, **flags}, output_dir=folder), read_by_name(strategy), 1)
+
+
+def a_checkpoint(run: Run, step: int, content: bytes = b"weights") -> Path:
+    """A checkpoint as far as choosing one looks at it."""
+    folder = run.checkpoints_folder / f"step-{step:08d}"
+    (folder / "engine").mkdir(parents=True)
+    (folder / "engine/model").write_bytes(content)
+    written = Manifest(
+        run_id=run.run_id,
+        step=step,
+        engine="plain",
+        identity=manifest.identity_of(run),
+        files={"engine/model": (len(content), files.sha256(folder / "engine/model"))},
+    )
+    files.write_json(folder / MANIFEST, written.model_dump(mode="json"))
+    return folder
+
+
+def chosen(run: Run) -> str | None:
+    checkpoint = manifest.choose(run, Accelerator(cpu=True))
+    return checkpoint and checkpoint.folder.name
+
+
+def test_the_newest_is_taken(tmp_path):
+    run = a_run(tmp_path / "run")
+    assert chosen(run) is None
+    for step in (5, 10):
+        a_checkpoint(run, step)
+    assert chosen(run) == "step-00000010"
+
+
+def test_an_unfinished_one_is_removed(tmp_path):
+    run = a_run(tmp_path / "run")
+    a_checkpoint(run, 5)
+    (run.checkpoints_folder / "step-00000010.part").mkdir()
+    assert chosen(run) == "step-00000005"
+    assert [path.name for path in run.checkpoints_folder.iterdir()] == ["step-00000005"]
+
+
+def damage(folder: Path) -> None:
+    (folder / "engine/model").write_bytes(b"Weights")
+
+
+def shorten(folder: Path) -> None:
+    (folder / "engine/model").write_bytes(b"w")
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "engine/model").unlink()
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def cut_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:40])
+
+
+def add_a_file(folder: Path) -> None:
+    """A pickle that the engine would load beside the others."""
+    (folder / "engine/random_states_0.pkl").write_bytes(b"anything")
+
+
+def say_another_step(folder: Path) -> None:
+    content = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**content, "step": 3}))
+
+
+def another_schema(folder: Path) -> None:
+    content = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**content, "format_version": 2}))
+
+
+def link_a_folder(folder: Path) -> None:
+    (folder / "engine/more").symlink_to(folder.parent)
+
+
+def name_a_file_outside(folder: Path) -> None:
+    outside = folder.parent / "outside"
+    outside.write_bytes(b"")
+    content = json.loads((folder / MANIFEST).read_text())
+    content["files"]["../outside"] = (0, files.sha256(outside))
+    (folder / MANIFEST).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (damage, "damaged, engine/model is not the file that was written"),
+        (shorten, "damaged, engine/model"),
+        (lose_a_file, "damaged, engine/model"),
+        (lose_the_manifest, "has no manifest.json"),
+        (cut_the_manifest, "cannot be read as a checkpoint's manifest"),
+        (another_schema, "not of this version"),
+        (add_a_file, "damaged, engine/random_states_0.pkl is not one of the files that were written"),
+        (link_a_folder, "damaged, engine/more is not one of the files that were written"),
+        (name_a_file_outside, "damaged, ../outside is not the file that was written"),
+        (say_another_step, "its manifest.json is of step 3"),
+    ],
+)
+def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_path, capsys):
+    run = a_run(tmp_path / "run")
+    for step in (5, 10):
+        a_checkpoint(run, step)
+    harm(run.checkpoints_folder / "step-00000010")
+    assert chosen(run) == "step-00000005"
+    assert f"not taken: {run.checkpoints_folder}/step-00000010" in (said := capsys.readouterr().out)
+    assert named in said
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"learning_rate": 2e-3}, "its learning_rate is 0.001, this run's 0.002"),
+        ({"size": "mini"}, "its size is tiny, this run's mini"),
+        ({"seed": 1}, "its seed is 0, this run's 1"),
+        ({"max_steps": 15}, "its max_steps is 14, this run's 15"),
+        ({"strategy": "ddp"}, "its strategy is single, this run's ddp"),
+    ],
+)
+def test_a_foreign_one_is_named_and_not_taken(change, named, tmp_path, capsys):
+    a_checkpoint(a_run(tmp_path / "run"), 5)
+    assert chosen(a_run(tmp_path / "run", **change)) is None
+    assert f"a checkpoint of another run: {named}" in capsys.readouterr().out
+
+
+def test_one_of_another_device_is_not_taken_but_may_be_named(tmp_path, monkeypatch, capsys):
+    run = a_run(tmp_path / "run")
+    here = a_checkpoint(run, 5)
+    assert manifest.choose(run, Accelerator(cpu=True)).is_exact
+    monkeypatch.setattr(manifest.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(manifest.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert chosen(run) is None
+    assert "its device is cpu, this run's NVIDIA H200" in capsys.readouterr().out
+    assert not manifest.choose(a_run(tmp_path / "run", resume=str(here)), Accelerator(cpu=True)).is_exact
+
+
+def test_what_has_another_name_is_neither_taken_nor_counted(tmp_path):
+    run = a_run(tmp_path / "run")
+    for step in (5, 10):
+        a_checkpoint(run, step)
+    shutil.copytree(run.checkpoints_folder / "step-00000005", run.checkpoints_folder / "step-best")
+    assert chosen(run) == "step-00000010"
+    assert [path.name for path in manifest.in_order(run.checkpoints_folder)] == ["step-00000005", "step-00000010"]
+
+
+def test_steps_are_in_order_whatever_their_digits(tmp_path):
+    for name in ("step-100000000", "step-99999999"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in manifest.in_order(tmp_path)] == ["step-99999999", "step-100000000"]
+
+
+def test_what_was_not_taken_is_set_aside(tmp_path):
+    run = a_run(tmp_path / "run")
+    for step in (5, 10, 14):
+        a_checkpoint(run, step)
+    manifest.set_aside(run.checkpoints_folder, taken=5)
+    left = sorted(path.name for path in run.checkpoints_folder.iterdir())
+    assert left == ["not-taken-step-00000010", "not-taken-step-00000014", "step-00000005"]
+
+
+def test_a_path_of_the_last_step_is_refused(tmp_path):
+    last = a_checkpoint(a_run(tmp_path / "other"), 14)
+    with pytest.raises(Refusal, match=r"it is of step 14, after which this run has none of its own"):
+        chosen(a_run(tmp_path / "run", resume=str(last)))
+
+
+def test_one_that_another_run_wrote_is_not_taken(tmp_path, capsys):
+    a_checkpoint(a_run(tmp_path / "one"), 5)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert chosen(a_run(tmp_path / "two")) is None
+    assert "it was written by one" in capsys.readouterr().out
+
+
+def test_what_is_not_trained_may_differ(tmp_path):
+    a_checkpoint(a_run(tmp_path / "run"), 5)
+    assert chosen(a_run(tmp_path / "run", keep=3, checkpoint_every=1, measure=False)) == "step-00000005"
+
+
+def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path):
+    a_checkpoint(a_run(tmp_path / "run"), 5)
+    assert chosen(a_run(tmp_path / "run", resume="never")) is None
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(Refusal, match=r"no checkpoint, or one that was not finished"):
+        chosen(a_run(tmp_path / "run", resume=str(tmp_path)))
+
+
+def test_a_path_of_another_model_is_refused(tmp_path):
+    other = a_checkpoint(a_run(tmp_path / "other", size="mini"), 5)
+    with pytest.raises(Refusal, match=r"cannot be gone on from: its size is mini, this run's tiny"):
+        chosen(a_run(tmp_path / "run", resume=str(other)))
+
+
+def test_a_path_of_another_engine_is_refused(tmp_path):
+    other = a_checkpoint(a_run(tmp_path / "other"), 5)
+    with pytest.raises(Refusal, match=r"its states are laid out as plain, this run's as zero1-2"):
+        chosen(a_run(tmp_path / "run", strategy="zero2", resume=str(other)))
+
+
+@pytest.mark.parametrize("status", sorted(schema.CUT_OFF))
+def test_a_run_without_a_result_goes_on_only_with_a_checkpoint(status, tmp_path):
+    run = a_run(tmp_path / "run")
+    run.folder.mkdir()
+    (run.folder / "record.json").write_text(json.dumps({"status": status}))
+    with pytest.raises(Refusal, match="already holds a run that ended "):
+        checks.check_folder(run)
+    a_checkpoint(run, 5)
+    checks.check_folder(run)
+    with pytest.raises(Refusal, match="already holds a run that ended "):
+        checks.check_folder(a_run(tmp_path / "run", resume="never"))
+
+
+def test_a_disk_that_is_full_as_one_is_written_is_named(tmp_path, monkeypatch):
+    run = a_run(tmp_path / "run")
+    memory = SimpleNamespace(current="steady_steps", begin=lambda phase: None)
+    writer = Checkpoints(SimpleNamespace(run=run, memory=memory, checkpoint=None), None)
+
+    def full(self, step):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "_write", full)
+    run.folder.mkdir()
+    with pytest.raises(OutputFailed, match=rf"^{re.escape(str(run.folder))}: .*No space left on device"):
+        writer.write_where_due(5)
+
+
+# ---------------------------------------------------------------- what DeepSpeed's Adam on the CPU would do
+
+
+@pytest.mark.parametrize(("beta", "steps"), [(0.999, 66), (0.9, 45)])
+def test_a_power_is_not_the_product(beta, steps):
+    """docs/checkpoints.md: so many of the first hundred powers of beta have another last bit than their product."""
+    assert f"{steps} for {beta}" in (launching.ROOT / "docs" / "checkpoints.md").read_text()
+    single, product, other = np.float32(beta), np.float32(1), 0
+    for step in range(1, 101):
+        product *= single
+        other += product != np.float32(np.float64(single) ** step)
+    assert other == steps
+
+
+# ---------------------------------------------------------------- real runs, killed
+
+
+def command(strategy: str, folder: Path, **flags) -> list[str]:
+    words = launching.words({**FLAGS, **flags, "output_dir": folder})
+    return [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", "2", *words]
+
+
+def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
+    """Start a run; kill it with everything it started as soon as this step is in its steps."""
+    process = subprocess.Popen(
+        command(strategy, folder, **flags),
+        cwd=launching.ROOT,
+        env=launching.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    steps = folder / "steps.jsonl"
+    deadline = time.monotonic() + launching.TIMEOUT_SECONDS
+    while not (steps.exists() and steps.read_bytes().count(b"\n") >= step):
+        assert process.poll() is None, f"{strategy} ended before step {step}"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        member.send_signal(signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+    process.wait()
+
+
+def finish(strategy: str, folder: Path, **flags) -> schema.Record:
+    done = launching.attempt(["zero-study", *command(strategy, folder, **flags)[3:]])
+    assert done.returncode == 0, done.stderr
+    return schema.read(folder)
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "fsdp2"])
+def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
+    undisturbed = launching.run(strategy, **FLAGS)
+    folder = tmp_path / "killed"
+    kill_after(KILLED_AFTER, strategy, folder)
+    assert not (folder / "record.json").exists()
+    resumed = finish(strategy, folder)
+    assert resumed.resumed_at == [10]
+    curves = [[(s["loss"], s["grad_norm"]) for s in steps] for steps in (undisturbed.steps, schema.read_steps(folder))]
+    assert curves[0] == curves[1]
+    assert resumed.final_parameters == undisturbed.record.final_parameters
+    assert resumed.evaluation == undisturbed.record.evaluation
+    assert resumed.collectives_per_step == undisturbed.record.collectives_per_step
+    assert resumed.model_state_bytes == undisturbed.record.model_state_bytes
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000010", "step-00000014"]
+    if strategy == "ddp":
+        export_and_load(folder, resumed)
+
+
+@pytest.mark.launches
+def test_checkpoints_of_another_run_neither_push_its_own_out_nor_become_its_model(tmp_path):
+    folder = tmp_path / "run"
+    for step in (10, 20):
+        a_checkpoint(a_run(folder, seed=1), step)
+    record = finish("ddp", folder, max_steps=4, checkpoint_every=2, save_model=True)
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert left == ["not-taken-step-00000010", "not-taken-step-00000020", "step-00000002", "step-00000004"]
+    assert (folder / "model/model.safetensors").stat().st_size > 4 * record.num_params
+    assert all("checkpoint" in phases for phases in record.peak_memory)
+
+
+def export_and_load(folder: Path, record: schema.Record) -> None:
+    """The exported model is the run's: its loss on the held-out examples comes again, and from_pretrained loads it."""
+    import transformers
+
+    done = launching.attempt(["zero-study", "export", folder])
+    assert done.returncode == 0, done.stderr
+    loss = float(done.stdout.split("held-out examples ")[1].split(",")[0])
+    assert loss == pytest.approx(record.evaluation[-1]["loss"], abs=2e-6)
+    model = transformers.BertForSequenceClassification.from_pretrained(folder / "model")
+    assert model.num_parameters() == record.num_params
+    transformers.AutoTokenizer.from_pretrained(folder / "model")
+    shutil.rmtree(folder / "model")

@@ -1,0 +1,346 @@
+"""What doctor says of anybody's files, held to what the installed libraries know and to what their engines had."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import doctor_observed
+import launching
+import pytest
+import yaml
+
+from study import cli
+from study.doctor import engine, examine, known, launcher
+from study.doctor.findings import KEEP, Finding
+from study.errors import Refusal
+
+# What doctor gets wrong of the real files, and why it stays so.
+MISSED = {
+    "deepspeed_autotp.json": "tensor_parallel is not examined: four ranks, and there are two",
+    "mended deepspeed_autotp.json": "likewise",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder of its own, from which a file's JSON is seen."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def examined(content: dict, name: str = "mine.yaml", **beside: dict) -> dict[str, Finding]:
+    """What doctor says of each key of a file; `beside`: JSON that lies in its folder."""
+    for stem, inner in beside.items():
+        Path(f"{stem}.json").write_text(json.dumps(inner))
+    path = Path(name)
+    path.write_text(json.dumps(content) if path.suffix == ".json" else yaml.safe_dump(content))
+    return {finding.key: finding for finding in examine.examine(path).findings}
+
+
+def deepspeed(**section) -> dict:
+    return {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": section}
+
+
+# ---------------------------------------------------------------- the installed libraries
+
+
+@pytest.mark.launches
+def test_known_keys_are_the_installed_ones():
+    """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
+    code = """
+import dataclasses, json, torch
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils import DeepSpeedPlugin, DistributedType
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.monitor import config as monitors
+from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
+from deepspeed.runtime import config, lr_schedules, precision_config
+from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, DeepSpeedZeroLeafModuleConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+names = lambda c: sorted({n for key, field in c.model_fields.items() for n in (key, field.alias) if n})
+flags = sorted(vars(launch_command_parser().parse_args(["train.py"])))
+print("KEYS", json.dumps({
+    "accelerate": [field.name for field in dataclasses.fields(ClusterConfig)],
+    "types": [kind.value for kind in DistributedType],
+    "flags": flags,
+    "zero_optimization": names(DeepSpeedZeroConfig),
+    "zero_optimization.offload_optimizer": names(DeepSpeedZeroOffloadOptimizerConfig),
+    "zero_optimization.offload_param": names(DeepSpeedZeroOffloadParamConfig),
+    "zero_optimization.leaf_module": names(DeepSpeedZeroLeafModuleConfig),
+    "fp16": names(precision_config.DeepSpeedFP16Config),
+    "bf16": names(precision_config.DeepSpeedBF16Config),
+    "compile": names(config.CompileConfig),
+    "comms_logger": names(CommsLoggerConfig),
+    "tensorboard": names(monitors.TensorBoardConfig),
+    "csv_monitor": names(monitors.CSVConfig),
+    "wandb": names(monitors.WandbConfig),
+    "comet": names(monitors.CometConfig),
+    "aio": sorted(AIO_DEFAULT_DICT),
+    "flops_profiler": sorted(vars(DeepSpeedFlopsProfilerConfig({}))),
+    "removed": sorted(config._REMOVED_TOP_LEVEL_CONFIG_KEYS),
+    "removed_zero": sorted(config._REMOVED_ZERO_CONFIG_KEYS),
+    "optimizers": config.DEEPSPEED_OPTIMIZERS,
+    "torch": [n for n, c in vars(torch.optim).items() if isinstance(c, type) and n != "Optimizer"],
+    "schedulers": lr_schedules.VALID_LR_SCHEDULES,
+    "constants": [value for value in vars(config).values() if isinstance(value, str)],
+}))
+"""
+    done = launching.attempt(["python", "-c", code], env={"DS_ACCELERATOR": "cpu"})
+    assert done.returncode == 0, done.stderr
+    keys = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("KEYS ")).removeprefix("KEYS "))
+    assert set(keys["accelerate"]) == known.ACCELERATE
+    assert set(keys["types"]) == known.DISTRIBUTED_TYPES
+    flags = set(keys["flags"])
+    assert flags >= known.DEEPSPEED_SECTION | known.FSDP_SECTION | known.DYNAMO_SECTION | known.PARALLELISM_SECTION
+    assert {flag for flag in flags if flag.startswith("fsdp_")} == known.FSDP_SECTION
+    assert {flag for flag in flags if flag.startswith("dynamo_")} == known.DYNAMO_SECTION
+    assert {flag for flag in flags if flag.startswith("parallelism_config_")} == known.PARALLELISM_SECTION
+    assert {flag for flag in flags if flag.startswith("deepspeed_")} <= known.DEEPSPEED_SECTION
+    for name, section in known.DEEPSPEED_SECTIONS.items():
+        if name in keys:
+            assert section.keys == set(keys[name]), name
+    assert set(keys["removed"]) == known.REMOVED
+    assert set(keys["removed_zero"]) == known.REMOVED_ZERO
+    assert set(keys["optimizers"]) == known.OPTIMIZERS
+    assert set(keys["torch"]) == known.TORCH_OPTIMIZERS
+    assert set(keys["schedulers"]) == known.SCHEDULERS
+    assert known.DEEPSPEED_VALUES - {"sequence_parallel_size"} <= set(keys["constants"])
+
+
+@pytest.mark.launches
+def test_what_the_launcher_never_reads():
+    """Of a file for two machines: the flags of these have defaults, which the file does not change."""
+    content = {
+        "distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2, "main_process_ip": "127.0.0.1",
+        "main_process_port": 29500, "rdzv_backend": "c10d", "same_network": True, "enable_cpu_affinity": True,
+        "machine_rank": 1, "downcast_bf16": "yes",
+    }  # fmt: skip
+    findings = examined(content)
+    code = """
+import json
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+arguments = launch_command_parser().parse_args(["--config_file", "mine.yaml", "train.py"])
+print(json.dumps(vars(_validate_launch_command(arguments)[0]), default=str))
+"""
+    done = launching.attempt(["python", "-c", code], cwd=Path.cwd())
+    taken = json.loads(done.stdout.splitlines()[-1])
+    for key in ("rdzv_backend", "same_network", "enable_cpu_affinity"):
+        assert findings[key].effect == "ignored"
+        assert findings[key].engine_has == taken[key] != content[key]
+    for key in ("num_processes", "num_machines", "main_process_ip", "main_process_port", "machine_rank"):
+        assert findings[key].effect == "honoured"
+        assert taken[key] == content[key]
+    assert findings["rdzv_backend"].remedy == "pass --rdzv_backend c10d on the command line"
+
+
+# ---------------------------------------------------------------- what engines had
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    return doctor_observed.judged()
+
+
+def test_there_are_thirty_files_and_more():
+    rows = doctor_observed.index()
+    assert len(rows) > 45
+    assert all(re.fullmatch(r"[0-9a-f]{40}", row["commit"]) for row in rows)
+    assert len({row["repository"] for row in rows}) >= 10
+
+
+def test_claims_are_what_the_engines_had(verdicts):
+    wrong = {name: [f and f.key for f, v in found if v == "wrong"] for name, found in verdicts.items()}
+    assert {name: keys for name, keys in wrong.items() if keys} == {name: [None] for name in MISSED}
+    counts = Counter(verdict for found in verdicts.values() for _, verdict in found)
+    assert counts["right"] > 500
+
+
+def test_every_trap_is_seen(verdicts):
+    """What the file of one trap does is what doctor says of it; some do what no engine can be asked."""
+    for name in (name for name in verdicts if name.startswith("trap ")):
+        matter = [(f, verdict) for f, verdict in verdicts[name] if f is not None and f.matters]
+        own_fault = name.removeprefix("trap ") in ("clipping_zero_in_json", "optimizer_twice")
+        assert own_fault or "right" in {verdict for _, verdict in matter}, name
+
+
+def test_mended_files_start(verdicts):
+    """What doctor mends is what it then finds nothing in, and what an engine takes."""
+    observed = json.loads(doctor_observed.OBSERVED.read_text())
+    for name in (name for name in verdicts if name.startswith("mended ")):
+        assert not [f for f, _ in verdicts[name] if f is not None and f.matters and f.mend is not KEEP]
+        assert "error" not in observed[name] or name in MISSED, observed[name]
+
+
+def expected(names):
+    observed = json.loads(doctor_observed.OBSERVED.read_text())
+    return {name: observed[name] for name in names}
+
+
+@pytest.mark.launches
+def test_what_traps_did_they_do_again():
+    """All of them, in forks of one process."""
+    cases = [case for name, case in doctor_observed.cases().items() if name.startswith("trap ")]
+    found = doctor_observed.observe_alone(cases)
+    assert {name: seen.get("values") for name, seen in found.items()} == {
+        name: seen.get("values") for name, seen in expected(found).items()
+    }
+
+
+@pytest.mark.launches
+def test_what_a_real_file_did_it_does_again():
+    """By `accelerate launch`: dynamo and use of the CPU's Adam, on two processes."""
+    (name,) = ("open_r1_traffic.yaml",)
+    assert doctor_observed.observe(doctor_observed.cases()[name]) == expected([name])[name]
+
+
+@pytest.mark.launches
+def test_a_real_file_trains_as_a_strategy():
+    """TRL's for ZeRO-1 in bf16, with a precision that agrees with it."""
+    ended = launching.run(
+        doctor_observed.FILES / "trl_zero1.yaml", precision="bf16", max_steps=3, num_train_examples=24
+    )
+    assert (ended.record.proof.zero_stage, ended.record.proof.precision) == (1, "bf16")
+
+
+# ---------------------------------------------------------------- keys that depend on others
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "effect"),
+    [
+        (deepspeed(zero_stage=2, offload_param_device="cpu"), "deepspeed_config.offload_param_device", "ignored"),
+        (deepspeed(zero_stage=3, offload_param_device="cpu"), "deepspeed_config.offload_param_device", "honoured"),
+        (deepspeed(zero_stage=3, zero3_init_flag=False), "deepspeed_config.zero3_init_flag", "ignored"),
+        (deepspeed(zero_stage=0) | {"mixed_precision": "bf16"}, "mixed_precision", "means something else"),
+        (deepspeed(zero_stage=1) | {"mixed_precision": "bf16"}, "mixed_precision", "honoured"),
+        (
+            deepspeed(zero_stage=2) | {"num_machines": 2, "main_process_ip": "10.0.0.1"},
+            "deepspeed_config.deepspeed_multinode_launcher",
+            "means something else",
+        ),
+        (deepspeed(zero_stage=2) | {"fsdp_config": {"fsdp_version": 2}}, "fsdp_config", "ignored"),
+        (deepspeed(zero_stage=2) | {"ipex_config": {"ipex": True}}, "ipex_config", "crashes"),
+        (deepspeed(deepspeed_config_file="gone.json"), "deepspeed_config.deepspeed_config_file", "crashes"),
+        ({"distributed_type": "XLA", "num_processes": 8}, "distributed_type", "not examined"),
+        ({"distributed_type": "TPU", "num_processes": 8}, "distributed_type", "crashes"),
+        ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"version": 2, "offload_params": True}},
+         "fsdp_config.fsdp_version", "honoured"),
+        ({"distributed_type": "FSDP", "num_processes": 4, "fsdp_config": {"fsdp_version": 2},
+          "parallelism_config": {"parallelism_config_dp_shard_size": 3}}, "parallelism_config", "crashes"),
+    ],
+)  # fmt: skip
+def test_keys_of_an_accelerate_file(content, key, effect):
+    assert examined(content)[key].effect == effect
+
+
+def test_bert_under_fsdp2s_default_wrapping():
+    section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    finding = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})[
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
+    ]
+    assert "for BERT under FSDP2" in finding.message
+    assert finding.remedy.endswith("BertLayer")
+
+
+def test_a_json_that_is_named_is_examined_too():
+    found = examined(deepspeed(deepspeed_config_file="zero.json"), zero={"zero_optimization": {"stage": 2}})
+    assert found["zero_optimization.stage"].file == "zero.json"
+    assert found["train_micro_batch_size_per_gpu"].effect == "crashes"
+
+
+def test_every_section_of_a_file_has_its_keys():
+    assert set(launcher.SECTIONS) < known.ACCELERATE
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_one_line_a_key_and_what_to_write_instead(capsys):
+    Path("zero.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 2, "cpu_ofload": True}, "gradient_cliping": 1})
+    )
+    assert cli.run(["doctor", "zero.json"]) == 1
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].startswith("zero_optimization.cpu_ofload: True crashes: DeepSpeed refuses an unknown key")
+    assert lines[0].endswith("; write cpu_offload")
+    assert (
+        "gradient_cliping: 1 is ignored: DeepSpeed reads no such key, and says nothing; write gradient_clipping"
+        in lines
+    )
+    assert re.fullmatch(r"zero.json: \d+ of \d+ keys to change; \d+ keys do no harm \(--all lists them\)", lines[-1])
+    assert cli.run(["doctor", "zero.json", "--all"]) == 1
+    assert "zero_optimization.stage: 2 is honoured" in capsys.readouterr().out
+
+
+def test_as_json(capsys):
+    Path("zero.json").write_text(json.dumps({"zero_optimization": {"stage": "auto"}}))
+    assert cli.run(["doctor", "zero.json", "--json"]) == 1
+    findings = {finding["key"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["zero_optimization.stage"]["engine_has"] == 2
+    assert findings["zero_optimization.stage"]["effect"] == "means something else"
+    assert "value" not in findings["gradient_clipping"]
+
+
+def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
+    Path("mine.yaml").write_text(yaml.safe_dump(deepspeed(zero_stag=3, gradient_clipping="auto") | {"use_cpu": True}))
+    before = Path("mine.yaml").read_bytes()
+    assert cli.run(["doctor", "mine.yaml", "--fix", "mended.yaml"]) == 1
+    assert Path("mine.yaml").read_bytes() == before
+    assert yaml.safe_load(Path("mended.yaml").read_text()) == {
+        "distributed_type": "DEEPSPEED", "num_processes": 2, "use_cpu": False,
+        "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
+    }  # fmt: skip
+    assert cli.run(["doctor", "mended.yaml"]) == 0
+    for out, expected in (("mended.yaml", "exists; name a new file"), ("mended.json", "is written as .yaml")):
+        with pytest.raises(Refusal, match=f"^--fix {out}: {expected}"):
+            cli.run(["doctor", "mine.yaml", "--fix", out])
+    with pytest.raises(Refusal, match=r"^--fix gone/mended.yaml: cannot be written \(No such file or directory\)$"):
+        cli.run(["doctor", "mine.yaml", "--fix", "gone/mended.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.json", "[1]", "holds no keys"),
+        ("a.json", "{", "cannot be read as JSON"),
+        ("a.yaml", "a: [", "cannot be read as YAML"),
+        ("a.yaml", "1: 2", "cannot be read as YAML"),
+        ("a.json", '{"a": 1e999}', "cannot be read as JSON"),
+        ("gone.yaml", None, "cannot be read as YAML"),
+    ],
+)
+def test_what_is_no_file_of_settings_is_refused(name, text, expected):
+    if text is not None:
+        Path(name).write_text(text)
+    with pytest.raises(Refusal, match=f"^{name}: {expected}"):
+        cli.run(["doctor", name])
+
+
+def test_odd_content_is_no_traceback():
+    odd = [None, True, [], {}, {"a": None}, 1e99, "", 10**18]
+    for key in ("zero_optimization", "fp16", "optimizer", "scheduler", "aio", "train_batch_size", "gradient_clipping"):
+        for value in odd:
+            examined({"zero_optimization": {"stage": 2}} | {key: value}, "odd.json")
+            assert examine.text(examine.examine(Path("odd.json")), everything=True)
+    for key in ("distributed_type", "deepspeed_config", "fsdp_config", "num_machines", "mixed_precision", "gpu_ids"):
+        for value in odd:
+            examined(deepspeed(zero_stage=2) | {key: value})
+            assert examine.mended(examine.examine(Path("mine.yaml")))
+
+
+def test_adamw_is_adamw_whatever_its_mode_says():
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "adam_w_mode": False}}
+    found = {finding.key: finding.effect for finding in engine.findings("x.json", {"optimizer": optimizer})}
+    assert found["optimizer.params.adam_w_mode"] == "overridden"
+
+
+def test_stage_3_stops_as_it_saves_an_elastic_checkpoint():
+    content = {"zero_optimization": {"stage": 3, "elastic_checkpoint": True}}
+    (found,) = (each for each in engine.findings("x.json", content) if each.key.endswith("elastic_checkpoint"))
+    assert (found.effect, found.matters) == ("means something else", True)

@@ -1,0 +1,89 @@
+"""What would bite on this machine is said in one line each, with its remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+import launching
+import pytest
+
+from study import cli
+from study.doctor import machine
+from study.errors import Refusal
+from study.preflight import extensions
+from study.running import allowed
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in list(os.environ):
+        if allowed.says_which_rank(name) or allowed.of_variable(name):
+            monkeypatch.delenv(name)
+
+
+def test_inherited_variables_bite(monkeypatch):
+    assert machine._inherited().verdict == "ok"
+    monkeypatch.setenv("RANK", "3")
+    check = machine._inherited()
+    assert (check.verdict, check.remedy) == ("bites", "unset RANK")
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "ACCELERATE_MIXED_PRECISION", "TORCHDYNAMO_DISABLE"])
+def test_what_a_run_would_refuse_bites(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    check = machine._inherited()
+    assert check.verdict == "bites"
+    assert name in check.message
+    assert "unset" in check.remedy
+
+
+def test_a_taken_port_is_noted():
+    with machine.socket.socket() as holder:
+        with contextlib.suppress(OSError):  # somebody else has it, which is as good
+            holder.bind(("127.0.0.1", machine.PORT))
+        holder.listen()
+        assert machine._port().verdict == "note"
+
+
+def test_a_disk_is_measured_and_a_folder_that_is_none_bites(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "DISK_BYTES", 1 << 21)
+    (check,) = machine._disk(tmp_path)
+    assert check.verdict == "ok"
+    assert "GB/s" in check.message
+    assert not list(tmp_path.iterdir())
+    (check,) = machine._disk(tmp_path / "none")
+    assert check.verdict == "bites"
+
+
+def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    unbuilt = {check.name: check for check in machine._extensions()}
+    assert all(check.verdict == "bites" and "extensions" in check.remedy for check in unbuilt.values())
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    stale = {check.name: check for check in machine._extensions()}["DeepSpeed's cpu_adam"]
+    assert (stale.verdict, stale.remedy) == ("bites", f"run: rm {lock}")
+    with open(lock):
+        held = {check.name: check for check in machine._extensions()}["DeepSpeed's cpu_adam"]
+        assert held.verdict == "note"
+        assert extensions.building("cpu_adam")
+
+
+def test_what_is_of_a_file_is_refused_without_one():
+    with pytest.raises(Refusal, match="--fix is about a file"):
+        cli.run(["doctor", "--fix", "out.yaml"])
+    with pytest.raises(Refusal, match="--disk here is about this machine"):
+        cli.run(["doctor", "file.yaml", "--disk", "here"])
+
+
+@pytest.mark.launches
+def test_the_command_says_all_of_it(monkeypatch, tmp_path):
+    done = launching.attempt(["zero-study", "doctor", "--json"], env={"RANK": "3", "PYTHONPATH": str(launching.ROOT)})
+    assert done.returncode == 1, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["environment"]["verdict"] == "bites"
+    assert checks["two gloo ranks"]["verdict"] == "ok"
+    assert checks["packages"]["verdict"] == "ok"

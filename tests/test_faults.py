@@ -1,0 +1,130 @@
+"""Is the rank, or the folder, named that stands behind an error which does not name it?"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from study import files
+from study.config import build_config
+from study.errors import Failed, OffloadFailed, OutputFailed, PeerLost, Stalled
+from study.run import Run
+from study.strategy.file import read_by_name
+from study.training import faults, journal
+
+# As gloo, torch and safetensors print them.
+LATE = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation"
+)
+CLOSED = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:17321: Connection reset by peer"
+)
+FULL = "Error while serializing: I/O error: No space left on device (os error 28)"
+ARCHIVE = (
+    "[enforce fail at inline_container.cc:668] . PytorchStreamWriter failed writing file data/12: file write failed"
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(build_config(collective_timeout=20), read_by_name("ddp"), 2, tmp_path)
+
+
+@pytest.fixture
+def full(monkeypatch):
+    monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
+
+
+@pytest.mark.parametrize(("text", "kind"), [(LATE, Stalled), (CLOSED, PeerLost), ("labels", KeyError)])
+def test_what_stands_behind_an_error_of_a_collective(run, text, kind):
+    error = KeyError(text) if kind is KeyError else RuntimeError(text)
+    assert type(faults.named(error, run, is_removed=False)) is kind
+
+
+def test_a_full_disk_is_named_by_its_folder(run, full):
+    found = faults.named(RuntimeError(FULL), run, is_removed=False)
+    assert (type(found), str(found)) == (OutputFailed, f"{run.folder}: {FULL}")
+    with pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"), faults.writing(run.folder):
+        raise RuntimeError(ARCHIVE)
+
+
+def test_a_disk_that_is_full_elsewhere_is_not_the_runs(run):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert faults.named(error, run, is_removed=False) is error
+
+
+def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
+    found = faults.named(FileNotFoundError("steps.jsonl"), run, is_removed=True)
+    assert str(found) == f"{run.folder} was removed while the run wrote there"
+    failed = Failed("step 2: the loss is nan")
+    assert faults.named(failed, run, is_removed=True) is failed
+
+
+def test_a_swap_folder_is_named_whether_full_or_removed(run, full):
+    run = Run(run.config, read_by_name("zero3_nvme_offload"), 2, run.folder)
+    error = RuntimeError(f"{run.swap_folder}/zero_stage_3: cannot be read")
+    assert str(faults.named(error, run, is_removed=False)) == f"{run.swap_folder} was removed while the run wrote there"
+    run.swap_folder.mkdir()
+    found = faults.named(error, run, is_removed=False)
+    assert isinstance(found, OffloadFailed)
+    assert str(found).startswith(f"{run.swap_folder}: No space left on device (RuntimeError: ")
+
+
+def test_ranks_without_a_word_are_those_that_did_not_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "REPORT_SECONDS", 0.0)
+    (tmp_path / "failure-rank1.json").write_text("{}")
+    assert faults.missing_ranks(tmp_path, 3) == [0, 2]
+    assert str(faults.did_not_come([0, 2], 20)).startswith("ranks 0, 2 did not come to a collective within 20 s")
+    assert str(faults.did_not_come([], 20)).startswith("every rank waited 20 s")
+
+
+def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
+    monkeypatch.setattr(faults, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(journal.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("RANK", "1")
+    own = journal.Journal(run)
+    own.observer = object()  # it has begun
+    assert isinstance(own.fail(RuntimeError(LATE)), Stalled)
+    report = json.loads((run.folder / "failure-rank1.json").read_text())
+    assert report["status"] == "stalled"
+    assert report["error"].startswith("Stalled: rank 0 did not come to a collective within 20 s")
+
+
+def test_steps_are_whole_lines_where_the_disk_is_full(run, tmp_path):
+    class Nearly:
+        """A file that takes four bytes more, as a disk that is nearly full."""
+
+        def __init__(self) -> None:
+            self.content = b"whole\n"
+
+        def tell(self) -> int:
+            return len(self.content)
+
+        def write(self, data: bytes) -> int:
+            if len(self.content) >= 10:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.content += data[:4]
+            return 4
+
+        def truncate(self, size: int) -> None:
+            self.content = self.content[:size]
+
+    own = journal.Journal(run)
+    own._file = Nearly()
+    with pytest.raises(OutputFailed, match="No space left on device"):
+        own._append([{"step": 1, "loss": 0.5}])
+    assert own._file.content == b"whole\n"
+
+
+def test_a_removed_folder_is_known_by_what_was_open_in_it(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    assert not files.is_removed(descriptor)
+    folder.rmdir()
+    folder.mkdir()  # another, of its name
+    assert files.is_removed(descriptor)
+    os.close(descriptor)

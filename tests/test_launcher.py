@@ -1,0 +1,273 @@
+"""What may a launcher's flags and the environment change? Nothing that the record does not prove."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+import pytest
+from launching import ROOT, attempt
+from test_strategy import Ancestor
+
+from study.config import build_config
+from study.errors import Failed, Refusal
+from study.records import machine, schema
+from study.records.schema import Proof
+from study.running import allowed, launch
+from study.strategy.file import CONFIGS
+from study.training import proof, request
+
+SMALL = ["--max-steps", "2", "--num-train-examples", "32", "--num-eval-examples", "8", "--no-measure"]
+STRATEGIES = sorted(CONFIGS.rglob("*.yaml"))
+
+
+def flags() -> dict[str, list[str]]:
+    """Every flag of the installed `accelerate launch`, with a value, by the launcher's own name for it."""
+    from accelerate.commands.launch import launch_command_parser
+
+    words = {}
+    for action in launch_command_parser()._actions:
+        if not action.option_strings or action.dest == "help":
+            continue
+        value = [] if action.nargs == 0 else [str(next(iter(action.choices or ()), "1"))]
+        if action.dest == "fp8_override_linear_precision":
+            value = ["true,true,true"]
+        for spelling in action.option_strings:
+            words[spelling] = [action.dest, spelling, *value]
+    return words
+
+
+FLAGS = flags()
+
+
+def test_every_flag_of_the_launcher_is_known():
+    """A new one of accelerate's is refused until somebody has said what it does."""
+    names = {name for name, *_ in FLAGS.values()}
+    assert len(names) > 100
+    assert not [name for name in names if allowed._first(allowed.FLAGS, name) is None]
+    unused = [p for p in allowed.FLAGS if p != "help" and not any(allowed._first({p: 1}, name) for name in names)]
+    assert not unused
+    assert not allowed.of_flag("from_tomorrow").is_accepted
+
+
+@pytest.mark.parametrize("path", STRATEGIES, ids=lambda path: path.stem)
+def test_every_flag_with_every_strategy(path, monkeypatch):
+    """Accepted, or refused by its name; whichever way it is spelled."""
+    monkeypatch.chdir(ROOT)
+    asked, accepted = build_config(global_batch_size=24), set()
+    for name, *words in FLAGS.values():
+        value = "2" if name in ("num_processes",) else None
+        words = [words[0], value] if value else words
+        command = [
+            "accelerate-launch", *words, "--config_file", str(path.relative_to(ROOT)), "study/train.py"
+        ]  # fmt: skip
+        ancestor = Ancestor("", ROOT)
+        monkeypatch.setattr(ancestor, "cmdline", lambda command=command: command)
+        monkeypatch.setattr(psutil.Process, "parents", lambda self, ancestor=ancestor: [ancestor])
+        monkeypatch.setattr(allowed, "check_rank", lambda *_: None)
+        if allowed.of_flag(name).is_accepted:
+            run = request.requested_run(asked)
+            assert run.strategy.path == path.relative_to(ROOT)
+            accepted.add(name)
+        else:
+            with pytest.raises(Refusal) as caught:
+                request.requested_run(asked)
+            assert str(caught.value).startswith(f"accelerate launch --{name} ")
+            assert re.search(r"[;,] |unset|remove|write|pass ", str(caught.value))
+    assert accepted == {name for name, *_ in FLAGS.values() if allowed.of_flag(name).is_accepted}
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_accepted"),
+    [
+        ("ACCELERATE_DYNAMO_BACKEND", False),
+        ("ACCELERATE_USE_CPU", False),
+        ("ACCELERATE_FROM_TOMORROW", False),
+        ("ACCELERATE_LOG_LEVEL", True),
+        ("FSDP_VERSION", False),
+        ("PARALLELISM_CONFIG_CP_SIZE", False),
+        ("DS_SKIP_CUDA_CHECK", True),
+        ("DS_PIN_MEMORY_BACKEND", False),
+        ("TORCHDYNAMO_DISABLE", False),
+        ("TORCH_COMPILE_DISABLE", False),
+        ("TORCHINDUCTOR_CACHE_DIR", True),
+        ("OMP_NUM_THREADS", True),
+        ("NCCL_ALGO", True),
+        ("HF_TOKEN", True),
+    ],
+)
+def test_variables(variable, is_accepted):
+    if is_accepted:
+        allowed.check_variables({variable: "1"})
+        return
+    with pytest.raises(Refusal) as caught:
+        allowed.check_variables({"PATH": "/bin", variable: "a secret"})
+    assert str(caught.value).startswith(f"{variable} is set in the environment, and ")
+    assert "a secret" not in str(caught.value)
+
+
+def test_what_the_launcher_itself_sets_is_not_asked(monkeypatch):
+    """The launcher's own environment is looked at, not the one that it has made for its children."""
+    command = "accelerate-launch --config_file accelerate_configs/zero2.yaml study/train.py"
+    ancestor = Ancestor(command, ROOT)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert request.requested_run(build_config()).world_size == 2
+    monkeypatch.setattr(ancestor, "environ", lambda: {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
+    with pytest.raises(Refusal, match=r"^ACCELERATE_DEEPSPEED_ZERO_STAGE is set in the environment"):
+        request.requested_run(build_config())
+
+    def unreadable() -> dict[str, str]:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(ancestor, "environ", unreadable)
+    ancestor.pid = 7
+    with pytest.raises(Refusal, match=r"^process 7: its environment cannot be read"):
+        request.requested_run(build_config())
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_distributed", "message"),
+    [
+        ({}, False, None),
+        ({"MASTER_PORT": "1"}, False, None),  # of no use to one process, and harmless
+        ({"RANK": "3"}, False, "RANK=3 in the environment: the run is one process"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, False, "OMPI_COMM_WORLD_SIZE=4 in the environment"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, True, None),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, True, "RANK=2 and WORLD_SIZE=2 in the environment: the run asks for 2"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, True, "RANK=0 and WORLD_SIZE=1"),
+        ({}, True, "RANK= and WORLD_SIZE="),
+    ],
+)
+def test_a_rank_that_the_run_has_not(environment, is_distributed, message):
+    if message is None:
+        allowed.check_rank(environment, 2, is_distributed)
+        return
+    with pytest.raises(Refusal) as caught:
+        allowed.check_rank(environment, 2, is_distributed)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.launches
+def test_a_stray_rank_does_not_reach_a_launch_of_the_program(tmp_path):
+    """accelerate's launcher of one process passes it on: the run then was rank 3, and wrote no steps, no config."""
+    stray = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
+    done = attempt(["zero-study", "train", *SMALL, "--output-dir", tmp_path / "run"], env=stray)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert written == {"record.json", "steps.jsonl", "config.json", "stdout.log", "stderr.log"}
+    record = schema.read(tmp_path / "run")
+    schema.checked_steps(tmp_path / "run" / "record.json", record)
+    schema.check_config(tmp_path / "run" / "record.json", record)
+    assert record.launcher[:4] == ["accelerate", "launch", "--config_file", "accelerate_configs/single.yaml"]
+    assert record.strategy_file["yaml"]["distributed_type"] == "NO"
+    assert (record.proof.settings, record.proof.compiled_graphs) == ({}, 0)
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("flag", "environment", "message"),
+    [
+        ([], {"RANK": "3"}, "RANK=3 in the environment: the run is one process"),
+        (["--dynamo_backend", "inductor"], {}, "accelerate launch --dynamo_backend is the run's own; remove it, and"),
+        ([], {"TORCHDYNAMO_DISABLE": "1"}, "TORCHDYNAMO_DISABLE is set in the environment, and changes what is"),
+    ],
+    ids=["rank", "flag", "variable"],
+)
+def test_a_bare_launch_is_refused(tmp_path, flag, environment, message):
+    launcher = ["accelerate", "launch", *flag, "--config_file", CONFIGS / "single.yaml"]
+    done = attempt([*launcher, "study/train.py", *SMALL, "--output-dir", tmp_path / "run"], env=environment)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_launch_of_the_program_is_refused_at_once(monkeypatch, tmp_path):
+    from study.run import make_run
+    from study.strategy.file import read_by_name
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(
+        Refusal, match=r"^ACCELERATE_MIXED_PRECISION is set in the environment, and accelerate takes it"
+    ):
+        launch.launch(make_run(build_config(output_dir=tmp_path / "run"), read_by_name("single"), 1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_launch_passes_on_no_rank(monkeypatch, tmp_path):
+    from study.run import make_run
+    from study.strategy.file import read_by_name
+
+    for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PMI_SIZE"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("RANKING", "kept")
+    passed_on = launch._environment(make_run(build_config(output_dir=tmp_path), read_by_name("single"), 1))
+    assert {name for name in passed_on if allowed.says_which_rank(name)} == set()
+    assert passed_on["RANKING"] == "kept"
+
+
+# ---------------------------------------------------------------- what is kept of the environment
+
+
+def test_a_record_keeps_names_and_values_without_secrets_and_places():
+    kept = machine.environment(
+        {
+            "HF_TOKEN": "hf_a",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": "/home/somebody/hub",
+            "HF_ENDPOINT": "https://somebody:password@host/x",
+            "WANDB_API_KEY": "a",
+            "NCCL_TOPO_FILE": "/etc/machine/topo.xml",
+            "CUDA_SOMETHING": "/a/b:/c/d",
+            "TORCH_X_PASSWORD": "p",
+            "DS_SECRET": "s",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "2",
+            "PATH": "/bin",
+            "USER": "somebody",
+        }
+    )
+    assert kept == {
+        "CUDA_SOMETHING": ".../b:.../d",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "HF_ENDPOINT": "https://host/x",
+        "HF_HUB_OFFLINE": "1",
+        "NCCL_TOPO_FILE": ".../topo.xml",
+        "OMP_NUM_THREADS": "2",
+    }
+
+
+# ---------------------------------------------------------------- what was compiled
+
+PROVEN = Proof(
+    world_size=1, distributed_type="NO", device="cpu", engine_class="Model", optimizer_class="AdamW",
+    gradient_clipping=0, gradient_accumulation_steps=1, micro_batch_size=8, precision="fp32",
+    parameter_dtypes=["float32"],
+)  # fmt: skip
+
+
+def test_graphs_are_counted_and_held_against_the_wish(monkeypatch):
+    import torch._dynamo.utils as dynamo
+
+    monkeypatch.setitem(dynamo.counters, "stats", {"unique_graphs": 0})
+    assert proof.prove_compiled(PROVEN, is_asked=False).compiled_graphs == 0
+    with pytest.raises(Failed, match=r"is to be compiled, and nothing was; something switches torch.compile off"):
+        proof.prove_compiled(PROVEN, is_asked=True)
+    monkeypatch.setitem(dynamo.counters, "stats", {"unique_graphs": 3})
+    assert proof.prove_compiled(PROVEN, is_asked=True).compiled_graphs == 3
+    with pytest.raises(Failed, match=r"is not to be compiled, and 3 graphs were; something switches torch.compile on"):
+        proof.prove_compiled(PROVEN, is_asked=False)
+
+
+def test_a_compiled_function_is_counted():
+    """By TorchDynamo's own counters, which this relies on."""
+    import torch
+    import torch._dynamo.utils as dynamo
+
+    before = dynamo.counters["stats"]["unique_graphs"]
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+    assert dynamo.counters["stats"]["unique_graphs"] == before + 1
+    dynamo.counters["stats"]["unique_graphs"] = before

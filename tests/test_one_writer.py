@@ -1,0 +1,222 @@
+"""Does one launch at a time write into a run's folder, and does a record name what its own run wrote?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fake_train
+import pytest
+from launching import ROOT, attempt, environment
+from test_launch import wait_until
+
+from study import files
+from study.config import build_config
+from study.errors import Failed, Refusal
+from study.records import collect, find
+from study.run import Run
+from study.running import launch, one_writer
+from study.strategy.file import read_by_name
+from study.training import left
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from study.running import one_writer\n"
+    "with one_writer.locked_run(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+)
+LOOK = (
+    "import sys; from pathlib import Path; from study.running import one_writer\n"
+    "with one_writer.locked_run(Path(sys.argv[1])): print(one_writer.is_another(Path(sys.argv[1])))"
+)
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[int]:
+    """Another process that writes into a folder; at the end it is killed, and so clears nothing up."""
+    words = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+# ---------------------------------------------------------------- the lock
+
+
+def test_a_lock_leaves_nothing(tmp_path):
+    with one_writer.locked_run(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / one_writer.LOCK).read_text() == str(os.getpid())
+        assert not one_writer.is_another(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    with one_writer.locked_run(tmp_path / "a"):
+        (tmp_path / "a" / "kept").touch()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
+
+
+def test_a_folder_that_is_removed_meanwhile(tmp_path):
+    with one_writer.locked_run(tmp_path / "a"):
+        (tmp_path / "a" / one_writer.LOCK).unlink()
+        (tmp_path / "a").rmdir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Refusal, match=r"cannot be written or locked .*; pass another --output-dir$"):
+        one_writer.locked_run(tmp_path / "file" / "run").__enter__()
+
+
+@pytest.mark.launches
+def test_another_process_is_kept_out_until_it_has_ended_however(tmp_path):
+    with holding(tmp_path) as other:
+        assert one_writer.is_another(tmp_path)
+        with pytest.raises(Refusal) as caught, one_writer.locked_run(tmp_path):
+            pass
+        assert str(caught.value) == (
+            f"{tmp_path}: process {other} is writing a run there; wait for it, end it, or pass another --output-dir"
+        )
+    assert (tmp_path / one_writer.LOCK).exists()
+    with one_writer.locked_run(tmp_path):
+        assert (tmp_path / one_writer.LOCK).read_text() == str(os.getpid())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.launches
+def test_what_a_launch_starts_may_write(tmp_path):
+    with one_writer.locked_run(tmp_path):
+        said = attempt(["python", "-c", LOOK, tmp_path])
+        assert said.stdout == "False\n", said.stderr
+        assert (tmp_path / one_writer.LOCK).exists()
+
+
+# ---------------------------------------------------------------- two launches
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    def prepare_and_launch(ending: str) -> launch.Ending:
+        run = Run(build_config(), read_by_name("single"), 1, tmp_path / "run")
+        fake_train.prepare(tmp_path / "runs.json", [run], {"run": ending})
+        monkeypatch.setattr(launch, "command", fake_train.command(tmp_path / "runs.json"))
+        return launch.launch(run)
+
+    monkeypatch.chdir(tmp_path)
+    return prepare_and_launch
+
+
+@pytest.mark.launches
+def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):
+    with holding(tmp_path / "run") as other:
+        for name in ("stdout.log", "stderr.log", "steps.jsonl"):
+            (tmp_path / "run" / name).write_text("the first's")
+        with pytest.raises(Refusal, match=rf"process {other} is writing a run there"):
+            start("ok")
+        for name in ("stdout.log", "stderr.log", "steps.jsonl"):
+            assert (tmp_path / "run" / name).read_text() == "the first's"
+    assert start("ok").status == "ok"
+    assert not (tmp_path / "run" / one_writer.LOCK).exists()
+
+
+@pytest.mark.launches
+def test_two_real_launches_into_one_folder(tmp_path):
+    """`zero-study train`, and beside it a bare launch of two ranks and another `train`: only the first writes."""
+    folder = tmp_path / "run"
+    flags = ["--num-train-examples", "64", "--num-eval-examples", "16", "--no-measure", "--output-dir", str(folder)]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "study", "train", *flags, "--max-steps", "100000", "--strategy", "single"],
+        cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: (folder / one_writer.LOCK).exists() or first.poll() is not None)
+        second = attempt(["zero-study", "train", *flags, "--max-steps", "2", "--seed", "1"])
+        assert (second.returncode, second.stdout) == (2, "")
+        assert f"process {first.pid} is writing a run there" in second.stderr
+        launcher = ["accelerate", "launch", "--config_file", "accelerate_configs/ddp.yaml", "--main_process_port", "0"]
+        bare = attempt([*launcher, "study/train.py", *flags, "--max-steps", "2", "--seed", "2"])
+        assert bare.returncode == 1
+        assert f"zero-study: {folder}: process {first.pid} is writing a run there" in bare.stderr
+        wait_until(lambda: (folder / "steps.jsonl").exists() or first.poll() is not None)
+        steps = (folder / "steps.jsonl").read_text().splitlines()[:-1]  # of which the last may be half written
+        assert [json.loads(line)["step"] for line in steps] == list(range(1, len(steps) + 1))
+        assert json.loads((folder / "config.json").read_text())["config"]["seed"] == 0
+        written = {path.name for path in folder.iterdir()} - {one_writer.LOCK, "warnings.log"}
+        assert written == {"steps.jsonl", "config.json", "stdout.log", "stderr.log"}
+    finally:
+        first.kill()
+        first.wait()
+
+
+# ---------------------------------------------------------------- what a record names
+
+LINES = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+CONFIGURATION = {"config": {"seed": 0}}
+
+
+def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFIGURATION) -> Path:
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files.write_json(folder / "config.json", configuration)
+    return folder
+
+
+def test_digests_of_what_the_run_wrote(tmp_path):
+    digests = left.tied(written(tmp_path), LINES, CONFIGURATION, is_result=True)
+    assert digests == {
+        "steps_sha256": files.sha256(tmp_path / "steps.jsonl"),
+        "config_sha256": files.sha256(tmp_path / "config.json"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: not what this run wrote; something else"),
+        (lambda folder: written(folder, [*LINES, *LINES]), r"steps\.jsonl: not what this run wrote"),
+        (lambda folder: (folder / "steps.jsonl").write_text('{"step": 1, "lo'), r"steps\.jsonl: not what this run"),
+        (lambda folder: (folder / "steps.jsonl").unlink(), r"steps\.jsonl: not there any more, though this run wrote"),
+        (lambda folder: written(folder, LINES, {"config": {"seed": 1}}), r"config\.json: not what this run wrote"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json: not there any more"),
+    ],
+)
+def test_a_result_whose_files_are_anothers_is_none(tmp_path, change, message):
+    change(written(tmp_path))
+    with pytest.raises(Failed, match=message):
+        left.tied(tmp_path, LINES, CONFIGURATION, is_result=True)
+    left.tied(tmp_path, LINES, CONFIGURATION, is_result=False)  # a failure is recorded whatever lies there
+
+
+def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
+    lines = [LINES[0], LINES[0]]
+    with pytest.raises(Failed, match="its steps are not 1 to 2, one after another"):
+        left.tied(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)
+
+
+def test_a_failure_before_the_first_file_names_none(tmp_path):
+    files.write_json(tmp_path / "config.json", {"of": "an earlier run"})
+    assert left.tied(tmp_path, [], None, is_result=False) == {"steps_sha256": None, "config_sha256": None}
+
+
+def test_readers_refuse_another_runs_configuration(tmp_path):
+    template = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-ddp.json").read_text())
+    run = tmp_path / "run"
+    run.mkdir()
+    written(run)
+    digests = {name: files.sha256(run / f"{name}.{kind}") for name, kind in (("steps", "jsonl"), ("config", "json"))}
+    record = {**template, "steps_sha256": digests["steps"], "config_sha256": digests["config"]}
+    files.write_json(run / "record.json", record)
+    assert len(find.find([tmp_path])) == len(collect.find([tmp_path])) == 1
+    files.write_json(run / "config.json", {"config": {"seed": 1}})
+    for read in (find.find, collect.find, lambda folders: list(find.find_runs(folders))):
+        with pytest.raises(Refusal, match=r"config\.json: not the file that config_sha256 in .*record\.json names"):
+            read([tmp_path])
+    (run / "config.json").unlink()
+    with pytest.raises(Refusal, match=r"config\.json: not there, though .*record\.json says ok"):
+        find.find([tmp_path])
+    files.write_json(run / "config.json", {"config": {"seed": 1}})
+    files.write_json(run / "record.json", {**record, "config_sha256": None})  # as older ones are
+    assert len(find.find([tmp_path])) == 1

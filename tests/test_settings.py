@@ -1,0 +1,126 @@
+"""Is every key that a strategy's JSON may hold read back from the engine, and held against what was asked?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import ROOT
+from pydantic import BaseModel
+from test_strategy import FOUND, beside
+
+from study import files
+from study.compare import cases, table
+from study.config import build_config
+from study.errors import Refusal
+from study.records import schema
+from study.records.schema import Record
+from study.run import Run
+from study.strategy import file
+from study.strategy.file import read_strategy
+from study.training import proof, settings
+
+
+def keys_of(section: type[BaseModel], above: str = "") -> set[str]:
+    """The keys of a DeepSpeed JSON as the strategy's reader knows them, with those of their sections."""
+    keys = set()
+    for name, field in section.model_fields.items():
+        inner: Any = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys |= keys_of(inner, f"{above}{name}.")
+        else:
+            keys.add(above + name)
+    return keys
+
+
+def test_every_key_that_a_file_may_set_is_read_from_the_engine():
+    """Any other key is refused as unknown when the file is read."""
+    assert keys_of(file._DeepSpeedFile) == set(settings.READERS) | settings.PRINTS
+
+
+ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "wanted", "actual"),
+    [
+        ({"communication_data_type": "bf16"}, "communication_data_type", "bfloat16", "float32"),
+        ({"zero_optimization": {**ZERO2, "reduce_scatter": False}}, "zero_optimization.reduce_scatter", False, True),
+        ({"aio": {"queue_depth": 16}}, "aio.queue_depth", 16, 8),
+        (
+            {"zero_optimization": {**ZERO2, "offload_param": {"device": "none", "pin_memory": False}}},
+            "zero_optimization.offload_param.pin_memory",
+            False,
+            None,
+        ),
+    ],
+)
+def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual, tmp_path, monkeypatch):
+    path = beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps({"zero_optimization": ZERO2, **content}))
+    run = Run(build_config(), read_strategy(path), 2, tmp_path)
+    everything = {**dict.fromkeys(settings.READERS), **dict(settings.asked(run.strategy))}
+    found = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
+    proof.verify(found, run)
+    with pytest.raises(Refusal) as caught:
+        proof.verify(found.model_copy(update={"settings": {**everything, key: actual}}), run)
+    assert str(caught.value) == (
+        f"{key}: the run asks for {wanted}, the engine has {actual}; change the JSON of {run.strategy.path}"
+    )
+
+
+# ---------------------------------------------------------------- what is one strategy
+
+TEMPLATE = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-zero2.json").read_text())
+DEFAULTS = {**dict.fromkeys(settings.READERS, 1), "communication_data_type": "float32"}
+
+
+def write(folder: Path, name: str, proven: dict[str, Any] | None, **changes: Any) -> Record:
+    steps = (ROOT / "tests" / "fixtures" / "records" / "auto-zero2.steps.jsonl").read_bytes()
+    (folder / name).mkdir()
+    (folder / name / "steps.jsonl").write_bytes(steps)
+    (folder / name / "config.json").write_text("{}\n")
+    facts = {**TEMPLATE, "run_id": name, "proof": {**TEMPLATE["proof"], "settings": proven}, **changes}
+    files.write_json(folder / name / "record.json", facts)
+    return schema.read(folder / name)
+
+
+def test_runs_of_one_name_whose_engines_differ_are_not_repeats(tmp_path):
+    """Half the bytes and another arithmetic, by one key of the JSON: under one name they were pooled as repeats."""
+    other = {**DEFAULTS, "communication_data_type": "bfloat16", "zero_optimization.reduce_scatter": False}
+    write(tmp_path, "a", DEFAULTS, started_at="2026-11-21T10:00:00+00:00")
+    write(tmp_path, "b", DEFAULTS, started_at="2026-11-21T10:01:00+00:00")
+    write(tmp_path, "c", other, started_at="2026-11-21T10:02:00+00:00")
+    runs = table.read([tmp_path]).set_index("run_id")
+    name = TEMPLATE["strategy"]
+    assert runs["strategy"].to_dict() == {
+        "a": f"{name} (reduce_scatter 1, communication_data_type as computed)",
+        "b": f"{name} (reduce_scatter 1, communication_data_type as computed)",
+        "c": f"{name} (reduce_scatter False, communication_data_type bfloat16)",
+    }
+    assert runs["repeat"].to_dict() == {"a": 0, "b": 1, "c": 0}
+
+
+def test_older_records_go_on_as_they_did(tmp_path):
+    write(tmp_path, "a", None)
+    write(tmp_path, "b", DEFAULTS)
+    runs = table.read([tmp_path])
+    assert set(runs["strategy"]) == {TEMPLATE["strategy"]}
+    assert sorted(runs["repeat"]) == [0, 1]
+
+
+def test_a_strategy_is_the_same_whatever_it_trains_in_what_batches(tmp_path):
+    tiny, mini = (
+        {**DEFAULTS, "zero_optimization.reduce_bucket_size": hidden**2, "train_batch_size": batch}
+        for hidden, batch in ((128, 8), (256, 16))
+    )
+    records = [
+        write(tmp_path, "tiny", tiny, size="tiny"),
+        write(tmp_path, "mini", mini, size="mini", config={**TEMPLATE["config"], "size": "mini"}),
+    ]
+    first, second = (cases.proven_strategy(record) for record in records)
+    assert first == second
+    assert first["zero_optimization.reduce_bucket_size"] == "auto"
+    other = write(tmp_path, "other", {**tiny, "zero_optimization.overlap_comm": False})
+    assert cases.proven_strategy(other) != first
