@@ -19,6 +19,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DummyOptim, DummyScheduler, InitProcessGroupKwargs
 
+from study.preflight import extensions
+
+extensions.use_own_folder()  # or DeepSpeed compiles for minutes, or finds no ninja
+
 
 def say(found: dict[str, Any]) -> None:
     if os.environ.get("RANK", "0") == "0":
