@@ -226,6 +226,21 @@ def _run(
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
 
 
+@zero_study.command("body")
+@click.argument("study", help=A_STUDY)
+@click.option("--data-dir", type=PATH, help=DATA_FOLDER)
+def _body(study: str, data_dir: Path | None) -> None:
+    """Train the bodies that a study's runs start from, on the text that they do not draw, where they are not there yet.
+
+    It takes minutes, in one process with all cores; the same command gives the same weights on the same machine.
+    """
+    from study.running import studies
+    from study.training import body
+
+    _require(*TRAINING)
+    body.train_all([run.config for run in studies.runs(studies.find(study), data_dir)])
+
+
 @zero_study.command("gpu")
 @click.option("--minutes", type=NUMBER, default=40, help="start nothing that is expected to end more minutes from now")
 @click.option("--data-dir", type=PATH, help=f"{DATA_FOLDER} [default: the hub]")
@@ -325,6 +340,20 @@ def _collect(runs: Path, records: Path) -> None:
     from study.records import collect
 
     collect.collect(runs, records)
+
+
+@zero_study.command("verdict")
+@click.argument("study", help=A_STUDY)
+@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
+def _verdict(study: str, records: tuple[Path, ...]) -> None:
+    """Hold a study's runs to the protocol that was fixed before them: arm by arm, endpoint by endpoint."""
+    from study.compare import verdict_text
+    from study.running import studies
+
+    chosen = studies.find(study)
+    if chosen.protocol is None:
+        raise Refusal(f"study {study!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`")
+    print(verdict_text.page(records, chosen.protocol, chosen.name, chosen.sha256, chosen.question, chosen.control))
 
 
 @zero_study.command("compare")

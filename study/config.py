@@ -44,6 +44,17 @@ class RunConfig(BaseModel):
     init: Literal["pretrained", "scratch"] | None = Field(
         None, description="initial weights; unset: pretrained with --data hub, scratch otherwise"
     )
+    weights: Path | None = Field(
+        None,
+        description="folder of a model to start from, as save_pretrained writes it: what `zero-study body` trained, or "
+        "a run's model/; a head that it lacks is drawn from --seed",
+    )
+    nudge_seed: int | None = Field(
+        None,
+        ge=0,
+        description="seed by which every initial weight moves to a neighbouring number, up or down: how far does "
+        "rounding alone carry a training?; unset: none moves",
+    )
     num_train_examples: int = Field(256, ge=1, description="examples (reviews or blocks) drawn for training")
     num_eval_examples: int = Field(64, ge=1, description="examples held out for evaluation")
     split_seed: int = Field(42, ge=0, description="seed of the train/held-out split and of the draw from it")
@@ -116,7 +127,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _check_numbers(self) -> RunConfig:
         for name, value in self:
-            largest = LARGEST_SEED if name in ("seed", "split_seed") else LARGEST_NUMBER
+            largest = LARGEST_SEED if name in ("seed", "split_seed", "nudge_seed") else LARGEST_NUMBER
             if isinstance(value, int) and value > largest:
                 raise ValueError(f"{name} {value} is more than {largest:,}; lower --{name.replace('_', '-')}")
         return self
@@ -142,6 +153,8 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"gpt-wikitext {self.size} is the study's own and has no published weights; use --init scratch"
             )
+        if self.weights is not None and self.init is not None:
+            raise ValueError(f"--init {self.init} and --weights {self.weights} are two starts; give one of them")
         if self.num_train_examples < self.global_batch_size:
             raise ValueError(
                 f"num_train_examples {self.num_train_examples} is less than one global batch of "
@@ -159,7 +172,9 @@ class RunConfig(BaseModel):
         return self.max_steps or self.epochs * (self.num_train_examples // self.global_batch_size)
 
     @property
-    def effective_init(self) -> Literal["pretrained", "scratch"]:
+    def effective_init(self) -> Literal["pretrained", "scratch", "weights"]:
+        if self.weights is not None:
+            return "weights"
         return self.init or ("pretrained" if self.data == "hub" else "scratch")
 
     def batches(self, world_size: int) -> tuple[int, int]:

@@ -267,6 +267,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
                 journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
             ),
             checkpointing=checkpoints.facts(),
+            load=observer.load(ranks),
         )
         print(brief.text(built.run.folder), flush=True)
     accelerator.wait_for_everyone()

@@ -27,6 +27,8 @@ COMMANDS = {
     "train": "train",
     "plan smoke": None,
     "run smoke": "train",
+    "body learning-bert-pilot": "train",
+    f"verdict smoke {RECORDS}": "report",
     "gpu --plan": "train",
     "gpu": "train",
     "extensions": "train",

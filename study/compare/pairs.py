@@ -214,8 +214,8 @@ def _against(run: Mapping[str, Any], other: Mapping[str, Any], name: str, words:
 
 def _other_setting(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     settings, other_settings = run["settings"], other["settings"]
-    name = next(name for name in settings if settings[name] != other_settings.get(name))
-    return f"{name} {settings[name]} against {other_settings.get(name)}"
+    name = next(name for name in settings | other_settings if settings.get(name) != other_settings.get(name))
+    return f"{name} {settings.get(name)} against {other_settings.get(name)}"
 
 
 def _other_library(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:

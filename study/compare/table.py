@@ -175,7 +175,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
     r = file.record
     try:
         config = RunConfig.model_validate(r.config)
-        settings = _settings(config, r.world_size, r.continues)
+        settings = _settings(config, r.world_size, r.continues, r.weights_sha256)
     except ValidationError as error:
         raise Refusal(describe(error, f"{file.path}: config")) from None
     except Refusal as refusal:
@@ -287,10 +287,20 @@ def _libraries(machine: dict[str, Any]) -> str | None:
     return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
 
 
-def _settings(config: RunConfig, world_size: int, continues: schema.Continued | None = None) -> dict[str, Any]:
+def _settings(
+    config: RunConfig,
+    world_size: int,
+    continues: schema.Continued | None = None,
+    weights_sha256: str | None = None,
+) -> dict[str, Any]:
     micro_batch_size, accumulation = config.batches(world_size)
     decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
     decisive["init"] = config.effective_init
+    for name, value in (("weights", weights_sha256), ("nudge_seed", config.nudge_seed)):
+        if value is None:  # as in records from before there were these
+            del decisive[name]
+        else:
+            decisive[name] = value
     if continues is not None:
         decisive["continues"] = continues.model_dump()
     text = json.dumps(decisive, sort_keys=True)

@@ -145,6 +145,16 @@ class Timing(Facts):
     tokens_per_second: float | None  # world total, padding not counted
 
 
+class Load(Facts):
+    """Processor seconds on rank 0's machine while steps were trained; evaluations and checkpoints are among it."""
+
+    seconds: float
+    num_processors: int
+    own_seconds: float  # of this run's processes there
+    other_seconds: float  # of all others, the kernel's own threads among them
+    stolen_seconds: float  # that a hypervisor gave to others
+
+
 class Continued(Facts):
     """Another run's checkpoint, with which a run began."""
 
@@ -194,7 +204,8 @@ class Record(Facts):
     strategy: Name
     world_size: int
     seed: int
-    init: Literal["pretrained", "scratch"]
+    init: Literal["pretrained", "scratch", "weights"]
+    weights_sha256: str | None = None  # of the file that a run with --weights starts from
     config: dict[str, Any]
     num_params: int | None = None
     model_flops_per_sequence: int | None = None  # forward and backward, by torch.utils.flop_counter (measure/flops.py)
@@ -222,6 +233,7 @@ class Record(Facts):
     config_sha256: str | None = None  # of config.json beside it, in a run directory
     strategy_file: dict[str, Any] | None = None  # the strategy's YAML whole, and the JSON that belongs to it
     launcher: list[str] | None = None  # the command of `accelerate launch`, as it was started
+    load: Load | None = None  # None: the run was taken up by another process, or the record is from before 2026-11-21
 
 
 OutcomeStatus = Literal[
@@ -246,6 +258,7 @@ class Outcome(Facts):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     study: Name
+    study_sha256: str | None = None  # of the study's file as it was then; None: from before outcomes had it
     run_id: Name
     status: OutcomeStatus
     message: str  # one line

@@ -203,6 +203,7 @@ def _write(
 ) -> Outcome:
     outcome = Outcome(
         study=study.name,
+        study_sha256=study.sha256,
         run_id=run.run_id,
         status=status,
         message=message,

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
 from study.errors import Refusal, describe
+from study.records.protocol import Protocol
 from study.run import Run
 from study.strategy import file
 from study.strategy.file import Strategy, read_by_name
@@ -118,6 +119,8 @@ class Study(files.Written):
     text: Literal["bundled", "real"] = "bundled"  # real: from --data-dir, else from the hub
     device: Literal["any", "gpu"] = "any"
     parts: Annotated[tuple[Part, ...], A_LIST]
+    protocol: Protocol | None = None  # None: nothing was fixed beforehand
+    sha256: str  # of the file
 
     @model_validator(mode="after")
     def _check(self) -> Study:
@@ -147,10 +150,11 @@ def find(name: str) -> Study:
     if not path.is_file():
         raise Refusal(f"study {name!r} is unknown; name a YAML file or one of {', '.join(names())}")
     content = files.read_yaml(path, STUDIES)
-    if "name" in content:
-        raise Refusal(f"{path}: name is not a key; the file's own name is the study's")
+    own = {"name": path.stem, "sha256": files.sha256(path)}
+    if taken := min(own.keys() & content.keys(), default=None):
+        raise Refusal(f"{path}: {taken} is not a key; the file's own {taken} is the study's")
     try:
-        return Study.model_validate({"name": path.stem, **content})
+        return Study.model_validate({**own, **content})
     except ValidationError as error:
         first = error.errors()[0]
         # Errors of our own say what is wrong, but not in which part.

@@ -74,6 +74,7 @@ class Journal:
         """Begin the run directory, once the proof holds."""
         from study.training import weights
         from study.training.observer import Observer
+        from study.workloads import sources
 
         config, accelerator, strategy = self.run.config, built.accelerator, self.run.strategy
         # A steady step: after warm-up, or the last one of a run that is all warm-up.
@@ -94,6 +95,7 @@ class Journal:
         self._facts |= {
             "num_params": weights.num_params(built.model),
             "data": built.splits.description,
+            "weights_sha256": None if config.weights is None else sources.weights_sha256(config.weights),
             "proof": built.proof,
             "initial_parameters": built.initial_parameters,
         }

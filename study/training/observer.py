@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from study.records.schema import Collective, Facts, ModelStateBytes, PeakMemory, Proof
+from study.records.schema import Collective, Facts, Load, ModelStateBytes, PeakMemory, Proof
+from study.training.measure import load
 from study.training.measure.communication import CollectiveProbe
 from study.training.measure.energy import energy_joules
 from study.training.measure.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
@@ -30,6 +32,7 @@ class Observed(Facts):
     swap_bytes_read: int  # while steps were trained
     swap_bytes_written: int
     energy_joules: float | None  # of the GPU while steps were trained
+    processor_seconds: float  # since steps began, in this process alone
 
 
 class Observer:
@@ -86,6 +89,7 @@ class Observer:
     def begin(self) -> None:
         """Count what is read, written and used from now on: all is there, and steps begin."""
         self._traffic, self._energy = swap_traffic(), energy_joules(self._memory.device)
+        self._processor, self._box = load.own_seconds(), load.moment()
 
     def observed(self) -> Observed:
         """What this rank has seen until now. Rank-local."""
@@ -105,7 +109,14 @@ class Observer:
             swap_bytes_read=read,
             swap_bytes_written=written,
             energy_joules=energy,
+            processor_seconds=load.own_seconds() - self._processor,
         )
+
+    def load(self, ranks: Sequence[Observed]) -> Load | None:
+        """How busy others were on this machine, whose ranks are the first; None: an earlier process saw a part."""
+        here = ranks[: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
+        own = sum(rank.processor_seconds for rank in here)
+        return None if self._earlier is not None else load.between(self._box, load.moment(), own)
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

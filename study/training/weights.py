@@ -28,20 +28,37 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     set_seed(config.seed)  # for a published model's new head too
     if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init):
         with unpartitioned():
-            model = workload.build_model(config, splits)
+            model = _whole(workload, splits, config)
         if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
             _round_to_bf16(model)
         return model
     folder = run.folder / "initial_weights"
     if accelerator.is_main_process:
         with unpartitioned():
-            workload.build_model(config, splits).save_pretrained(folder)
+            _whole(workload, splits, config).save_pretrained(folder)
     accelerator.wait_for_everyone()
     model = workload.load_model(config, splits, folder)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         shutil.rmtree(folder)
     return model
+
+
+def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
+    model: torch.nn.Module = workload.build_model(config, splits)
+    if config.nudge_seed is not None:
+        _nudge(model, config.nudge_seed)
+    return model
+
+
+def _nudge(model: torch.nn.Module, seed: int) -> None:
+    """Move every weight that is not 0 by one unit in its last place, up or down as a coin of this seed falls."""
+    coin = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            heads = torch.rand(parameter.shape, generator=coin) < 0.5
+            moved = torch.nextafter(parameter, torch.where(heads, torch.inf, -torch.inf))
+            parameter.copy_(torch.where(parameter == 0, parameter, moved))
 
 
 def _round_to_bf16(model: torch.nn.Module) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DataCollatorForLanguageModeling
 
 from study.config import RunConfig
 from study.errors import Refusal
@@ -40,12 +40,10 @@ def load(config: RunConfig) -> Splits:
     """Draw and tokenise the reviews: split 80/20, shuffle each part, take the first n, all with `split_seed`."""
     sources.check(config)
     tokenizer = sources.load_tokenizer(config)
-    reviews = sources.load_reviews(config)
-    sources.require_reviews(config, len(reviews), f"--data {config.data}")
-    parts = reviews.train_test_split(test_size=sources.HELD_OUT, seed=config.split_seed)
+    parts = _shuffled(config)
     drawn = {
-        "train": parts["train"].shuffle(seed=config.split_seed).select(range(config.num_train_examples)),
-        "eval": parts["test"].shuffle(seed=config.split_seed).select(range(config.num_eval_examples)),
+        "train": parts["train"].select(range(config.num_train_examples)),
+        "eval": parts["test"].select(range(config.num_eval_examples)),
     }
     splits = {split: tokenise(part, tokenizer, config.sequence_length) for split, part in drawn.items()}
     return Splits(
@@ -55,6 +53,13 @@ def load(config: RunConfig) -> Splits:
         pad_token_id=tokenizer.pad_token_id,
         description=sources.describe(config, splits),
     )
+
+
+def _shuffled(config: RunConfig) -> datasets.DatasetDict:
+    """The reviews to train on and those held out, of which runs take the first."""
+    reviews = sources.load_reviews(config)
+    sources.require_reviews(config, len(reviews), f"--data {config.data}")
+    return reviews.train_test_split(test_size=sources.HELD_OUT, seed=config.split_seed).shuffle(seed=config.split_seed)
 
 
 def tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, length: int) -> Examples:
@@ -69,9 +74,13 @@ def tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, leng
 
 def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
     """Describe the model in full, published sizes included, so that nothing is left to a download."""
+    return _settings(config, splits.vocab_size, splits.pad_token_id)
+
+
+def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> BertConfig:
     size = SIZES["bert-imdb"][config.size]
     return BertConfig(
-        vocab_size=splits.vocab_size,
+        vocab_size=vocab_size,
         hidden_size=size["hidden"],
         num_hidden_layers=size["layers"],
         num_attention_heads=size["heads"],
@@ -80,7 +89,7 @@ def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
         hidden_dropout_prob=config.dropout,
         attention_probs_dropout_prob=config.dropout,
         classifier_dropout=config.dropout,
-        pad_token_id=splits.pad_token_id,
+        pad_token_id=pad_token_id,
         num_labels=2,
         use_cache=False,
         attn_implementation=config.attention,
@@ -96,6 +105,10 @@ def block_class(config: RunConfig) -> str:
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
     """Build the model with fp32 weights; random ones, and the head in any case, come from torch's current seed."""
     settings = model_config(config, splits)
+    if config.weights is not None:
+        # Of masked words there is neither; a run's model/ has both.
+        drawn = ("classifier.", "bert.pooler.")
+        return sources.from_folder(config.weights, BertForSequenceClassification, settings, drawn)
     if config.effective_init == "scratch":
         return BertForSequenceClassification(settings)
     if splits.vocab_size != PRETRAINED_VOCABULARY:
@@ -109,6 +122,41 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
         lambda: BertForSequenceClassification.from_pretrained(name, config=settings, dtype=torch.float32),
         remedy="use --init scratch",
     )
+
+
+def left_over(config: RunConfig) -> Examples:
+    """The whole text of the reviews to train on that a run does not draw, in windows: (windows, length)."""
+    sources.check(config)
+    reviews = _shuffled(config)["train"]
+    if config.num_train_examples == len(reviews):
+        raise sources.nothing_left(config)
+    rest = reviews.select(range(config.num_train_examples, len(reviews)))
+    tokens = sources.load_tokenizer(config)(
+        list(rest["text"]),
+        max_length=config.sequence_length,
+        truncation=True,
+        padding="max_length",
+        return_overflowing_tokens=True,
+    )
+    ids = torch.tensor(tokens["input_ids"])
+    return Examples(input_ids=ids, attention_mask=torch.tensor(tokens["attention_mask"]), labels=ids)
+
+
+class _MaskedWords(BertForMaskedLM):
+    """Devlin et al., arXiv:1810.04805, section 3.1: what were the words behind the masks?"""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Mean cross-entropy; scores of the masked places only, since those of all words of all places fill memory."""
+        asked = labels != -100
+        scores = self.cls(self.bert(input_ids, attention_mask).last_hidden_state[asked])
+        return {"loss": functional.cross_entropy(scores, labels[asked])}
+
+
+def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataCollatorForLanguageModeling]:
+    """What is trained on `left_over`, what of it is kept, and what makes its batches."""
+    tokenizer = sources.load_tokenizer(config)
+    model = _MaskedWords(_settings(config, len(tokenizer), tokenizer.pad_token_id))
+    return model, model.bert, DataCollatorForLanguageModeling(tokenizer)
 
 
 def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:

@@ -41,13 +41,9 @@ def load(config: RunConfig) -> Splits:
     """Cut the tokenised text into blocks; draw the training ones with `split_seed`, take the first for evaluation."""
     sources.check(config)
     tokenizer = sources.load_tokenizer(config)
-    articles = sources.load_articles(config)
-    blocks = {split: _blocks(lines, tokenizer, config.sequence_length) for split, lines in articles.items()}
-    for split, rows in blocks.items():
-        sources.require_blocks(config, split, len(rows), f"--data {config.data}")
-    drawn = np.random.default_rng(config.split_seed).permutation(len(blocks["train"]))[: config.num_train_examples]
+    blocks = _shuffled(config, tokenizer)
     splits = {
-        "train": _examples(blocks["train"][drawn]),
+        "train": _examples(blocks["train"][: config.num_train_examples]),
         "eval": _examples(blocks["validation"][: config.num_eval_examples]),
     }
     more = {}
@@ -61,6 +57,16 @@ def load(config: RunConfig) -> Splits:
         pad_token_id=tokenizer.pad_token_id,
         description=sources.describe(config, splits, **more),
     )
+
+
+def _shuffled(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, np.ndarray]:
+    """The blocks to train on, of which runs take the first, and those of the validation text in their order."""
+    articles = sources.load_articles(config)
+    blocks = {split: _blocks(lines, tokenizer, config.sequence_length) for split, lines in articles.items()}
+    for split, rows in blocks.items():
+        sources.require_blocks(config, split, len(rows), f"--data {config.data}")
+    order = np.random.default_rng(config.split_seed).permutation(len(blocks["train"]))
+    return {**blocks, "train": blocks["train"][order]}
 
 
 def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> np.ndarray:
@@ -78,12 +84,16 @@ def _examples(blocks: np.ndarray) -> Examples:
 
 def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
     """Describe the model in full, published sizes included, so that nothing is left to a download."""
+    return _settings(config, splits.vocab_size, splits.pad_token_id)
+
+
+def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> PreTrainedConfig:
     size = SIZES["gpt-wikitext"][config.size]
     shared = {
-        "vocab_size": splits.vocab_size,
-        "bos_token_id": splits.pad_token_id,
-        "eos_token_id": splits.pad_token_id,
-        "pad_token_id": splits.pad_token_id,
+        "vocab_size": vocab_size,
+        "bos_token_id": pad_token_id,
+        "eos_token_id": pad_token_id,
+        "pad_token_id": pad_token_id,
         "use_cache": False,
         "attn_implementation": config.attention,
     }
@@ -130,6 +140,8 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
     """Build the model with fp32 weights; random ones come from torch's current seed."""
     settings = model_config(config, splits)
     model_class = _model_class(config)
+    if config.weights is not None:
+        return _with_loss(sources.from_folder(config.weights, model_class, settings))
     if config.effective_init == "scratch":
         return _with_loss(model_class(settings))
     published = GPT_J_VOCABULARY if config.size == "6b" else PRETRAINED_VOCABULARY
@@ -150,6 +162,19 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
 def _with_loss(model: PreTrainedModel) -> PreTrainedModel:
     model.loss_type = "ForCausalLM"  # transformers finds none for GPT2LMHeadModel, warns, and takes this one
     return model
+
+
+def left_over(config: RunConfig) -> Examples:
+    """The blocks to train on that a run does not draw: (blocks, length)."""
+    sources.check(config)
+    return _examples(_shuffled(config, sources.load_tokenizer(config))["train"][config.num_train_examples :])
+
+
+def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, None]:
+    """What is trained on `left_over`, what of it is kept, and what makes its batches: the library's own way."""
+    tokenizer = sources.load_tokenizer(config)
+    model = _with_loss(_model_class(config)(_settings(config, len(tokenizer), tokenizer.pad_token_id)))
+    return model, model, None
 
 
 def load_model(config: RunConfig, splits: Splits, folder: Path) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from study.config import RunConfig
 from study.errors import Refusal
+from study.files import sha256
 from study.workloads import synthetic
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ TOKENIZER_PARTS = ("tokenizer_config.json", "tokenizer.json")
 
 # Models that transformers has without SDPA, by workload and size; asked of transformers itself only by a test.
 WITHOUT_SDPA = {("gpt-wikitext", "2.7b"): "GPTNeoForCausalLM", ("gpt-wikitext", "6b"): "GPTJForCausalLM"}
+
+WEIGHTS = "model.safetensors"  # what save_pretrained writes of a model that fits into one file
 
 HELD_OUT = 0.2  # of the labelled training reviews
 HUB_PROBE_SECONDS = 5.0
@@ -78,6 +81,11 @@ def check(config: RunConfig) -> None:
     name = WITHOUT_SDPA.get((config.workload, config.size))
     if config.attention == "sdpa" and name:
         raise Refusal(f"{name} ({config.size}) has no SDPA in transformers; use --attention eager")
+    if config.weights is not None and not (config.weights / WEIGHTS).is_file():
+        raise Refusal(
+            f"--weights {config.weights}: holds no {WEIGHTS}; name a run's model/, or make a study's bodies with "
+            "`zero-study body STUDY`"
+        )
     if config.data == "files":
         _check_folder(config)
         if config.workload == "bert-imdb":
@@ -283,6 +291,41 @@ def from_hub(
         raise Refusal(
             f"cannot reach the hub for {what}, or it did not deliver ({_first_line(error)}); {remedy}"
         ) from error
+
+
+def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tuple[str, ...] = ()) -> Any:
+    """Load a model with fp32 weights from a folder; parameters named like `drawn` may be missing, and are drawn.
+
+    Raises Refusal where the folder's weights are no such model's.
+    """
+    import torch
+
+    try:
+        model, found = model_class.from_pretrained(
+            folder, config=settings, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:  # the last: another shape
+        raise Refusal(
+            f"--weights {folder}: cannot be loaded ({_first_line(error)}); name a model of this size"
+        ) from error
+    lacking = sorted(name for name in found["missing_keys"] if not name.startswith(drawn))
+    for names, what in ((lacking, "lacks"), (sorted(found["unexpected_keys"]), "has")):
+        if names:
+            raise Refusal(f"--weights {folder}: {what} {names[0]}; name a model of this size")
+    return model
+
+
+def nothing_left(config: RunConfig) -> Refusal:
+    """What is said where runs draw all of a text."""
+    return Refusal(
+        f"num_train_examples {config.num_train_examples} leaves nothing of {config.workload}'s text to train a body "
+        "on; lower it in the study"
+    )
+
+
+def weights_sha256(folder: Path) -> str:
+    """The digest of the weights that a folder holds."""
+    return sha256(folder / WEIGHTS)
 
 
 def _hub_failures() -> tuple[type[Exception], ...]:

@@ -21,7 +21,7 @@ def model_flops_per_sequence(workload: ModuleType, config: RunConfig, splits: Sp
     for every strategy. Attention is the eager one: the counter has no formula for the CPU's fused kernel, and a
     causal mask counts in full. The word "model FLOPs" is that of arXiv:2204.02311, appendix B.
     """
-    plain = config.model_copy(update={"attention": "eager", "init": "scratch"})
+    plain = config.model_copy(update={"attention": "eager", "init": "scratch", "weights": None})
     with FakeTensorMode():
         model = workload.build_model(plain, splits)
         ids = torch.zeros(1, config.sequence_length, dtype=torch.long)

@@ -1,0 +1,57 @@
+"""What was fixed about a study before its first run: arms, endpoints, margins, exclusions, sample size.
+
+It is the section `protocol` of a study's file. Each outcome holds that file's digest, so a protocol that was changed
+after a run is seen: what a run was started under is another text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from study.files import Written
+
+
+def _day(text: str) -> str:
+    """A day as ISO 8601 writes it."""
+    import datetime
+
+    return datetime.date.fromisoformat(text).isoformat()
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Endpoint(Written):
+    """One number of a run on which strategies are compared, and how far two may be apart to count as the same."""
+
+    metric: Literal["loss", "accuracy", "perplexity"]  # held out
+    step: int = Field(ge=1)  # at which it is taken
+    margin: float = Field(gt=0)  # of loss and perplexity a share of the control's; of accuracy a share of the reviews
+    primary: bool = False  # the verdict rests on it
+    planned_sd: float = Field(gt=0)  # of one run's difference from its control, in the margin's unit; from the pilot
+
+
+class Target(Written):
+    """How many steps until the held-out loss is this low, as MLPerf's reference convergence points ask it?"""
+
+    loss: float = Field(gt=0)
+    every: int = Field(ge=1)  # steps between two looks
+
+
+class Protocol(Written):
+    """All of it."""
+
+    fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
+    pilot: str = Field(min_length=1)  # what was run before, and is not in the result
+    null: Names  # labels of the parts that are the control again, from weights one unit in the last place away
+    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)]
+    target: Target
+    same_as: dict[str, Names]  # arm -> strategies that train what it trains to the bit, shown once with one seed
+    once: str = Field(min_length=1)  # the label of the part that shows it
+    significance: Share = 0.05  # of each one-sided test, and of the test against the null after Holm's correction
+    least_power: Share = 0.9  # that was planned for
+    exclusions: Names  # in words: which runs are left out
+    weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")  # of the body that every run starts from

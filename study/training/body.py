@@ -1,0 +1,99 @@
+"""What does fine-tuning start from, where no published weights can be had? A body that the project trains itself.
+
+`zero-study body STUDY` trains the bodies that a study's runs start from (`--weights`): BERT's on masked words, GPT's on
+next tokens, of the part of the same text that none of the runs draws. Labels are not used. One process, one seed: the
+same command gives the same weights on the same machine, and every record has their digest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from study import files
+from study.config import RunConfig
+from study.errors import Refusal
+from study.workloads import sources
+
+SEED = 0
+BATCH_SIZE = 32  # windows of the runs' sequence length
+LEARNING_RATE = 1e-3  # for models of some millions of parameters
+WARMUP_SHARE = 0.05
+EPOCHS = {"bert-imdb": 2, "gpt-wikitext": 1}
+FACTS = "body.json"  # beside the weights: how they were made
+
+
+def train_all(configs: Sequence[RunConfig]) -> None:
+    """Train the bodies that these runs name and that are not there yet. Raises Refusal."""
+    named: dict[Path, list[RunConfig]] = {}
+    for config in configs:
+        if config.weights is not None:
+            named.setdefault(config.weights, []).append(config)
+    if not named:
+        raise Refusal("no run of this study starts from a body; there is nothing to train")
+    for folder, runs in named.items():
+        if (folder / sources.WEIGHTS).exists():
+            print(f"{folder} is there: {sources.weights_sha256(folder)}")
+            continue
+        print(f"{folder}: training it ...", flush=True)
+        facts = train(max(runs, key=lambda config: config.num_train_examples), folder)
+        print(f"{folder}: {facts['num_steps']} steps, loss {facts['last_loss']:.3f}, {facts['sha256']}", flush=True)
+
+
+def train(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Train one body on what runs of this configuration leave of their text, write it to `folder`, say how.
+
+    Raises Refusal where the text is not there or nothing of it is left.
+    """
+    import torch
+    from transformers import Trainer, TrainingArguments, set_seed
+
+    from study.workloads import WORKLOADS
+
+    # Small models that begin at random learn nothing for long under dropout.
+    config = config.model_copy(update={"dropout": 0.0, "weights": None, "init": "scratch"})
+    workload = WORKLOADS[config.workload]
+    examples = workload.left_over(config)
+    if len(examples) < BATCH_SIZE:
+        raise sources.nothing_left(config)
+    set_seed(SEED)
+    model, body, collator = workload.body(config)
+    num_steps = EPOCHS[config.workload] * -(-len(examples) // BATCH_SIZE)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = TrainingArguments(
+            output_dir=scratch,
+            seed=SEED,
+            use_cpu=not torch.cuda.is_available(),
+            per_device_train_batch_size=BATCH_SIZE,
+            max_steps=num_steps,
+            learning_rate=LEARNING_RATE,
+            warmup_steps=round(WARMUP_SHARE * num_steps),
+            logging_steps=min(50, num_steps),
+            save_strategy="no",
+            report_to="none",
+        )
+        trainer = Trainer(model, settings, train_dataset=examples, data_collator=collator)
+        trainer.train()
+    body.cpu().save_pretrained(folder)
+    facts = {
+        "settings": config.model_dump(
+            mode="json", include={"workload", "size", "data", "split_seed", "num_train_examples", "sequence_length"}
+        ),
+        "text_sha256": sources.digest(examples),
+        "num_windows": len(examples),
+        "epochs": EPOCHS[config.workload],
+        "batch_size": BATCH_SIZE,
+        "learning_rate": LEARNING_RATE,
+        "seed": SEED,
+        "num_steps": num_steps,
+        "last_loss": next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry),
+        "seconds": round(time.perf_counter() - began),
+        "num_threads": torch.get_num_threads(),
+        "sha256": sources.weights_sha256(folder),
+    }
+    files.write_json(folder / FACTS, facts)
+    return facts

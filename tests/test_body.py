@@ -1,0 +1,183 @@
+"""What does fine-tuning start from? A body of the project's own, the same for all, and neighbours of its weights."""
+
+from __future__ import annotations
+
+import json
+
+import launching
+import pytest
+import torch
+
+from study import cli
+from study.config import build_config
+from study.errors import Refusal
+from study.running import studies
+from study.training import body, weights
+from study.training.measure import load
+from study.workloads import WORKLOADS, sources
+
+IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
+# What they leave of the bundled sample is enough for some steps.
+FLAGS = {IMDB: {"num_train_examples": 1500}, WIKITEXT: {"num_train_examples": 2000}}
+
+
+def config(workload, **changes):
+    return build_config(**{"workload": workload, **FLAGS[workload], **changes})
+
+
+@pytest.fixture(scope="module", params=[IMDB, WIKITEXT])
+def trained(request, tmp_path_factory):
+    """A workload and the folder of a body that was trained for it in one pass."""
+    folder = tmp_path_factory.mktemp("bodies") / "body"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(body.EPOCHS, request.param, 1)
+        body.train(config(request.param), folder)
+    return request.param, folder
+
+
+@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
+def test_a_body_sees_nothing_that_runs_draw(workload):
+    asked = config(workload)
+    drawn = WORKLOADS[workload].load(asked)
+    rows = lambda examples: {tuple(row) for row in examples.tensors["input_ids"].tolist()}  # noqa: E731
+    rest = rows(WORKLOADS[workload].left_over(asked))
+    assert len(rest) > 32
+    assert not rest & rows(drawn.train)
+    assert not rest & rows(drawn.evaluation)
+
+
+def test_the_same_command_gives_the_same_body(trained, tmp_path, monkeypatch):
+    workload, folder = trained
+    monkeypatch.setitem(body.EPOCHS, workload, 1)
+    again = body.train(config(workload), tmp_path / "again")
+    assert again["sha256"] == sources.weights_sha256(folder)
+    facts = json.loads((folder / body.FACTS).read_text())
+    assert {name: facts[name] for name in facts if name != "seconds"} == {
+        name: again[name] for name in again if name != "seconds"
+    }
+    assert facts["num_steps"] > 2
+    assert facts["text_sha256"] == sources.digest(WORKLOADS[workload].left_over(config(workload)))
+
+
+def test_a_run_starts_from_it(trained):
+    """The head that it lacks is drawn from the seed; all else is the body's, whatever the seed."""
+    workload, folder = trained
+    asked = config(workload, weights=folder)
+    splits = WORKLOADS[workload].load(asked)
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(WORKLOADS[workload].build_model(asked, splits).state_dict())
+    differing = {name.partition(".")[0] for name in states[0] if not torch.equal(states[0][name], states[1][name])}
+    assert differing == ({"classifier", "bert"} if workload == IMDB else set())
+    pooled = {name for name in states[0] if not torch.equal(states[0][name], states[1][name])}
+    assert all("classifier" in name or "pooler" in name for name in pooled)
+    stored = WORKLOADS[workload].body(asked)[1].from_pretrained(folder).state_dict()
+    for name, value in stored.items():
+        if "pooler" not in name:
+            assert torch.equal(states[0][f"bert.{name}" if workload == IMDB else name], value), name
+
+
+def test_a_body_of_another_size_is_refused(trained):
+    workload, folder = trained
+    asked = config(workload, weights=folder, size="mini")
+    with pytest.raises(Refusal, match=r"; name a model of this size"):
+        WORKLOADS[workload].build_model(asked, WORKLOADS[workload].load(asked))
+
+
+def test_what_is_asked_for_is_there(tmp_path):
+    with pytest.raises(Refusal, match=r"holds no model.safetensors; .*zero-study body STUDY"):
+        sources.check(config(IMDB, weights=tmp_path))
+    with pytest.raises(Refusal, match="are two starts; give one of them"):
+        config(IMDB, weights=tmp_path, init="scratch")
+    assert config(IMDB, weights=tmp_path).effective_init == "weights"
+    with pytest.raises(Refusal, match="no run of this study starts from a body"):
+        cli.run(["body", "smoke"])
+    with pytest.raises(Refusal, match="leaves nothing of bert-imdb's text"):
+        body.train(config(IMDB, num_train_examples=1600), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_bodies_of_a_study_are_trained_once(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mine.yaml"
+    flags = f"{{weights: {tmp_path / 'b'}, num_train_examples: 1500}}"
+    path.write_text(f"question: why\nparts: [{{strategies: [ddp, zero2], flags: {flags}}}]\n")
+    monkeypatch.setitem(body.EPOCHS, IMDB, 1)
+    cli.run(["body", str(path)])
+    assert "last loss" not in capsys.readouterr().err
+    cli.run(["body", str(path)])
+    assert f"{tmp_path / 'b'} is there: " in capsys.readouterr().out
+    assert len({run.config.weights for run in studies.runs(studies.find(str(path)))}) == 1
+
+
+# ---------------------------------------------------------------- neighbours
+
+
+def nudged(seed):
+    model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.LayerNorm(50))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape) * (number < 3))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    weights._nudge(model, seed)
+    return before, [parameter.detach() for parameter in model.parameters()]
+
+
+def test_every_weight_moves_to_a_neighbour():
+    before, after = nudged(1)
+    for old, new in zip(before, after, strict=True):
+        up, down = (torch.nextafter(old, torch.tensor(end)) for end in (torch.inf, -torch.inf))
+        assert bool(torch.where(old == 0, new == 0, (new == up) | (new == down)).all())
+    moved_up = torch.cat([(new > old).flatten() for old, new in zip(before[:2], after[:2], strict=True)])
+    assert 0.4 < moved_up.double().mean() < 0.6
+
+
+def test_a_seed_decides_where_to():
+    for one, other in zip(nudged(1)[1], nudged(1)[1], strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(nudged(1)[1][0], nudged(2)[1][0])
+
+
+# ---------------------------------------------------------------- real runs
+
+
+@pytest.mark.launches
+def test_every_strategy_starts_from_the_same_body():
+    """DDP builds it whole, ZeRO-3 loads it in parts; a neighbour differs, and no strategy's start does."""
+
+    def make(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(body.EPOCHS, IMDB, 1)
+            body.train(config(IMDB), folder)
+
+    start = launching.once("body-of-bert", make)
+    plain, sharded = (launching.run(name, weights=start).record for name in ("ddp", "zero3"))
+    assert plain.init == sharded.init == "weights"
+    assert plain.weights_sha256 == sharded.weights_sha256 == sources.weights_sha256(start)
+    assert plain.initial_parameters == sharded.initial_parameters
+    neighbour, of_stage_3 = (launching.run(name, weights=start, nudge_seed=1).record for name in ("ddp", "zero3"))
+    assert neighbour.initial_parameters == of_stage_3.initial_parameters
+    assert neighbour.initial_parameters.sha256 != plain.initial_parameters.sha256
+    assert neighbour.initial_parameters.square_sum == pytest.approx(plain.initial_parameters.square_sum, rel=1e-7)
+    assert neighbour.final_loss == pytest.approx(plain.final_loss, rel=1e-4)
+    assert plain.load.own_seconds > 0
+    assert plain.load.other_seconds >= 0
+
+
+# ---------------------------------------------------------------- the load of others
+
+
+def test_load_is_what_others_took():
+    first, last = load.Moment(10.0, 100.0, 1.0), load.Moment(20.0, 115.0, 1.5)
+    found = load.between(first, last, own=12.0)
+    assert (found.seconds, found.own_seconds, found.other_seconds, found.stolen_seconds) == (10.0, 12.0, 3.0, 0.5)
+    assert load.between(first, last, own=16.0).other_seconds == 0  # clocks of the kernel tick
+
+
+def test_the_box_counts_this_process():
+    first, own = load.moment(), load.own_seconds()
+    while load.own_seconds() - own < 0.2:
+        sum(range(100_000))
+    found = load.between(first, load.moment(), load.own_seconds() - own)
+    assert found.num_processors >= 1
+    assert found.own_seconds >= 0.2
