@@ -20,7 +20,7 @@ LOSS = {"metric": "loss", "step": 100, "margin": 0.01, "primary": True, "planned
 PROTOCOL = {
     "fixed_on": "2026-11-21",
     "pilot": "three seeds of ddp",
-    "null": ["nudged1", "nudged2"],
+    "neighbours": ["nudged1", "nudged2"],
     "endpoints": [LOSS, {"metric": "accuracy", "step": 100, "margin": 0.01, "planned_sd": 0.004}],
     "target": {"loss": 0.55, "every": 50},
     "same_as": {"ddp": ["fsdp2"]},
@@ -189,7 +189,7 @@ def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
     path.write_text(block)
     found = studies.find(str(path))
     assert found.protocol.endpoints[0].primary
-    assert {part.label for part in found.parts} >= {*found.protocol.null, found.protocol.once}
+    assert {part.label for part in found.parts} >= {*found.protocol.neighbours, found.protocol.once}
 
 
 def test_a_study_knows_the_digest_of_its_file(tmp_path: Path):

@@ -99,7 +99,7 @@ def _trained(record: Record, protocol: Protocol) -> Trained:
         strategy=record.strategy,
         world_size=record.world_size,
         seed=record.seed,
-        is_null=any(record.run_id.endswith(f"-{label}") for label in protocol.null),
+        is_null=any(record.run_id.endswith(f"-{label}") for label in protocol.neighbours),
         is_once=record.run_id.endswith(f"-{protocol.once}"),
         held_out={
             int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}

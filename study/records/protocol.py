@@ -46,7 +46,7 @@ class Protocol(Written):
 
     fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
     pilot: str = Field(min_length=1)  # what was run before, and is not in the result
-    null: Names  # labels of the parts that are the control again, from weights one unit in the last place away
+    neighbours: Names  # labels of the parts that are the control again, from weights one unit in the last place away
     endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)]
     target: Target
     same_as: dict[str, Names]  # arm -> strategies that train what it trains to the bit, shown once with one seed
