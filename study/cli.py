@@ -334,9 +334,9 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
 
 @zero_study.command("collect")
 @click.argument("runs", type=PATH, help="folder of run directories")
-@click.argument("records", type=PATH, help="folder to copy into, for instance reports/cpu/records")
+@click.argument("records", type=PATH, help="folder to write to, for instance reports/cpu/records/cpu")
 def _collect(runs: Path, records: Path) -> None:
-    """Copy the records and steps of finished runs into a folder to commit."""
+    """Take finished runs into a folder to commit, a line each for record, steps and outcome."""
     from study.records import collect
 
     collect.collect(runs, records)
@@ -404,7 +404,7 @@ def _pack(records: tuple[Path, ...], packed: Path) -> None:
 
 @zero_study.command("merge")
 @click.argument("packed", type=PATH, metavar="FILE", help="what `zero-study pack` wrote")
-@click.argument("records", type=PATH, help="folder to copy into, for instance reports/STUDY/records/my-box")
+@click.argument("records", type=PATH, help="folder to write to, for instance reports/STUDY/records/my-box")
 def _merge(packed: Path, records: Path) -> None:
     """Take a packed file's records into a folder."""
     from study.records import pack

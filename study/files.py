@@ -78,7 +78,7 @@ def check_name(name: str, what: str) -> str:
         raise Refusal(f"{what} {said} has {len(name)} characters; take at most {LONGEST_NAME}")
     if not _NAME.fullmatch(name):
         raise Refusal(f"{what} {said} cannot be a file's name everywhere; take letters, digits, _, - and . in between")
-    if name.partition(".")[0].lower() in _RESERVED or name.endswith((".outcome", ".steps")):
+    if name.partition(".")[0].lower() in _RESERVED:
         raise Refusal(f"{what} {said} is the name of another file; take another")
     return name
 
@@ -89,7 +89,7 @@ def check_name(name: str, what: str) -> str:
 def load(path: Path, what: str) -> Any:
     """Read a JSON file strictly. Raises Refusal where it is none; `what` says what it should have been."""
     try:
-        return parse_json(_content(path))
+        return parse_json(read_whole(path))
     except (OSError, ValueError) as error:
         raise Refusal(f"{path}: cannot be read as {what} ({error})") from None
 
@@ -103,7 +103,7 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
         content = load(path, "JSON")
     else:
         try:
-            content = parse_yaml(_content(path).decode())
+            content = parse_yaml(read_whole(path).decode())
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
@@ -111,7 +111,8 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
     return content
 
 
-def _content(path: Path) -> bytes:
+def read_whole(path: Path) -> bytes:
+    """Read a file. Raises OSError, and ValueError for one that is larger than any of the study's."""
     with open(path, "rb") as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:

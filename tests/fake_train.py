@@ -24,7 +24,7 @@ OUT_OF_MEMORY = {"step": 1, "error": "OutOfMemoryError: CUDA out of memory. Trie
 
 def prepare(path, runs, endings=None):
     """Write RUNS.json for these planned runs; `endings` by run id, "ok" for the others."""
-    template = json.loads((HERE.parent / "fixtures" / "records" / "auto-ddp.json").read_text())
+    template = json.loads((HERE.parent / "fixtures" / "records" / "auto-ddp" / "record.json").read_text())
     content = {}
     for run in runs:
         config = run.config

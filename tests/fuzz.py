@@ -43,7 +43,7 @@ from study import __main__, cli, config  # noqa: E402
 from study.claims import ledger, verdicts  # noqa: E402
 from study.errors import Refusal, RunFailed  # noqa: E402
 from study.records import find as records  # noqa: E402
-from study.records import pack, schema  # noqa: E402
+from study.records import lines, pack, schema  # noqa: E402
 from study.run import Run  # noqa: E402
 from study.running import launch, plan, studies  # noqa: E402
 from study.strategy import file  # noqa: E402
@@ -406,39 +406,52 @@ def studies_(draw: random.Random) -> None:
         ask("plan" if draw.randrange(3) else "run", "mine.yaml", "--only", "tiny")
 
 
-def _broken_runs(draw: random.Random) -> Path:
-    """Run directories, or collected files, one file of which is mutated; return that."""
+def _broken_runs(draw: random.Random) -> None:
+    """Run directories, or collected files, one file of which is mutated."""
     collected = bool(draw.randrange(2))
     shutil.copytree("collected-good" if collected else "good", "runs")
     path = draw.choice(sorted(path for path in Path("runs").rglob("*") if path.is_file()))
     if path.suffix == ".jsonl":
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        made = "\n".join(json.dumps(line) for line in mutated(lines, draw)) if draw.randrange(2) else None
         with contextlib.suppress(TypeError):
-            path.write_bytes(made.encode() if made is not None else scrambled(path.read_text(), draw))
-        if draw.randrange(2):  # as if the run had written it
+            path.write_bytes(_broken_lines(path.read_text(), draw))
+        if path.name == lines.STEPS and draw.randrange(2):  # as if the run had written it
             _set_digest(path)
     elif not draw.randrange(12):
         path.unlink()
     else:
         path.write_bytes(written(json.loads(path.read_text()), "json", draw))
-    return path
+
+
+def _broken_lines(text: str, draw: random.Random) -> bytes:
+    """Lines of JSON of which some are mutated, or the text is."""
+    if not draw.randrange(2):
+        return scrambled(text, draw)
+    contents = mutated([json.loads(line) for line in text.splitlines()], draw)
+    return "".join(json.dumps(line) + "\n" for line in contents).encode()
 
 
 def _set_digest(steps: Path) -> None:
-    name = "record.json" if steps.name == "steps.jsonl" else steps.name.replace(".steps.jsonl", ".json")
-    path = steps.with_name(name)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "steps_sha256": schema.sha256(steps)}))
+    path = steps.with_name("record.json")
+    if path.exists():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "steps_sha256": schema.sha256(steps)}))
+        return
+    path = steps.with_name(lines.RECORDS)
+    with contextlib.suppress(Refusal):  # where a line has no run's id
+        held = lines.read(path)
+        for run_id, line in lines.read(steps).items():
+            if run_id in held:
+                digest = hashlib.sha256(lines.steps_in(run_id, line)).hexdigest()
+                held[run_id] = lines.line_of({**json.loads(held[run_id]), "steps_sha256": digest})
+        path.write_bytes(lines.join(held))
 
 
 def record_files(draw: random.Random) -> None:
     """Records, steps and outcomes: what is taken means what was written, and every table and copy can be made of it."""
-    path = _broken_runs(draw)
-    if path.exists() and path.suffix == ".json" and path.name != "config.json":
-        is_outcome = path.name.endswith("outcome.json")
-        read = refused(lambda: (schema.read_outcome if is_outcome else schema.read)(path))
-        if read is not None:
-            means(read.model_dump(), json.loads(path.read_text()))
+    _broken_runs(draw)
+    for run in refused(lambda: list(records.find_runs([Path("runs")]))) or ():
+        held = {lines.RECORDS: run.record and run.record.record, lines.OUTCOMES: run.outcome}
+        for name, content in run.contents.items():
+            means(held[name].model_dump(), content)
     what = draw.randrange(6)
     if what == 0:
         ask("collect", "runs", "out")
@@ -468,6 +481,9 @@ def packs(draw: random.Random) -> None:
         name = draw.choice(list(members))
         if draw.randrange(3) and name.endswith(".json"):
             members[name] = written(json.loads(members[name]), "json", draw)
+        elif draw.randrange(2) and name.endswith(".jsonl"):
+            with contextlib.suppress(TypeError):
+                members[name] = _broken_lines(members[name].decode(), draw)
         elif draw.randrange(2):
             taken = members.pop(name)
             other = [
@@ -589,10 +605,10 @@ def prepare(folder: Path) -> None:
     for module in ("torch", "study.compare.text"):
         importlib.import_module(module)
     good = folder / "good"
-    synthetic.write_run(good, strategy="ddp", study="s", run_dir=True)
-    synthetic.write_run(good, strategy="zero2", study="s", run_dir=True)
-    synthetic.write_run(good, strategy="zero2", seed=1, study="s", status="out_of_memory", run_dir=True)
-    synthetic.write_outcome(good, "killed", seed=2, run_dir=True)
+    synthetic.write_run(good, strategy="ddp", study="s")
+    synthetic.write_run(good, strategy="zero2", study="s")
+    synthetic.write_run(good, strategy="zero2", seed=1, study="s", status="out_of_memory")
+    synthetic.write_outcome(good, "killed", seed=2)
     with contextlib.redirect_stdout(io.StringIO()):
         pack.pack([good], folder / "good.zip")
         pack.merge(folder / "good.zip", folder / "collected-good")

@@ -66,15 +66,14 @@ def write_run(
     status: Literal["ok", "out_of_memory", "failed", "interrupted"] = "ok",
     study: str | None = None,
     outcome: schema.OutcomeStatus | None = None,
-    run_dir: bool = False,
     machine: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write one run's record, steps and, with `study`, outcome; return the path of the record.
+    """Write one run's directory, with `study` its outcome too; return the path of the record.
 
     `seconds` is the median of a step and `loss_shift` is added to every loss. Equal settings and seed give equal losses
     on a CPU, and on a GPU losses that differ as those of repeats do. `settings` are further fields of RunConfig,
-    `machine` replaces facts of the machine. With `run_dir` the files lie in a run directory, else as collected.
+    `machine` replaces facts of the machine.
     """
     config = RunConfig(
         workload=workload,
@@ -95,14 +94,14 @@ def write_run(
         config, run_id, strategy, world_size, repeat, box, status, lines, hashlib.sha256(text.encode()).hexdigest()
     )
     made = made.model_copy(update={"machine": {**made.machine, **(machine or {})}})
-    path, steps, beside = _paths(folder, run_id, run_dir)
+    run_dir = _made(folder / run_id)
+    path = run_dir / "record.json"
     path.write_text(made.model_dump_json(indent=1) + "\n")
-    steps.write_text(text)
-    if run_dir:
-        (path.parent / "config.json").write_text(json.dumps({"config": made.config}))
+    (run_dir / "steps.jsonl").write_text(text)
+    (run_dir / "config.json").write_text(json.dumps({"config": made.config}))
     if study is not None:
         seen = _outcome(made, config, study, repeat, outcome or ("crashed" if status == "interrupted" else status))
-        beside.write_text(seen.model_dump_json(indent=1) + "\n")
+        (run_dir / "outcome.json").write_text(seen.model_dump_json(indent=1) + "\n")
     return path
 
 
@@ -119,7 +118,6 @@ def write_outcome(
     repeat: int = 0,
     global_batch_size: int = 8,
     message: str | None = None,
-    run_dir: bool = False,
     **settings: Any,
 ) -> Path:
     """Write the outcome of a run that left no record: it was killed, say, or skipped."""
@@ -146,20 +144,14 @@ def write_outcome(
         command=_command(config, strategy, world_size) if started else [],
         stderr_tail=["Killed"] if started else [],
     )
-    path = _paths(folder, run_id, run_dir)[2]
+    path = _made(folder / run_id) / "outcome.json"
     path.write_text(made.model_dump_json(indent=1) + "\n")
     return path
 
 
-def _paths(folder: Path, run_id: str, run_dir: bool) -> tuple[Path, Path, Path]:
-    """Record, steps and outcome of a run."""
-    if run_dir:
-        folder = folder / run_id
-        names = "record.json", "steps.jsonl", "outcome.json"
-    else:
-        names = f"{run_id}.json", f"{run_id}.steps.jsonl", f"{run_id}.outcome.json"
+def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    return tuple(folder / name for name in names)
+    return folder
 
 
 def _run_id(config: RunConfig, strategy: str, world_size: int, repeat: int) -> str:

@@ -36,6 +36,6 @@ def test_what_was_not_measured_is_said():
 
 
 def test_a_run_without_distribution_sends_nothing(tmp_path):
-    text = brief.text(synthetic.write_run(tmp_path, strategy="single", world_size=1, run_dir=True).parent)
+    text = brief.text(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent)
     assert "single: no distribution, 1 process on cpu, fp32" in text
     assert "sent      0.00 times the parameters' bytes per step and rank (arXiv:1910.02054: 0.00)" in text

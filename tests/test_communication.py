@@ -286,8 +286,8 @@ def test_a_grid_of_accumulations_is_one_call():
 
 @pytest.fixture(scope="module")
 def cells() -> list[view.CommunicationCell]:
-    found = [r for _, r in records.find([*COMMITTED, FIXTURES]) if r.status == "ok" and r.collectives_per_step]
-    return [view.cell(r) for r in found]
+    found = [file.record for file in records.find([*COMMITTED, FIXTURES])]
+    return [view.cell(r) for r in found if r.status == "ok" and r.collectives_per_step]
 
 
 def test_every_committed_record_within_a_hundred_thousandth(cells):
@@ -313,7 +313,7 @@ def test_counts_are_equal_but_for_what_no_record_tells(cells):
 
 def test_the_page_says_how_far_theory_is_off():
     page = view.table([FIXTURES])
-    num_records = len(list(FIXTURES.glob("*.json")))
+    num_records = len(list(FIXTURES.glob("*/record.json")))
     assert f"\n{num_records} runs: bytes within 1% in {num_records}, counts equal in {num_records - 1}.\n" in page
     assert "The worst in bytes is auto-zero0, 0.0001% off.\n- other counts: auto-zero0, 2 all-reduce (1)\n" in page
     assert "\n### 2 processes, 2 micro steps\n" in page

@@ -23,20 +23,8 @@ FIXTURES = Path(__file__).parent / "fixtures" / "records"
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A copy of the collected records, to be changed."""
+    """A copy of the run directories, to be changed."""
     return Path(shutil.copytree(FIXTURES, tmp_path / "records"))
-
-
-@pytest.fixture
-def runs(tmp_path) -> Path:
-    """The same records as run directories."""
-    for path in sorted(FIXTURES.glob("*.json")):
-        run_dir = tmp_path / "runs" / path.stem
-        run_dir.mkdir(parents=True)
-        shutil.copy(path, run_dir / "record.json")
-        shutil.copy(path.with_name(f"{path.stem}.steps.jsonl"), run_dir / "steps.jsonl")
-        (run_dir / "config.json").write_text("{}\n")
-    return tmp_path / "runs"
 
 
 def change(path: Path, **facts) -> None:
@@ -49,7 +37,7 @@ def change(path: Path, **facts) -> None:
 
 def change_steps(path: Path, number: int, **values) -> None:
     """Change one step of a record, and the digest with it."""
-    steps = schema.steps_path(path)
+    steps = path.with_name("steps.jsonl")
     lines = [json.loads(line) for line in steps.read_text().splitlines()]
     lines[number - 1].update(values)
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -88,7 +76,7 @@ def test_buckets_that_were_computed_are_named(folder):
     said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that "
     for view in (model_states, peaks):
         assert f"{said}measurement: auto-ddp" in view.table([folder])
-    for path in folder.glob("*.json"):
+    for path in folder.glob("*/record.json"):
         if path.name.count(".") == 1 and (proof := json.loads(path.read_text())["proof"]):
             change(path, proof=proof | {"gradient_as_bucket_view": False})
     for view in (model_states, peaks):
@@ -105,7 +93,7 @@ def test_model_states_gives_each_number_its_reason():
 
 
 def test_model_states_flags_what_it_cannot_explain(folder):
-    path = folder / "auto-ddp.json"
+    path = folder / "auto-ddp" / "record.json"
     states = json.loads(path.read_text())["model_state_bytes"]
     states[1]["gradients"] += 100_000
     change(path, model_state_bytes=states)
@@ -115,15 +103,13 @@ def test_model_states_flags_what_it_cannot_explain(folder):
 
 
 def test_model_states_of_an_unknown_model_are_not_explained(folder):
-    change(folder / "auto-ddp.json", num_params=1_527_939)
+    change(folder / "auto-ddp" / "record.json", num_params=1_527_939)
     stepping, _ = rows(model_states.table([folder]), "ddp")
     assert stepping[7] == "4.000 (0.000) *unexplained*"
 
 
 def test_model_states_of_one_strategy_that_differ_have_a_row_each(folder):
-    other = folder / "other.json"
-    shutil.copy(folder / "auto-ddp.json", other)
-    shutil.copy(folder / "auto-ddp.steps.jsonl", folder / "other.steps.jsonl")
+    other = shutil.copytree(folder / "auto-ddp", folder / "other") / "record.json"
     change(other, run_id="other")
     assert len(rows(model_states.table([folder]), "ddp")) == 2  # equal bytes: one row, at two moments
     states = json.loads(other.read_text())["model_state_bytes"]
@@ -134,10 +120,10 @@ def test_model_states_of_one_strategy_that_differ_have_a_row_each(folder):
 
 
 def test_runs_without_a_result_are_named(folder):
-    content = json.loads((folder / "auto-ddp.json").read_text())
+    content = json.loads((folder / "auto-ddp" / "record.json").read_text())
     content |= {"status": "out_of_memory", "failure": {"step": 1, "error": "out of memory"}, "model_state_bytes": None}
-    (folder / "auto-ddp.json").write_text(json.dumps(content))
-    change(folder / "auto-zero0.json", model_state_bytes=None)
+    (folder / "auto-ddp" / "record.json").write_text(json.dumps(content))
+    change(folder / "auto-zero0" / "record.json", model_state_bytes=None)
     page = model_states.table([folder])
     assert "- auto-ddp: out_of_memory" in page
     assert "Not measured (`--no-measure`): auto-zero0." in page
@@ -157,7 +143,7 @@ def test_pages_name_the_command_without_this_machines_folders(monkeypatch, tmp_p
 
 
 def test_losses_by_hand(folder):
-    path = folder / "auto-ddp.json"
+    path = folder / "auto-ddp" / "record.json"
     change(path, evaluation=[{"step": 8.0, "loss": 0.5, "accuracy": 0.75}])
     for number, value in enumerate((1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 4.0, 6.0), 1):  # a third of eight steps is two
         change_steps(path, number, loss=value)
@@ -177,8 +163,8 @@ def test_parity_with_ddp():
 
 def test_parity_by_hand(folder):
     """A loss 1 % off in one step of eight, a sum 0.5 % off at the end, everything else equal."""
-    reference, path = folder / "auto-ddp.json", folder / "auto-zero0.json"
-    shutil.copy(schema.steps_path(reference), schema.steps_path(path))
+    reference, path = folder / "auto-ddp" / "record.json", folder / "auto-zero0" / "record.json"
+    shutil.copy(reference.with_name("steps.jsonl"), path.with_name("steps.jsonl"))
     loss = schema.read_steps(reference)[2]["loss"]
     change_steps(path, 3, loss=loss * 1.01)
     final = json.loads(reference.read_text())["final_parameters"]
@@ -189,10 +175,10 @@ def test_parity_by_hand(folder):
 
 
 def test_a_norm_that_only_one_run_has_is_unknown(folder):
-    change_steps(folder / "auto-zero0.json", 2, grad_norm=None)
+    change_steps(folder / "auto-zero0" / "record.json", 2, grad_norm=None)
     row = rows(parity.table([folder]), "auto-zero0")[0]
     assert (row[4], row[-1]) == ("unknown", "**no**")
-    change_steps(folder / "auto-ddp.json", 2, grad_norm=None)  # now both skipped that step
+    change_steps(folder / "auto-ddp" / "record.json", 2, grad_norm=None)  # now both skipped that step
     assert rows(parity.table([folder]), "auto-zero0")[0][-1] == "yes"
 
 
@@ -204,7 +190,7 @@ def test_with_dropout_another_micro_batch_is_not_comparable():
 
 
 def test_without_dropout_every_cut_of_the_batch_is_comparable(folder):
-    for path in folder.glob("bf16-*.json"):
+    for path in folder.glob("bf16-*/record.json"):
         change(path, config={"dropout": 0.0})
     page = parity.table([folder])
     assert rows(page, "bf16-zero1-acc")[0][2] == "(the reference)"
@@ -221,69 +207,69 @@ def test_without_dropout_every_cut_of_the_batch_is_comparable(folder):
     ],
 )
 def test_what_trains_something_else_is_not_compared(folder, other):
-    change(folder / "auto-zero0.json", **other)
+    change(folder / "auto-zero0" / "record.json", **other)
     assert "Nothing to compare with: auto-zero0." in parity.table([folder])
 
 
 @pytest.mark.parametrize("name", ["output_dir", "data_dir", "swap_dir"])
 def test_where_a_run_reads_and_writes_does_not_matter(folder, name):
-    change(folder / "auto-zero0.json", config={name: "elsewhere"})
+    change(folder / "auto-zero0" / "record.json", config={name: "elsewhere"})
     assert rows(parity.table([folder]), "auto-zero0")[0][2] == "auto-ddp"
 
 
 def test_steps_that_are_not_the_runs_own_are_refused(folder):
-    steps = folder / "auto-zero0.steps.jsonl"
+    steps = folder / "auto-zero0" / "steps.jsonl"
     steps.write_text(steps.read_text().replace('"step": 1,', '"step": 1 ,'))
-    with pytest.raises(
-        Refusal, match=r"auto-zero0\.steps\.jsonl: not the file that steps_sha256 in .*auto-zero0\.json"
-    ):
+    with pytest.raises(Refusal, match=r"auto-zero0/steps\.jsonl: not what steps_sha256 in .*auto-zero0/record\.json"):
         parity.table([folder])
     steps.unlink()
-    with pytest.raises(Refusal, match=r"auto-zero0\.steps\.jsonl: not there"):
+    with pytest.raises(Refusal, match=r"auto-zero0/steps\.jsonl: not there"):
         parity.table([folder])
 
 
 def test_runs_of_another_length_are_refused(folder):
-    path = folder / "auto-zero0.json"
-    steps = schema.steps_path(path)
+    path = folder / "auto-zero0" / "record.json"
+    steps = path.with_name("steps.jsonl")
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-1]))
     last = schema.read_steps(path)[-1]["loss"]
     change(path, steps_sha256=files.sha256(steps), steps_done=7, final_loss=last)
-    with pytest.raises(Refusal, match=r"auto-zero0\.json: 7 steps, .*auto-ddp\.json has 8"):
+    with pytest.raises(Refusal, match=r"auto-zero0/record\.json: 7 steps, .*auto-ddp/record\.json has 8"):
         parity.table([folder])
 
 
 # --- where records are
 
 
-def test_run_directories_and_collected_records_give_the_same_page(runs, folder):
+def test_run_directories_and_collected_records_give_the_same_page(folder, tmp_path):
+    collected = tmp_path / "collected"
+    collect.collect(folder, collected)
     for make in (model_states.table, parity.table):
-        assert make([runs]).splitlines()[:-1] == make([folder]).splitlines()[:-1]
-    assert len(records.find([runs, folder])) == len(records.find([folder]))  # each run once
+        assert make([collected]).splitlines()[:-1] == make([folder]).splitlines()[:-1]
+    assert len(records.find([collected, folder])) == len(records.find([folder]))  # each run once
 
 
 @pytest.mark.parametrize(
     ("facts", "key"), [({"world_size": "two"}, "world_size"), ({"proof": {"zero_stag": 2}}, "zero_stag")]
 )
 def test_a_malformed_record_is_refused_with_file_and_key(folder, facts, key):
-    change(folder / "auto-ddp.json", **facts)
-    with pytest.raises(Refusal, match=rf"auto-ddp\.json.*{key}"):
+    change(folder / "auto-ddp" / "record.json", **facts)
+    with pytest.raises(Refusal, match=rf"auto-ddp/record\.json.*{key}"):
         model_states.table([folder])
 
 
 def test_a_record_without_its_schema_version_is_refused(folder):
-    content = json.loads((folder / "auto-ddp.json").read_text())
+    content = json.loads((folder / "auto-ddp" / "record.json").read_text())
     del content["schema_version"]
-    (folder / "auto-ddp.json").write_text(json.dumps(content))
-    with pytest.raises(Refusal, match=r"auto-ddp\.json: schema_version None"):
+    (folder / "auto-ddp" / "record.json").write_text(json.dumps(content))
+    with pytest.raises(Refusal, match=r"auto-ddp/record\.json: schema_version None"):
         parity.table([folder])
 
 
 def test_other_json_is_left_alone_and_broken_json_is_not(folder):
     (folder / "summary.json").write_text('{"title": "no record"}')
     model_states.table([folder])
-    (folder / "cut.json").write_text('{"schema_version": 1,')
-    with pytest.raises(Refusal, match=r"cut\.json: cannot be read as JSON"):
+    (folder / "auto-ddp" / "record.json").write_text('{"schema_version": 1,')
+    with pytest.raises(Refusal, match=r"auto-ddp/record\.json: cannot be read as a record"):
         model_states.table([folder])
 
 
@@ -297,108 +283,189 @@ def test_nothing_to_read_is_refused(tmp_path):
 # --- collect
 
 
-def test_collect_copies_records_and_steps(runs, tmp_path, capsys):
+def held(folder: Path, name: str) -> dict[str, dict]:
+    """What the lines of a file say, by run id."""
+    lines = (folder / name).read_text().splitlines() if (folder / name).exists() else []
+    return {json.loads(line)["run_id"]: json.loads(line) for line in lines}
+
+
+def test_collect_puts_the_runs_into_few_files(folder, tmp_path, capsys):
     target = tmp_path / "reports" / "records"
-    num_runs = len(list(FIXTURES.glob("*.json")))
-    assert collect.collect(runs, target) == num_runs
-    assert {p.name: p.read_bytes() for p in target.iterdir()} == {p.name: p.read_bytes() for p in FIXTURES.iterdir()}
-    assert f"copied {target / 'auto-ddp.steps.jsonl'}" in capsys.readouterr().out
-    assert collect.collect(runs, target) == num_runs
-    assert "copied" not in capsys.readouterr().out  # the same bytes: kept
+    sources = {path.parent.name: path for path in folder.glob("*/record.json")}
+    assert collect.collect(folder, target) == len(sources)
+    assert {path.name for path in target.iterdir()} == {"records.jsonl", "steps.jsonl"}
+    assert held(target, "records.jsonl") == {name: json.loads(path.read_text()) for name, path in sources.items()}
+    for file in records.find([target]):
+        assert file.steps == sources[file.record.run_id].with_name("steps.jsonl").read_bytes()
+        assert records.steps_of(file) == schema.read_steps(sources[file.record.run_id])
+    assert "copied auto-ddp\n" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in target.iterdir()}
+    assert collect.collect(folder, target) == len(sources)
+    assert {path: path.read_bytes() for path in target.iterdir()} == before
+    assert set(capsys.readouterr().out.splitlines()) == {f"kept {name}" for name in sources}
 
 
-def test_collect_does_not_overwrite_another_record(runs, tmp_path):
-    target = tmp_path / "records"
+def test_a_run_that_is_made_again_replaces_its_lines_alone(tmp_path, capsys):
+    runs, target = tmp_path / "runs", tmp_path / "records"
+    for seed in range(3):
+        path = synthetic.write_run(runs, seed=seed, study="s")
     collect.collect(runs, target)
-    change(runs / "auto-zero2" / "record.json", wall_seconds=1.0)
-    before = (target / "auto-zero2.json").read_bytes()
-    with pytest.raises(Refusal, match=r"auto-zero2\.json and .*record\.json differ"):
-        collect.collect(runs, target)
-    assert (target / "auto-zero2.json").read_bytes() == before
+    before = {path.name: path.read_bytes().splitlines() for path in target.iterdir()}
+    shutil.rmtree(runs)
+    synthetic.write_run(runs, seed=2, study="s", seconds=2.0)
+    capsys.readouterr()
+    assert collect.collect(runs, target) == 1
+    assert capsys.readouterr().out == f"replaced {path.parent.name}\n"
+    assert before.keys() == {"records.jsonl", "steps.jsonl", "outcomes.jsonl"}
+    for name, lines in before.items():
+        after = (target / name).read_bytes().splitlines()
+        assert after[:2] == lines[:2]
+        assert (after[2] != lines[2], len(after)) == (True, 3)
+    shutil.rmtree(runs)
+    failed = synthetic.write_run(runs, seed=2, status="failed")  # before its first step, and nobody saw it
+    change(failed, steps_sha256=None, steps_done=0, final_loss=None)
+    collect.collect(runs, target)
+    assert [len(held(target, name)) for name in ("records.jsonl", "steps.jsonl", "outcomes.jsonl")] == [3, 2, 2]
 
 
-def test_collect_refuses_two_runs_of_one_name_and_copies_none(runs, tmp_path):
-    shutil.copytree(runs / "auto-ddp", runs / "zzz")
-    change(runs / "zzz" / "record.json", wall_seconds=1.0)
+def test_the_order_is_that_in_which_files_of_these_names_are_listed(tmp_path):
+    for repeat in (0, 1):
+        synthetic.write_run(tmp_path / "runs", repeat=repeat)
+    collect.collect(tmp_path / "runs", tmp_path / "records")
+    run_ids = list(held(tmp_path / "records", "records.jsonl"))
+    assert run_ids == [file.record.run_id for file in records.find([tmp_path / "records"])]
+    assert run_ids == [path.stem for path in sorted(Path(f"{run_id}.json") for run_id in run_ids)]
+    assert run_ids[0].endswith("-repeat1")
+
+
+def test_collect_refuses_two_runs_of_one_name_and_copies_none(folder, tmp_path):
+    shutil.copytree(folder / "auto-ddp", folder / "zzz")
+    change(folder / "zzz" / "record.json", wall_seconds=1.0)
     with pytest.raises(Refusal, match="differ"):
-        collect.collect(runs, tmp_path / "records")
-    assert not (tmp_path / "records").exists()
+        collect.collect(folder, tmp_path / "collected")
+    assert not (tmp_path / "collected").exists()
 
 
-def test_collect_checks_the_steps(runs, tmp_path):
-    (runs / "auto-ddp" / "steps.jsonl").write_text("")
-    with pytest.raises(Refusal, match="not the file that steps_sha256"):
-        collect.collect(runs, tmp_path / "records")
+def test_collect_checks_the_steps(folder, tmp_path):
+    (folder / "auto-ddp" / "steps.jsonl").write_text("")
+    with pytest.raises(Refusal, match="not what steps_sha256"):
+        collect.collect(folder, tmp_path / "collected")
+
+
+def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
+    """Their digest is of bytes that no run writes."""
+    steps = folder / "auto-ddp" / "steps.jsonl"
+    steps.write_text(steps.read_text().replace("\n", "\n ", 1).removesuffix("\n"))
+    change(folder / "auto-ddp" / "record.json", steps_sha256=files.sha256(steps))
+    with pytest.raises(Refusal, match=r"auto-ddp: its steps\.jsonl is not as a run writes it"):
+        collect.collect(folder, tmp_path / "collected")
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "steps.jsonl"])
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (
+            lambda text: text.replace('{"run_id": "auto-ddp"', '{"run": "auto-ddp"'),
+            "line 1 does not begin with a run_id",
+        ),
+        (lambda text: text + text.splitlines()[0] + "\n", r"line \d is the second one of auto-ddp"),
+        (lambda text: "<<<<<<< HEAD\n" + text, "line 1 does not begin with a run_id"),
+        (lambda text: text.replace("\n", "\n\n", 1), "line 2 does not begin with a run_id"),
+    ],
+)
+def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoil, match):
+    target = tmp_path / "collected"
+    collect.collect(folder, target)
+    (target / name).write_text(spoil((target / name).read_text()))
+    for read in (lambda: parity.table([target]), lambda: collect.collect(folder, target)):
+        with pytest.raises(Refusal, match=rf"collected/{name}: {match}"):
+            read()
+
+
+def test_a_collected_line_that_is_altered_is_refused(folder, tmp_path):
+    target = tmp_path / "collected"
+    collect.collect(folder, target)
+    whole = {path.name: path.read_text() for path in target.iterdir()}
+    (target / "steps.jsonl").write_text(whole["steps.jsonl"].replace('"step": 1,', '"step": 1 ,', 1))
+    where = r"collected/{}\.jsonl, auto-ddp"
+    match = f"{where.format('steps')}: not what steps_sha256 in .*{where.format('records')} names"
+    with pytest.raises(Refusal, match=match):
+        parity.table([target])
+    (target / "steps.jsonl").write_text("".join(whole["steps.jsonl"].splitlines(keepends=True)[1:]))
+    with pytest.raises(Refusal, match=f"{where.format('steps')}: not there, though .* says ok"):
+        model_states.table([target])
+    (target / "steps.jsonl").write_text(whole["steps.jsonl"])
+    (target / "records.jsonl").write_text(whole["records.jsonl"].replace('"world_size": 2', '"world_size": "two"', 1))
+    with pytest.raises(Refusal, match=f"{where.format('records')}: world_size='two'"):
+        model_states.table([target])
+    (target / "records.jsonl").write_text(whole["records.jsonl"].replace("}\n", "\n", 1))
+    with pytest.raises(Refusal, match=f"{where.format('records')}: cannot be read as a record"):
+        model_states.table([target])
 
 
 def test_collect_needs_a_finished_run(tmp_path):
-    with pytest.raises(Refusal, match="no finished run below"):
+    with pytest.raises(Refusal, match="no record below"):
         collect.collect(tmp_path, tmp_path / "records")
 
 
 def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
-    done = synthetic.write_run(runs, seed=1, study="s", run_dir=True)
-    skipped = synthetic.write_outcome(runs, "skipped", seed=2, run_dir=True)
+    done = synthetic.write_run(runs, seed=1, study="s")
+    skipped = synthetic.write_outcome(runs, "skipped", seed=2)
     assert collect.collect(runs, target) == 2
-    names = sorted(path.name for path in target.iterdir())
-    one, two = done.parent.name, skipped.parent.name
-    assert names == sorted([f"{one}.json", f"{one}.steps.jsonl", f"{one}.outcome.json", f"{two}.outcome.json"])
-    assert (target / f"{one}.outcome.json").read_bytes() == (done.parent / "outcome.json").read_bytes()
-    assert (target / f"{two}.outcome.json").read_bytes() == skipped.read_bytes()
-    assert capsys.readouterr().out.count("copied") == 4
+    expected = {path.parent.name: json.loads(path.with_name("outcome.json").read_text()) for path in (done, skipped)}
+    assert held(target, "outcomes.jsonl") == expected
+    assert held(target, "records.jsonl").keys() == held(target, "steps.jsonl").keys() == {done.parent.name}
+    assert capsys.readouterr().out.count("copied") == 2
 
 
 def test_collect_replaces_the_outcome_of_a_run_that_has_a_result_now(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
-    skipped = synthetic.write_outcome(runs, "skipped", run_dir=True)
+    run_id = synthetic.write_outcome(runs, "skipped").parent.name
     collect.collect(runs, target)
-    collected = target / f"{skipped.parent.name}.outcome.json"
-    synthetic.write_outcome(runs, "killed", run_dir=True)  # tried, and still no record
+    synthetic.write_outcome(runs, "killed")  # tried, and still no record
     collect.collect(runs, target)
-    assert json.loads(collected.read_text())["status"] == "killed"
-    synthetic.write_run(runs, study="s", run_dir=True)
+    assert held(target, "outcomes.jsonl")[run_id]["status"] == "killed"
+    synthetic.write_run(runs, study="s")
     collect.collect(runs, target)
-    assert json.loads(collected.read_text())["status"] == "ok"
-    assert capsys.readouterr().out.count(f"replaced {collected}") == 2
-    # From now on there is a record, and nothing of the run is replaced.
-    change(skipped, message="another")
-    with pytest.raises(Refusal, match=r"outcome\.json and .*outcome\.json differ"):
-        collect.collect(runs, target)
-    assert json.loads(collected.read_text())["message"] == "ok"
+    assert held(target, "outcomes.jsonl")[run_id]["status"] == "ok"
+    assert capsys.readouterr().out.count(f"replaced {run_id}") == 2
 
 
-def test_collect_does_not_put_an_outcome_beside_another_runs_record(tmp_path):
+def test_collect_never_gives_up_a_record_for_an_outcome(tmp_path):
     target = tmp_path / "records"
-    synthetic.write_run(tmp_path / "here", run_dir=True)
-    synthetic.write_outcome(tmp_path / "there", "skipped", run_dir=True)
+    synthetic.write_run(tmp_path / "here")
+    synthetic.write_outcome(tmp_path / "there", "skipped")
     collect.collect(tmp_path / "here", target)
-    before = sorted(path.name for path in target.iterdir())
-    with pytest.raises(Refusal, match=r"records/.*\.json and .*there/.*outcome\.json differ"):
+    before = {path: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(Refusal, match=r"records/records\.jsonl, gpt-.* and .*there/.*outcome\.json differ"):
         collect.collect(tmp_path / "there", target)
     with pytest.raises(Refusal, match=r"here/.*record\.json and .*there/.*outcome\.json differ"):
         collect.collect(tmp_path, tmp_path / "other")
-    assert sorted(path.name for path in target.iterdir()) == before
+    assert {path: path.read_bytes() for path in target.iterdir()} == before
 
 
 def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
-    path = synthetic.write_run(runs, status="interrupted", run_dir=True)
+    path = synthetic.write_run(runs, status="interrupted")
     with pytest.raises(Refusal, match="no finished run below"):
         collect.collect(runs, target)
     assert f"left out {path}: interrupted" in capsys.readouterr().out
-    synthetic.write_outcome(runs, "timed_out", run_dir=True)  # what the runner saw of it is a fact
+    synthetic.write_outcome(runs, "timed_out")  # what the runner saw of it is a fact
     assert collect.collect(runs, target) == 1
-    assert [path.name for path in target.iterdir()] == [f"{path.parent.name}.outcome.json"]
+    assert [path.name for path in target.iterdir()] == ["outcomes.jsonl"]
 
 
 def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
-    path = synthetic.write_run(tmp_path, study="s", run_dir=True).with_name("outcome.json")
+    path = synthetic.write_run(tmp_path, study="s").with_name("outcome.json")
     change(path, run_id="another")
-    with pytest.raises(Refusal, match=r"outcome\.json: run_id another, .*record\.json has gpt-wikitext-tiny-zero2"):
+    with pytest.raises(
+        Refusal, match=r"outcome\.json: run_id 'another', the record beside it is 'gpt-wikitext-tiny-zero2"
+    ):
         collect.collect(tmp_path, tmp_path / "records")
     path.with_name("record.json").unlink()
-    with pytest.raises(Refusal, match=r"outcome\.json: status ok, but no record is beside it"):
+    with pytest.raises(Refusal, match=r"outcome\.json: outcome ok, but no record is beside it"):
         collect.collect(tmp_path, tmp_path / "records")
     change(path, position="first")
     with pytest.raises(Refusal, match=r"outcome\.json: position='first'"):
@@ -409,25 +476,34 @@ def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     assert not (tmp_path / "records").exists()
 
 
-def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch):
+@pytest.mark.parametrize("num_written", [0, 1, 2])
+def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch, num_written):
+    """Also where it replaces runs: until then what does not belong together is refused."""
     runs, target = tmp_path / "runs", tmp_path / "records"
-    path = synthetic.write_run(runs, study="s", run_dir=True)
-    replace, left = os.replace, [2]
+    synthetic.write_run(runs, study="s")
+    collect.collect(runs, target)
+    shutil.rmtree(runs)
+    synthetic.write_run(runs, study="s", seconds=2.0)
+    replace, left = os.replace, [num_written]
 
-    def fail_at_the_third(source: Path, to: Path) -> None:
+    def fail_after_some(source: Path, to: Path) -> None:
         if not left[0]:
             raise OSError(28, "No space left on device")
         left[0] -= 1
         replace(source, to)
 
-    monkeypatch.setattr(os, "replace", fail_at_the_third)
+    monkeypatch.setattr(os, "replace", fail_after_some)
     with pytest.raises(OSError, match="No space left"):
         collect.collect(runs, target)
-    name = path.parent.name
-    assert {path.name for path in target.iterdir()} == {f"{name}.steps.jsonl", f"{name}.outcome.json"}  # record last
     monkeypatch.undo()
+    if num_written:
+        with pytest.raises(Refusal, match=r"steps\.jsonl, .*: not what steps_sha256"):  # the record is written last
+            records.steps_of(records.find([target])[0])
     collect.collect(runs, target)
-    assert (target / f"{name}.json").read_bytes() == path.read_bytes()
+    collect.collect(runs, tmp_path / "whole")
+    assert [(target / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "whole").iterdir()] == [
+        True
+    ] * 3
 
 
 @pytest.mark.launches
@@ -440,7 +516,7 @@ def test_nothing_here_imports_torch():
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("path", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_fixtures_name_no_folder_of_a_machine(path):
     text = path.read_text()
     assert not [start for start in ('"/', "/home/", "/root/", "/tmp/") if start in text]

@@ -20,7 +20,7 @@ ALIKE = {
     "config_digest": "settings", "libraries": "torch 2.13.0", "global_batch_size": 8, "num_steps": 40.0,
     "world_size": 2, "micro_batch_size": 4.0, "dropout": 0.0, "oversubscribed": False, "share_device": False,
     "threads_per_process": 1.0,
-    "settings": None, "run_id": "", "path": "", "message": "",
+    "settings": None, "run_id": "", "message": "",
 }  # fmt: skip
 
 

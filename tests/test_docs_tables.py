@@ -62,7 +62,7 @@ def tabulate(head: list[str], rows: list[list[str]]) -> str:
 def runs(study: str = "*") -> list[Record]:
     """Every committed run that ended well."""
     folders = [*CPU.glob(study), *ROOT.glob("reports/cpu-time/records" if study == "*" else "none")]
-    return [record for _, record in records.find(sorted(folders)) if record.status == "ok"]
+    return [file.record for file in records.find(sorted(folders)) if file.record.status == "ok"]
 
 
 # ---------------------------------------------------------------- what was measured

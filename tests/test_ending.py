@@ -339,7 +339,7 @@ def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_p
         report = {"at": at, "status": "out_of_memory", "step": step, "error": f"OutOfMemoryError: on rank {rank}"}
         (tmp_path / f"failure-rank{rank}.json").write_text(json.dumps(report))
     assert ending.read_report(tmp_path) == OwnReport("out_of_memory", 4, "OutOfMemoryError: on rank 2")
-    shutil.copy(FIXTURES / "auto-ddp.json", tmp_path / "record.json")
+    shutil.copy(FIXTURES / "auto-ddp" / "record.json", tmp_path / "record.json")
     told = ending.read_report(tmp_path)
     assert told.status == "ok"
     assert told.text.startswith("final loss ")

@@ -10,6 +10,7 @@ from test_parity import CLIPPED, UNCLIPPED, assert_same_run, relative
 
 from study.config import build_config
 from study.errors import Refusal
+from study.records import find as records
 from study.records import schema
 from study.records.schema import Proof, Sharding
 from study.run import make_run
@@ -17,6 +18,7 @@ from study.strategy.file import read_by_name
 from study.training import proof
 
 SMOKE = Path(__file__).parents[1] / "reports" / "cpu" / "records" / "smoke"
+SHARDED = "bert-imdb-tiny-fsdp2-2x-seed0"
 
 
 @pytest.mark.launches
@@ -75,9 +77,13 @@ def test_bf16_is_of_fp32_shards():
     assert run.record.initial_parameters.sha256 != launching.run("fsdp2", **UNCLIPPED).record.initial_parameters.sha256
 
 
+def sharded() -> records.RecordFile:
+    return next(file for file in records.find([SMOKE]) if file.record.run_id == SHARDED)
+
+
 @pytest.fixture
 def proved() -> Proof:
-    return schema.read(SMOKE / "bert-imdb-tiny-fsdp2-2x-seed0.json").proof
+    return sharded().record.proof
 
 
 @pytest.mark.parametrize(
@@ -125,12 +131,12 @@ def test_replicas_have_their_number_of_processes():
 def test_a_record_without_its_sharding_is_held_against_nothing(tmp_path):
     from study.compare import communication, peaks, table
 
-    record = schema.read(SMOKE / "bert-imdb-tiny-fsdp2-2x-seed0.json")
+    _, record, steps = sharded()
     assert communication.cell(record).error == 0
     bare = record.model_copy(update={"proof": record.proof.model_copy(update={"sharding": None})})
     assert (communication.cell(bare), peaks.cell(bare)) == (None, None)
     schema.write(tmp_path, bare)
-    (tmp_path / "steps.jsonl").write_bytes((SMOKE / "bert-imdb-tiny-fsdp2-2x-seed0.steps.jsonl").read_bytes())
+    (tmp_path / "steps.jsonl").write_bytes(steps)
     (tmp_path / "config.json").write_text("{}\n")
     assert table.read([tmp_path])["is_unproven"].tolist() == [True]
 

@@ -19,7 +19,7 @@ from study.records import collect, pack, schema
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    return synthetic.write_run(Path("runs"), study="s", run_dir=True).parent
+    return synthetic.write_run(Path("runs"), study="s").parent
 
 
 def change(path: Path, **facts) -> None:
@@ -46,14 +46,14 @@ def test_ok_without_its_files_is_no_record(run_dir, name):
 def test_what_is_collected_has_its_steps_beside_it(run_dir):
     collect.collect(Path("runs"), Path("collected"))
     assert table.read([Path("collected")])["status"].tolist() == ["ok"]
-    next(Path("collected").glob("*.steps.jsonl")).unlink()
-    with pytest.raises(Refusal, match=r"steps\.jsonl: not there, though"):
+    Path("collected", "steps.jsonl").unlink()
+    with pytest.raises(Refusal, match=r"collected/steps\.jsonl, gpt-.*: not there, though"):
         table.read([Path("collected")])
 
 
 def test_what_failed_before_its_first_step_has_none(run_dir):
     shutil.rmtree(run_dir)
-    path = synthetic.write_run(Path("runs"), study="s", status="failed", run_dir=True)
+    path = synthetic.write_run(Path("runs"), study="s", status="failed")
     change(path, steps_sha256=None, steps_done=0, final_loss=None)
     for name in ("steps.jsonl", "config.json"):
         (path.parent / name).unlink()
@@ -162,7 +162,7 @@ def test_a_pack_is_merged_before_it_is_done(run_dir, monkeypatch):
         pack.pack([Path("runs")], Path("box.zip"))
     assert not Path("box.zip").exists()
     result.unlink()
-    monkeypatch.setattr(collect, "put", lambda runs, folder: folder.mkdir() or [])
+    monkeypatch.setattr(collect, "put", lambda runs, folder, replace: folder.mkdir() or [])
     with pytest.raises(Refusal, match="is not the same after a merge"):
         pack.pack([Path("runs")], Path("box.zip"))
     assert not Path("box.zip").exists()

@@ -202,7 +202,7 @@ def test_a_failure_before_the_first_file_names_none(tmp_path):
 
 
 def test_readers_refuse_another_runs_configuration(tmp_path):
-    template = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-ddp.json").read_text())
+    template = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-ddp" / "record.json").read_text())
     run = tmp_path / "run"
     run.mkdir()
     written(run)

@@ -20,9 +20,9 @@ from study.records import collect, pack, schema
 def runs(tmp_path) -> Path:
     """Run directories: two with records, one that was killed."""
     runs = tmp_path / "runs"
-    synthetic.write_run(runs, seed=0, study="s", run_dir=True)
-    synthetic.write_run(runs, seed=1, study="s", status="out_of_memory", run_dir=True)
-    synthetic.write_outcome(runs, "killed", seed=2, run_dir=True)
+    synthetic.write_run(runs, seed=0, study="s")
+    synthetic.write_run(runs, seed=1, study="s", status="out_of_memory")
+    synthetic.write_outcome(runs, "killed", seed=2)
     return runs
 
 
@@ -69,13 +69,13 @@ def refused(file: Path, folder: Path, match: str) -> None:
 def test_a_round_trip(runs, packed, tmp_path, capsys):
     target = tmp_path / "elsewhere" / "records"
     assert pack.merge(packed, target) == 3
-    assert capsys.readouterr().out.count("copied") == 7
+    assert capsys.readouterr().out.count("copied") == 3
     collect.collect(runs, tmp_path / "collected")
     assert contents(target) == contents(tmp_path / "collected")
     capsys.readouterr()
     assert pack.merge(packed, target) == 3  # the same bytes: kept
     out = capsys.readouterr().out
-    assert (out.count("kept"), out.count("copied")) == (7, 0)
+    assert (out.count("kept"), out.count("copied")) == (3, 0)
     pack.pack([target], tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes()  # of collected files as of run directories
 
@@ -113,8 +113,8 @@ def test_a_pack_is_the_same_bytes_each_time(runs, packed, tmp_path):
 
 def test_the_manifest_says_where_the_records_come_from(runs, tmp_path, capsys):
     changed = {"git_commit": "1" * 40, "git_dirty": True, "libraries": {"torch": "2.14.0", "deepspeed": None}}
-    synthetic.write_run(runs, seed=3, run_dir=True, machine=changed)
-    synthetic.write_run(runs, seed=4, run_dir=True, machine={"git_commit": None, "git_dirty": None})
+    synthetic.write_run(runs, seed=3, machine=changed)
+    synthetic.write_run(runs, seed=4, machine={"git_commit": None, "git_dirty": None})
     assert pack.pack([runs], tmp_path / "box.zip") == 5
     found = members(tmp_path / "box.zip")
     manifest = json.loads(found[pack.MANIFEST])
@@ -130,17 +130,17 @@ def test_the_manifest_says_where_the_records_come_from(runs, tmp_path, capsys):
 
 
 def test_a_pack_is_of_one_box(runs, tmp_path):
-    synthetic.write_run(tmp_path / "gpu", box="gpu", run_dir=True)
+    synthetic.write_run(tmp_path / "gpu", box="gpu")
     with pytest.raises(Refusal, match=r"records of 2 boxes \(\d x NVIDIA H200; Synthetic CPU, 8 cores\)"):
         pack.pack([runs, tmp_path / "gpu"], tmp_path / "box.zip")
-    synthetic.write_outcome(tmp_path / "none", "skipped", run_dir=True)
+    synthetic.write_outcome(tmp_path / "none", "skipped")
     with pytest.raises(Refusal, match="no record, so no box"):
         pack.pack([tmp_path / "none"], tmp_path / "box.zip")
     assert not (tmp_path / "box.zip").exists()
 
 
 def test_a_pack_holds_one_run_of_a_name(runs, tmp_path):
-    synthetic.write_run(tmp_path / "other", seconds=2.0, study="s", run_dir=True)
+    synthetic.write_run(tmp_path / "other", seconds=2.0, study="s")
     with pytest.raises(Refusal, match=r"runs/.* and .*other/.* differ"):
         pack.pack([runs, tmp_path / "other"], tmp_path / "box.zip")
     assert not (tmp_path / "box.zip").exists()
@@ -191,7 +191,7 @@ def test_a_zip_file_without_a_manifest_is_refused(tmp_path, manifest):
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
-        ({"format_version": 2}, r"box\.zip: format_version 2, this version reads 1"),
+        ({"format_version": 1}, r"box\.zip: format_version 1, this version reads 2"),
         ({"schema_version": 0}, r"box\.zip: schema_version 0, this version reads 1"),
         ({"box": None}, r"box\.zip: manifest\.json: box=None"),
         ({"boxes": []}, r"box\.zip: manifest\.json: unknown key 'boxes'"),
@@ -221,14 +221,14 @@ def test_a_damaged_pack_is_refused_wherever_the_damage_is(packed, tmp_path):
 
 def test_a_member_that_is_not_the_manifests_is_refused(packed, tmp_path):
     found = members(packed)
-    name = next(name for name in found if name.endswith(".steps.jsonl"))
+    name = "steps.jsonl"
     rewrite(packed, {**found, name: found[name] + b" "})
     refused(packed, tmp_path / "records", rf"box\.zip: {name} is not the file that its manifest names")
 
 
 def test_a_missing_and_an_extra_member_are_refused(packed, tmp_path):
     found = members(packed)
-    name = next(name for name in found if name.endswith(".outcome.json"))
+    name = "outcomes.jsonl"
     rewrite(packed, {other: member for other, member in found.items() if other != name})
     refused(packed, tmp_path / "records", rf"box\.zip: {name} is missing")
     rewrite(packed, {**found, "more.json": b"{}"})
@@ -250,52 +250,46 @@ def test_two_members_of_one_name_are_refused(packed, tmp_path):
     refused(packed, tmp_path / "records", r"box\.zip: two members of one name")
 
 
-def change_steps(found: dict[str, bytes], run_id: str) -> None:
-    found[f"{run_id}.steps.jsonl"] += b" "
+def edit(found: dict[str, bytes], name: str, old: str, new: str) -> None:
+    changed = found[name].replace(old.encode(), new.encode(), 1)
+    assert changed != found[name]
+    found[name] = changed
 
 
-def drop_steps(found: dict[str, bytes], run_id: str) -> None:
-    del found[f"{run_id}.steps.jsonl"]
-
-
-def change_schema(found: dict[str, bytes], run_id: str) -> None:
-    found[f"{run_id}.json"] = found[f"{run_id}.json"].replace(b'"schema_version": 1', b'"schema_version": 2')
-
-
-def change_key(found: dict[str, bytes], run_id: str) -> None:
-    found[f"{run_id}.json"] = found[f"{run_id}.json"].replace(b'"world_size": 2', b'"world_size": "two"', 1)
-
-
-def rename(found: dict[str, bytes], run_id: str) -> None:
-    for kind in ("json", "steps.jsonl", "outcome.json"):
-        found[f"other.{kind}"] = found.pop(f"{run_id}.{kind}")
+def drop(found: dict[str, bytes], name: str, run_id: str) -> None:
+    """Take a run's line out of a file."""
+    found[name] = b"".join(line for line in found[name].splitlines(keepends=True) if run_id.encode() not in line)
 
 
 def rename_inside(found: dict[str, bytes], run_id: str) -> None:
-    """A record that calls its run by a path."""
-    found[f"{run_id}.json"] = found[f"{run_id}.json"].replace(run_id.encode(), b"../../out", 1)
-    del found[f"{run_id}.outcome.json"]
-
-
-def add_stranger(found: dict[str, bytes], run_id: str) -> None:
-    found["notes.txt"] = b"private"
+    """A run that is called by a path."""
+    for name in found:
+        found[name] = found[name].replace(run_id.encode(), b"../../out")
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (change_steps, r"box\.zip/RUN\.steps\.jsonl: not the file that steps_sha256 in .*box\.zip/RUN\.json names"),
-        (drop_steps, r"box\.zip/RUN\.steps\.jsonl: not there"),
-        (change_schema, r"box\.zip/RUN\.json: schema_version 2"),
-        (change_key, r"box\.zip/RUN\.json: world_size='two'"),
-        (rename, r"box\.zip: other\.json is no file of a finished run"),
-        (rename_inside, r"box\.zip/RUN\.json: the name '\.\./\.\./out' cannot"),
-        (add_stranger, r"box\.zip: notes\.txt is no file of a finished run"),
+        (lambda found, run_id: edit(found, "steps.jsonl", '"step": 1,', '"step": 1 ,'),
+         r"box\.zip/steps\.jsonl, RUN: not what steps_sha256 in .*box\.zip/records\.jsonl, RUN names"),
+        (lambda found, run_id: drop(found, "steps.jsonl", run_id), r"box\.zip/steps\.jsonl, RUN: not there"),
+        (lambda found, run_id: edit(found, "records.jsonl", '"schema_version": 1', '"schema_version": 2'),
+         r"box\.zip/records\.jsonl, RUN: schema_version 2"),
+        (lambda found, run_id: edit(found, "records.jsonl", '"world_size": 2', '"world_size": "two"'),
+         r"box\.zip/records\.jsonl, RUN: world_size='two'"),
+        (lambda found, run_id: drop(found, "records.jsonl", run_id), r"box\.zip/outcomes\.jsonl, RUN: outcome ok, but"),
+        (lambda found, run_id: edit(found, "steps.jsonl", run_id, "other"), r"box\.zip/steps\.jsonl, RUN: not there"),
+        (lambda found, run_id: edit(found, "steps.jsonl", "{", '{"run_id": "more", "steps": []}\n{'),
+         r"box\.zip: steps\.jsonl is not of finished runs alone"),
+        (lambda found, run_id: edit(found, "records.jsonl", "\n", "\r\n"),
+         r"box\.zip: records\.jsonl is not of finished runs alone"),
+        (rename_inside, r"box\.zip/records\.jsonl, \.\./\.\./out: .*the name '\.\./\.\./out' cannot"),
+        (lambda found, run_id: found.update({"notes.txt": b"private"}), r"box\.zip: notes\.txt is not of finished"),
     ],
-)
+)  # fmt: skip
 def test_records_that_are_not_whole_are_refused_whatever_the_manifest_says(packed, tmp_path, change: Callable, match):
     found = members(packed)
-    run_id = next(name for name in found if name.endswith(".steps.jsonl")).removesuffix(".steps.jsonl")
+    run_id = json.loads(found["records.jsonl"].splitlines()[0])["run_id"]
     change(found, run_id)
     rewrite(packed, found, sha256=digests(found))
     refused(packed, tmp_path / "records", match.replace("RUN", run_id))
@@ -304,8 +298,9 @@ def test_records_that_are_not_whole_are_refused_whatever_the_manifest_says(packe
 
 def test_a_run_that_is_there_and_differs_is_refused(packed, tmp_path):
     target = tmp_path / "records"
-    synthetic.write_run(target, seed=1, seconds=2.0, status="out_of_memory")
-    refused(packed, target, r"records/.*seed1.* and .*box\.zip/.*seed1.* differ")
+    synthetic.write_run(tmp_path / "other", seed=1, seconds=2.0, status="out_of_memory")
+    collect.collect(tmp_path / "other", target)
+    refused(packed, target, r"records/records\.jsonl, .*seed1.* and .*box\.zip/records\.jsonl, .*seed1.* differ")
 
 
 def test_a_merge_into_a_file_is_refused(packed, tmp_path):
@@ -317,16 +312,16 @@ def test_a_merge_into_a_file_is_refused(packed, tmp_path):
 def test_a_later_pack_of_the_box_adds_its_results(runs, packed, tmp_path, capsys):
     target = tmp_path / "records"
     pack.merge(packed, target)
-    synthetic.write_run(runs, seed=2, study="s", run_dir=True)  # killed before, done now
+    synthetic.write_run(runs, seed=2, study="s")  # killed before, done now
     pack.pack([runs], tmp_path / "later.zip")
     capsys.readouterr()
     assert pack.merge(tmp_path / "later.zip", target) == 3
     out = capsys.readouterr().out
-    assert [out.count(word) for word in ("copied", "replaced", "kept")] == [2, 1, 6]
+    assert [out.count(word) for word in ("copied", "replaced", "kept")] == [0, 1, 2]
     assert contents(target) == {name: m for name, m in members(tmp_path / "later.zip").items() if name != pack.MANIFEST}
 
 
-@pytest.mark.parametrize("num_whole", [0, 1, 4])
+@pytest.mark.parametrize("num_whole", [0, 1, 2])
 def test_a_merge_that_is_cut_off_leaves_nothing_half_written(packed, tmp_path, monkeypatch, num_whole):
     target, left, fsync = tmp_path / "records", [num_whole], os.fsync
 

@@ -12,13 +12,13 @@ import pytest
 from study.compare import cases
 from study.compare import peaks as view
 from study.config import build_config
-from study.records import schema
+from study.records import find as records
 from study.strategy import engines, file
 from study.theory import hardware, measured_by_others, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Precision
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
-MEASURED = sorted(path for path in (RECORDS / "peaks").glob("*.json") if path.name.count(".") == 1)
+MEASURED = [file.record for file in records.find([RECORDS / "peaks"])]
 # Many small buckets or units: gloo's threads let go of them late, and two ranks of one run differ by a tenth.
 UNSTEADY = ("zero2_tuned", "zero3_tuned", "zero3_hpz", "fsdp2", "fsdp2_no_reshard")
 
@@ -27,17 +27,16 @@ def test_there_are_records():
     assert len(MEASURED) >= 90
 
 
-@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
-def test_the_peaks_are_those_measured(path):
-    found = view.cell(schema.read(path))
+@pytest.mark.parametrize("record", MEASURED, ids=lambda record: record.run_id)
+def test_the_peaks_are_those_measured(record):
+    found = view.cell(record)
     steady = found.record.strategy not in UNSTEADY
     assert abs(found.error) <= (0.06 if steady else 0.15)
 
 
 def test_there_are_peaks_of_each_model_batch_and_length():
-    read = [schema.read(path) for path in MEASURED]
     grid = {}
-    for r in read:
+    for r in MEASURED:
         if r.strategy == "single" and r.proof.precision == "fp32" and not view._ways(r):
             grid.setdefault((r.workload, r.size), set()).add(
                 (r.config["global_batch_size"], r.config["sequence_length"])
@@ -167,11 +166,9 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     """What advice is computed for is what a run with that file turns out to be."""
     proved = {}
     for folder in ("cpu", "model-states"):
-        for path in (RECORDS / folder).glob("*.json"):
-            if path.name.count(".") == 1:
-                r = schema.read(path)
-                if r.status == "ok":
-                    proved.setdefault((r.strategy, r.proof.precision, r.world_size), r)
+        for _, r, _ in records.find([RECORDS / folder]):
+            if r.status == "ok":
+                proved.setdefault((r.strategy, r.proof.precision, r.world_size), r)
     unproved = set(file.names()) - {name for name, *_ in proved}
     assert unproved <= {"fsdp2_cpu_offload"}  # needs a GPU
     for (name, precision, world_size), r in proved.items():

@@ -33,7 +33,7 @@ CPU_BOX = Machine((), 25_000_000_000)
 
 
 def read(name: str) -> schema.Record:
-    return schema.read(FIXTURES / f"{name}.json")
+    return schema.read(FIXTURES / name)
 
 
 def lacking(here: Machine, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
@@ -296,7 +296,7 @@ def run_dir(tmp_path):
 
 
 def write_record(run_dir: Path, status: str = "ok", **flags) -> None:
-    content = json.loads((FIXTURES / "auto-ddp.json").read_text())
+    content = json.loads((FIXTURES / "auto-ddp" / "record.json").read_text())
     config = build_config(**FLAGS, **flags).model_dump(mode="json")
     failure = None if status == "ok" else {"step": 1, "error": "OutOfMemoryError: CUDA out of memory."}
     content |= {"status": status, "config": config, "failure": failure}

@@ -72,12 +72,12 @@ def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual,
 
 # ---------------------------------------------------------------- what is one strategy
 
-TEMPLATE = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-zero2.json").read_text())
+TEMPLATE = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-zero2" / "record.json").read_text())
 DEFAULTS = {**dict.fromkeys(settings.READERS, 1), "communication_data_type": "float32"}
 
 
 def write(folder: Path, name: str, proven: dict[str, Any] | None, **changes: Any) -> Record:
-    steps = (ROOT / "tests" / "fixtures" / "records" / "auto-zero2.steps.jsonl").read_bytes()
+    steps = (ROOT / "tests" / "fixtures" / "records" / "auto-zero2" / "steps.jsonl").read_bytes()
     (folder / name).mkdir()
     (folder / name / "steps.jsonl").write_bytes(steps)
     (folder / name / "config.json").write_text("{}\n")

@@ -13,13 +13,13 @@ from study import cli
 from study.errors import Refusal
 from study.models import SIZES
 from study.planner import accuracy
-from study.records import schema
+from study.records import find as records
 from study.theory import communication, flops, hardware, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.shapes import ModelShape
 
 ROOT = Path(__file__).parent.parent
-RECORDS = sorted((ROOT / "reports").rglob("records/**/*.json"))
+RECORDS = sorted((ROOT / "reports").glob("*/records"))
 ROWS = measured_by_others.throughput_rows()
 
 GPT2_XL = shapes.find("gpt2-xl")
@@ -44,10 +44,7 @@ ENGINES = {
 def measured_flops() -> dict[tuple, tuple[ModelShape, int, int]]:
     """Of each model and sequence length that a committed record counted, the shape, the length and the count."""
     found = {}
-    for path in RECORDS:
-        if path.name.endswith(".outcome.json"):
-            continue
-        run = schema.read(path)
+    for run in (file.record for file in records.find(RECORDS)):
         if run.model_flops_per_sequence is None:
             continue
         size = SIZES[run.workload][run.size]

@@ -15,8 +15,8 @@ from study import files
 from study.compare import table
 from study.config import build_config
 from study.errors import Refusal
+from study.records import collect, schema
 from study.records import find as records
-from study.records import schema
 from study.theory import hardware
 
 COMMITTED = Path(__file__).parent / "fixtures" / "records"
@@ -48,7 +48,8 @@ def test_columns_are_there_in_order_and_typed(tmp_path):
 def test_identity_and_settings(tmp_path):
     path = synthetic.write_run(tmp_path, strategy="zero1", seed=3, study="s", global_batch_size=16, dropout=0.2)
     row, written = only(tmp_path), schema.read(path)
-    assert (row["run_id"], row["study"], row["path"], row["strategy"]) == (written.run_id, "s", str(path), "zero1")
+    assert (row["run_id"], row["study"], row["strategy"]) == (written.run_id, "s", "zero1")
+    assert (row["command"], row["machine"]) == (written.command, written.machine)
     assert (row["box"], row["device"], row["status"]) == ("Synthetic CPU, 8 cores", "cpu", "ok")
     assert (row["world_size"], row["seed"], row["repeat"]) == (2, 3, 0)
     assert (row["global_batch_size"], row["micro_batch_size"], row["gradient_accumulation_steps"]) == (16, 8, 1)
@@ -81,8 +82,9 @@ def test_a_step_without_a_gradient_norm_is_left_out_of_the_mean(tmp_path):
     path = synthetic.write_run(tmp_path)
     lines = schema.read_steps(path)
     lines[4]["grad_norm"] = None  # an overflow under a loss scaler
-    schema.steps_path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change(path, steps_sha256=files.sha256(schema.steps_path(path)))
+    steps = path.with_name("steps.jsonl")
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(path, steps_sha256=files.sha256(steps))
     row = only(tmp_path)
     assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines if line["grad_norm"]]))
     assert table.steps(table.read([tmp_path]))["grad_norm"].isna().sum() == 1
@@ -253,7 +255,7 @@ def test_a_run_that_failed_has_a_curve_and_no_final_loss(tmp_path):
 
 def test_a_run_that_took_no_step(tmp_path):
     path = synthetic.write_run(tmp_path, status="failed")
-    schema.steps_path(path).unlink()
+    path.with_name("steps.jsonl").unlink()
     change(path, steps_sha256=None, steps_done=0, final_loss=None, proof=None, data=None, peak_memory=None,
            model_state_bytes=None, initial_parameters=None, collectives_per_step=None)  # fmt: skip
     row = only(tmp_path)
@@ -333,22 +335,20 @@ def test_runs_without_a_record_among_two_boxes_have_an_unknown_one(tmp_path):
 
 
 def test_run_directories_and_collected_files_give_one_table(tmp_path):
-    for run_dir in (True, False):
-        folder = tmp_path / str(run_dir)
-        synthetic.write_run(folder, study="s", run_dir=run_dir)
-        synthetic.write_outcome(folder, "killed", seed=1, run_dir=run_dir)
-        if run_dir:
-            (folder / "gpt-wikitext-tiny-zero2-2x-seed1-batch8" / "config.json").write_text("{}")
-    one, other = (table.read([tmp_path / str(run_dir)]).drop(columns=["path", "curve"]) for run_dir in (True, False))
+    synthetic.write_run(tmp_path / "runs", study="s")
+    killed = synthetic.write_outcome(tmp_path / "runs", "killed", seed=1)
+    (killed.parent / "config.json").write_text("{}")
+    collect.collect(tmp_path / "runs", tmp_path / "records")
+    one, other = (table.read([tmp_path / name]).drop(columns=["curve"]) for name in ("runs", "records"))
     pd.testing.assert_frame_equal(one, other)
 
 
 def test_a_copy_counts_once_and_the_one_with_an_outcome_stays(tmp_path):
     synthetic.write_run(tmp_path / "a")
-    synthetic.write_run(tmp_path / "b", study="s", outcome="crashed_after_result")
-    synthetic.write_run(tmp_path / "c", study="s", outcome="crashed_after_result")
+    synthetic.write_run(tmp_path / "b", study="first", outcome="crashed_after_result")
+    synthetic.write_run(tmp_path / "c", study="second", outcome="crashed_after_result")
     row = only(tmp_path)
-    assert (row["status"], Path(row["path"]).parent.name) == ("crashed_after_result", "b")
+    assert (row["status"], row["study"]) == ("crashed_after_result", "first")
 
 
 def test_runs_of_one_name_on_two_boxes_are_two(tmp_path):
@@ -370,14 +370,14 @@ def test_an_outcome_is_no_record(tmp_path):
 def test_repeats_are_counted_by_when_they_started(tmp_path):
     """Whatever the runs are called, and only among equal runs."""
     for folder, repeat in (("b", 0), ("a", 1), ("c", 2)):
-        synthetic.write_run(tmp_path / folder, repeat=repeat)
+        synthetic.write_run(tmp_path / folder, repeat=repeat, study=folder)
     synthetic.write_run(tmp_path, seed=1, repeat=3)
     synthetic.write_run(tmp_path, micro_batch_size=2)
     rows = table.read([tmp_path])
     assert rows[rows["seed"] == 1]["repeat"].tolist() == [0]
     same = rows[(rows["seed"] == 0) & (rows["micro_batch_size"] == 4)].sort_values("started_at")
     assert same["repeat"].tolist() == [0, 1, 2]
-    assert [Path(path).parent.name for path in same["path"]] == ["b", "a", "c"]
+    assert same["study"].tolist() == ["b", "a", "c"]
     assert rows[rows["micro_batch_size"] == 2]["repeat"].tolist() == [0]
 
 
@@ -389,9 +389,9 @@ def test_the_digest_of_settings(tmp_path):
         "clipping": {"gradient_clipping": 0.5},
         "rate": {"learning_rate": 1e-3},
     }.items():
-        synthetic.write_run(tmp_path / folder, **settings)
+        synthetic.write_run(tmp_path / folder, study=folder, **settings)
     rows = table.read([tmp_path])
-    digests = dict(zip([Path(path).parent.name for path in rows["path"]], rows["config_digest"], strict=True))
+    digests = dict(zip(rows["study"], rows["config_digest"], strict=True))
     assert digests["plain"] == digests["same"]
     assert len({digests["plain"], digests["clipping"], digests["rate"]}) == 3
 
@@ -469,16 +469,16 @@ def test_refuses_an_outcome_that_is_not_json(tmp_path):
 
 def test_refuses_the_outcome_of_another_run(tmp_path):
     path = synthetic.write_run(tmp_path, study="s")
-    change(path.with_name(f"{path.stem}.outcome.json"), run_id="another")
+    change(path.with_name("outcome.json"), run_id="another")
     with pytest.raises(Refusal, match=r"outcome.json: run_id 'another', the record beside it is 'gpt-"):
         table.read([tmp_path])
 
 
 def test_refuses_steps_that_are_missing_or_altered(tmp_path):
     path = synthetic.write_run(tmp_path)
-    steps = schema.steps_path(path)
+    steps = path.with_name("steps.jsonl")
     steps.write_text(steps.read_text().replace("1", "2", 1))
-    with pytest.raises(Refusal, match="not the file that steps_sha256"):
+    with pytest.raises(Refusal, match="not what steps_sha256"):
         table.read([tmp_path])
     steps.unlink()
     with pytest.raises(Refusal, match=r"not there, though .* says ok"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from study.compare import cases
+from study.records import find as records
 from study.records import schema
 from study.theory.case import Engine
 from study.theory.model_states import (
@@ -20,7 +21,7 @@ from study.theory.model_states import (
 )
 from study.theory.shapes import ParameterSizes, parameter_sizes
 
-RECORDS = sorted((Path(__file__).parent / "fixtures" / "records").glob("*.json"))
+RECORDS = sorted((Path(__file__).parent / "fixtures" / "records").glob("*/record.json"))
 
 
 @pytest.mark.parametrize(("zero_stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -168,7 +169,7 @@ def test_nvme_by_hand():
     assert resting[("gradients", "offload-gradients-stay")] == 4 * small
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
 def test_the_engines_bytes_are_those_measured(path):
     """To the byte, but for Adam's step counters, 4 bytes a tensor, and one element in place of what is on the disk."""
     found = schema.read(path)
@@ -210,10 +211,7 @@ MODEL_STATES = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "record
 def test_the_engines_bytes_on_1_2_and_4_processes():
     """Every strategy, both workloads, fp32 and bf16: the sum of a rank's parts is the measured one within 0.1 %."""
     seen = set()
-    for path in MODEL_STATES.glob("*.json"):
-        if path.name.count(".") > 1:
-            continue
-        found = schema.read(path)
+    for found in (file.record for file in records.find([MODEL_STATES])):
         if found.status != "ok":
             continue
         seen.add((found.workload, found.proof.precision, found.world_size, found.strategy))

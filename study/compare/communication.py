@@ -52,7 +52,7 @@ class CommunicationCell(NamedTuple):
 def table(folders: Sequence[Path]) -> str:
     """Make the page: by model and precision, one block per number of processes and way of computing."""
     record_files = records.find(folders)
-    finished = [r for _, r in record_files if r.status == "ok"]
+    finished = [file.record for file in record_files if file.record.status == "ok"]
     measured = [r for r in finished if r.collectives_per_step is not None]
     cells = [c for r in measured if (c := cell(r)) is not None]
     lines = ["# Communication: measured, and by theory", "", EXPLANATION, ""]

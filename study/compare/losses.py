@@ -9,7 +9,6 @@ from pathlib import Path
 
 from study.compare import markdown
 from study.records import find as records
-from study.records import schema
 from study.records.find import RecordFile
 
 STEPS = 10  # at each end, fewer in a shorter run: the loss of a single small batch is noisy
@@ -52,7 +51,7 @@ def _order(file: RecordFile) -> tuple:
 
 def _row(file: RecordFile) -> list[str]:
     facts = file.record
-    losses = [line["loss"] for line in schema.steps_of(file.path, facts)]
+    losses = [line["loss"] for line in records.steps_of(file)]
     some = steps_at_an_end(len(losses))
     held_out = facts.evaluation[-1]
     name = "accuracy" if "accuracy" in held_out else "perplexity"

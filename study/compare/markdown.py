@@ -12,7 +12,7 @@ from study.records.find import RecordFile
 
 def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
     """Lines about the runs that did not finish, so that no table drops them unseen."""
-    lines = [f"- {r.run_id}: {r.status}" for _, r in record_files if r.status != "ok"]
+    lines = [f"- {r.run_id}: {r.status}" for r in (file.record for file in record_files) if r.status != "ok"]
     return ["", "Runs without a result:", "", *lines] if lines else []
 
 

@@ -84,7 +84,7 @@ def _rank_of_strategy(r: Record) -> tuple[int, str]:
 def _distinct(block: list[RecordFile]) -> list[tuple[str, Record]]:
     """One row per strategy; runs of one strategy with other bytes have rows of their own, under their ids."""
     by_bytes: dict[str, list[Record]] = {}
-    for _, r in block:
+    for r in (file.record for file in block):
         members = by_bytes.setdefault(r.strategy, [])
         if all(_bytes(r) != _bytes(other) for other in members):
             members.append(r)

@@ -138,7 +138,7 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
             reasons[label] = (
                 f"a further repeat of {control}: for the margin" if further else _reason(run, cells, control)
             )
-    shown = ["run_id", "path", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
+    shown = ["run_id", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
     refused = table.loc[[label for label in table.index if label in reasons], shown]
     return Pairs(compared, refused.assign(reason=[reasons[label] for label in refused.index]))
 

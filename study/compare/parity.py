@@ -12,7 +12,6 @@ from study.compare import markdown
 from study.config import NOT_TRAINED, RunConfig
 from study.errors import Refusal
 from study.records import find as records
-from study.records import schema
 from study.records.find import RecordFile
 from study.records.schema import Record
 
@@ -140,10 +139,10 @@ def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | 
 
 def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float | None]:
     """Largest relative differences of loss and gradient norm; None where one has a value and the other has not."""
-    steps, reference_steps = (schema.steps_of(path, record) for path, record in (file, reference))
+    steps, reference_steps = (records.steps_of(each) for each in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
-            f"{file.path}: {len(steps)} steps, {reference.path} has {len(reference_steps)}; run the shorter one again"
+            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}; run the shorter one again"
         )
     pairs = list(zip(steps, reference_steps, strict=True))
     loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))

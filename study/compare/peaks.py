@@ -39,7 +39,7 @@ class PeakCell(NamedTuple):
 def table(folders: Sequence[Path]) -> str:
     """Make the page: one block per model, precision and number of processes."""
     record_files = records.find(folders)
-    cells = [c for _, r in record_files if r.status == "ok" and (c := cell(r)) is not None]
+    cells = [c for file in record_files if file.record.status == "ok" and (c := cell(file.record)) is not None]
     lines = ["# Peaks: measured, and by theory", "", EXPLANATION, ""]
     lines += [_summary(cells), ""] if cells else []
     for heading, members in groupby(sorted(cells, key=_order), key=_heading):

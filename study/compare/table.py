@@ -30,7 +30,6 @@ COLUMNS: dict[str, str] = {
     # Identity
     "run_id": "str",
     "study": "str",  # None: no outcome says it
-    "path": "str",
     "box": "str",
     "device": "str",
     "workload": "str",
@@ -115,6 +114,9 @@ COLUMNS: dict[str, str] = {
     "config_digest": "str",
     "settings": "object",  # what `config_digest` is the digest of
     "libraries": "str",
+    # What the record has of them as it is; None: there is no record
+    "command": "object",
+    "machine": "object",
     # Curves
     "curve": "object",  # (steps, len(CURVE)); None: no step was taken
 }
@@ -177,16 +179,17 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         config = RunConfig.model_validate(r.config)
         settings = _settings(config, r.world_size, r.continues, r.weights_sha256)
     except ValidationError as error:
-        raise Refusal(describe(error, f"{file.path}: config")) from None
+        raise Refusal(describe(error, f"{file.where}: config")) from None
     except Refusal as refusal:
-        raise Refusal(f"{file.path}: config: {refusal}") from None
+        raise Refusal(f"{file.where}: config: {refusal}") from None
     status = r.status if outcome is None or outcome.status == "ok" else outcome.status
     failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
     device = records.device_of(r)
     return {
         "run_id": r.run_id,
         "study": outcome.study if outcome else None,
-        "path": str(file.path),
+        "command": r.command,
+        "machine": r.machine,
         "box": records.box_of(r),
         "device": device,
         "workload": r.workload,
@@ -322,7 +325,7 @@ def _learning(file: records.RecordFile, config: RunConfig) -> dict[str, Any]:
     r = file.record
     if r.steps_sha256 is None or not r.steps_done:
         return {}
-    lines = schema.steps_of(file.path, r)
+    lines = records.steps_of(file)
     curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
     losses, grad_norms = curve[:, 1], curve[:, 2]
     facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}

@@ -1,4 +1,4 @@
-"""Which facts of finished runs are kept for good? Records, steps and outcomes, copied into one folder to commit."""
+"""Which facts of finished runs are kept for good? Records, steps and outcomes, a line each, in one folder to commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from study.errors import Refusal
 from study.files import write_whole
 from study.records import find as records
-from study.records import schema
+from study.records import lines, schema
+from study.records.find import RecordedRun
 from study.records.schema import Record
 
 WITH_RECORD = ("ok", "crashed_after_result")  # outcomes of runs that left a record
@@ -20,137 +21,97 @@ class Kept(NamedTuple):
 
     run_id: str
     record: Record | None  # None: the run left none that is a result
-    files: dict[str, Path]  # name among collected files -> where it is; the record last
-
-    @property
-    def place(self) -> Path:
-        """The file that says what became of the run."""
-        return list(self.files.values())[-1]
+    lines: dict[str, bytes]  # name among collected files -> the run's line there
+    place: str  # of the file that says what became of the run
 
 
 def collect(runs: Path, folder: Path) -> int:
-    """Copy what is kept of each run below `runs` into a folder; return how many runs there are.
+    """Take what is kept of each run below `runs` into a folder; return how many runs there are.
 
-    Files are named after the run id. A run that left no record is kept by its outcome. Raises Refusal as `find` and
-    `put` do, before the first copy.
+    A run that left no record is kept by its outcome, and one that was made again takes the place of what is there.
+    Raises Refusal as `find` and `put` do, before the first write.
     """
     finished = find([runs])
-    for line in put(finished, folder):
-        print(line)
+    for told in put(finished, folder, replace=True):
+        print(told)
     return len({run.run_id for run in finished})
 
 
 def find(folders: Iterable[Path]) -> list[Kept]:
-    """Read what is kept of every run below the folders, in run directories and among collected files alike.
+    """Read what is kept of every run below the folders, in run directories and among collected lines alike.
 
-    An interrupted record is no result: it is left out, and a line says so. Raises Refusal where there is no run, where
-    a file does not hold its schema, and where record, steps and outcome do not belong together.
+    An interrupted record is no result: it is left out, and a line says so. Raises Refusal as `records.find_runs` does,
+    where there is no finished run, and where record, steps and outcome do not belong together.
     """
     folders = list(folders)
-    runs = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
-        for files in _by_run(folder).values():
-            kept = _read(files.get("record"), files.get("outcome"))
-            if kept.files:
-                runs.append(kept)
+    runs = [kept for run in records.find_runs(folders) if (kept := _keep(run)).lines]
     if not runs:
         raise Refusal(f"{' '.join(map(str, folders))}: no finished run below; `zero-study run STUDY` makes some")
     return runs
 
 
-def put(runs: Sequence[Kept], folder: Path) -> list[str]:
-    """Write what is kept of runs into a folder, each file whole or not at all; say what became of each.
+def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
+    """Write what is kept of runs into a folder, each file whole or not at all; say what became of each run.
 
-    While a run's record is not there, its other files there may be replaced: a run that was skipped, and now is not. A
-    record is never replaced. Raises Refusal, before the first write, where what is there is of another run.
+    A run's lines replace those that are there, and the lines of other runs stay as they are. Raises Refusal, before the
+    first write, where a record would give way to a run without one or, unless told to replace, to another record.
     """
-    sources = distinct(runs)
+    found = distinct(runs)
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder}: not a folder; name another")
-    for run in runs:
-        record_there = folder / f"{run.run_id}.json"
-        if not record_there.exists():
-            continue
-        if run.record is None:
-            raise _differ(record_there, run.place)
-        for name, source in run.files.items():
-            if (folder / name).exists():
-                _refuse_if_different(folder / name, source)
+    held = {name: lines.read(folder / name) for name in lines.NAMES}
+    told, changed = [], set()
+    for run in found:
+        before = {name: held[name][run.run_id] for name in lines.NAMES if run.run_id in held[name]}
+        if lines.RECORDS in before:
+            differs = any(before.get(name, line) != line for name, line in run.lines.items())
+            if run.record is None or (differs and not replace):
+                raise _differ(f"{folder / lines.RECORDS}, {run.run_id}", run.place)
+        is_same = lines.RECORDS in before and before[lines.RECORDS] == run.lines[lines.RECORDS]
+        after = {**before, **run.lines} if is_same else run.lines
+        told.append(f"{'kept' if after == before else 'replaced' if before else 'copied'} {run.run_id}")
+        for name in lines.NAMES:
+            if before.get(name) != after.get(name):
+                changed.add(name)
+                held[name].pop(run.run_id, None)
+                held[name] |= {run.run_id: after[name]} if name in after else {}
     folder.mkdir(parents=True, exist_ok=True)
-    told = []
-    for name, source in sources.items():
-        target, content = folder / name, source.read_bytes()
-        done = "copied"
-        if target.exists():
-            done = "kept" if target.read_bytes() == content else "replaced"
-        if done != "kept":
-            write_whole(target, content)
-        told.append(f"{done} {target}")
+    for name in lines.NAMES:
+        if name in changed:
+            write_whole(folder / name, lines.join(held[name]))
     return told
 
 
-def distinct(runs: Iterable[Kept]) -> dict[str, Path]:
-    """The files of all runs by name. Raises Refusal where two runs of one name differ, or names only in their case."""
-    files: dict[str, Path] = {}
-    first: dict[str, Kept] = {}
+def distinct(runs: Iterable[Kept]) -> list[Kept]:
+    """What is kept of each run, copies taken together. Raises Refusal where two runs of one name differ."""
+    by_id: dict[str, Kept] = {}
     for run in runs:
-        other = first.setdefault(run.run_id.lower(), run)
-        if other.run_id != run.run_id:
-            raise Refusal(
-                f"{other.place} and {run.place}: two names on this disk, and one on others; rename a strategy"
-            )
-        if (other.record is None) != (run.record is None):
+        other = by_id.setdefault(run.run_id, run)
+        differs = any(other.lines.get(name, line) != line for name, line in run.lines.items())
+        if differs or (other.record is None) != (run.record is None):
             raise _differ(other.place, run.place)
-        for name, source in run.files.items():
-            _refuse_if_different(files.setdefault(name, source), source)
-    return files
+        other.lines.update(run.lines)
+    return list(by_id.values())
 
 
-def _by_run(folder: Path) -> dict[Path, dict[str, Path]]:
-    """The records and outcomes below a folder, those of one run together."""
-    by_run: dict[Path, dict[str, Path]] = {}
-    for path in sorted(folder.rglob("*.json")):
-        if path.name in ("record.json", "outcome.json"):
-            by_run.setdefault(path.parent, {})[path.stem] = path
-        elif path.name.endswith(".outcome.json"):
-            by_run.setdefault(path.with_name(path.name.removesuffix(".outcome.json")), {})["outcome"] = path
-        elif records.is_record(path):
-            by_run.setdefault(path.with_suffix(""), {})["record"] = path
-    return by_run
+def _keep(run: RecordedRun) -> Kept:
+    """What is kept of a run, once its parts belong together."""
+    file, outcome = run.record, run.outcome
+    if file and file.record.status in schema.CUT_OFF:
+        print(f"left out {file.where}: {file.record.status}, so no result")
+        file = None
+    kept = {}
+    run_id = file.record.run_id if file else outcome.run_id if outcome else ""
+    if file and file.record.steps_sha256 is not None:
+        kept[lines.STEPS] = lines.line_of_steps(run_id, records.checked_steps(file))
+    if outcome:
+        if outcome.status in WITH_RECORD and file is None:
+            raise Refusal(f"{run.place}: outcome {outcome.status}, but no record is beside it; run it again")
+        kept[lines.OUTCOMES] = lines.line_of(run.contents[lines.OUTCOMES])
+    if file:
+        kept[lines.RECORDS] = lines.line_of(run.contents[lines.RECORDS])
+    return Kept(run_id, file.record if file else None, kept, run.place)
 
 
-def _read(record_path: Path | None, outcome_path: Path | None) -> Kept:
-    """Read one run's files and check that they belong together."""
-    facts = None if record_path is None else schema.read(record_path)
-    if facts is not None:
-        schema.check_whole(record_path, facts)
-    if facts is not None and facts.status in schema.CUT_OFF:
-        print(f"left out {record_path}: {facts.status}, so no result")
-        facts = None
-    outcome = None if outcome_path is None else schema.read_outcome(outcome_path)
-    run_id = next((read.run_id for read in (facts, outcome) if read is not None), "")
-    files = {}
-    if facts is not None:
-        schema.check_config(record_path, facts)
-    if facts is not None and facts.steps_sha256 is not None:
-        files[f"{run_id}.steps.jsonl"] = schema.checked_steps(record_path, facts)
-    if outcome is not None:
-        if outcome.run_id != run_id:
-            raise Refusal(f"{outcome_path}: run_id {outcome.run_id}, {record_path} has {run_id}; run it again")
-        if outcome.status in WITH_RECORD and facts is None:
-            raise Refusal(f"{outcome_path}: status {outcome.status}, but no record is beside it; run it again")
-        files[f"{run_id}.outcome.json"] = outcome_path
-    if facts is not None:
-        files[f"{run_id}.json"] = record_path
-    return Kept(run_id, facts, files)
-
-
-def _refuse_if_different(first: Path, second: Path) -> None:
-    if first.read_bytes() != second.read_bytes():
-        raise _differ(first, second)
-
-
-def _differ(first: Path, second: Path) -> Refusal:
-    return Refusal(f"{first} and {second} differ; take another folder, or delete the one not wanted")
+def _differ(first: str, second: str) -> Refusal:
+    return Refusal(f"{first} and {second} differ; take another folder, or take away the one not wanted")

@@ -1,7 +1,8 @@
-"""Which records lie below these folders? Run directories and folders of collected records alike."""
+"""Which records lie below these folders? In run directories and among collected lines alike, checked as read."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,16 +10,32 @@ from typing import Any, NamedTuple
 
 from study import files
 from study.errors import Refusal
-from study.records import schema
+from study.records import lines, schema
 from study.records.schema import Outcome, Record
 
 UNKNOWN_BOX = "unknown box"
-IN_RUN = ("record.json", "outcome.json", "steps.jsonl")  # that a run directory has, and no other folder
+_CALLED = {lines.RECORDS: "a record", lines.OUTCOMES: "an outcome"}
+_OF_RUNS = {"record.json", "outcome.json", *_CALLED}  # what is looked for
 
 
 class RecordFile(NamedTuple):
-    path: Path
+    """A record, and the steps that lie with it."""
+
+    path: Path  # record.json, or the records.jsonl that has its line
     record: Record
+    steps: bytes | None  # of steps.jsonl, as the run wrote them, not checked yet; None: there are none
+
+    @property
+    def where(self) -> str:
+        """What a message calls it."""
+        return self._shown(self.path)
+
+    @property
+    def steps_where(self) -> str:
+        return self._shown(self.path.with_name("steps.jsonl"))
+
+    def _shown(self, path: Path) -> str:
+        return _where(path, self.record.run_id) if self.path.name == lines.RECORDS else str(path)
 
 
 class RecordedRun(NamedTuple):
@@ -27,6 +44,8 @@ class RecordedRun(NamedTuple):
     record: RecordFile | None
     outcome: Outcome | None
     folder: Path  # the one that holds the study's runs, or its collected records
+    place: str  # what a message calls the file that says what became of the run
+    contents: dict[str, dict[str, Any]]  # what they hold, by the file that collected ones are in
 
     @property
     def identity(self) -> tuple:
@@ -37,44 +56,59 @@ class RecordedRun(NamedTuple):
 def find(folders: Iterable[Path]) -> list[RecordFile]:
     """Read every record below the folders, in the order of their paths; a run that is found twice counts once.
 
-    A record is a record.json, and any other JSON file that says it is one by a schema_version or a run_id; an outcome
-    is none. Raises Refusal for one that does not hold the schema, naming file and key, and where there is none.
+    Raises Refusal as `find_runs` does, and where there is no record.
     """
     folders = list(folders)
     records: dict[tuple[str, str, float], RecordFile] = {}
-    for path in _json_files(folders):
-        if not _is_outcome(path) and (read := _record_at(path)):
-            records.setdefault(identity(read), RecordFile(path, read))
+    for run in find_runs(folders):
+        if run.record:
+            records.setdefault(identity(run.record.record), run.record)
     if not records:
-        raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
+        raise _none_below(folders)
     return list(records.values())
 
 
 def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
     """Read every record and every outcome below the folders; what lies together is one run. Copies are not told apart.
 
-    Raises Refusal as `find` does, for outcomes too, and where an outcome lies beside the record of another run.
+    Raises Refusal for one that does not hold the schema, naming file and key, where an outcome lies beside the record
+    of another run, where a record says ok without its files, and where there is no run.
     """
     folders = list(folders)
     empty = True
-    for path in _json_files(folders):
-        folder = path.parent.parent if path.name in ("record.json", "outcome.json") else path.parent
-        if _is_outcome(path):
-            if not _record_beside(path).exists():
-                empty = False
-                yield RecordedRun(None, schema.read_outcome(path), folder)
-        elif read := _record_at(path):
-            empty = False
-            yield RecordedRun(RecordFile(path, read), _outcome_beside(path, read), folder)
-    if empty:
-        raise Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
-
-
-def _json_files(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
-        yield from sorted(folder.rglob("*.json"))
+        for place in sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS}):
+            for run in (*_of_directory(place), *_collected(place)):
+                empty = False
+                yield run
+    if empty:
+        raise _none_below(folders)
+
+
+def steps_of(file: RecordFile) -> list[dict[str, float]]:
+    """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
+    record, read = file.record, schema.parse_steps(file.steps_where, checked_steps(file))
+    last = read[-1]["loss"] if read else None
+    if (len(read), last) != (record.steps_done, record.final_loss):
+        raise Refusal(
+            f"{file.steps_where}: {len(read)} steps, the last of loss {last}; {file.where} has {record.steps_done} and "
+            f"{record.final_loss}; restore them, or run it again"
+        )
+    if record.status == "ok" and any(line["loss"] is None for line in read):
+        raise Refusal(f"{file.steps_where}: a loss that is no number, though {file.where} says ok; run it again")
+    return read
+
+
+def checked_steps(file: RecordFile) -> bytes:
+    """What is in a record's steps.jsonl. Raises Refusal unless it is there and is what the run wrote."""
+    if file.steps is None:
+        named = f"not there, though steps_sha256 in {file.where} names it"
+        raise Refusal(f"{file.steps_where}: {named}; restore it, or run it again")
+    if hashlib.sha256(file.steps).hexdigest() != file.record.steps_sha256:
+        raise Refusal(f"{file.steps_where}: not what steps_sha256 in {file.where} names; restore it, or run it again")
+    return file.steps
 
 
 def identity(read: Record) -> tuple[str, str, float]:
@@ -82,24 +116,62 @@ def identity(read: Record) -> tuple[str, str, float]:
     return read.run_id, read.started_at, read.wall_seconds
 
 
-def _is_outcome(path: Path) -> bool:
-    return path.name == "outcome.json" or path.name.endswith(".outcome.json")
+def _of_directory(run_dir: Path) -> Iterator[RecordedRun]:
+    """The run of a run directory; none where the folder is another."""
+    at = {lines.RECORDS: run_dir / "record.json", lines.OUTCOMES: run_dir / "outcome.json"}
+    contents = {name: files.load(path, _CALLED[name]) for name, path in at.items() if path.exists()}
+    if contents:
+        steps = run_dir / "steps.jsonl"
+        held = steps.read_bytes() if steps.is_file() else None
+        run = _checked(contents, {name: str(path) for name, path in at.items()}, at[lines.RECORDS], held)
+        if run.record:
+            schema.check_config(run.record.path, run.record.record)
+        yield run._replace(folder=run_dir.parent)
 
 
-def _record_beside(outcome: Path) -> Path:
-    named = outcome.name.removesuffix(".outcome.json") + ".json"
-    return outcome.with_name("record.json" if outcome.name == "outcome.json" else named)
+def _collected(folder: Path) -> Iterator[RecordedRun]:
+    """The runs that have a line in a folder's files, in the order of their names."""
+    held = {name: lines.read(folder / name) for name in _CALLED}
+    if not any(held.values()):
+        return
+    all_steps = lines.read(folder / lines.STEPS)
+    for run_id in sorted(held[lines.RECORDS].keys() | held[lines.OUTCOMES].keys(), key=lines.order):
+        where = {name: _where(folder / name, run_id) for name in _CALLED}
+        contents = {
+            name: lines.content(where[name], held[name][run_id], what)
+            for name, what in _CALLED.items()
+            if run_id in held[name]
+        }
+        steps = lines.steps_in(run_id, all_steps[run_id]) if run_id in all_steps else None
+        yield _checked(contents, where, folder / lines.RECORDS, steps)
 
 
-def _outcome_beside(path: Path, read: Record) -> Outcome | None:
-    """The outcome beside a record; None where there is none."""
-    beside = path.with_name("outcome.json" if path.name == "record.json" else f"{path.stem}.outcome.json")
-    if not beside.exists():
-        return None
-    outcome = schema.read_outcome(beside)
-    if outcome.run_id != read.run_id:
-        raise Refusal(f"{beside}: run_id {outcome.run_id!r}, the record beside it is {read.run_id!r}; take one away")
-    return outcome
+def _checked(
+    contents: dict[str, dict[str, Any]], where: dict[str, str], path: Path, steps: bytes | None
+) -> RecordedRun:
+    """What the record and the outcome of one run say, once they hold their schemas and belong together."""
+    record = outcome = None
+    if lines.RECORDS in contents:
+        record = RecordFile(path, schema.parse(where[lines.RECORDS], contents[lines.RECORDS], Record), steps)
+        if steps is None and record.record.status == "ok":
+            raise Refusal(
+                f"{record.steps_where}: not there, though {record.where} says ok; restore it, or run it again"
+            )
+    if lines.OUTCOMES in contents:
+        outcome = schema.parse(where[lines.OUTCOMES], contents[lines.OUTCOMES], Outcome)
+        if record and outcome.run_id != record.record.run_id:
+            beside = f"the record beside it is {record.record.run_id!r}"
+            raise Refusal(f"{where[lines.OUTCOMES]}: run_id {outcome.run_id!r}, {beside}; take one away")
+    place = where[lines.RECORDS if record else lines.OUTCOMES]
+    return RecordedRun(record, outcome, path.parent, place, contents)
+
+
+def _where(path: Path, run_id: str) -> str:
+    return f"{path}, {run_id}"
+
+
+def _none_below(folders: Iterable[Path]) -> Refusal:
+    return Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
 
 
 def device_of(read: Record) -> str:
@@ -115,31 +187,3 @@ def box_of(read: Record) -> str:
         return f"{machine.get('cpu') or 'unknown CPU'}, {'unknown' if cores is None else cores} cores"
     names = Counter(gpu["name"] for gpu in machine.get("gpus", []))
     return " + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or UNKNOWN_BOX
-
-
-def is_record(path: Path) -> bool:
-    """Say whether a JSON file is a record: a record.json, or one that says so by a schema_version or a run_id."""
-    return _content(path) is not None
-
-
-def _record_at(path: Path) -> Record | None:
-    """The record in a JSON file, None where that is another file."""
-    content = _content(path)
-    if content is None:
-        return None
-    read = schema.parse(path, content, Record)
-    schema.check_whole(path, read)
-    schema.check_config(path, read)
-    return read
-
-
-def _content(path: Path) -> dict[str, Any] | None:
-    """What a record's file holds, before it is checked; None for another file."""
-    if path.name == "record.json":
-        return files.load(path, "a record")
-    # Another file of a run: a checkpoint's manifest, which names the run, or a tokenizer's, some folders below it.
-    if any((folder / name).exists() for folder in path.parents[:4] for name in IN_RUN):
-        return None
-    content = files.load(path, "JSON")
-    says_so = isinstance(content, dict) and not {"schema_version", "run_id"}.isdisjoint(content)
-    return content if says_so and content.get("status") != "predicted" else None  # no run stands behind a prediction

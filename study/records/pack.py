@@ -16,21 +16,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study import files
 from study.errors import Refusal, describe
-from study.records import collect, schema
+from study.records import collect, lines, schema
 from study.records import find as records
 from study.records.schema import Record
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # Of every member, so that equal records make equal bytes. 1980 is where zip's time begins.
 TIME = (1980, 1, 1, 0, 0, 0)
 REGULAR_FILE = 0o100644 << 16
 
-# Of a file before it is read: three files a run, and the longest study has 10,000 runs; all of it is held in memory.
-MOST_MEMBERS = 40_000
+# Of a file before it is read: three files of runs, and the results of benchmarks; all of it is held in memory.
+MOST_MEMBERS = 1_000
 MOST_BYTES = 2 << 30  # uncompressed; a thousand runs have 24 MiB
-SUFFIXES = (".steps.jsonl", ".outcome.json", ".json")
 
 
 class Manifest(BaseModel):
@@ -58,8 +57,8 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
         raise Refusal(f"{file}: is there already; name another file, or delete it")
     runs = collect.find(folders)
     origin = _origin([run.record for run in runs if run.record is not None], folders)
-    kept = collect.distinct(runs) | _results(folders)
-    content = {name: path.read_bytes() for name, path in sorted(kept.items())}
+    results = {name: path.read_bytes() for name, path in _results(folders).items()}
+    content = dict(sorted((_files_of(runs) | results).items()))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         schema_version=schema.SCHEMA_VERSION,
@@ -85,20 +84,19 @@ def merge(file: Path, folder: Path) -> int:
     """Take a pack's runs into a folder of collected records as `collect.put` does; return how many runs there are.
 
     A benchmark's result there is replaced by a later one of its name.
-
     Raises Refusal, before the first write, for a file that is no pack, one that is larger than any, a version that does
     not fit, members that are not those of the manifest, records that are not whole, and a run that is there already and
     differs.
     """
-    manifest, lines = _merge(file, folder)
-    for line in lines:
+    manifest, told = _merge(file, folder)
+    for line in told:
         print(line)
     print(f"merged {manifest.num_runs} runs on {manifest.box} into {folder}")
     return manifest.num_runs
 
 
 def _merge(file: Path, folder: Path) -> tuple[Manifest, list[str]]:
-    """Merge, and say what became of each file."""
+    """Merge, and say what became of each run."""
     manifest, members = _read(file)
     with tempfile.TemporaryDirectory() as unpacked:
         for name, member in members.items():
@@ -106,13 +104,14 @@ def _merge(file: Path, folder: Path) -> tuple[Manifest, list[str]]:
         try:
             runs = collect.find([Path(unpacked)])
             results = _results([Path(unpacked)])
-            stray = set(members) - set(collect.distinct(runs)) - set(results)
-            if stray:
-                raise Refusal(f"{file}: {min(stray)} is no file of a finished run; pack the records again")
+            held = _files_of(runs)
+            for name in sorted(set(members) - set(results)):
+                if members[name] != held.get(name):
+                    raise Refusal(f"{file}: {name} is not of finished runs alone; pack the records again")
             num_runs = len({run.run_id for run in runs})
             if num_runs != manifest.num_runs:
                 raise Refusal(f"{file}: holds {num_runs} runs, its manifest says {manifest.num_runs}; pack them again")
-            told = collect.put(runs, folder)
+            told = collect.put(runs, folder, replace=False)
             for name in results:
                 files.write_whole(folder / name, members[name])
         except Refusal as refusal:
@@ -133,6 +132,13 @@ def _check_merges(packed: bytes, content: dict[str, bytes]) -> None:
         if merged != content:
             name = min(name for name in merged | content if merged.get(name) != content.get(name))
             raise Refusal(f"{name}: is not the same after a merge; take it away")
+
+
+def _files_of(runs: Sequence[collect.Kept]) -> dict[str, bytes]:
+    """What a folder holds into which these runs alone are collected, by name."""
+    found = collect.distinct(runs)
+    held = {name: {run.run_id: run.lines[name] for run in found if name in run.lines} for name in lines.NAMES}
+    return {name: lines.join(of_runs) for name, of_runs in held.items() if of_runs}
 
 
 def _results(folders: Sequence[Path]) -> dict[str, Path]:
@@ -182,9 +188,8 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None
     members = dict(entries)
     for name in members:
-        if name != MANIFEST:
-            suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
-            files.check_name(name.removesuffix(suffix), f"{file}: member {name!r}: the name")
+        if name not in (MANIFEST, *lines.NAMES):
+            files.check_name(name.removesuffix(".json"), f"{file}: member {name!r}: the name")
     if len(members) != len(entries):
         raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
     manifest = _manifest(file, members.pop(MANIFEST, b""))

@@ -1,7 +1,7 @@
 """What does a run leave behind? The schema of record.json, written atomically and read strictly.
 
 A record holds raw facts of one run and nothing derived from several; what is unknown is null. `steps.jsonl` beside it
-has one line per optimizer step; its digest is in the record.
+has one line per optimizer step; its digest is in the record. Collected runs have a line each instead (`lines.py`).
 """
 
 from __future__ import annotations
@@ -364,11 +364,11 @@ def read_predictions(path: Path) -> PredictedStudy:
     return parse(path, load(path, "predicted records"), PredictedStudy)
 
 
-def parse(path: Path, content: Any, schema: type[Kind]) -> Kind:
-    """Check what a file holds against a schema. Raises Refusal naming the file and the key."""
+def parse(where: Path | str, content: Any, schema: type[Kind]) -> Kind:
+    """Check what a file or a line holds against a schema. Raises Refusal naming where, and the key."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         version = content.get("schema_version") if isinstance(content, dict) else None
-        raise Refusal(f"{path}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
+        raise Refusal(f"{where}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
     try:
         plausible.check_numbers(content)
         read = schema.model_validate(content, strict=True)
@@ -376,51 +376,24 @@ def parse(path: Path, content: Any, schema: type[Kind]) -> Kind:
             plausible.check(read)
         return read
     except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
+        raise Refusal(describe(error, str(where))) from None
     except ValueError as error:
-        raise Refusal(f"{path}: {error}") from None
-
-
-def steps_path(path: Path) -> Path:
-    """The steps that belong to a run directory, its record.json, or a collected <run_id>.json."""
-    if path.is_dir():
-        return path / "steps.jsonl"
-    return path.with_name("steps.jsonl" if path.name == "record.json" else path.stem + ".steps.jsonl")
-
-
-def checked_steps(path: Path, record: Record) -> Path:
-    """The file with a record's steps. Raises Refusal unless it is there and is the one that the run wrote."""
-    steps = steps_path(path)
-    if not steps.is_file():
-        raise Refusal(f"{steps}: not there, though steps_sha256 in {path} names it; restore it, or run it again")
-    if sha256(steps) != record.steps_sha256:
-        raise Refusal(f"{steps}: not the file that steps_sha256 in {path} names; restore it, or run it again")
-    return steps
+        raise Refusal(f"{where}: {error}") from None
 
 
 def missing_file(path: Path, record: Record) -> Path | None:
-    """The file without which the record of a run that ended well is none; None where all are there.
-
-    Beside a record.json are steps.jsonl and config.json, beside a collected record its steps.
-    """
-    beside = [steps_path(path)] + ([path.with_name("config.json")] if path.name == "record.json" else [])
+    """The file without which the record.json of a run that ended well is none; None where all are there."""
+    beside = (path.with_name(name) for name in ("steps.jsonl", "config.json"))
     return next((file for file in beside if record.status == "ok" and not file.is_file()), None)
 
 
-def check_whole(path: Path, record: Record) -> None:
-    """Raise Refusal where a record that says ok lies without its files."""
-    if missing := missing_file(path, record):
-        raise Refusal(f"{missing}: not there, though {path} says ok; restore it, or run it again")
-
-
 def check_config(path: Path, record: Record) -> None:
-    """Raise Refusal unless the config.json in a run directory is the one that the run wrote.
-
-    Beside a collected record there is none, and the record has all that it says.
-    """
-    if path.name != "record.json" or record.config_sha256 is None:
-        return
+    """Raise Refusal unless the config.json beside a record.json is the one that the run wrote."""
     config = path.with_name("config.json")
+    if missing_file(path, record):
+        raise Refusal(f"{config}: not there, though {path} says ok; restore it, or run it again")
+    if record.config_sha256 is None:
+        return
     if not config.is_file():
         raise Refusal(f"{config}: not there, though config_sha256 in {path} names it; restore it, or run it again")
     if sha256(config) != record.config_sha256:
@@ -428,13 +401,21 @@ def check_config(path: Path, record: Record) -> None:
 
 
 def read_steps(path: Path) -> list[dict[str, float]]:
-    """Read steps.jsonl. Raises Refusal where a line is not the step of its number.
+    """Read the steps.jsonl of a run directory, or beside a record.json, as `parse_steps` does."""
+    path = (path if path.is_dir() else path.parent) / "steps.jsonl"
+    try:
+        return parse_steps(path, path.read_bytes())
+    except OSError as error:
+        raise Refusal(f"{path}: cannot be read as steps ({error})") from None
+
+
+def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
+    """Read the content of a steps.jsonl. Raises Refusal where a line is not the step of its number.
 
     Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
     """
-    steps = steps_path(path)
     try:
-        lines = steps.read_text(encoding="utf-8").splitlines()
+        lines = steps.decode().splitlines()
         read = parse_json(f"[{','.join(lines)}]")
         for number, line in enumerate(read, 1):
             if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
@@ -444,20 +425,6 @@ def read_steps(path: Path) -> list[dict[str, float]]:
         if len(read) != len(lines):
             raise ValueError(f"{len(lines)} lines hold {len(read)} steps")
         plausible.check_numbers(read)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{steps}: cannot be read as steps ({error})") from None
-    return read
-
-
-def steps_of(path: Path, record: Record) -> list[dict[str, float]]:
-    """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
-    steps, read = checked_steps(path, record), read_steps(path)
-    last = read[-1]["loss"] if read else None
-    if (len(read), last) != (record.steps_done, record.final_loss):
-        raise Refusal(
-            f"{steps}: {len(read)} steps, the last of loss {last}; {path} has {record.steps_done} and "
-            f"{record.final_loss}; restore them, or run it again"
-        )
-    if record.status == "ok" and any(line["loss"] is None for line in read):
-        raise Refusal(f"{steps}: a loss that is no number, though {path} says ok; run it again")
+    except ValueError as error:
+        raise Refusal(f"{where}: cannot be read as steps ({error})") from None
     return read

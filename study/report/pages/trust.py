@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +96,8 @@ def reproduce(runs: pd.DataFrame, study: str, records: Sequence[str]) -> Html:
         f"FOLDER{number if len(records) > 1 else ''}" if Path(folder).is_absolute() or ".." in folder else folder
         for number, folder in enumerate(records, 1)
     ]
-    facts = list(_facts(runs))
-    commits = sorted({_commit(record["machine"]) for record in facts})
+    recorded = runs[runs["machine"].notna()]
+    commits = sorted({_commit(machine) for machine in recorded["machine"]})
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 and " " not in commits[0] else []
     study = Path(study).name
     lines += ["make setup", f"zero-study run {study}{' --data-dir DIR' if files else ''}"]
@@ -109,7 +108,8 @@ def reproduce(runs: pd.DataFrame, study: str, records: Sequence[str]) -> Html:
         notes.append("Run and collect on each box into a folder of its own, then report on all of them.")
     if files:
         notes.append("DIR is a folder of text and tokenizers, laid out as docs/one-run.md says.")
-    launches = {_KIND.sub("", record["run_id"]): " ".join(record["command"]) for record in reversed(facts)}
+    commands = list(zip(recorded["run_id"], recorded["command"], strict=True))
+    launches = {_KIND.sub("", run_id): " ".join(command) for run_id, command in reversed(commands)}
     title = f"{count(len(launches), 'launch', 'launches')}, one of each kind"
     folded = markup.details(title, markup.code_block(launches[name] for name in sorted(launches)))
     return Html(markup.code_block(lines) + markup.paragraphs(*notes) + folded)
@@ -118,18 +118,13 @@ def reproduce(runs: pd.DataFrame, study: str, records: Sequence[str]) -> Html:
 def boxes(runs: pd.DataFrame) -> Html:
     """What the runs ran on, box by box; where a fact changed between runs, all its values."""
     known: dict[str, dict[str, dict[str, None]]] = {}
-    for box, record in zip(runs.loc[runs["path"].notna(), "box"], _facts(runs), strict=True):
-        for name, value in _machine(record["machine"]).items():
+    recorded = runs[runs["machine"].notna()]
+    for box, machine in zip(recorded["box"], recorded["machine"], strict=True):
+        for name, value in _machine(machine).items():
             known.setdefault(name, {}).setdefault(box, {}).setdefault(value)
     columns = sorted({box for values in known.values() for box in values})
     lines = [[name, *("; ".join(values.get(box, {})) for box in columns)] for name, values in known.items()]
     return Html(markup.table("What it ran on", ["fact", *columns], [("", lines)], words=columns))
-
-
-def _facts(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """The records themselves, for what the tidy table leaves in them: machine and command."""
-    for path in runs["path"].dropna():
-        yield json.loads(Path(path).read_text())
 
 
 def _commit(machine: dict[str, Any]) -> str:
