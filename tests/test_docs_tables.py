@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import doctor_observed
 import pytest
@@ -25,10 +25,12 @@ from study.claims import say
 from study.claims.verdicts import WORDS
 from study.compare import answer, cases, communication, differences, model_states, parity, peaks, table
 from study.planner import accuracy
+from study.planner.cross_validation import PREDICTORS, SPLITS
 from study.published import effects
 from study.records import find as records
 from study.records.schema import Record
 from study.report.pages import published
+from study.report.pages.planner.accuracy import DISTANCES, ENGINES
 from study.running import allowed
 from study.theory.model_states import engine_differences, paper_bytes
 from study.theory.shapes.model_types import MODEL_TYPES, REFUSED
@@ -287,15 +289,7 @@ LEFT_BY_EVERY_RUN = {
 
 def planner_accuracy() -> str:
     """How far the planner's models are from what is known."""
-    content = accuracy.load().content
     sent = [cell for run in runs() if run.world_size > 1 and (cell := communication.cell(run))]
-    unseen = [fit[key] for fit in content["fit"].values() for key in ("model_size", "folds")]
-    across = [s for pair, s in content["other_device"].items() if len({name[:4] for name in pair.split(" by ")}) == 2]
-    published_cases = content["cases"]
-    errors = [abs(case["error"]) for case in published_cases]
-    outside = sum(not case["inside_interval"] for case in published_cases)
-    used = sum(case["calibrates"] for case in published_cases)
-    fitted = content["as_they_stand"]
     rows = [
         [
             "model states",
@@ -310,27 +304,73 @@ def planner_accuracy() -> str:
         ],
         ["peak of a step's tensors", f"the study `peaks`, {len(peak_errors('peaks'))} runs", peaks_in_words("peaks")],
         ["", f"all {len(peak_errors())} committed runs", peaks_in_words("*")],
-        [
-            "tokens per second",
-            f"{fitted['count']} published rows that the constants were fitted to: LLM Foundry, FSDP, A100 and H100",
-            times_in_words([fitted]),
-        ],
-        ["", "these rows, by fits without a model size or without a fifth of them", times_in_words(unseen)],
-        ["", "rows of the A100 by constants fitted to the H100, and the reverse", times_in_words(across)],
-        [
-            "other published times",
-            f"{len(errors)} numbers: DeepSpeed, offload, V100, A800, transformers' kernels",
-            f"{percent(statistics.median(errors), 0)} in the median, the worst {percent(max(errors), 0)}; {outside} "
-            f"outside the interval; {used} had set a constant and confirms nothing",
-        ],
     ]
     return tabulate(["what", "held against", "error"], rows)
 
 
+FSDP, OTHERS = ("kind", "the rows that constants are fitted to"), ("kind", "single numbers")
+KINDS = {
+    FSDP: "FSDP on A100, H100",
+    OTHERS: "the others",
+    ("engine", "DDP"): "of them DDP",
+    ("engine", "ZeRO-1"): "ZeRO-1",
+    ("engine", "ZeRO-2"): "ZeRO-2",
+    ("engine", "ZeRO-3"): "ZeRO-3",
+    ("engine", "offload"): "offload",
+}
+
+
+def off(summary: dict[str, Any]) -> str:
+    """Median, 90th percentile and worst error."""
+    return f"{percent(summary['median'])} / {percent(summary['percentile_90'])} / {100 * summary['worst']:+.0f} %"
+
+
+def planner_times() -> str:
+    """Errors of step times by what was left out of the fits, beside the rules of thumb."""
+    found = accuracy.load()
+    rows = []
+    for split in ("nothing", *SPLITS):
+        for (by, group), kind in KINDS.items():
+            errors = {name: found.find(split, name, by, group) for name in PREDICTORS}
+            ours = errors["planner"]
+            if ours is None:  # the card of a generation that has one
+                continue
+            cells = []
+            for summary in errors.values():
+                of = f" (of {summary['count']})" if summary and summary["count"] < ours["count"] else ""
+                cells.append(off(summary) + of if summary else "cannot predict")
+            sides = f"{ours['too_slow']} / {ours['too_fast']}"
+            name = "nothing: in sample" if split == "nothing" else split
+            rows.append([name, kind, str(ours["count"]), cells[0], sides, *cells[1:]])
+    head = ["left out", "of", "times", "planner", "too slow / fast", *list(PREDICTORS)[1:]]
+    return tabulate(head, rows)
+
+
+def planner_groups() -> str:
+    """The planner's errors without the model size, the GPU count and the generation that each time has."""
+    rows = []
+    for row in accuracy.load().content["errors"]:
+        if row["predictor"] == "planner" and row["left_out"] == row["by"]:
+            sides = f"{row['too_slow']} / {row['too_fast']}"
+            rows.append([f"{row['by']} {row['group']}", str(row["count"]), off(row), sides, row["worst_case"]])
+    return tabulate(["left out, and judged", "times", "planner", "too slow / fast", "the worst"], rows)
+
+
+def planner_intervals() -> str:
+    """The interval of each kind of case, and how often it held."""
+    rows = []
+    for found in accuracy.load().content["intervals"]:
+        rests = accuracy.evidence(found)
+        inside, held = f"{rests.inside} of {rests.predictions}", f"{found['held']} of {found['tried']}"
+        kind = [ENGINES[rests.engine], DISTANCES[rests.distance]]
+        rows.append([*kind, f"{rests.spread:g}", str(rests.cases), inside, held])
+    head = ["what", "where", "factor either way", "published times", "held", "held, made without their group"]
+    return tabulate(head, rows)
+
+
 def doors() -> str:
     """What stands behind two of README's three doors."""
-    content = accuracy.load().content
-    others = statistics.median(abs(case["error"]) for case in content["cases"])
+    unseen, others = (accuracy.load().summary("model size", "planner", *kind) for kind in (FSDP, OTHERS))
     verdicts = Counter(decided.verdict.verdict for decided in say.committed())
     rules = Counter(decided.claim.rule.type for decided in say.committed(word=WORDS[0]))
     right, close = len(runs()) - len(wrong_states()), num_close(peak_errors(), peaks.WANTED)
@@ -339,9 +379,10 @@ def doors() -> str:
             f"- The planner **predicts**. Over all {len(runs())} runs here, the bytes that a process holds are right "
             f"to 0.001 % in {right} (the worst",
             f"  {percent(wrong_states()[0][0], 0)}), and the peak of a step to 5 % in {close} (the worst "
-            f"{percent(peak_errors()[0][0], 0)}). Published times of the kind that it was",
-            f"  fitted to it misses by {percent(content['as_they_stand']['median'])} in the median; those of DeepSpeed "
-            f"and offload by {percent(others, 0)}.",
+            f"{percent(peak_errors()[0][0], 0)}). A step's time, by fits without its model size, it misses by",
+            f"  {percent(unseen['median'], 0)} in the median and {percent(abs(unseen['worst']), 0)} at worst for FSDP "
+            f"on A100 and H100; by {percent(others['median'], 0)} and",
+            f"  {percent(abs(others['worst']), 0)} for {others['count']} times of DDP, DeepSpeed and offload.",
             f"- Of {verdicts.total()} published claims, {verdicts[WORDS[0]]} are replicated, {rules['arithmetic']} of "
             "these only by numbers that were published too;",
             f"  {', '.join(f'{word}: {verdicts[word]}' for word in WORDS[1:])}.",
@@ -396,6 +437,9 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,
     ("docs/planner.md", "accuracy"): planner_accuracy,
+    ("docs/planner.md", "times"): planner_times,
+    ("docs/planner.md", "groups"): planner_groups,
+    ("docs/planner.md", "intervals"): planner_intervals,
     ("docs/planner.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.committed())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(

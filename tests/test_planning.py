@@ -13,7 +13,7 @@ import pytest
 from study import cli, planner
 from study.benchmarks import advise as benchmark
 from study.errors import Refusal
-from study.planner import sweeps, trees
+from study.planner import say, sweeps, trees
 from study.report import markup
 from study.report.pages import planner as page
 from study.report.pages.planner import accuracy
@@ -103,8 +103,8 @@ def test_where_nothing_fits_it_is_said():
     assert "None fits; " in text_of(page.in_words(nothing))
     assert text_of(page.front(nothing)) == "No strategy fits at any split of the batch."
     rows = rows_of(page.memory(nothing))
-    assert rows.pop("strategy")[1] == "free"
-    assert {" ".join(cells[1].split()[:2]) for cells in rows.values()} == {"short of", "too little"}
+    assert rows.pop("strategy")[0] == "free"
+    assert {" ".join(cells[0].split()[:2]) for cells in rows.values()} == {"short of", "too little"}
     assert page.speed_against_memory(nothing).alt.endswith("of which 0 fit.")
 
 
@@ -112,14 +112,15 @@ def test_where_nothing_fits_it_is_said():
 
 
 def test_memory_table_has_what_is_predicted(advice):
-    rows = rows_of(page.memory(advice))
-    head = rows.pop("strategy")
-    assert list(rows) == [option.strategy.name for option in advice.options]
+    rows, parts = rows_of(page.memory(advice)), rows_of(page.memory_parts(advice))
+    head, names = rows.pop("strategy"), parts.pop("strategy")
+    assert list(rows) == list(parts) == [option.strategy.name for option in advice.options]
     for option in advice.options:
         cells = dict(zip(head, rows[option.strategy.name], strict=True))
         one = option.prediction
         assert cells["needed"] == f"{one.needed_bytes / 2**30:.1f}"
-        assert float(cells["parameters"] or 0) == pytest.approx(one.peak.parts["parameters"] / 2**30, abs=0.051)
+        of_part = dict(zip(names, parts[option.strategy.name], strict=True))
+        assert float(of_part["parameters"] or 0) == pytest.approx(one.peak.parts["parameters"] / 2**30, abs=0.051)
         assert cells["free"] == (
             f"{one.free_bytes / 2**30:.1f}" if one.fits else f"short of {-one.free_bytes / 2**30:.1f}"
         )
@@ -242,18 +243,57 @@ def test_validation_is_of_the_models_as_they_are(found):
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
         now = step_time.tokens_per_second_per_gpu(row.job, time.total)
         assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {accuracy.COMMAND}"
+        assert entry["error"] == pytest.approx(row.tokens_per_second_per_gpu / now - 1, abs=1e-3)
     assert [case["name"] for case in found.content["cases"]] == [case.name for case in measured_by_others.cases()]
 
 
-def test_trust_is_said_with_seen_and_unseen_errors(found):
+def test_trust_is_said_with_unseen_errors_before_seen_ones(found):
     text = text_of(page.trust_in_words(found)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "108 published rows of MPT training" in text
+    summaries = [
+        found.summary(split, "planner", "kind", kind)
+        for split, kind in (
+            ("model size", accuracy.ROWS),
+            ("nothing", accuracy.ROWS),
+            ("generation", accuracy.ROWS),
+            ("model size", accuracy.NUMBERS),
+        )
+    ]
+    said = [f"{100 * one['median']:.1f} % in the median, {100 * abs(one['worst']):.0f} % at worst" for one in summaries]
+    places = [text.index(words) for words in said]
+    assert places == sorted(places)
+    assert "13 of them took longer than predicted" in text
+    assert "A rule of thumb comes nearer here" in text
+    assert "constant share of peak for ZeRO-3 (3 times), without their GPU count (16.4 % against 18.2 %)" in text
     assert "108 are predicted to fit" in text
-    assert f"{found.content['as_they_stand']['median']:.1%}".replace("%", " %") in text
-    assert "aimed at were 12 % and 25 %" in text
-    rows = rows_of(page.errors(found))
-    assert rows["all"][0] == "103"
-    assert {"Ampere, a model size", "Hopper, a fifth of the rows", "h100-sxm by a100-80gb"} <= set(rows)
+
+
+def test_errors_stand_beside_rules_of_thumb_and_the_worst_is_named(found):
+    shown = page.errors(found)
+    assert {"planner", "constant share of peak", "line per GPU"} <= set(rows_of(shown))
+    text = text_of(shown)
+    assert text.count("cannot predict") == 4  # without a card, and without a generation
+    for row in found.content["errors"]:
+        if row["predictor"] == "planner" and row["by"] != "all":
+            assert row["worst_case"] in text
+
+
+def test_intervals_stand_with_how_often_they_held(found):
+    text = text_of(page.intervals(found))
+    for entry in found.content["intervals"]:
+        assert f"{entry['inside']} of {entry['predictions']} {entry['held']} of {entry['tried']}" in text
+
+
+def test_an_answer_says_which_errors_its_times_rest_on(advice, capsys):
+    sentences = {option.prediction.step.evidence.sentence for option in advice.options}
+    assert len(sentences) == 3  # FSDP, other engines, offload
+    shown = text_of(page.speed(advice))
+    said = " ".join(say.text(advice).split())
+    content = say.content(advice)
+    for option, entry in zip(advice.options, content["strategies"], strict=True):
+        sentence = option.prediction.step.evidence.sentence
+        assert entry["seconds_per_step_rests_on"] == sentence
+        assert sentence in said
+        assert sentence[1:] in shown
 
 
 def test_published_numbers_stand_beside_predicted(found):
@@ -262,7 +302,7 @@ def test_published_numbers_stand_beside_predicted(found):
     assert "LLaMA-7B, 8 x A800" in shown.text
     assert "A800 is A100-80GB with NVLink at 400 GB/s" in text_of(shown)
     rows = rows_of(shown)
-    assert rows["optimizer offload, cores bound to ranks"][1] == "2.38"
+    assert rows["optimizer offload, cores bound to ranks *"][1] == "2.38"
 
 
 def test_validation_of_something_else_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
     from study.theory.shapes import ModelShape
 
+LINE = 120  # characters
+
 
 def text(advice: Advice) -> str:
     """Say it in tables of plain text."""
@@ -30,7 +33,7 @@ def text(advice: Advice) -> str:
         f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
         f"{asked.sequence_length:,} tokens a sequence",
         *_KERNELS[asked.kernels],
-        "Predicted, not measured; times with the interval that nine of ten published ones lay in.",
+        "Predicted, not measured; what the intervals of times rest on stands under the table.",
         *(f"Note: {note}." for note in advice.notes),
         "",
     ]
@@ -45,6 +48,7 @@ def text(advice: Advice) -> str:
         "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
         "arithmetics:",
         "autocast over fp32 parameters, and 16-bit compute with fp32 masters, DeepSpeed's and FSDP2's.",
+        *_evidence(advice),
         "Where a GPU's bytes are, in GiB:",
         "",
     ]
@@ -63,6 +67,15 @@ def text(advice: Advice) -> str:
         ]
     )
     return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
+
+
+def _evidence(advice: Advice) -> list[str]:
+    """Say which errors the intervals rest on, once for the strategies that share them."""
+    names: dict[str, list[str]] = {}
+    for option in advice.options:
+        names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
+    lines = [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [part for line in lines for part in textwrap.wrap(line, LINE)]
 
 
 def _size(shape: ModelShape) -> str:
@@ -181,6 +194,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "seconds_per_step": float(prediction.step.total),
         "seconds_per_step_low": float(prediction.step.low),
         "seconds_per_step_high": float(prediction.step.high),
+        "seconds_per_step_rests_on": prediction.step.evidence.sentence,
         "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
         "mfu": float(prediction.mfu),
         "communicated_bytes_per_step": round(prediction.communicated_bytes),

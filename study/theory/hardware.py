@@ -174,6 +174,17 @@ def find(torch_name: str) -> Gpu | None:
     return _BY_TORCH_NAME.get(torch_name.removeprefix("NVIDIA ").removeprefix("Tesla "))
 
 
+def generation_of(gpu: Gpu) -> str:
+    """Name the generation of a GPU's chip; A10G has another one than A100, with a third of its memory bandwidth."""
+    return next(name for start, name in _GENERATIONS.items() if gpu.name.startswith(start))
+
+
+_GENERATIONS = {  # by the beginning of a name
+    "t4": "Turing", "v100": "Volta", "a10g": "GA102", "a100": "Ampere", "l4": "Ada", "h100": "Hopper", "h200": "Hopper",
+    "b200": "Blackwell",
+}  # fmt: skip
+
+
 def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:
     """The peak of the type in which a run of this precision class multiplies; None where the card has no unit for it.
 

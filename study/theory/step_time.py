@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import communication, flops, residual
+from study.theory import communication, flops, residual, trust
 from study.theory.case import Engine, Job, Numbers, parameter_bytes
-from study.theory.hardware import Box, Gpu, peak_flops_per_second
+from study.theory.hardware import Box, Gpu, generation_of, peak_flops_per_second
 from study.theory.shapes import GATED, ModelShape
 from study.theory.shapes.sizes import FOUR_NORMS, HEAD_NORMS
+from study.theory.trust import Evidence
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Constants:
 # 40 and 80 GB, and to those of H100 SXM, without those in fp8.
 AMPERE = Constants(0.93, 0.32, 0.45, 0.92, 22e-6)
 HOPPER = Constants(0.78, 0.18, 0.45, 0.82, 26e-6)
-FITTED = {"a100-40gb": AMPERE, "a100-80gb": AMPERE, "h100-sxm": HOPPER}
-# No such rows are known of the others. They have the constants of the nearest generation that has.
-_NEAREST = {"h100-pcie": HOPPER, "h200": HOPPER, "b200": HOPPER}
+FITTED = {"Ampere": AMPERE, "Hopper": HOPPER}
+# The first that is fitted lends its constants to a generation that is not.
+_NEAREST = {"Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere")}
 
 # NCCL's bandwidth over that of the link: all-reduces of nccl-tests on 8 x A100 reach 200 to 235 of 300 GB/s (issues 149
 # and 178 of NVIDIA/nccl-tests), on 3 nodes of 4 x 200 Gbit/s 85 to 96 of 100 GB/s (issue 119). The fit cannot tell it
@@ -59,15 +60,8 @@ HOST_STEP_BYTES = 28 + 12 + 6
 # The published CPU-Adam updates 1e10 parameters in 2.57 s (arXiv:2101.06840, its table of Adam latencies; as
 # remembered, not looked up) on a host of 256 GB/s: 30 bytes per parameter at 0.46 of the bandwidth.
 HOST_MEMORY_EFFICIENCY = 0.46
-# Per thread: fitted to one published pair of runs, LLaMA-7B on 8 x A800 with and without optimizer offload, whose
-# launcher left each rank one thread (measured_by_others/numbers.yaml).
-HOST_THREAD_BANDWIDTH = 2.3e9
-
-# Factors above and below the prediction between which nine of ten times lie. The first for what the constants were
-# fitted to: errors on model sizes that a fit has not seen. The second for all else: errors of one generation's
-# constants on the other's rows, and of measured_by_others/numbers.yaml.
-FITTED_SPREAD = 1.15
-OTHER_SPREAD = 1.5
+# Per thread: fitted by `zero-study accuracy` to the six published times with offload (measured_by_others/numbers.yaml).
+HOST_THREAD_BANDWIDTH = 2.08e9
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class StepTime:
     communication: Numbers  # all of it, hidden or not
     exposed_communication: Numbers  # what it adds to the step
     offload: Numbers  # what transfers, the host's optimizer step and the disk add
-    spread: float  # of the total, see `low` and `high`
+    evidence: Evidence  # what the interval of the total rests on
 
     @property
     def total(self) -> Numbers:
@@ -90,27 +84,40 @@ class StepTime:
 
     @property
     def low(self) -> Numbers:
-        return self.total / self.spread
+        return self.total / self.evidence.spread
 
     @property
     def high(self) -> Numbers:
-        return self.total * self.spread
+        return self.total * self.evidence.spread
 
 
 def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
     return job.tokens * job.gradient_accumulation_steps / step_seconds
 
 
+def nearest_generations(generation: str) -> tuple[str, ...]:
+    """Order the generations that can be fitted, the one whose constants to take first."""
+    return _NEAREST.get(generation, ("Ampere", "Hopper"))
+
+
 def constants_of(gpu: Gpu) -> Constants:
     """Find the constants of a GPU's generation, or of the nearest one that was fitted."""
-    return FITTED.get(gpu.name) or _NEAREST.get(gpu.name, AMPERE)
+    return FITTED[nearest_generations(generation_of(gpu))[0]]
 
 
-def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Constants | None = None) -> StepTime:
+def seconds(
+    shape: ModelShape,
+    engine: Engine,
+    job: Job,
+    box: Box,
+    constants: Constants | None = None,
+    host_thread_bandwidth: float | None = None,
+) -> StepTime:
     """Predict one optimizer step of a box whose GPUs all take part.
 
-    `constants`: others than the GPU's own, to fit them. Raises ValueError where the GPU cannot multiply in the engine's
-    precision, where engine and box differ in GPUs, or where an offload's host or disk is not known.
+    `constants`, `host_thread_bandwidth`: others than those fitted to all that is known, to fit them. Raises ValueError
+    where the GPU cannot multiply in the engine's precision, where engine and box differ in GPUs, or where an offload's
+    host or disk is not known.
     """
     if engine.world_size != box.num_gpus:
         raise ValueError(
@@ -129,18 +136,20 @@ def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Co
     unhidden = speed.constants.unhidden
     exposed_forward = _exposed(compute.forward, forward_hidden, unhidden)
     exposed_backward = _exposed(recomputed_and_backward, backward_hidden, unhidden)
-    exposed_last = _exposed(recomputed_and_backward, backward_hidden + moved.last_backward, unhidden)
+    last_hidden = moved.last_backward + pcie.last_backward
+    exposed_last = _exposed(recomputed_and_backward, backward_hidden + last_hidden, unhidden)
     exposed = micro_steps * exposed_forward + (micro_steps - 1) * exposed_backward + exposed_last
     # Of what is exposed, transfers over PCIe count as offload, by their share of the bytes' time.
-    everything = micro_steps * (forward_hidden + backward_hidden) + moved.last_backward
-    by_pcie = exposed * micro_steps * (pcie.forward + pcie.backward) / np.maximum(everything, 1e-30)
+    everything = micro_steps * (forward_hidden + backward_hidden) + last_hidden
+    transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
+    by_pcie = exposed * transferred / np.maximum(everything, 1e-30)
 
     num_owned = shape.num_params / (engine.world_size if engine.zero_stage else 1)
     if engine.offload_optimizer == "none":
         bytes_per_parameter = OPTIMIZER_BYTES + (MASTER_CAST_BYTES if engine.precision in ("bf16", "fp16") else 0)
         optimizer, host = num_owned * bytes_per_parameter / speed.memory, 0.0
     else:
-        optimizer, host = 0.0, _host_step(num_owned, engine, box)
+        optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
     serial = micro_steps * moved.serial + moved.step
     zero = 0.0 * exposed  # of the grid's form
     return StepTime(
@@ -150,14 +159,9 @@ def seconds(shape: ModelShape, engine: Engine, job: Job, box: Box, constants: Co
         optimizer=optimizer + zero,
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
         exposed_communication=exposed - by_pcie + serial,
-        offload=by_pcie + pcie.step + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
-        spread=_spread(shape, engine, job, box),
+        offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
+        evidence=trust.evidence(shape, engine, job, box),
     )
-
-
-def _spread(shape: ModelShape, engine: Engine, job: Job, box: Box) -> float:
-    fitted = box.gpu.name in FITTED and engine.kind == "fsdp" and job.kernels == "fused" and not shape.experts
-    return FITTED_SPREAD if fitted else OTHER_SPREAD
 
 
 def _exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
@@ -390,34 +394,44 @@ def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed:
 
 @dataclass(frozen=True)
 class _Pcie:
-    """Seconds that a GPU's transfers take: of one micro step beside forward and backward, and before the update."""
+    """Seconds that a GPU's transfers take: of a micro step beside forward and backward, of a step beside the last."""
 
-    forward: float
-    backward: float
-    step: float
+    forward: Numbers = 0.0
+    backward: Numbers = 0.0
+    last_backward: Numbers = 0.0
 
 
 def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
-    own = shape.num_params * parameter_bytes(engine.precision) / engine.world_size
-    once = own / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
-    forward = backward = step = 0.0
+    """Count what crosses PCIe as DeepSpeed 0.19.8 sends it: runtime/zero/stage_1_and_2.py and stage3.py."""
+    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.world_size / shape.num_params  # parameters of a rank
+    once = parameter_bytes(engine.precision) / rate
+    forward, backward = 0.0, 0.0
     if engine.offload_param != "none":  # a shard is sent up before each gather
         forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
-    if engine.offload_optimizer != "none" and engine.zero_stage == 1:  # reduced once, when all is accumulated
-        step = once
-    elif engine.offload_optimizer != "none":
-        backward += once
-    return _Pcie(forward, backward, step)
+    if engine.offload_optimizer == "none":
+        return _Pcie(forward, backward)
+    if engine.kind == "fsdp":  # gradients go down in every micro step, and add up there
+        return _Pcie(forward, backward + once)
+    last_backward = 4 / rate  # gradients go down in fp32, as the host's optimizer reads them
+    if engine.zero_stage == 2:
+        # They add up in host memory: each micro step sends them down, and all but the first had them up before
+        # (async_accumulate_grad_in_cpu_via_gpu); a single one does neither.
+        micro_steps = np.asarray(job.gradient_accumulation_steps)
+        backward = backward + np.where(micro_steps > 1, 2 - 1 / micro_steps, 0.0) * once
+    elif engine.zero_stage == 3:
+        # As there, in the type that they add up in; but the first, too, has them up again (partition_grads).
+        backward = backward + 2 * engine.accumulation_bytes / rate
+    return _Pcie(forward, backward, last_backward)
 
 
-def _host_step(num_owned: float, engine: Engine, box: Box) -> float:
+def _host_step(num_owned: float, engine: Engine, box: Box, thread_bandwidth: float) -> float:
     """Seconds of the optimizer step in host memory, and of sending the new parameters up."""
     if box.host_memory_bandwidth is None or box.host_cores is None:
         raise ValueError(f"{box.gpu.name}: nothing is known of its host; give host_memory_bandwidth and host_cores")
     ranks = min(engine.world_size, box.gpus_per_node)
     by_memory = ranks * num_owned * HOST_STEP_BYTES / (HOST_MEMORY_EFFICIENCY * box.host_memory_bandwidth)
     threads = max(1, box.host_cores // ranks)
-    by_threads = num_owned * HOST_STEP_BYTES / (threads * HOST_THREAD_BANDWIDTH)
+    by_threads = num_owned * HOST_STEP_BYTES / (threads * thread_bandwidth)
     size = parameter_bytes(engine.precision) if engine.offload_param == "none" else 0
     up = num_owned * size / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
     return max(by_memory, by_threads) + up

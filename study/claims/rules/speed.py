@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from study.claims.observed import Observed
 from study.claims.rules.cases import POSITIONS, Case, around, engine_of, model_of, prediction_of, shape_of
 from study.theory import communication, flops, measured_by_others, step_time
 from study.theory.case import Job
+from study.theory.trust import EVIDENCE
 
 
 def engine_volume(
@@ -27,7 +29,7 @@ def tokens_per_second_per_gpu(**arguments: Any) -> Observed:
     """Tokens that a GPU trains on in a second."""
     case = Case.of(arguments)
     value = _speed(case)
-    return Observed(value, (_in_words(case),), around(value, prediction_of(case).step.spread))
+    return Observed(value, (_in_words(case),), around(value, prediction_of(case).step.evidence.spread))
 
 
 def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
@@ -67,7 +69,9 @@ def published_tflops(case: str) -> Observed:
     each = flops.hardware_flops_per_sequence(measured.shape, job.sequence_length, job.activation_checkpointing)
     time = step_time.seconds(measured.shape, measured.engine, job, measured.box)
     value = float(job.micro_batch_size * job.gradient_accumulation_steps * each / time.total / 1e12)
-    return Observed(value, (f"{measured.name}: {float(time.total):.4g} s per step",), around(value, time.spread))
+    return Observed(
+        value, (f"{measured.name}: {float(time.total):.4g} s per step",), around(value, time.evidence.spread)
+    )
 
 
 def _ratios(of: dict[str, Any], to: dict[str, Any], along: str, values: Any) -> list[Observed]:
@@ -79,12 +83,13 @@ def _ratio_spread(above: Case, below: Case) -> float:
 
     What both have in common cancels: where nothing but sharding, batch or length differs it is taken to be as uncertain
     as a single time of what the constants were fitted to. Offload, other GPUs, models or types, autocast against 16-bit
-    parameters among them: as a time of all else.
+    parameters among them: as of two times whose errors know nothing of each other.
     """
     sides = (above, below)
     alike = len({(case.model, case.gpu, case.gpus, case.kernels, case.engine.precision) for case in sides}) == 1
-    offloaded = any(case.is_offloaded for case in sides)
-    return step_time.FITTED_SPREAD if alike and not offloaded else step_time.OTHER_SPREAD
+    if alike and not any(case.is_offloaded for case in sides):
+        return EVIDENCE["fsdp", "known"].spread
+    return math.exp(math.hypot(*(math.log(prediction_of(case).step.evidence.spread) for case in sides)))
 
 
 def _speed(case: Case) -> float:

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from study.claims.observed import Observed
 from study.planner.trees import Grid, evaluate
-from study.theory import step_time
 from study.theory.decision_trees import KEEPS_UP, TREES, Recommendation, TreeOutcome, compare
+from study.theory.trust import EVIDENCE
 
 
 def tree_share(tree: str) -> Observed:
@@ -53,9 +53,8 @@ def _agreeing(name: str, outcomes: Iterable[TreeOutcome]) -> Observed:
     answered = kinds.total() - kinds["no answer"]
     counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
     behind = [outcome.left_behind for outcome in outcomes if outcome.left_behind is not None]
-    low, high = (
-        sum(share <= most for share in behind) / answered for most in (0, 1 - KEEPS_UP / step_time.FITTED_SPREAD)
-    )
+    nearly = 1 - KEEPS_UP / EVIDENCE["fsdp", "known"].spread
+    low, high = (sum(share <= most for share in behind) / answered for most in (0, nearly))
     told = "only where it is the fastest, to where predicted times cannot tell"
     return Observed(kinds["agrees"] / answered, (f"{name}, {kinds.total():,} cases: {counts}",), (low, high), told=told)
 

@@ -105,7 +105,6 @@ class MeasuredCase:
     published: float  # of fits a bool
     source: str
     conditions: str  # as published, and what had to be assumed
-    calibrates: bool  # a constant was set by this number, which therefore confirms nothing
     shape: ModelShape
     engine: Engine
     job: Job
@@ -119,16 +118,18 @@ def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
 
 
 def _case(entry: dict[str, Any]) -> MeasuredCase:
-    box = {"gpu": hardware.find_gpu(entry["box"]["gpu"])} | {k: v for k, v in entry["box"].items() if k != "gpu"}
+    box = dict(entry["box"])
+    gpu = hardware.find_gpu(box.pop("gpu"))
+    if "link_bandwidth" in box:  # of a card that theory has with another link
+        gpu = dataclasses.replace(gpu, link_bandwidth=box.pop("link_bandwidth"))
     return MeasuredCase(
         name=entry["name"],
         quantity=entry["quantity"],
         published=entry["published"],
         source=entry["source"],
         conditions=entry["conditions"],
-        calibrates=entry.get("calibrates", False),
         shape=dataclasses.replace(shapes.find(entry["model"]), **entry.get("shape", {})),
         engine=Engine(world_size=box["num_gpus"], **entry["engine"]),
         job=Job(**entry["job"]),
-        box=Box(**box),
+        box=Box(gpu, **box),
     )

@@ -9,8 +9,8 @@ from study.report.figures.planner import (
     speed_against_memory,
     tree_outcomes,
 )
-from study.report.pages.planner.accuracy import cases, errors, memory_cases, trust_in_words
-from study.report.pages.planner.tables import differences, front, in_words, memory, reasons, speed
+from study.report.pages.planner.accuracy import cases, errors, intervals, memory_cases, trust_in_words
+from study.report.pages.planner.tables import differences, front, in_words, memory, memory_parts, reasons, speed
 from study.report.pages.planner.trees import fastest, published_trees, trees_in_words
 
 __all__ = [
@@ -21,11 +21,13 @@ __all__ = [
     "fastest",
     "front",
     "in_words",
+    "intervals",
     "load",
     "memory",
     "memory_by_gpus",
     "memory_by_part",
     "memory_cases",
+    "memory_parts",
     "published_speed",
     "published_trees",
     "reasons",

@@ -53,19 +53,15 @@ def in_words(advice: Advice) -> Html:
 
 
 def memory(advice: Advice) -> Html:
-    """Tabulate what fills a GPU under each strategy, and what is left of it or missing."""
-    parts = [part for part in peaks.PARTS if any(o.prediction.peak.parts[part] for o in advice.options)]
-    head = ["strategy", "batch", "free", "needed", *(part.replace("_", " ") for part in parts), "highest at"]
+    """Tabulate what each strategy needs of a GPU and of its node, and what is left of it or missing."""
     rows = [
         [
             option.strategy.name,
-            batch(option.prediction.job),
             free(option),
             gib(option.prediction.needed_bytes),
-            *(gib(option.prediction.peak.parts[part]) for part in parts),
-            peaks.MOMENTS[option.prediction.peak.moment],
             gib(option.prediction.host_bytes_per_node),
             gib(option.prediction.disk_bytes_per_node),
+            batch(option.prediction.job),
         ]
         for option in advice.options
     ]
@@ -75,17 +71,32 @@ def memory(advice: Advice) -> Html:
         f"{percent(on_box.ALLOCATOR_SLACK)} that the allocator is assumed to add; a GPU has "
         f"{gib(advice.options[0].prediction.usable_bytes)} to give. Host and disk: of a node. {PREDICTED}"
     )
-    head += ["host", "disk"]
-    return predicted(
-        markup.table("Memory of a GPU at its highest moment", head, [("", rows)], note, ["batch", "highest at"])
-    )
+    head = ["strategy", "free", "needed", "host", "disk", "batch"]
+    return predicted(markup.table("Memory of a GPU at its highest moment", head, [("", rows)], note, ["batch"]))
+
+
+def memory_parts(advice: Advice) -> Html:
+    """Tabulate what fills a GPU under each strategy, behind a click."""
+    parts = [part for part in peaks.PARTS if any(o.prediction.peak.parts[part] for o in advice.options)]
+    rows = [
+        [
+            option.strategy.name,
+            *(gib(option.prediction.peak.parts[part]) for part in parts),
+            peaks.MOMENTS[option.prediction.peak.moment],
+        ]
+        for option in advice.options
+    ]
+    head = ["strategy", *(part.replace("_", " ") for part in parts), "highest at"]
+    caption = "Memory of a GPU at its highest moment, by part"
+    table = predicted(markup.table(caption, head, [("", rows)], f"GiB. {PREDICTED}", ["highest at"]))
+    return Html(markup.details("By part, as drawn above", table.text))
 
 
 def speed(advice: Advice) -> Html:
     """Tabulate time, throughput, price and what is communicated under each strategy."""
     head = [
-        "strategy", "precision", "batch", "largest micro batch", "seconds per step", "tokens/s per GPU", "MFU",
-        "GB communicated per step", "$ per billion tokens",
+        "strategy", "seconds per step", "tokens/s per GPU", "$ per billion tokens", "MFU", "batch", "precision",
+        "largest micro batch", "GB communicated per step",
     ]  # fmt: skip
     rows = []
     for option in advice.options:
@@ -96,28 +107,29 @@ def speed(advice: Advice) -> Html:
         rows.append(
             [
                 option.strategy.name,
-                prediction.engine.precision,
-                batch(prediction.job),
-                option.largest_micro_batch or "none",
                 Html(f"{total}<small>{low} to {high}</small>") if prediction.fits else markup.missing("does not fit"),
                 number(prediction.tokens_per_second_per_gpu) if prediction.fits else "",
-                percent(prediction.mfu) if prediction.fits else "",
-                number(prediction.communicated_bytes / 1e9),
                 price if prediction.fits else "",
+                percent(prediction.mfu) if prediction.fits else "",
+                batch(prediction.job),
+                prediction.engine.precision,
+                option.largest_micro_batch or "none",
+                number(prediction.communicated_bytes / 1e9),
             ]
         )
     gpu = advice.box.gpu
     rent = (
         f"${gpu.price_per_hour:.2f} an hour and GPU: {gpu.price_source}, {gpu.price_date}" if gpu.price_per_hour else ""
     )
-    spread = max(option.prediction.step.spread for option in advice.options)
+    resting = {option.prediction.step.evidence.sentence: None for option in advice.options}
     note = (
-        f"Below a time the interval that nine of ten published times lay in, by a factor of up to {spread:g} either "
-        "way: strategies whose intervals overlap are not told apart. Communicated: by one rank, without a ring's "
-        "factor (N - 1) / N. MFU: model FLOPs over the dense peak of the type that is multiplied. "
+        "Below a time its interval: strategies whose intervals overlap are not told apart. Communicated: by one rank, "
+        "without a ring's factor (N - 1) / N. MFU: model FLOPs over the dense peak of the type that is multiplied. "
         f"{rent and rent + '. '}{PREDICTED}"
     )
-    return predicted(markup.table("Time and price of a step", head, [("", rows)], note, ["precision", "batch"]))
+    table = predicted(markup.table("Time and price of a step", head, [("", rows)], note, ["precision", "batch"]))
+    said = markup.items(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in resting)
+    return Html(f"{table.text}\n{markup.details('What the intervals rest on', said)}")
 
 
 def front(advice: Advice) -> Html:

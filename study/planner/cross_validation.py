@@ -1,0 +1,384 @@
+"""How far are predicted step times from published ones that no constant was fitted to, and what do simpler rules reach?
+
+Every published time is predicted four times by what was fitted without some of them: without its whole model size, its
+whole number of GPUs, its card, and its whole generation of GPUs. The planner's model stands beside two rules of thumb,
+fitted to the same rows. An error is predicted over published seconds of a step, less one: above 0 is too slow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from study.theory import flops, hardware, measured_by_others, shapes, step_time, trust
+from study.theory.case import Engine, Job
+from study.theory.hardware import Box
+from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from study.theory.shapes import ModelShape
+from study.theory.step_time import Constants
+
+# Beyond this relative error a row pulls on the fit no more than in proportion: a few published rows are odd.
+ROBUST_SCALE = 0.03
+# Where rows say nothing of a constant, as those of one node say nothing of hops, it stays near what one would guess. A
+# factor of e away from the guess counts as much as one row that is 3 % off.
+GUESS = Constants(0.8, 0.4, 0.6, 0.5, 20e-6)
+NINE_OF_TEN = 0.9
+FEWEST = 9  # fewer cannot bound nine of ten
+DIGITS = 4  # of an error that is kept
+SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
+
+Errors = Mapping[str, float | None]  # by predictor; None: it cannot predict
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One published step time."""
+
+    name: str
+    shape: ModelShape
+    engine: Engine
+    job: Job
+    box: Box
+    seconds: float
+    fitted: bool  # the five constants of its generation are fitted to it
+
+    @property
+    def generation(self) -> str:
+        return hardware.generation_of(self.box.gpu)
+
+    @property
+    def kind(self) -> str:
+        """The engine, as tables name it."""
+        if trust.engine_of(self.shape, self.engine, self.job) == "offload":
+            return "offload"
+        return {"fsdp": "FSDP", "ddp": "DDP"}.get(self.engine.kind, f"ZeRO-{self.engine.zero_stage}")
+
+    @property
+    def size(self) -> str:
+        """Which of the published tables' models is nearest in parameters."""
+        return min(SIZES, key=lambda size: abs(math.log(self.shape.num_params / _num_params(size))))
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs, nothing that is recomputed."""
+        return float(flops.model_flops_per_sequence(self.shape, self.job.sequence_length) / self.job.sequence_length)
+
+    @property
+    def tokens(self) -> float:
+        """Of a GPU and step."""
+        return float(self.job.tokens * self.job.gradient_accumulation_steps)
+
+    @property
+    def peak(self) -> float:
+        found = hardware.peak_flops_per_second(self.box.gpu, self.engine.precision, tf32=False)
+        assert found is not None
+        return found
+
+
+@cache
+def _num_params(size: str) -> int:
+    return shapes.find(f"mpt-{size}").num_params
+
+
+def published() -> list[Timed]:
+    """List every published time: the rows that constants are fitted to, and single numbers. Rows in fp8 are left out:
+    the models of theory do not know it."""
+    rows = [of_row(row) for row in measured_by_others.throughput_rows() if not row.fp8]
+    return rows + [of_case(case) for case in measured_by_others.cases()]
+
+
+def of_row(row: MeasuredRow) -> Timed:
+    """Read a row of the published tables as a step time."""
+    seconds = float(row.job.tokens * row.job.gradient_accumulation_steps / row.tokens_per_second_per_gpu)
+    return Timed(row.title, row.shape, row.engine, row.job, row.box, seconds, fitted=True)
+
+
+def of_case(case: MeasuredCase) -> Timed:
+    """Read a single published number as a step time."""
+    shape, job = case.shape, case.job
+    sequences = float(job.micro_batch_size * job.gradient_accumulation_steps)
+    if case.quantity == "seconds_per_step":
+        seconds = case.published
+    elif case.quantity == "samples_per_second":
+        seconds = sequences * case.engine.world_size / case.published
+    else:
+        each = flops.hardware_flops_per_sequence(shape, job.sequence_length, job.activation_checkpointing)
+        seconds = float(sequences * each / (case.published * 1e12))
+    return Timed(case.name, shape, case.engine, job, case.box, seconds, fitted=False)
+
+
+# ---------------------------------------------------------------- what is fitted
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """All that a set of published times determines."""
+
+    constants: dict[str, Constants]  # by generation
+    host_thread_bandwidth: float  # bytes/s
+    share: float  # of the peak: what the median row reaches
+    lines: dict[str, np.ndarray]  # by GPU, of `regressors`
+
+
+def fit(times: list[Timed]) -> Fitted:
+    """Fit everything anew: the planner's constants and both rules of thumb."""
+    rows = [timed for timed in times if timed.fitted]
+    generations = {row.generation for row in rows}
+    constants = {name: fit_constants([row for row in rows if row.generation == name]) for name in generations}
+    lines = {}
+    for gpu in {row.box.gpu.name for row in rows}:
+        own = [row for row in rows if row.box.gpu.name == gpu]
+        matrix = np.array([regressors(row) for row in own])
+        if len(own) > matrix.shape[1] == np.linalg.matrix_rank(matrix):
+            lines[gpu] = np.linalg.lstsq(matrix, np.log([row.seconds / row.tokens for row in own]))[0]
+    share = float(np.median([row.flops_per_token * row.tokens / row.seconds / row.peak for row in rows]))
+    offloaded = [timed for timed in times if timed.engine.offload_optimizer != "none"]
+    return Fitted(constants, _fit_host(offloaded, constants), share, lines)
+
+
+def fit_constants(rows: list[Timed]) -> Constants:
+    """Fit the constants of one generation by robust least squares of the relative errors."""
+    from scipy.optimize import least_squares
+
+    start = np.log(dataclasses.astuple(GUESS))
+
+    def errors(logarithms: np.ndarray) -> np.ndarray:
+        constants = Constants(*map(float, np.exp(logarithms)))
+        of_rows = np.log([_seconds(row, constants) / row.seconds for row in rows])
+        return np.concatenate([of_rows, ROBUST_SCALE * (logarithms - start)])
+
+    best = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
+    return Constants(*map(float, np.exp(best.x)))
+
+
+def _fit_host(offloaded: list[Timed], constants: dict[str, Constants]) -> float:
+    """Fit what a thread of the host reaches, by the least sum of relative errors: the few times are odd."""
+    from scipy.optimize import minimize_scalar
+
+    def badness(logarithm: float) -> float:
+        bandwidth = float(np.exp(logarithm))
+        times = [_seconds(timed, _nearest(timed, constants), bandwidth) / timed.seconds for timed in offloaded]
+        return float(np.abs(np.log(times)).sum())
+
+    return float(np.exp(minimize_scalar(badness, bounds=np.log([5e8, 5e10]), method="bounded").x))
+
+
+def _seconds(timed: Timed, constants: Constants, host: float | None = None) -> float:
+    return float(step_time.seconds(timed.shape, timed.engine, timed.job, timed.box, constants, host).total)
+
+
+def _nearest(timed: Timed, constants: Mapping[str, Constants]) -> Constants:
+    """The constants of the GPU's generation, or of the nearest one that was fitted."""
+    return constants[next(name for name in step_time.nearest_generations(timed.generation) if name in constants)]
+
+
+def regressors(timed: Timed) -> list[float]:
+    """What the line through one GPU's rows knows of a case; it predicts the logarithm of a token's seconds."""
+    job = timed.job
+    each = flops.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.activation_checkpointing)
+    values = (each / job.sequence_length, job.sequence_length, timed.box.num_gpus, job.tokens)
+    return [1.0, *map(math.log, values)]
+
+
+def by_planner(fitted: Fitted, timed: Timed) -> float:
+    """Predict seconds by the models of theory."""
+    return _seconds(timed, _nearest(timed, fitted.constants), fitted.host_thread_bandwidth)
+
+
+def by_share(fitted: Fitted, timed: Timed) -> float:
+    """Predict seconds as if every GPU reached the same share of its peak, whatever it trains and how."""
+    return timed.flops_per_token * timed.tokens / (fitted.share * timed.peak)
+
+
+def by_line(fitted: Fitted, timed: Timed) -> float | None:
+    """Predict seconds by the line of that GPU, which knows no engine; None where too few rows of the GPU are left."""
+    line = fitted.lines.get(timed.box.gpu.name)
+    return None if line is None else timed.tokens * float(np.exp(np.array(regressors(timed)) @ line))
+
+
+PREDICTORS: dict[str, Callable[[Fitted, Timed], float | None]] = {
+    "planner": by_planner,
+    "constant share of peak": by_share,
+    "line per GPU": by_line,
+}
+
+COMPARED = "planner, where the line predicts"
+# What a rule of thumb is held against: the planner's errors of the same times.
+BASELINES = {"constant share of peak": "planner", "line per GPU": COMPARED}
+
+# ---------------------------------------------------------------- what is left out
+
+SPLITS: dict[str, Callable[[Timed], Any]] = {
+    "model size": lambda timed: timed.size,
+    "GPU count": lambda timed: timed.box.num_gpus,
+    "card": lambda timed: timed.box.gpu.name,
+    "generation": lambda timed: timed.generation,
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One published time, and the errors of its predictions."""
+
+    timed: Timed
+    in_sample: Errors
+    left_out: dict[str, Errors]  # by what was left out of the fit with it
+
+
+def judge(times: list[Timed]) -> list[Judged]:
+    """Predict every time by what all determine, and by what is left without its group, for each way to group them.
+
+    A card is left out only where its generation has another one: else that is leaving out the generation.
+    """
+    everything = fit(times)
+    left_out: list[dict[str, Errors]] = [{} for _ in times]
+    for split, group in SPLITS.items():
+        groups = [group(timed) for timed in times]
+        for name in dict.fromkeys(groups):
+            kept = [timed for timed, own in zip(times, groups, strict=True) if own != name]
+            members = [index for index, own in enumerate(groups) if own == name]
+            generation = times[members[0]].generation
+            if split == "card" and not any(one.fitted and one.generation == generation for one in kept):
+                continue
+            fitted = fit(kept)
+            for index in members:
+                left_out[index][split] = _errors(fitted, times[index])
+    return [Judged(timed, _errors(everything, timed), errors) for timed, errors in zip(times, left_out, strict=True)]
+
+
+def _errors(fitted: Fitted, timed: Timed) -> Errors:
+    predicted = {name: predict(fitted, timed) for name, predict in PREDICTORS.items()}
+    return {name: None if value is None else value / timed.seconds - 1 for name, value in predicted.items()}
+
+
+# ---------------------------------------------------------------- tables
+
+GROUPINGS: dict[str, Callable[[Timed], Any]] = {
+    "all": lambda timed: "",
+    "kind": lambda timed: "the rows that constants are fitted to" if timed.fitted else "single numbers",
+    "generation": lambda timed: timed.generation,
+    "engine": lambda timed: timed.kind,
+    "model size": lambda timed: timed.size,
+    "GPU count": lambda timed: timed.box.num_gpus,
+}
+
+
+def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Sum up errors of named cases. Their sizes are of |error|; the worst has its sign."""
+    errors = list(errors)
+    sizes = np.abs([error for _, error in errors])
+    worst, error = errors[int(sizes.argmax())]
+    return {
+        "count": len(errors),
+        "median": round(float(np.median(sizes)), DIGITS),
+        "percentile_90": round(float(np.quantile(sizes, NINE_OF_TEN)), DIGITS),
+        "worst": round(error, DIGITS),
+        "worst_case": worst,
+        "too_slow": sum(error > 0 for _, error in errors),
+        "too_fast": sum(error < 0 for _, error in errors),
+    }
+
+
+def tables(judged: list[Judged]) -> list[dict[str, Any]]:
+    """Sum up every predictor's errors, in sample and by what was left out, over all times and over groups of them."""
+    rows = []
+    for split in ("nothing", *SPLITS):
+        for predictor in (*PREDICTORS, COMPARED):
+            for grouping, group in GROUPINGS.items():
+                found: dict[Any, list[tuple[str, float]]] = {}
+                for one in judged:
+                    errors = one.in_sample if split == "nothing" else one.left_out.get(split, {})
+                    if predictor == COMPARED:  # on the line's own cases, to be compared with it
+                        errors = {COMPARED: errors["planner"]} if errors.get("line per GPU") is not None else {}
+                    if (error := errors.get(predictor)) is not None:
+                        found.setdefault(group(one.timed), []).append((one.timed.name, error))
+                rows += [
+                    {"left_out": split, "predictor": predictor, "by": grouping, "group": str(name)}
+                    | summarize(of_group)
+                    for name, of_group in sorted(found.items())
+                ]
+    return rows
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
+    """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
+    found = []
+    for engine in trust.ENGINES:
+        least = 1.0
+        for distance in trust.DISTANCES:  # the farther case never has the narrower interval
+            found.append(_interval(judged, engine, distance, least))
+            least = found[-1]["spread"]
+    return found
+
+
+def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Distance, least: float) -> dict[str, Any]:
+    """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
+
+    `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
+    those of which there are such others.
+    """
+    splits = trust.LEFT_OUT[distance]
+    predictions = _predictions(judged, engine, splits, distance != "new generation")
+    if len({timed.name for timed, _, _ in predictions}) < FEWEST:
+        splits = tuple(SPLITS)
+        predictions = _predictions(judged, engine, splits, known=False)
+    held = tried = 0
+    for timed, split, error in predictions:
+        group = SPLITS[split]
+        others = [one for one in predictions if group(one[0]) != group(timed)]
+        if others:
+            tried, held = tried + 1, held + (_factor(error) <= max(least, _bound(others)))
+    spread = max(least, _bound(predictions))
+    return {
+        "engine": engine,
+        "distance": distance,
+        "left_out": list(splits),
+        "spread": spread,
+        "cases": len({timed.name for timed, _, _ in predictions}),
+        "predictions": len(predictions),
+        "inside": sum(_factor(error) <= spread for _, _, error in predictions),
+        "tried": tried,
+        "held": held,
+        **summarize((timed.name, error) for timed, _, error in predictions),
+    }
+
+
+def _predictions(
+    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool
+) -> list[tuple[Timed, str, float]]:
+    """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to."""
+    return [
+        (one.timed, split, float(one.left_out[split]["planner"] or 0))
+        for one in judged
+        for split in splits
+        if split in one.left_out
+        and trust.engine_of(one.timed.shape, one.timed.engine, one.timed.job) == engine
+        and (not known or one.timed.generation in trust.GENERATIONS)
+    ]
+
+
+def _factor(error: float) -> float:
+    """The factor between predicted and published, at least 1."""
+    return max(1 + error, 1 / (1 + error))
+
+
+def _bound(predictions: Iterable[tuple[Timed, str, float]]) -> float:
+    """Bound nine of ten times to come by those that are known, each by its worst prediction; rounded up to 0.05.
+
+    The rank is that of split conformal prediction, which holds so often on average, whatever the distribution. Of fewer
+    than nine times it is the largest factor.
+    """
+    worst: dict[str, float] = {}
+    for timed, _, error in predictions:
+        worst[timed.name] = max(worst.get(timed.name, 1.0), _factor(error))
+    rank = min(len(worst), math.ceil(NINE_OF_TEN * (len(worst) + 1)))
+    return math.ceil(round(20 * sorted(worst.values())[rank - 1], 9)) / 20
