@@ -364,7 +364,7 @@ def planner_intervals() -> str:
         inside, held = f"{rests.inside} of {rests.predictions}", f"{found['held']} of {found['tried']}"
         kind = [ENGINES[rests.engine], DISTANCES[rests.distance]]
         rows.append([*kind, f"{rests.spread:g}", str(rests.cases), inside, held])
-    head = ["what", "where", "factor either way", "published times", "held", "held, made without their group"]
+    head = ["what", "GPUs", "factor either way", "published times", "held", "held, made without their group"]
     return tabulate(head, rows)
 
 

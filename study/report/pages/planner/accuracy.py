@@ -21,9 +21,9 @@ ENGINES = {
     "offload": "offload",
 }
 DISTANCES = {
-    "known": "A100 or H100 generation, 8 to 512 GPUs",
-    "new count": "that generation, another number of GPUs",
-    "new generation": "another generation",
+    "known": "8 to 512 GPUs",
+    "new count": "fewer or more GPUs",
+    "new generation": "other generations",
 }
 
 
@@ -136,9 +136,9 @@ def intervals(validation: Validation) -> Html:
                 f"{found['held']} of {found['tried']}",
             ]
         )
-    head = ["what is asked", "factor either way", "published times", "held", "held, made without their group"]
+    head = ["what is asked", "factor", "times", "held", "held, made without their group"]
     note = (
-        "The factor is such that nine of ten published times lay in it, each by its worst prediction by a fit without "
+        "Numbers of GPUs: of A100's and H100's generations. The factor, either way, is such that nine of ten published times lay in it, each by its worst prediction by a fit without "
         "its model size or card, its GPU count, or its generation; where fewer than nine are known of a kind, all of "
         "the engine's are taken, and the factor is the largest. Held: predictions inside. Made without their group: "
         "the same, where the factor too knew nothing of what was left out with the case."
