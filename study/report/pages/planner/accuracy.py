@@ -138,10 +138,11 @@ def intervals(validation: Validation) -> Html:
         )
     head = ["what is asked", "factor", "times", "held", "held, made without their group"]
     note = (
-        "Numbers of GPUs: of A100's and H100's generations. The factor, either way, is such that nine of ten published times lay in it, each by its worst prediction by a fit without "
-        "its model size or card, its GPU count, or its generation; where fewer than nine are known of a kind, all of "
-        "the engine's are taken, and the factor is the largest. Held: predictions inside. Made without their group: "
-        "the same, where the factor too knew nothing of what was left out with the case."
+        "Numbers of GPUs: of A100's and H100's generations. The factor, either way, is such that nine of ten published "
+        "times lay in it, each by its worst prediction by a fit without its model size or card, its GPU count, or its "
+        "generation; where fewer than nine are known of a kind, all of the engine's are taken, and the factor is the "
+        "largest. Held: predictions inside. Made without their group: the same, where the factor too knew nothing of "
+        "what was left out with the case."
     )
     return Html(markup.table("The interval that a time has", head, list(groups.items()), note))
 
