@@ -124,6 +124,7 @@ class PeakMemory(Facts):
     """Peaks of one rank in one phase."""
 
     tensor_bytes: int | None = None  # CPU: live tensors that Python sees, of the probed step at its highest
+    unreleased_bytes: int | None = None  # CPU: by so much tensor_bytes is too large, at most; None: not asked then
     resident_bytes: int | None = None  # CPU: high-water mark of the process's resident set since the phase began
     allocated_bytes: int | None = None  # GPU: torch's allocator, reset at the phase's start
     reserved_bytes: int | None = None

@@ -139,8 +139,9 @@ class Observer:
             yield
             return
         hook = base_optimizer(self._optimizer).register_step_pre_hook(self._before_update)
-        probe = CollectiveProbe()
-        peak = CpuPeak() if self.proof.device == "cpu" else None
+        on_cpu = self.proof.device == "cpu"
+        probe = CollectiveProbe(waits=on_cpu)
+        peak = CpuPeak() if on_cpu else None
         with ExitStack() as stack:
             if peak is not None:
                 stack.enter_context(peak)
@@ -150,7 +151,7 @@ class Observer:
         self.collectives = probe.collectives()
         self.resting_states = self._states()
         if peak is not None:
-            self._memory.note_tensor_bytes("steady_steps", peak.tensor_bytes)
+            self._memory.note_tensors("steady_steps", peak)
 
     def _before_update(self, *_: Any) -> None:
         """Look at gradients and states when all are there: just before the optimizer's arithmetic."""

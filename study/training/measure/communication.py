@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ _WHOLE = {
     "all_to_all": 1,
     "barrier": None,
 }
+LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs microseconds to let go of its tensors
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
@@ -43,15 +45,27 @@ def _is_of_some_ranks(args: Sequence[Any]) -> bool:
     return any(group.size() < dist.get_world_size() for group in groups)
 
 
+def _wait(result: Any) -> None:
+    """Wait until a collective is done and only its caller holds what it worked on."""
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.ScriptObject) and leaf._type().name() == "Work":
+            dist.Work.unbox(leaf).wait()
+            time.sleep(LETTING_GO_SECONDS)
+
+
 class CollectiveProbe(TorchDispatchMode):
     """Count the collectives that this rank issues inside a `with` block, whichever library issues them.
 
     DDP's reducer, DeepSpeed and FSDP all go through the `c10d::` operators of PyTorch's dispatcher. It slows every
     operator down, so it runs on a designated step that timing leaves out.
+
+    `waits`: for each collective, and until its thread has let go of its tensors. gloo's threads run outside the
+    profiler, which never hears of what such a thread is the last to hold (memory.py, CpuPeak).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: bool) -> None:
         super().__init__()
+        self._waits = waits
         self._count: dict[str, int] = defaultdict(int)
         self._bytes: dict[str, int] = defaultdict(int)
 
@@ -68,6 +82,8 @@ class CollectiveProbe(TorchDispatchMode):
                 if where is not None:
                     tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
                     self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
+        if self._waits and func.namespace == "c10d":
+            _wait(result)
         return result
 
     def collectives(self) -> list[Collective]:

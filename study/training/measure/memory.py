@@ -196,10 +196,15 @@ class BucketBytes:
 
 
 class CpuPeak:
-    """Peak bytes of live CPU tensors inside a `with` block: those before it, plus what the allocator reports."""
+    """Peak bytes of live CPU tensors inside a `with` block: those before it, plus what the allocator reports.
+
+    What a thread of gloo's is the last to let go of, no profiler reports: such bytes are alive to the end, here. So
+    `CollectiveProbe` waits for these threads, and `unreleased_bytes` says how much was missed nevertheless.
+    """
 
     def __init__(self) -> None:
         self.tensor_bytes: int | None = None
+        self.unreleased_bytes: int | None = None  # by as much is `tensor_bytes` too large, at most
 
     def __enter__(self) -> CpuPeak:
         self._before = _live_tensor_bytes()
@@ -211,7 +216,9 @@ class CpuPeak:
         self._profile.__exit__(*exception)
         if exception[0] is not None:
             return
-        self.tensor_bytes = self._before + max(accumulate(_changes(self._profile), initial=0))
+        changes = _changes(self._profile)
+        self.tensor_bytes = self._before + max(accumulate(changes, initial=0))
+        self.unreleased_bytes = max(0, self._before + sum(changes) - _live_tensor_bytes())
 
 
 class PhaseMemory:
@@ -247,8 +254,8 @@ class PhaseMemory:
         for name, peak in earlier.items():
             self._update(name, **peak.model_dump(exclude_none=True))
 
-    def note_tensor_bytes(self, name: str, tensor_bytes: int | None) -> None:
-        self._update(name, tensor_bytes=tensor_bytes)
+    def note_tensors(self, name: str, peak: CpuPeak) -> None:
+        self._update(name, tensor_bytes=peak.tensor_bytes, unreleased_bytes=peak.unreleased_bytes)
 
     def phases(self) -> dict[str, PeakMemory]:
         return dict(self._phases)
