@@ -27,6 +27,7 @@ VIEWS = {
     "model-states": "model_states.table",
     "communication": "communication.table",
     "peaks": "peaks.table",
+    "theory": "theory.table",
     "parity": "parity.table",
     "losses": "losses.table",
     "answer": "answer.table",

@@ -6,11 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import get_args
 
+import launching
 import numpy as np
 import pytest
 
 from study.compare import cases
 from study.compare import peaks as view
+from study.compare import theory as theory_view
 from study.config import build_config
 from study.records import find as records
 from study.strategy import engines, file
@@ -19,19 +21,38 @@ from study.theory.case import Engine, Job, Precision
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 MEASURED = [file.record for file in records.find([RECORDS / "peaks"])]
-# Many small buckets or units: gloo's threads let go of them late, and two ranks of one run differ by a tenth.
-UNSTEADY = ("zero2_tuned", "zero3_tuned", "zero3_hpz", "fsdp2", "fsdp2_no_reshard")
+ALL = [RECORDS, RECORDS.parents[1] / "cpu-time" / "records"]
 
 
 def test_there_are_records():
     assert len(MEASURED) >= 90
 
 
-@pytest.mark.parametrize("record", MEASURED, ids=lambda record: record.run_id)
-def test_the_peaks_are_those_measured(record):
-    found = view.cell(record)
-    steady = found.record.strategy not in UNSTEADY
-    assert abs(found.error) <= (0.06 if steady else 0.15)
+def test_every_peak_is_where_theory_says():
+    """Over all committed runs: as predicted, but for what gloo's threads made the count too large, at most."""
+    found = theory_view.errors(ALL).peaks
+    assert len(found) >= 756
+    assert {e.run: e.beyond for e in found if abs(e.beyond) > 0.06} == pytest.approx(
+        {"model-states/bert-imdb-tiny-fsdp2-1x-seed0-bf16": 0.084}, rel=0.05
+    )
+
+
+def test_where_little_is_counted_too_much_nothing_is_explained_by_it():
+    exact = [e for e in theory_view.errors(ALL).peaks if e.overcount <= 0.01]
+    assert len(exact) >= 78
+    assert max(abs(e.error) for e in exact) <= 0.09
+    assert sum(abs(e.error) <= 0.03 for e in exact) >= len(exact) - 6
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("strategy", ["zero2_tuned", "zero3_tuned", "fsdp2"])
+def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
+    """Accumulated: each micro step leaves them tensors to let go of. Without the wait up to half of a peak is those."""
+    run = launching.run(strategy, workload="bert-imdb", data="bundled", micro_batch_size=2, global_batch_size=16)
+    found = view.cell(run.record)
+    assert found.overcount <= 0.05 * found.measured
+    assert found.measured - found.overcount <= 1.06 * found.predicted
+    assert found.predicted <= 1.06 * found.measured
 
 
 def test_there_are_peaks_of_each_model_batch_and_length():

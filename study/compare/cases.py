@@ -44,6 +44,11 @@ def engine_of(r: Record) -> Engine:
     )
 
 
+def accumulates(r: Record) -> bool:
+    """Whether a step of a run has more than one micro step."""
+    return r.proof.gradient_accumulation_steps > 1
+
+
 def _hidden(r: Record) -> int:
     return SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
 

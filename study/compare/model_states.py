@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from study.compare import markdown
-from study.compare.cases import computed_buckets, engine_of, shape_of
+from study.compare.cases import accumulates, computed_buckets, engine_of, shape_of
 from study.compare.words import processes
 from study.records import find as records
 from study.records.find import RecordFile
@@ -63,6 +63,23 @@ def table(folders: Sequence[Path]) -> str:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
     lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view model-states', folders)}`."]
     return "\n".join(lines)
+
+
+def error(r: Record) -> float | None:
+    """Theory's largest relative error about what a rank of a run held, buffers and all; None: not known."""
+    shape = shape_of(r)
+    if shape is None or not r.model_state_bytes or not r.resting_state_bytes:
+        return None
+    errors = []
+    moments: tuple[tuple[Moment, Sequence[ModelStateBytes]], ...]
+    moments = (("stepping", r.model_state_bytes), ("resting", r.resting_state_bytes))
+    for moment, ranks in moments:
+        paper = paper_bytes(engine_of(r), r.num_params, moment).total
+        for rank, held in enumerate(ranks):
+            known = engine_differences(engine_of(r), shape.parameters, rank, moment, accumulates(r))
+            predicted = paper + sum(difference.num_bytes for difference in known)
+            errors.append(predicted / sum(getattr(held, part) for part in PARTS) - 1)
+    return max(errors, key=abs)
 
 
 def _heading(file: RecordFile) -> str:
@@ -134,7 +151,7 @@ def _cell(
     cell = _per_parameter(measured, r)
     if all(_close(value / r.num_params, paper / r.num_params) for value in measured):
         return cell
-    reasons = _reasons(engine, sizes, part, measured, paper, moment)
+    reasons = _reasons(r, engine, sizes, part, measured, paper, moment)
     for reason in reasons:
         if reason not in notes:
             notes.append(reason)
@@ -143,14 +160,21 @@ def _cell(
 
 
 def _reasons(
-    engine: Engine, sizes: ParameterSizes | None, part: Part, measured: Sequence[int], paper: float, moment: Moment
+    r: Record,
+    engine: Engine,
+    sizes: ParameterSizes | None,
+    part: Part,
+    measured: Sequence[int],
+    paper: float,
+    moment: Moment,
 ) -> list[str]:
     """The reasons why a part differs from the paper's; none unless they account for what every rank measured."""
     if sizes is None:
         return []
     named: dict[str, float] = {}
     for rank, value in enumerate(measured):
-        departures = [d for d in engine_differences(engine, sizes, rank, moment) if d.part == part]
+        known = engine_differences(engine, sizes, rank, moment, accumulates(r))
+        departures = [d for d in known if d.part == part]
         predicted = paper + sum(d.num_bytes for d in departures)
         if not _close(value / sizes.num_params, predicted / sizes.num_params):
             return []

@@ -21,6 +21,7 @@ PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "commu
 MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
 MOMENTS_BYTES = 8
 SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the strategy's aio.block_size is not larger
+SWAP_ALIGNMENT_BYTES = 1024  # the same, AIO_ALIGNED_BYTES, with one thread for a request
 
 REASONS: dict[str, str] = {
     "ddp-buckets": "DistributedDataParallel keeps flat buckets as large as the gradients beside them, because "
@@ -44,9 +45,13 @@ REASONS: dict[str, str] = {
     "offload-gradients-stay": "With the optimizer offloaded, the host's fp32 gradient buffer is allocated for good.",
     "offload-second-gradients": "With the optimizer offloaded, gradients are in two places: where they were "
     "accumulated, and in the host's fp32 buffer.",
+    "offload-accumulated": "Under accumulation, stage 2 with the optimizer offloaded keeps each gradient that lies in "
+    "the rank's partition, in part or whole, once more on the host, whole and for good (`accumulated_grads_in_cpu`); "
+    "not where 16-bit gradients are accumulated in fp32.",
     "stage3-gradients-stay": "Stage 3 keeps the buffer of its partition's gradients between steps.",
     "on-disk": "What is swapped to NVMe, shards of at least 1 MiB, is not in memory. The group about to be updated has "
     "been swapped in.",
+    "swap-buffers": "What is swapped in lies in buffers as large as the largest group, also where it is a smaller one.",
     "reduce-bucket": "Stage 3 allocates `reduce_bucket_size` elements for good, by default 5e8 whatever the model.",
     "persistent-parameters": "Stage 3 holds parameters of at most `param_persistence_threshold` elements whole between "
     "steps, beside their shards.",
@@ -142,8 +147,13 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
     return Places(*(value * num_params for value in places.values()))
 
 
-def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
-    """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction."""
+def engine_differences(
+    engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment, accumulates: bool = False
+) -> list[Difference]:
+    """List what makes the engine's bytes of one rank differ from `paper_bytes`; their sum is the prediction.
+
+    `accumulates`: a step has more than one micro step.
+    """
     if engine.zero_stage == 0:
         if engine.kind != "ddp" or (engine.gradient_as_bucket_view and moment == "stepping"):
             return []
@@ -151,7 +161,38 @@ def engine_differences(engine: Engine, sizes: ParameterSizes, rank: int, moment:
         return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
     stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
     find = _fsdp if engine.kind == "fsdp" else stage
-    return [difference for difference in find(engine, sizes, rank, moment) if difference.num_bytes]
+    differences = find(engine, sizes, rank, moment)
+    if accumulates:
+        kept = accumulated_on_host(engine, sizes, rank)
+        differences.append(Difference("gradients", "offload-accumulated", kept))
+    return [difference for difference in differences if difference.num_bytes]
+
+
+def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
+    """Bytes of the gradients that one rank keeps for micro steps to be added to, beside those that it steps with.
+
+    zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu: a buffer of the parameter's own length and type.
+    """
+    if engine.offload_optimizer == "none" or engine.zero_stage != 2 or _has_own_fp32_buffer(engine):
+        return 0.0
+    shares = (_share(group, engine.world_size, rank) for group in sizes.groups)
+    return parameter_bytes(engine.precision) * sum(share.whole for share in shares)
+
+
+def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
+    """Bytes of one rank's gradients at stages 1 and 2 once they are reduced, before the optimizer flattens any.
+
+    A parameter that crosses the edge of the partition is in the buffer whole (copy_grads_in_partition).
+    """
+    shares = [_share(group, engine.world_size, rank) for group in sizes.groups]
+    if _has_own_fp32_buffer(engine):
+        return engine.accumulation_bytes * sum(share.elements for share in shares)
+    return parameter_bytes(engine.precision) * sum(share.whole for share in shares)
+
+
+def _has_own_fp32_buffer(engine: Engine) -> bool:
+    """Whether stages 1 and 2 accumulate 16-bit gradients in fp32 (_use_compact_grad_partition_buffer)."""
+    return parameter_bytes(engine.precision) == 2 and engine.accumulation_bytes == 4
 
 
 @dataclass(frozen=True)
@@ -209,7 +250,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
     kept = size * owned
     name = "stage1-partition" if engine.zero_stage == 1 else "padding"
     differences.append(Difference("gradients", name, kept - paper_gradients))
-    own_fp32_buffer = size == 2 and accumulated == 4  # _use_compact_grad_partition_buffer
+    own_fp32_buffer = _has_own_fp32_buffer(engine)
     if engine.offload_optimizer != "none":
         differences.append(Difference("gradients", "fp32-gradients", (master_bytes(engine) - size) * owned))
         if own_fp32_buffer:
@@ -257,6 +298,13 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
     )
     masters = master_bytes(engine)
     differences.append(Difference("optimizer_states", "on-disk", -(masters + _moment_bytes(engine)) * on_disk))
+    if moment == "stepping" and engine.offload_optimizer == "nvme" and sub_groups[0] * masters >= SWAP_AT_LEAST_BYTES:
+        aligned = SWAP_ALIGNMENT_BYTES // masters
+        spare = -(-max(sub_groups) // aligned) * aligned - sub_groups[0]  # of a buffer: swap_tensor/optimizer_utils.py
+        differences += [
+            Difference("optimizer_states", "swap-buffers", (masters + _moment_bytes(engine)) * spare),
+            Difference("communication_buffers", "swap-buffers", masters * spare),  # which the gradients are in
+        ]
     if moment == "resting":
         differences.append(Difference("gradients", "stage3-gradients-stay", accumulated * owned))
         if engine.offload_optimizer != "none":

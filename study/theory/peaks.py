@@ -18,11 +18,13 @@ from study.theory.communication import ENGINE_BUCKET_ELEMENTS
 from study.theory.model_states import PARTS as STATES
 from study.theory.model_states import (
     Moment,
+    accumulated_on_host,
     engine_differences,
     is_bf16_optimizer,
     largest_sub_group,
     master_bytes,
     paper_bytes,
+    reduced_gradient_bytes,
     secondary_bytes,
 )
 from study.theory.shapes import ModelShape
@@ -42,10 +44,6 @@ MOMENTS = ("loss", "last block", "first block", "end of backward", "optimizer st
 # Pinned on the host: zero/offload_config.py, buffer_count of parameters; of the optimizer 4, and as measured 2 more.
 PARAM_SWAP_BUFFERS = 5
 OPTIMIZER_SWAP_BUFFERS = 6
-# gloo's reduce-scatter works on a copy of its input, which NCCL's does not. And gloo lets go of finished gathers late:
-# where stage 3 gathers again and again, 0.5 to 0.8 of the parameters were still held as the optimizer stepped (bert
-# base and large on two processes; two ranks of one run differ by a fifth of all).
-GLOO_LATE_GATHERS = 0.7
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Peak:
 
     parts: dict[Part, Numbers]  # on the device that computes
     moment: Numbers  # index into MOMENTS
-    host_bytes: float  # offloaded to the host, at the host's own highest
+    host_bytes: Numbers  # offloaded to the host, at the host's own highest
     host_bytes_then: Numbers  # at this moment
     disk_bytes: float  # offloaded to a disk
 
@@ -73,12 +71,16 @@ class States:
 
 
 def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> States:
-    """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas)."""
+    """Predict one rank's model states and permanent buffers, by device (model_states.py has the formulas).
+
+    Without what accumulation adds to them on the host: `peak` knows whether a step has several micro steps.
+    """
     paper = paper_bytes(engine, shape.num_params, moment)
     held = {part: getattr(paper, part) for part in STATES}
     disk = 0.0
-    for difference in engine_differences(engine, shape.parameters, rank, moment):
-        held[difference.part] += difference.num_bytes
+    for difference in engine_differences(engine, shape.parameters, rank, moment, accumulates=False):
+        if difference.reason != "swap-buffers":  # all of them are counted below
+            held[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
             disk -= difference.num_bytes
     host = 0.0
@@ -104,20 +106,23 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     """Predict the highest moment of a steady optimizer step."""
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
-    rows = _moments(shape, engine, job, resting, stepping)
+    rows = _moments(shape, engine, job, rank, resting, stepping)
+    kept = accumulated_on_host(engine, shape.parameters, rank) * (np.asarray(job.gradient_accumulation_steps) > 1)
     grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
     stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
-    hosts = np.array([resting.host] * (len(rows) - 1) + [stepping.host]).reshape(-1, *[1] * len(grid))
+    hosts = [*[resting.host + kept] * (len(rows) - 1), stepping.host + kept]
+    hosts = np.array([np.broadcast_to(host, grid) for host in hosts])
     # A CPU's "device" is the host.
     highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
     parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
-    then = hosts.reshape(-1)[highest]
-    return Peak(parts, highest if grid else int(highest), max(resting.host, stepping.host), then, resting.disk)
+    then = np.take_along_axis(hosts, highest[None], axis=0)[0]
+    host = max(resting.host, stepping.host) + (kept if grid else float(kept))
+    return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
 
 
 def _moments(
-    shape: ModelShape, engine: Engine, job: Job, resting: States, stepping: States
+    shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[Part, Numbers]]:
     """List what is held at each of MOMENTS."""
     checkpointed = job.activation_checkpointing
@@ -131,55 +136,49 @@ def _moments(
     # A checkpointed block is computed again, beside its input, which all others still keep.
     in_last = at_loss + (block if checkpointed else 0)
     in_first = outside + (0 if checkpointed else casts) + block
-    gradients = _gradients(shape, engine, job, resting, stepping)
+    gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
-    gathered = _gathered_bytes(shape, engine, job)
-    released, around = _left_in_backward(shape, engine) if engine.kind == "fsdp" else (secondary, secondary)
-    if engine.max_live_parameters < shape.num_params:  # else nothing is released before backward
-        gathered += secondary
+    whole = _whole_bytes(shape, engine, job)
+    # Where forward releases nothing, there is no secondary copy before backward does.
+    released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
     head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
     embeddings = 0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
+    if engine.kind == "fsdp":  # and with it what surrounds the blocks is reduced
+        embeddings += gradients.accumulated * shape.outside_params / shape.num_params
     # An accumulated gradient is there from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
     # With views, what was accumulated apart is let go of as backward copies it into the buckets.
     left = 0.0 if engine.gradient_as_bucket_view else before
     return [
-        _row(resting, activations=at_loss, logits=logits, gathered=gathered, gradients=before),
+        _row(resting, activations=at_loss, logits=logits, gathered=whole.at_loss + released, gradients=before),
         _row(
             resting,
             activations=in_last,
             temporary=temporary,
-            gathered=gathered,
-            gradients=before + head,
-            buffers=bucket,
+            gathered=whole.last_block + released,
+            gradients=before + head + gradients.early,
+            buffers=bucket if gradients.first_bucket is None else gradients.first_bucket,
         ),
         _row(
             resting,
             activations=in_first,
             temporary=temporary,
-            gathered=released,
+            gathered=whole.first_block + secondary,
             gradients=np.maximum(left, gradients.held - embeddings),
             buffers=bucket,
         ),
         _row(
             resting,
-            gathered=around,
+            gathered=whole.at_end + secondary,
             gradients=np.maximum(left, gradients.held),
             buffers=0.0 if engine.kind == "fsdp" else bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
         ),
         _row(stepping, temporary=gradients.stepping),
     ]
-
-
-def _left_in_backward(shape: ModelShape, engine: Engine) -> tuple[float, float]:
-    """FSDP2's gathered bytes in the first block's backward, and as backward ends: what surrounds the blocks stays."""
-    around = engine.compute_bytes * _around(shape)
-    ahead = shape.outside_params - _around(shape) if engine.num_shards > 1 else 0  # an embedding, before its turn
-    return around + engine.compute_bytes * (ahead + shape.block_params), around
 
 
 def _row(
@@ -214,11 +213,13 @@ class _Gradients:
     held: float  # all of them, before they are reduced
     bucket: float  # allocated as backward begins
     flushed: float  # at the end of backward, beside bucket and gradients
+    first_bucket: float | None = None  # in the last block's backward, the first of all; None: as in every other's
+    early: float = 0.0  # allocated whole in the last block's backward, before most of it is filled
     stepping: float = 0.0  # as the optimizer steps, beside what model_states.py says
     added: float = 0.0  # at the end of backward, of the micro step that is added to those before
 
 
-def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, stepping: States) -> _Gradients:
+def _gradients(shape: ModelShape, engine: Engine, job: Job, rank: int) -> _Gradients:
     psi, size = shape.num_params, engine.parameter_bytes
     largest = size * max(shape.parameters.matrices)
     # A tied embedding's two gradients are there at once with their sum.
@@ -231,22 +232,15 @@ def _gradients(shape: ModelShape, engine: Engine, job: Job, resting: States, ste
         return _fsdp_gradients(shape, engine, job)
     if engine.zero_stage == 0:
         flat = size * min(psi, ENGINE_BUCKET_ELEMENTS)
-        return _Gradients(size, size * psi, size * psi, 0, tied, flat if engine.world_size > 1 else 0, largest)
+        stepping = flat if engine.world_size > 1 else 0
+        return _Gradients(size, size * psi, size * psi, 0, tied, stepping=stepping, added=largest)
     if engine.zero_stage == 3:
         return _stage_3_gradients(shape, engine, job, tied)
-    held = _sum(stepping, GRADIENTS) - _sum(resting, GRADIENTS)
-    return _stage_1_and_2_gradients(shape, engine, tied, held)
+    return _stage_1_and_2_gradients(shape, engine, rank, tied)
 
 
-GRADIENTS = ("gradients", "communication_buffers")
-
-
-def _sum(held: States, parts: tuple[str, ...]) -> float:
-    return sum(held.device[part] for part in parts)
-
-
-def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, reduced: float) -> _Gradients:
-    """stage_1_and_2.py; `reduced`: what a rank holds of gradients that are reduced."""
+def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied: float) -> _Gradients:
+    """stage_1_and_2.py."""
     psi, size = shape.num_params, engine.parameter_bytes
     largest = max(shape.parameters.matrices)
     in_fp32 = size == 2 and engine.accumulation_bytes == 4
@@ -254,7 +248,7 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, red
     copies = size + (4 if in_fp32 else 0)
     if is_bf16_optimizer(engine):  # has no bucket, and its fp32 gradients rest
         return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ENGINE_BUCKET_ELEMENTS)))
-    staged = 0
+    staged, reduced = 0, reduced_gradient_bytes(engine, shape.parameters, rank)
     if engine.offload_optimizer != "none":  # one parameter's gradient (temp_grad_buffer_for_gpu_offload)
         staged, reduced = size * largest, 0.0
     in_bucket = min(psi, engine.reduce_bucket_size)
@@ -265,13 +259,27 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, tied: float, red
         if in_fp32:
             bucket = 4 * engine.reduce_bucket_size + staged
             return _Gradients(size, 4 * psi, 4 * psi, bucket, tied + 4 * in_bucket)
-        return _Gradients(size, reduced, size * psi, bucket, tied + max(0, copies * in_bucket - size * psi))
+        return _Gradients(size, size * psi, size * psi, bucket, tied + max(0, copies * in_bucket - size * psi))
     if not engine.multi_rank_allreduce:
-        # Bucket by bucket to the owners, so that at the end the largest is left: it, and its copy. What is reduced in
-        # bf16 is there beside the fp32 that it is added to.
-        reduced += size * psi / engine.world_size if in_fp32 else 0
-        return _Gradients(size, reduced, 0, bucket, reduced + max(2 * size, copies) * largest)
+        # Bucket by bucket to the owners, who put what is theirs into a buffer that is as large as all of it from the
+        # first on (copy_grads_in_partition), beside what was accumulated. At the end the largest is left, which is
+        # reduced in place; what is added in fp32 is cast before, a rank's share of it (_add_to_grad_partition_buffer).
+        early = reduced if _owns_last_block(shape, engine, rank) else 0.0
+        cast = 4 * min(largest, -(-psi // engine.world_size)) if in_fp32 else 0
+        return _Gradients(size, reduced, 0, bucket, reduced + max(tied, size * largest + cast), early=early)
     return _Gradients(size, reduced, 0, bucket, max(tied + size * largest, copies * in_bucket))
+
+
+def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
+    """Whether gradients that backward makes first are in a rank's partition, and more of them than a bucket holds."""
+    model = communication.model_of(shape, autocast=False)
+    last = [item for item in model.blocks[-1] if not isinstance(item, str)]
+    if sum(p.numel for module in last for p in module) <= engine.reduce_bucket_size:
+        return False
+    shares = [-(-sum(p.numel for p in group) // engine.world_size) for group in model.groups]
+    return any(
+        p.start < shares[p.group] * (rank + 1) and p.end > shares[p.group] * rank for module in last for p in module
+    )
 
 
 def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float) -> _Gradients:
@@ -280,12 +288,11 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: Job, tied: float)
     largest = size * max(shape.parameters.matrices)
     on_gloo = job.device == "cpu" and engine.world_size > 1
     if largest > size * engine.reduce_bucket_size:  # reduced by itself and in place, beside its parameter
-        flushed = 2 * largest + tied + (2 * largest if on_gloo else 0)
+        flushed = 2 * largest + max(tied, largest if on_gloo else 0)
     else:
         in_bucket = size * min(psi, engine.reduce_bucket_size)
         flushed = max(largest + tied, in_bucket + largest + (in_bucket if on_gloo else 0))
-    late = GLOO_LATE_GATHERS * size * psi if on_gloo and engine.max_live_parameters < psi else 0.0
-    return _Gradients(size, 0, 0, 0, flushed, late)
+    return _Gradients(size, 0, 0, 0, flushed)
 
 
 def _around(shape: ModelShape) -> int:
@@ -307,22 +314,44 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
         size,
         accumulated=sharded,
         held=sharded + size * shape.outside_params,
-        bucket=(size + reduced) * shape.block_params,
+        # One block's gradients, as far as its feed-forward part, and what was made of the block's before it.
+        bucket=size * _feed_forward(shape) + reduced * shape.block_params,
+        first_bucket=size * _feed_forward(shape),
         flushed=reduced * last * (2 if on_gloo else 1),
-        added=held * last / engine.num_shards,
+        # Replicas' all-reduces keep what they worked on until backward ends (_fsdp_param_group.py, AllReduceState).
+        added=held * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
     )
 
 
-def _gathered_bytes(shape: ModelShape, engine: Engine, job: Job) -> float:
-    """Parameters that are whole from forward to backward, beside their shards."""
+def _feed_forward(shape: ModelShape) -> int:
+    """Elements of a block beside its attention, whose gradients come after."""
+    return shape.block_params - 2 * shape.hidden * shape.head_size * (shape.heads + shape.kv_heads)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Bytes of parameters that are whole beside their shards, by moment."""
+
+    at_loss: float = 0.0
+    last_block: float = 0.0
+    first_block: float = 0.0
+    at_end: float = 0.0
+
+
+def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
+    """Say what is gathered then; the secondary copy of the parameters is not in it."""
     if engine.kind == "fsdp":
-        element_bytes = engine.compute_bytes
+        # What surrounds the blocks stays; in backward one block computes, and the next is there ahead of it.
+        size, around = engine.compute_bytes, _around(shape)
+        ahead = shape.outside_params - around if engine.num_shards > 1 else 0  # an embedding, before its turn
+        first = size * (around + ahead + shape.block_params)
         if not engine.reshard_after_forward:
-            return element_bytes * shape.num_params
-        return element_bytes * (_around(shape) + 2 * shape.block_params)  # one computes, the next is prefetched
+            return _Whole(size * shape.num_params, size * shape.num_params, first, size * around)
+        return _Whole(size * around, size * (around + 2 * shape.block_params), first, size * around)
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
-        return 0.0  # one process uses its shards themselves
-    return engine.parameter_bytes * communication.most_gathered_elements(engine, shape, job)
+        return _Whole()  # one process uses its shards themselves
+    whole = communication.whole_elements(engine, shape, job)
+    return _Whole(*(engine.parameter_bytes * elements for elements in whole))
 
 
 def _persistent_bytes(engine: Engine, shape: ModelShape) -> float:

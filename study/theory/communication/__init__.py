@@ -18,18 +18,20 @@ from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import fsdp, stage_3, stages_1_and_2, unsharded
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS, Collective
 from study.theory.communication.model_order import model_of
-from study.theory.communication.stage_3 import gathered_elements, most_gathered_elements
+from study.theory.communication.stage_3 import Whole, gathered_elements, whole_elements
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
 __all__ = [
     "ENGINE_BUCKET_ELEMENTS",
     "ExpectedCollective",
+    "Whole",
     "collectives",
     "gathered_elements",
-    "most_gathered_elements",
+    "model_of",
     "paper_volume",
     "parts",
+    "whole_elements",
 ]
 
 

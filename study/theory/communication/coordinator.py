@@ -17,30 +17,48 @@ from study.theory.communication.model_order import Layout, Model, Module, Parame
 Visit = tuple[str, Module]  # enter or leave
 
 
-def visits(model: Model, checkpointing: bool, dropout: bool) -> Iterator[Visit]:
+class Sections(NamedTuple):
+    """The visits of one micro step, by what is computed; the blocks in backward's order."""
+
+    forward: list[Visit]
+    after: list[Visit]  # backward of what follows the blocks
+    blocks: list[list[Visit]]
+    before: list[Visit]
+
+    @property
+    def visits(self) -> list[Visit]:
+        return [*self.forward, *self.after, *(visit for block in self.blocks for visit in block), *self.before]
+
+
+def sections(model: Model, checkpointing: bool, dropout: bool) -> Sections:
     """Follow one micro step from module to module, as the hooks of zero/parameter_offload.py see it."""
-    yield from _forward(model.layout)
-    yield from _backward(model.after)
-    for block in model.blocks[::-1]:
-        if not checkpointing:
-            yield from _backward(block)
-            continue
-        # Checkpointing without re-entry computes a block again when the backward pass first needs what was not kept,
-        # in the block's last module, and stops inside that module, as soon as all is there.
-        last = max(
-            at
-            for at, item in enumerate(block)
-            if not isinstance(item, str) and (item or (dropout and model.ends_in_dropout))
-        )
-        yield from _backward(block[last + 1 :])
-        yield "enter", block[last]
-        yield from _forward(block[1:last])
-        yield "enter", block[last]
-        yield "leave", block[last]
-        yield from _backward(block[:last])
-    for item in model.before[::-1]:
-        visits = _backward([item])
-        yield from ((action, module) for action, module in visits if action == "enter" or module not in model.lookups)
+    blocks = [list(_backward_of_block(model, block, checkpointing, dropout)) for block in model.blocks[::-1]]
+    before = [
+        (action, module)
+        for item in model.before[::-1]
+        for action, module in _backward([item])
+        if action == "enter" or module not in model.lookups
+    ]
+    return Sections(list(_forward(model.layout)), list(_backward(model.after)), blocks, before)
+
+
+def _backward_of_block(model: Model, block: Layout, checkpointing: bool, dropout: bool) -> Iterator[Visit]:
+    if not checkpointing:
+        yield from _backward(block)
+        return
+    # Checkpointing without re-entry computes a block again when the backward pass first needs what was not kept, in the
+    # block's last module, and stops inside that module, as soon as all is there.
+    last = max(
+        at
+        for at, item in enumerate(block)
+        if not isinstance(item, str) and (item or (dropout and model.ends_in_dropout))
+    )
+    yield from _backward(block[last + 1 :])
+    yield "enter", block[last]
+    yield from _forward(block[1:last])
+    yield "enter", block[last]
+    yield "leave", block[last]
+    yield from _backward(block[:last])
 
 
 def _forward(layout: Layout) -> Iterator[Visit]:
@@ -90,7 +108,7 @@ class Coordinator:
         self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
         self._available = set(self._persistent)
         self._live = 0  # elements gathered in this micro step
-        self.most_live = 0
+        self.live: list[int] = []  # the same, after each visit
         self._gathered: list[Gather] = []
         self._apart = apart
         self._released: set[Parameter] = set()
@@ -111,6 +129,7 @@ class Coordinator:
                     active[parameter].discard(id(module))
                     if not (active[parameter] or self._is_kept(parameter, step)):
                         self._release(parameter)
+                self.live.append(self._live)
                 continue
             for parameter in module:
                 active[parameter].add(id(module))
@@ -119,6 +138,7 @@ class Coordinator:
                 parameter, last_used = self._queue.popleft()
                 self._fetched_for[parameter] = last_used
             self._prefetch()
+            self.live.append(self._live)
             step += 1
         return self._gathered
 
@@ -139,7 +159,6 @@ class Coordinator:
         if missing:
             self._available.update(missing)
             self._live += sum(p.numel for p in missing)
-            self.most_live = max(self.most_live, self._live)
             released = [p for p in missing if self._apart and p in self._released]
             others = [p for p in missing if p not in released]
             self._gathered += [Gather(each, each is released) for each in (released, others) if each]

@@ -9,16 +9,25 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from study.theory.case import Engine, Job
 from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
-from study.theory.communication.coordinator import Coordinator, Gather, Limits, visits
+from study.theory.communication.coordinator import Coordinator, Gather, Limits, sections
 from study.theory.communication.model_order import Model, Parameter, model_of
 from study.theory.shapes import ModelShape
 
 
-def most_gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
-    """Count the most elements that stage 3 has gathered at once, beside those that stay whole between steps."""
+class Whole(NamedTuple):
+    """Elements that stage 3 has gathered beside those that stay whole between steps, the most at a time."""
+
+    at_loss: int  # between forward and backward
+    last_block: int  # in its backward
+    first_block: int
+
+
+def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
+    """Count what stage 3 has gathered at three moments of a micro step."""
     limits = Limits.of(engine)
     # Blocks are alike: more of them than fill the limits three times over change nothing but the time that this takes.
     filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
@@ -77,11 +86,17 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
 @lru_cache(maxsize=256)
 def _gathered(
     shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, apart: bool = False
-) -> tuple[list[Gather], int]:
-    """List what is gathered together in one micro step, and count the most elements there at once; on any ranks."""
+) -> tuple[list[Gather], Whole]:
+    """List what is gathered together in one micro step, and count how much is there at once; on any ranks."""
     model = model_of(shape, autocast)
-    coordinator = Coordinator(limits, model, list(visits(model, checkpointing, dropout)), apart)
-    return coordinator.gathered(), coordinator.most_live
+    followed = sections(model, checkpointing, dropout)
+    coordinator = Coordinator(limits, model, followed.visits, apart)
+    gathered, live = coordinator.gathered(), coordinator.live
+    backward = len(followed.forward)
+    blocks = backward + len(followed.after)
+    end = len(live) - len(followed.before)
+    last = live[blocks : blocks + len(followed.blocks[0])]
+    return gathered, Whole(live[backward - 1], max(last), max(live[end - len(followed.blocks[-1]) : end]))
 
 
 def _padded_elements(engine: Engine, parameter: Parameter) -> int:

@@ -214,7 +214,9 @@ def reasons(advice: Advice) -> Html:
 def _differences(advice: Advice, option: Option) -> dict[str, float]:
     """Bytes by reason, the largest first."""
     sums: dict[str, float] = defaultdict(float)
-    for difference in model_states.engine_differences(option.prediction.engine, advice.shape.parameters, 0, "stepping"):
+    engine, accumulates = option.prediction.engine, option.prediction.job.gradient_accumulation_steps > 1
+    sizes = advice.shape.parameters
+    for difference in model_states.engine_differences(engine, sizes, 0, "stepping", accumulates):
         sums[difference.reason] += difference.num_bytes
     return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
 
