@@ -218,7 +218,8 @@ def test_what_has_no_value_is_named_and_not_drawn(drawn, kind):
 def test_bars_are_those_of_measured_ranks(two, drawn):
     ranks = sum(1 if name == "single" else 2 for name in ["single", *STRATEGIES])
     panels, in_legend = 2, 1  # all of the peak; model states alone
-    assert drawn["peak_memory"].svg.lower().count(memory.COLOURS["parameters"].lower()) == panels * ranks + in_legend
+    filled = f'"fill: {memory.COLOURS["parameters"]}"'  # hatches of the same colour are predicted
+    assert drawn["peak_memory"].svg.lower().count(filled.lower()) == panels * ranks + in_legend
 
 
 def test_curves_that_end_early_are_named(drawn, two):
@@ -307,16 +308,28 @@ def test_long_curves_are_thinned():
 
 def rank(**parts: int | None) -> dict[str, int | None]:
     known = {"parameters": 2**30, "gradients": 2**30, "optimizer_states": 2**31, "communication_buffers": 2**29}
-    return {**known, "peak": 6 * 2**30, "reserved": 7 * 2**30, "host": 0, **parts}
+    resting = {**known, "gradients": 0, "host": parts.get("host", 0)}
+    return {**known, "resting": resting, "peak": 6 * 2**30, "reserved": 7 * 2**30, "host": 0, **parts}
 
 
-def test_the_rest_is_what_comes_on_top():
+def test_on_top_of_what_rests_comes_the_rest():
+    """Gradients as the optimizer steps are no part of a peak that was in backward."""
     (bar,) = memory._bars([rank()], on_gpu=True)
-    assert bar["rest"] == 6 * 2**30 - 4 * 2**30 - 2**29
+    assert bar["at_peak"]["rest"] == 6 * 2**30 - 3 * 2**30 - 2**29
+    assert bar["at_peak"]["gradients"] == 0
     (bar,) = memory._bars([rank(host=2**31)], on_gpu=True)  # what is on the host is not in the GPU's peak
-    assert bar["rest"] == 6 * 2**30 - 2 * 2**30 - 2**29
+    assert bar["at_peak"]["rest"] == 6 * 2**30 - 2**30 - 2**29
+    assert bar["at_peak"]["on_gpu"] == 2**30
     (bar,) = memory._bars([rank(reserved=None, host=None)], on_gpu=False)
-    assert bar["rest"] == 6 * 2**30 - 4 * 2**30 - 2**29
+    assert bar["at_peak"]["rest"] == 6 * 2**30 - 3 * 2**30 - 2**29
+
+
+def test_a_peaks_parts_are_theorys_and_said_to_be(two):
+    drawn = figures.peak_memory(two)
+    assert "communication buffers, predicted" in visible(drawn)
+    assert "no measurement" in drawn.caption
+    unknown = figures.peak_memory(two.assign(predicted_parts=None))
+    assert "predicted" not in visible(unknown)
 
 
 def test_of_many_ranks_the_most_and_the_least():
@@ -339,13 +352,6 @@ def test_the_cards_limit_is_a_line_or_a_text(two, gib, words):
     figure = figures.peak_memory(two.assign(rank_parts=parts, device_memory_bytes=gib * 2**30))
     assert words in visible(figure)
     assert f"The card has {gib} GiB." in figure.alt
-
-
-def test_slivers_get_a_panel_of_their_own(two):
-    few = [[rank(peak=200 * 2**30, reserved=None)] * 2] * len(two)
-    assert "enlarged in the lower panel" in figures.peak_memory(two.assign(rank_parts=few)).caption
-    most = [[rank()] * 2] * len(two)
-    assert "enlarged" not in figures.peak_memory(two.assign(rank_parts=most)).caption
 
 
 # ---------------------------------------------------------------- speed

@@ -30,6 +30,7 @@ class PeakCell(NamedTuple):
     measured: int
     overcount: int  # at most; 0: exact
     predicted: float
+    parts: dict[str, float]  # of the predicted, but for a CPU's examples
     moment: str
 
     @property
@@ -76,7 +77,9 @@ def cell(r: Record) -> PeakCell | None:
         measured = [peak + rank.communication_buffers for peak, rank in ranks]
     predicted = max(ranks_predicted, key=lambda peak: _counted(peak, on_cpu))
     total = _counted(predicted, on_cpu) + (_text_bytes(r) if on_cpu else 0)
-    return PeakCell(r, max(measured), _overcount(r), total, theory.MOMENTS[predicted.moment])
+    parts: dict[str, float] = {part: float(value) for part, value in predicted.parts.items()}
+    parts["offloaded"] = float(predicted.host_bytes_then) if on_cpu else 0.0
+    return PeakCell(r, max(measured), _overcount(r), total, parts, theory.MOMENTS[predicted.moment])
 
 
 def _text_bytes(r: Record) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
+from study.compare import peaks
 from study.compare.cases import engine_of, has_computed_buckets, is_unproven, proven_strategy
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
@@ -19,7 +20,7 @@ from study.config import RunConfig, build_config, parse_flags
 from study.errors import Refusal, describe
 from study.records import find as records
 from study.records import schema
-from study.records.schema import Outcome, PeakMemory, Record
+from study.records.schema import ModelStateBytes, Outcome, PeakMemory, Record
 from study.theory import hardware
 from study.theory.model_states import PARTS, paper_bytes
 
@@ -91,7 +92,8 @@ COLUMNS: dict[str, str] = {
     "has_computed_buckets": "object",  # DDP's, in records from before they were measured; None: no buffers are known
     "paper_state_bytes": "float64",
     "rank_tensor_bytes": "object",  # of each rank: allocated on a GPU, live tensors on a CPU; None: not measured
-    "rank_parts": "object",  # of each rank: its model states by part, and its peak; None: not measured
+    "rank_parts": "object",  # of each rank: its model states by part at two moments, and its peak; None: not measured
+    "predicted_parts": "object",  # bytes of the largest rank's peak, as theory says; None: of no model that it knows
     # Communication
     "collective_bytes": "float64",
     "collective_count": "float64",
@@ -218,6 +220,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         **_memory(r, device),
         **_model_states(r),
         "rank_parts": _rank_parts(r, device),
+        "predicted_parts": (found := peaks.cell(r)) and found.parts,
         **_communication(r),
         **_proof(r),
         "proven_strategy": proven_strategy(r),
@@ -398,14 +401,14 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
 
 def _peaks(r: Record, kind: str) -> list[int | None]:
     """Of each rank while it trained; None: not measured."""
-    peaks = [_peak(phases, kind) for phases in r.peak_memory]
+    highest = [_peak(phases, kind) for phases in r.peak_memory]
     if kind == "tensor_bytes" and r.proof and r.proof.engine_class == "DistributedDataParallel":
         # Live tensors are those that Python reaches. The reducer's flat buckets, which live as long as the model, are
         # C++ tensors; `model_state_bytes` has those that no gradient is a view of, which Python would reach.
-        states = r.model_state_bytes or [None] * len(peaks)
-        ranks = zip(peaks, states, strict=True)
+        states = r.model_state_bytes or [None] * len(highest)
+        ranks = zip(highest, states, strict=True)
         return [None if None in (p, rank) else p + rank.communication_buffers for p, rank in ranks]
-    return peaks
+    return highest
 
 
 def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
@@ -432,18 +435,26 @@ def _model_states(r: Record) -> dict[str, Any]:
     return facts
 
 
-def _rank_parts(r: Record, device: str) -> list[dict[str, int | None]] | None:
-    """Of each rank: bytes by part as the optimizer steps, `host` of them off the GPU, and the peaks of the training."""
-    if not r.model_state_bytes or not r.peak_memory:
+def _rank_parts(r: Record, device: str) -> list[dict[str, Any]] | None:
+    """Of each rank: bytes by part as the optimizer steps, `host` of them off the GPU, and the peaks of the training.
+
+    `resting`: the same parts between two steps.
+    """
+    if not r.model_state_bytes or not r.resting_state_bytes or not r.peak_memory:
         return None
     on_gpu = device != "cpu"
-    peaks, reserved = _peaks(r, "allocated_bytes" if on_gpu else "tensor_bytes"), _peaks(r, "reserved_bytes")
+    highest, reserved = _peaks(r, "allocated_bytes" if on_gpu else "tensor_bytes"), _peaks(r, "reserved_bytes")
     ranks = []
-    for states, peak, kept in zip(r.model_state_bytes, peaks, reserved, strict=True):
-        ranks.append({part: getattr(states, part) for part in PARTS})
-        ranks[-1]["host"] = states.by_device.get("cpu", 0) if on_gpu else None
-        ranks[-1] |= {"peak": peak, "reserved": kept}
+    for stepping, resting, peak, kept in zip(
+        r.model_state_bytes, r.resting_state_bytes, highest, reserved, strict=True
+    ):
+        ranks.append({**_parts(stepping, on_gpu), "resting": _parts(resting, on_gpu), "peak": peak, "reserved": kept})
     return None if any(rank["peak"] is None for rank in ranks) else ranks
+
+
+def _parts(states: ModelStateBytes, on_gpu: bool) -> dict[str, int | None]:
+    host = states.by_device.get("cpu", 0) if on_gpu else None
+    return {**{part: getattr(states, part) for part in PARTS}, "host": host}
 
 
 def _communication(r: Record) -> dict[str, Any]:

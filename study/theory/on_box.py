@@ -52,7 +52,7 @@ class Prediction:
         return free_bytes(self.peak, self.box)
 
     @property
-    def host_bytes_per_node(self) -> float:
+    def host_bytes_per_node(self) -> Numbers:
         return self.peak.host_bytes * _ranks_per_node(self.box)
 
     @property
@@ -105,12 +105,15 @@ def predict(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Prediction
 
 
 def lacking(peak: Peak, box: Box) -> str | None:
-    """Say what a node lacks for offload: host memory, or a disk. None: nothing, or its size is not known."""
+    """Say what a node lacks for offload: host memory, or a disk. None: nothing, or its size is not known.
+
+    Of a grid: for the part of it that takes the most.
+    """
     for what, needed, there in (
         ("host memory", peak.host_bytes, box.host_memory_bytes),
         ("disk", peak.disk_bytes, box.disk_bytes),
     ):
-        if there is not None and needed * _ranks_per_node(box) > there:
+        if there is not None and np.max(needed) * _ranks_per_node(box) > there:
             return what
     return None
 

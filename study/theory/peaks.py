@@ -107,7 +107,9 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
     rows = _moments(shape, engine, job, rank, resting, stepping)
-    kept = accumulated_on_host(engine, shape.parameters, rank) * (np.asarray(job.gradient_accumulation_steps) > 1)
+    kept = accumulated_on_host(engine, shape.parameters, rank)
+    if kept:
+        kept = kept * (np.asarray(job.gradient_accumulation_steps) > 1)
     grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
     stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
     hosts = [*[resting.host + kept] * (len(rows) - 1), stepping.host + kept]
@@ -117,7 +119,7 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
     parts = {part: value if grid else float(value) for part, value in zip(PARTS, chosen, strict=True)}
     then = np.take_along_axis(hosts, highest[None], axis=0)[0]
-    host = max(resting.host, stepping.host) + (kept if grid else float(kept))
+    host = max(resting.host, stepping.host) + (kept if np.ndim(kept) else float(kept))
     return Peak(parts, highest if grid else int(highest), host, then, resting.disk)
 
 

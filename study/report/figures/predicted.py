@@ -28,24 +28,10 @@ from study.report.figures.drawing import (
     rows,
     style,
 )
-from study.report.figures.memory import BAR, WITHIN_REACH, WORDS
-from study.report.figures.memory import COLOURS as MEASURED_COLOURS
+from study.report.figures.memory import BAR, WITHIN_REACH
+from study.report.figures.parts import NAMES, PREDICTED, hatched, sizes
 from study.report.figures.setting import Setting, without_value
 from study.report.words import listed, seconds_unit
-
-# Parts of a predicted peak, by what the figure of measured ones calls them; it cannot tell the second from the rest.
-PARTS = {
-    "parameters": ("parameters",),
-    "gathered_parameters": ("gathered_parameters",),
-    "gradients": ("gradients",),
-    "optimizer_states": ("optimizer_states",),
-    "communication_buffers": ("communication_buffers",),
-    "rest": ("activations", "logits", "temporary_buffers"),
-}
-COLOURS = {**MEASURED_COLOURS, "gathered_parameters": "#3E9BB5"}
-# Without dots and stars: each of them is a circle of its own in the SVG.
-HATCHES = dict(zip(PARTS, ("////", "xxxx", "\\\\\\\\", "----", "||||", "//"), strict=True))
-NAMES = {**WORDS, "gathered_parameters": "gathered parameters"}
 
 NO_RUN = "Predicted by study/theory, no run."
 
@@ -69,18 +55,18 @@ def predicted_memory(table: pd.DataFrame) -> Figure:
         for row, strategy in enumerate(strategies):
             prediction = table.loc[strategy]
             start = 0.0
-            for part, size in _sizes(prediction["parts"]).items():
+            for part, size in sizes(prediction["parts"]).items():
                 if not size:
                     continue
-                ax.add_patch(_hatched(Rectangle((start, row - BAR / 2), size / unit.size, BAR), part))
+                ax.add_patch(hatched(Rectangle((start, row - BAR / 2), size / unit.size, BAR), part))
                 start += size / unit.size
             host = f" + {bytes_text(prediction['host_bytes'])} host" if prediction["host_bytes"] else ""
             beside(ax, row, f"\N{ALMOST EQUAL TO} {unit.text(peaks[strategy])}{host}", style="italic")
         _draw_usable(ax, usable, peaks.max(), unit)
         ax.set_xlabel(f"predicted peak memory of a rank, {unit.name}")
         ax.xaxis.set_major_locator(MaxNLocator(6))
-        parts_shown = [part for part in PARTS if any(_sizes(parts).get(part) for parts in table["parts"])]
-        below(canvas, [_hatched(Patch(), part) for part in parts_shown], [NAMES[part] for part in parts_shown])
+        parts_shown = [part for part in PREDICTED if any(sizes(parts).get(part) for parts in table["parts"])]
+        below(canvas, [hatched(Patch(), part) for part in parts_shown], [NAMES[part] for part in parts_shown])
 
         least, most = peaks.idxmin(), peaks.idxmax()
         alt = f"Predicted peak memory of a rank under {len(strategies)} strategies: from {bytes_text(peaks[least])} "
@@ -168,16 +154,6 @@ def _about(table: pd.DataFrame, *also: str) -> Setting:
 def _labels(table: pd.DataFrame, strategies: list[str]) -> list[str]:
     several = table["world_size"].max() > 1
     return [f"{name} (1 process)" if several and name == "single" else name for name in strategies]
-
-
-def _sizes(parts: dict[str, int]) -> dict[str, int]:
-    """Bytes by the parts that are drawn."""
-    return {drawn: sum(parts.get(name, 0) for name in names) for drawn, names in PARTS.items()}
-
-
-def _hatched(patch: Patch, part: str) -> Patch:
-    patch.set(facecolor="none", edgecolor=COLOURS[part], linewidth=0.9, hatch=HATCHES[part])
-    return patch
 
 
 def _draw_usable(ax: Axes, usable: pd.Series, longest: float, unit: Unit) -> None:
