@@ -84,7 +84,7 @@ def cell(r: Record) -> PeakCell | None:
 
 def _text_bytes(r: Record) -> int:
     """Bytes of the examples, all of which are in the host's memory: their tokens, and of a review which are padding."""
-    examples = r.data["num_train_examples"] + r.data["num_eval_examples"]
+    examples = sum((r.data or {}).get(name, 0) for name in ("num_train_examples", "num_eval_examples"))
     return 8 * examples * r.config["sequence_length"] * (2 if r.workload == "bert-imdb" else 1)
 
 
