@@ -220,9 +220,18 @@ def peaks_in_words() -> list[list[str]]:
     ]
 
 
+THEORY = ("reports/cpu/theory.md", "reports/cpu/records", "reports/cpu-time/records")  # the page, and of which records
+
+
+@cache
+def whole_theory() -> str:
+    _, *folders = THEORY
+    return theory.table([ROOT / folder for folder in folders])
+
+
 def every_strategy() -> str:
     """The tables of `zero-study compare --view theory`, peaks only: states and messages have no error to show."""
-    page = "\n".join(theory.by_strategy(against_theory()))
+    page = whole_theory()
     head, *rows = rows_of(page.split("## Peak of a step")[1])
     return tabulate(head, [[*row[:4], row[4] and f"`{row[4]}`", *row[5:]] for row in rows])
 
@@ -490,6 +499,13 @@ def test_it_is_what_the_records_say(page, name):
     assert between(page, name) == PLACES[page, name]()
 
 
+def test_the_page_of_errors_is_what_its_command_prints():
+    """To mend it: python tests/test_docs_tables.py."""
+    page, *folders = THEORY
+    assert f"Made by `zero-study compare --view theory {' '.join(folders)}`." in whole_theory()
+    assert (ROOT / page).read_text(encoding="utf-8") == f"{whole_theory()}\n"
+
+
 def test_every_place_is_known():
     marked = {(page, name) for page in PAGES for name in re.findall(r"<!-- /(\w+) -->", (ROOT / page).read_text())}
     assert marked == set(PLACES)
@@ -503,6 +519,7 @@ def test_the_answer_names_the_command_that_prints_it(monkeypatch, capsys):
 
 
 def write() -> None:
+    (ROOT / THEORY[0]).write_text(f"{whole_theory()}\n", encoding="utf-8")
     for (page, name), make in PLACES.items():
         path, made = Path(ROOT / page), make()
         pattern = re.compile(BETWEEN.format(name=name), re.DOTALL)

@@ -102,8 +102,24 @@ def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> 
     return States(held, host, disk)
 
 
-def peak(shape: ModelShape, engine: Engine, job: Job, rank: int = 0) -> Peak:
-    """Predict the highest moment of a steady optimizer step."""
+RANKS_LOOKED_AT = 64  # parameters that are larger than a partition lie in front
+
+
+def fullest_rank(engine: Engine, shape: ModelShape) -> int:
+    """Say which rank holds the most. The first has the largest shares, but at stages 1 and 2 they are all alike.
+
+    There it is the one with most of the parameters that cross an edge of its partition, or of equals the last: it owns
+    the gradients that backward makes first, so that its buffer for them is there the longest.
+    """
+    if engine.kind != "deepspeed" or engine.zero_stage not in (1, 2):
+        return 0
+    ranks = {*range(min(engine.world_size, RANKS_LOOKED_AT)), engine.world_size - 1}
+    return max(ranks, key=lambda rank: (reduced_gradient_bytes(engine, shape.parameters, rank), rank))
+
+
+def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -> Peak:
+    """Predict the highest moment of a steady optimizer step; of one rank, or of the one that holds the most."""
+    rank = fullest_rank(engine, shape) if rank is None else rank
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
     rows = _moments(shape, engine, job, rank, resting, stepping)
