@@ -37,6 +37,13 @@ def test_every_peak_is_where_theory_says():
     )
 
 
+def test_states_and_messages_are_those_measured_in_every_run():
+    found = theory_view.errors(ALL)
+    assert len(found.states) >= 756
+    assert len(found.messages) >= 630
+    assert max(abs(e.error) for e in [*found.states, *found.messages]) <= 1e-5
+
+
 def test_where_little_is_counted_too_much_nothing_is_explained_by_it():
     exact = [e for e in theory_view.errors(ALL).peaks if e.overcount <= 0.01]
     assert len(exact) >= 78
