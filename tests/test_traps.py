@@ -165,7 +165,8 @@ def test_settings_that_nothing_reads():
         *(ROOT / "study" / "workloads").glob("*.py"),
     ]:
         names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
-        assert not {"TrainingArguments", "Trainer"} & names
+        if path.name != "body.py":  # which trains, before any run, what runs start from
+            assert not {"TrainingArguments", "Trainer"} & names
     found = launching.run("zero2", **CLIPPED).record.proof  # and what trains is asked what it is
     assert (found.engine_class, found.distributed_type, found.zero_stage) == ("DeepSpeedEngine", "DEEPSPEED", 2)
     plain = found.model_copy(update={"distributed_type": "MULTI_CPU", "zero_stage": None})
