@@ -349,12 +349,15 @@ def _collect(runs: Path, records: Path) -> None:
 def _verdict(study: str, records: tuple[Path, ...]) -> None:
     """Hold a study's runs to the protocol that was fixed before them: arm by arm, endpoint by endpoint."""
     from study.compare import verdict_text
+    from study.compare.admitted import Wanted
     from study.running import studies
 
     chosen = studies.find(study)
     if chosen.protocol is None:
         raise Refusal(f"study {study!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`")
-    print(verdict_text.page(records, chosen.protocol, chosen.name, chosen.sha256, chosen.question, chosen.control))
+    wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(chosen)]
+    about = (chosen.protocol, chosen.name, chosen.sha256, chosen.question, chosen.control)
+    print(verdict_text.page(records, wanted, *about))
 
 
 @zero_study.command("compare")

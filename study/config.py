@@ -52,8 +52,8 @@ class RunConfig(BaseModel):
     nudge_seed: int | None = Field(
         None,
         ge=0,
-        description="seed by which every initial weight moves to a neighbouring number, up or down: how far does "
-        "rounding alone carry a training?; unset: none moves",
+        description="seed by which every initial weight moves to a neighbouring number, up or down: how far "
+        "does the smallest change carry a training?; unset: none moves",
     )
     num_train_examples: int = Field(256, ge=1, description="examples (reviews or blocks) drawn for training")
     num_eval_examples: int = Field(64, ge=1, description="examples held out for evaluation")

@@ -110,6 +110,29 @@ def test_bodies_of_a_study_are_trained_once(tmp_path, monkeypatch, capsys):
     assert len({run.config.weights for run in studies.runs(studies.find(str(path)))}) == 1
 
 
+def test_a_copy_of_a_review_that_is_drawn_is_not_read(monkeypatch):
+    """IMDB has the same text several times."""
+    whole = sources.load_reviews(config(IMDB))
+    texts = ["the same text" if number % 3 == 0 else text for number, text in enumerate(whole["text"])]
+    several = whole.remove_columns("text").add_column("text", texts)
+    monkeypatch.setattr(sources, "load_reviews", lambda _: several)
+    rest = WORKLOADS[IMDB].left_over(config(IMDB))
+    words = sources.load_tokenizer(config(IMDB))("the same text")["input_ids"]
+    assert not any(row[: len(words)] == words for row in rest.tensors["input_ids"].tolist())
+
+
+def test_a_folder_holds_one_body(tmp_path, monkeypatch):
+    monkeypatch.setitem(body.EPOCHS, IMDB, 1)
+    folder = tmp_path / "b"
+    first = config(IMDB, weights=folder)
+    body.train_all([first])
+    body.train_all([first, first.model_copy(update={"seed": 3, "num_train_examples": 1400})])
+    with pytest.raises(Refusal, match="holds a body of other settings"):
+        body.train_all([first.model_copy(update={"split_seed": 1})])
+    with pytest.raises(Refusal, match="runs of several models, splits or lengths name it"):
+        body.train_all([first, first.model_copy(update={"sequence_length": 32})])
+
+
 # ---------------------------------------------------------------- neighbours
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import synthetic
 
 from study import cli
-from study.compare import verdict, verdict_text
-from study.compare.verdict import Runs, Trained
+from study.compare import admitted, verdict, verdict_text
+from study.compare.admitted import Runs, Trained, Wanted
+from study.config import RunConfig
 from study.errors import Refusal
+from study.records import schema
 from study.records.protocol import Protocol
 from study.running import studies
 
@@ -20,7 +23,7 @@ LOSS = {"metric": "loss", "step": 100, "margin": 0.01, "primary": True, "planned
 PROTOCOL = {
     "fixed_on": "2026-11-21",
     "pilot": "three seeds of ddp",
-    "neighbours": ["nudged1", "nudged2"],
+    "neighbours": ["nudged1", "nudged2", "nudged3"],
     "endpoints": [LOSS, {"metric": "accuracy", "step": 100, "margin": 0.01, "planned_sd": 0.004}],
     "target": {"loss": 0.55, "every": 50},
     "same_as": {"ddp": ["fsdp2"]},
@@ -37,21 +40,25 @@ def protocol(**changes) -> Protocol:
 def trained(strategy="ddp", seed=0, loss=0.5, world_size=2, label="", final="", accuracy=0.8) -> Trained:
     name = f"bert-imdb-tiny-{strategy}-{world_size}x-seed{seed}" + (f"-{label}" if label else "")
     held_out = {50: {"loss": 1.2 * loss, "accuracy": accuracy}, 100: {"loss": loss, "accuracy": accuracy}}
-    flags = label.startswith("nudged"), label == "once"
-    return Trained(name, strategy, world_size, seed, *flags, held_out, final or name, f"start {seed}", "2026-11-21T1")
+    return Trained(name, strategy, world_size, seed, label, held_out, final or name, f"start {seed}", "2026-11-21", "c")
+
+
+def made_up(taken, missing=()) -> Runs:
+    return Runs(list(taken), {}, list(missing), len(taken) + len(missing))
 
 
 def study(shift=0.0, spread=0.002, arm_spread=None, arm="zero3") -> Runs:
-    """DDP and its neighbours, each `spread` of the loss from the seed's; an arm that is shifted, too."""
+    """DDP, its neighbours, and an arm that is shifted: each `spread` of the loss away from DDP's own run."""
     draw = np.random.default_rng(1)
     taken = []
     for seed in range(SEEDS):
         level = 0.5 + 0.02 * draw.normal()
-        for label in ("", "nudged1", "nudged2"):
+        taken.append(trained("ddp", seed, level))
+        for label in PROTOCOL["neighbours"]:
             taken.append(trained("ddp", seed, level * (1 + spread * draw.normal()), label=label))
         wide = spread if arm_spread is None else arm_spread
         taken.append(trained(arm, seed, level * (1 + shift + wide * draw.normal())))
-    return Runs(taken, {}, {})
+    return made_up(taken)
 
 
 def on_loss(runs: Runs) -> verdict.Judged:
@@ -71,7 +78,7 @@ def test_equivalence(shift, spread, expected):
     assert on_loss(study(shift, spread)).equivalence == expected
 
 
-def test_a_small_shift_is_within_the_margin_and_further_than_rounding():
+def test_a_small_shift_is_within_the_margin_and_further_than_a_neighbour():
     """Neither test stands for the other."""
     found = on_loss(study(shift=0.004, spread=0.0005))
     assert found.equivalence == "same within the margin"
@@ -80,23 +87,46 @@ def test_a_small_shift_is_within_the_margin_and_further_than_rounding():
     assert found.distance > 5
 
 
-def test_an_arm_that_only_scatters_more_is_further_than_rounding():
+def test_an_arm_that_only_scatters_more_is_further_than_a_neighbour():
     """Its mean is the control's: the distance of each run says it."""
     found = on_loss(study(spread=0.0005, arm_spread=0.004))
     assert found.further
     assert found.low < 0 < found.high
 
 
-def test_the_null_is_rejected_as_often_as_it_says():
-    """Of arms that are members of the ensemble, one in twenty is called further than rounding."""
+def test_an_arm_that_is_a_neighbour_is_called_further_as_seldom_as_it_says():
+    """At most one in twenty, where DDP's own run is in the midst of them all, and where it is not."""
     draw = np.random.default_rng(2)
-    ps = [verdict.exchange(draw.normal(size=(SEEDS, 4)))[1] for _ in range(300)]
-    assert 0.02 < np.mean(np.array(ps) < 0.05) < 0.09
-    assert 0.4 < np.mean(ps) < 0.6
+    for level in (0.0, 3.0):
+        ps = np.array([verdict.exchange(level + draw.normal(size=(SEEDS, 4)))[1] for _ in range(300)])
+        assert np.mean(ps < 0.05) < 0.08
+    found = [on_loss(study_of(draw)).p_neighbour for _ in range(200)]
+    assert np.mean(np.array(found) < 0.05) < 0.09
+
+
+def study_of(draw) -> Runs:
+    """As the reader of the guide has it: neighbours and the arm are perturbations of DDP's own run."""
+    taken = []
+    for seed in range(SEEDS):
+        taken.append(trained("ddp", seed, 0.5))
+        for label in PROTOCOL["neighbours"]:
+            taken.append(trained("ddp", seed, 0.5 + 0.001 * draw.normal(), label=label))
+        taken.append(trained("zero3", seed, 0.5 + 0.001 * draw.normal()))
+    return made_up(taken)
+
+
+def test_a_shift_is_seen_where_each_run_is_near():
+    """A bias of the size of the neighbours' own distance, in every seed: its sum tells, its squares hardly."""
+    draw = np.random.default_rng(4)
+    columns = draw.normal(size=(30, SEEDS, 4)) + np.array([0, 0, 0, 1.5])
+    assert np.mean([verdict.exchange(each)[1] < 0.05 for each in columns]) > 0.8
 
 
 def test_runs_that_are_all_equal_are_no_further():
-    assert verdict.exchange(np.ones((SEEDS, 4))) == (0.0, 1.0)
+    assert verdict.exchange(np.ones((SEEDS, 4))) == (1.0, 1.0)
+    found, p = verdict.exchange(np.ones((SEEDS, 4)) + np.array([0, 0, 0, 1e-7]))
+    assert found == float("inf")
+    assert p < 0.01
 
 
 def test_holm():
@@ -110,7 +140,7 @@ def test_power_is_that_of_simulated_studies():
     draw = np.random.default_rng(3)
     for sd in (0.006, 0.012):
         passed = [
-            verdict._equivalence(sd * draw.normal(size=SEEDS), 0.01, 0.05, -1, 1) == "same within the margin"
+            verdict._equivalence(sd * draw.normal(size=SEEDS), 0.01, 0.05) == "same within the margin"
             for _ in range(500)
         ]
         assert np.mean(passed) == pytest.approx(verdict.power(sd, 0.01, SEEDS, 0.05), abs=0.08)
@@ -118,19 +148,19 @@ def test_power_is_that_of_simulated_studies():
 
 
 def test_more_processes_of_the_control_are_an_arm():
-    runs = study()
     four = [trained("ddp", seed, 0.5, world_size=4) for seed in range(SEEDS)]
-    judged = verdict.judge(runs._replace(taken=[*runs.taken, *four]), protocol(), "ddp")
+    judged = verdict.judge(made_up([*study().taken, *four]), protocol(), "ddp")
     assert [(row.strategy, row.world_size) for row in judged[:2]] == [("zero3", 2), ("ddp", 4)]
 
 
 def test_what_trains_the_same_is_shown_once():
-    runs = study()
-    once = [trained("fsdp2", 0, label="once", final="bert-imdb-tiny-ddp-2x-seed0")]
-    same = runs._replace(taken=[*runs.taken, *once])
-    assert verdict.same_weights(same, protocol(), "ddp") == {"ddp": {"fsdp2": True}}
-    other = runs._replace(taken=[*runs.taken, trained("fsdp2", 0, label="once", final="other")])
-    assert verdict.same_weights(other, protocol(), "ddp") == {"ddp": {"fsdp2": False}}
+    runs = study().taken
+    same = made_up([*runs, trained("fsdp2", 0, label="once", final="bert-imdb-tiny-ddp-2x-seed0")])
+    assert verdict.same_weights(same, protocol()) == {("ddp", "fsdp2"): True}
+    assert verdict.same_weights(made_up([*runs, trained("fsdp2", 0, label="once")]), protocol()) == {
+        ("ddp", "fsdp2"): False
+    }
+    assert verdict.same_weights(study(), protocol()) == {("ddp", "fsdp2"): None}
     assert {row.strategy for row in verdict.judge(same, protocol(), "ddp")} == {"zero3"}
 
 
@@ -140,22 +170,158 @@ def test_steps_to_the_target():
     assert verdict.reached(trained(loss=0.6), protocol()) is None
 
 
-def test_without_neighbours_nothing_is_judged():
-    runs = Runs([trained("ddp", seed) for seed in range(3)], {}, {})
-    with pytest.raises(Refusal, match="nothing is known of rounding"):
-        verdict.judge(runs, protocol(), "ddp")
+def test_what_is_not_whole_is_not_judged():
+    alone = made_up([trained("ddp", seed) for seed in range(3)])
+    with pytest.raises(Refusal, match="neighbours of ddp are here on 0 numbers of processes"):
+        verdict.judge(alone, protocol(), "ddp")
+    with pytest.raises(Refusal, match="1 planned runs have no outcome yet, x among them"):
+        verdict.judge(study()._replace(missing=["x"]), protocol(), "ddp")
+    few = [run for run in study().taken if run.strategy == "ddp" or run.seed == 0]
+    with pytest.raises(Refusal, match="zero3 on 2 processes: 1 seeds have a control"):
+        verdict.judge(made_up(few), protocol(), "ddp")
+
+
+def test_a_seed_without_a_neighbour_is_left_out_of_its_ensemble():
+    taken = [run for run in study().taken if (run.seed, run.label) != (3, "nudged2")]
+    assert on_loss(made_up(taken)).seeds == tuple(seed for seed in range(SEEDS) if seed != 3)
 
 
 def test_the_answer_says_what_was_found():
     judged = verdict.judge(study(), protocol(), "ddp")
     said = verdict_text.answer(judged, protocol(), "ddp")
-    assert said.startswith("None of 1 arms differs from DDP in held-out loss after 100 steps by as much as 1 %")
-    assert "none is further from it than rounding alone" in said
+    assert said.startswith(
+        "For 1 of 1 arms the mean difference from DDP in held-out loss after 100 steps, over 10 seeds"
+    )
+    assert "was shown to be below 1 %" in said
+    assert "Of none was it shown that its runs are further from it than one unit in the last place" in said
     judged = verdict.judge(study(shift=0.03), protocol(), "ddp")
     said = verdict_text.answer(judged, protocol(), "ddp")
-    assert "0 of 1 arms differ from DDP" in said
+    assert "For 0 of 1 arms" in said
     assert "`zero3` on 2 processes higher" in said
-    assert "`zero3` on 2 processes: further from it than rounding alone" in said
+    assert "`zero3` on 2 processes is further from it than one unit" in said
+
+
+# ---------------------------------------------------------------- which runs are let in
+
+WEIGHTS = {"weights": "b", "dropout": 0.0}
+STEPS = 100
+
+
+def write(folder, strategy="ddp", seed=0, label="", study="mine", **changes):
+    """A run of the study as its runner leaves it; `changes` of its record, and of its outcome's digest."""
+    digest = changes.pop("study_sha256", "f" * 64)
+    flags = WEIGHTS | changes.pop("flags", {}) | ({"nudge_seed": int(label[-1])} if label else {})
+    run_dir = folder / "tmp"
+    path = synthetic.write_run(
+        run_dir, workload="bert-imdb", strategy=strategy, seed=seed, num_steps=STEPS, study=study, **flags
+    ).parent
+    name = name_of(strategy, seed, label)
+    record = schema.read(path)
+    start = schema.Checksum(absolute_sum=1, square_sum=1, sha256=f"{seed}{label}".ljust(64, "0"))
+    facts = {
+        "run_id": name, "weights_sha256": "a" * 64, "initial_parameters": start, "final_parameters": start,
+        "evaluation": [{"step": step, "loss": 0.5, "accuracy": 0.8} for step in (50, 100)],
+        "machine": record.machine | {"git_dirty": False, "git_commit": "c"},
+    } | changes  # fmt: skip
+    (path / "record.json").write_text(record.model_copy(update=facts).model_dump_json())
+    outcome = schema.read_outcome(path / "outcome.json")
+    outcome = outcome.model_copy(update={"run_id": name, "study_sha256": digest})
+    (path / "outcome.json").write_text(outcome.model_dump_json())
+    path.rename(folder / name)
+
+
+def name_of(strategy, seed, label=""):
+    return f"bert-imdb-tiny-{strategy}-2x-seed{seed}" + (f"-{label}" if label else "")
+
+
+def wanted(seeds=(0, 1)):
+    config = RunConfig(max_steps=STEPS, num_train_examples=256, **WEIGHTS)
+    labels = [("zero3", ""), *(("ddp", label) for label in ("", *PROTOCOL["neighbours"]))]
+    for seed in seeds:
+        for strategy, label in labels:
+            nudge = {"nudge_seed": int(label[-1])} if label else {}
+            yield Wanted(name_of(strategy, seed, label), strategy, 2, config.model_copy(update={"seed": seed, **nudge}))
+
+
+def all_of_it(folder, seeds=(0, 1), without=()):
+    for run in wanted(seeds):
+        if run.run_id not in without:
+            label = run.run_id.rpartition("-")[2]
+            write(folder, run.strategy, run.config.seed, label if label.startswith("nudged") else "")
+
+
+def let_in(folder, **changes) -> Runs:
+    return admitted.read([folder], wanted(), protocol(**changes), "mine", "f" * 64)
+
+
+def test_what_was_planned_is_let_in(tmp_path):
+    all_of_it(tmp_path)
+    found = let_in(tmp_path)
+    assert (len(found.taken), found.left_out, found.missing, found.num_planned) == (10, {}, [], 10)
+    assert {run.label for run in found.taken} == {"", *PROTOCOL["neighbours"]}
+    twice = admitted.read([tmp_path, tmp_path], wanted(), protocol(), "mine", "f" * 64)
+    assert len(twice.taken) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"study_sha256": "e" * 64}, "begun under another text"),
+        ({"study_sha256": None}, "begun under another text"),
+        ({"weights_sha256": "b" * 64}, "from another body"),
+        ({"flags": {"learning_rate": 0.9}}, "learning_rate was 0.9, the study says"),
+        ({"evaluation": [{"step": 50, "loss": 0.5}]}, "no held-out loss at step 100"),
+        ({"evaluation": [{"step": 100, "loss": None, "accuracy": 0.5}]}, "no held-out loss at step 100"),
+        ({"machine": {"git_dirty": True}}, "its code was changed"),
+        (
+            {"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}, "cpu": "A", "num_cores": 2}},
+            "is another than",
+        ),
+        ({"initial_parameters": schema.Checksum(absolute_sum=1, square_sum=1, sha256="9" * 64)}, "initial weights"),
+        ({"data": {"digest": "0" * 64}}, "its text is another than"),
+        ({"continues": schema.Continued(run_id="x", strategy="ddp", world_size=2, step=1)}, "another run's checkpoint"),
+    ],
+)
+def test_what_is_not_as_planned_is_left_out_with_the_reason(tmp_path, changes, said):
+    name = name_of("zero3", 1)
+    all_of_it(tmp_path, without=[name])
+    write(tmp_path, "zero3", 1, **changes)
+    found = let_in(tmp_path)
+    assert list(found.left_out) == [name]
+    assert said in found.left_out[name]
+    assert len(found.taken) == 9
+
+
+def test_a_neighbour_that_starts_where_another_run_does_is_none(tmp_path):
+    name = name_of("ddp", 1, "nudged2")
+    all_of_it(tmp_path, without=[name])
+    plain = schema.Checksum(absolute_sum=1, square_sum=1, sha256="1".ljust(64, "0"))
+    write(tmp_path, "ddp", 1, "nudged2", initial_parameters=plain)
+    assert "are no neighbours" in let_in(tmp_path).left_out[name]
+
+
+def test_strays_and_runs_of_others_are_not_taken(tmp_path):
+    all_of_it(tmp_path)
+    write(tmp_path, "zero2", 0)
+    write(tmp_path, "zero3", 7, study="another")
+    found = let_in(tmp_path)
+    assert found.left_out == {name_of("zero2", 0): "the study plans no such run"}
+    assert len(found.taken) == 10
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    all_of_it(tmp_path / "first")
+    write(tmp_path / "second", "zero3", 0, wall_seconds=3.0)
+    with pytest.raises(Refusal, match="is there twice, and the two are not copies"):
+        let_in(tmp_path)
+
+
+def test_what_is_missing_is_said(tmp_path):
+    all_of_it(tmp_path, without=[name_of("zero3", 1)])
+    assert let_in(tmp_path).missing == [name_of("zero3", 1)]
+
+
+# ---------------------------------------------------------------- the protocol
 
 
 def test_a_study_without_protocol_has_no_verdict():
@@ -170,12 +336,18 @@ def test_a_study_without_protocol_has_no_verdict():
         ({"endpoints": []}, "endpoints"),
         ({"weights_sha256": "no"}, "weights_sha256"),
         ({"marign": 1}, "marign"),
+        ({"endpoints": [LOSS, LOSS]}, "2 are primary"),
+        ({"endpoints": [LOSS | {"primary": False}]}, "0 are primary"),
+        ({"neighbours": ["nudged1"]}, "neighbours"),
+        ({"once": "nowhere"}, "no part has the label 'nowhere'"),
     ],
 )
 def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
     import yaml
 
-    content = {"question": "?", "parts": [{"strategies": ["ddp"]}], "protocol": {**PROTOCOL, **change}}
+    labelled = [{"strategies": ["ddp"], "label": f"nudged{n}", "flags": {"nudge_seed": n}} for n in (1, 2, 3)]
+    parts = [{"strategies": ["ddp"]}, *labelled, {"strategies": ["fsdp2"], "label": "once"}]
+    content = {"question": "?", "parts": parts, "protocol": {**PROTOCOL, **change}}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(Refusal, match=said):

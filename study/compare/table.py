@@ -213,7 +213,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "data_digest": (r.data or {}).get("digest"),
         "initial_sha256": r.initial_parameters.sha256 if r.initial_parameters else None,
         "final_sha256": r.final_parameters.sha256 if r.final_parameters else None,
-        "libraries": _libraries(r.machine),
+        "libraries": libraries(r.machine),
         **settings,
         **_learning(file, config),
         **_speed(r, device),
@@ -288,7 +288,7 @@ def _is_oversubscribed(r: Record, device: str) -> bool:
     return bool(places) and wanted > places
 
 
-def _libraries(machine: dict[str, Any]) -> str | None:
+def libraries(machine: dict[str, Any]) -> str | None:
     known = machine.get("libraries", {})
     return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
 

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from study.compare import markdown, verdict
-from study.compare.verdict import Judged, Runs
+from study.compare import admitted, markdown, verdict
+from study.compare.admitted import Runs, Wanted
+from study.compare.verdict import Judged
 from study.compare.words import processes
 from study.records.protocol import Endpoint, Protocol
 
-HEAD = ["arm", "processes", "seeds", "difference (95 %)", "worst seed", "within the margin?", "further than rounding?"]
+HEAD = ["arm", "processes", "seeds", "mean difference", "worst seed", "within the margin?", "further than a neighbour?"]
 
 
-def page(folders: Sequence[Path], protocol: Protocol, study: str, sha256: str, question: str, control: str) -> str:
+def page(
+    folders: Sequence[Path],
+    wanted: Iterable[Wanted],
+    protocol: Protocol,
+    study: str,
+    sha256: str,
+    question: str,
+    control: str,
+) -> str:
     """Make the page. Raises Refusal where the runs do not let the protocol's tests be made."""
-    runs = verdict.read(folders, protocol, study, sha256)
+    runs = admitted.read(folders, wanted, protocol, study, sha256)
     judged = verdict.judge(runs, protocol, control)
     lines = [f"# {question}", "", answer(judged, protocol, control), ""]
     for endpoint in protocol.endpoints:
         rows = [_row(row) for row in judged if row.endpoint == endpoint]
-        spread, largest = verdict.null_spread(runs, endpoint, control)
-        lines += [f"## {heading(endpoint)}", "", *markdown.markdown(HEAD, rows), ""]
+        apart, largest = verdict.neighbours_apart(runs, protocol, endpoint, control)
+        confidence = f"{100 * (1 - 2 * protocol.significance):g} %"
+        head = [f"{name} ({confidence})" if name == "mean difference" else name for name in HEAD]
+        lines += [f"## {heading(endpoint)}", "", *markdown.markdown(head, rows), ""]
         lines += [
-            f"{control.upper()}'s own runs, from weights one unit in the last place apart, are "
-            f"{_size(spread, endpoint)} from one another (root mean square), at most {_size(largest, endpoint)}.",
+            f"Neighbours, {control.upper()} from weights one unit in the last place apart, are "
+            f"{_size(apart, endpoint)} from one another (root mean square), at most {_size(largest, endpoint)}.",
             _planned(endpoint, protocol, judged),
             "",
         ]
-    lines += [*_target(runs, protocol, control), *_once(runs, protocol, control), *_basis(runs, protocol, study)]
-    command = markdown.command(f"verdict {study}", folders)
-    return "\n".join([*lines, "", f"Made by `{command}`."])
+    lines += [*_target(runs, protocol), *_once(runs, protocol), *_basis(runs, protocol, study)]
+    return "\n".join([*lines, "", f"Made by `{markdown.command(f'verdict {study}', folders)}`."])
 
 
 def answer(judged: Sequence[Judged], protocol: Protocol, control: str) -> str:
@@ -41,26 +52,25 @@ def answer(judged: Sequence[Judged], protocol: Protocol, control: str) -> str:
     endpoint = next(endpoint for endpoint in protocol.endpoints if endpoint.primary)
     rows = [row for row in judged if row.endpoint == endpoint]
     same = [row for row in rows if row.equivalence == "same within the margin"]
-    further = [row for row in rows if row.further]
-    what = f"{_name(endpoint)} after {endpoint.step} steps"
-    margin = _size(endpoint.margin, endpoint)
-    if len(same) == len(rows):
-        first = f"None of {len(rows)} arms differs from {control.upper()} in {what} by as much as {margin}"
-    else:
-        others = ", ".join(f"{_arm(row)} {row.equivalence}" for row in rows if row not in same)
-        first = (
-            f"{len(same)} of {len(rows)} arms differ from {control.upper()} in {what} by less than {margin}; {others}"
-        )
-    second = (
-        f"{', '.join(map(_arm, further))}: further from it than rounding alone carries {control.upper()} from itself"
-        if further
-        else f"none is further from it than rounding alone carries {control.upper()} from itself"
-    )
-    widest = max(rows, key=lambda row: max(-row.low, row.high))
     seeds = min(len(row.seeds) for row in rows)
-    interval = f"{_size(widest.low, endpoint, True)} to {_size(widest.high, endpoint, True)}"
-    tests = f"{seeds} seeds, two one-sided tests at {100 * protocol.significance:g} %"
-    return f"{first} ({tests}; the widest interval is {_arm(widest)}'s, {interval}). And {second}."
+    what = f"{_name(endpoint)} after {endpoint.step} steps, over {seeds} seeds,"
+    shown = f"was shown to be below {_size(endpoint.margin, endpoint)}"
+    first = f"For {len(same)} of {len(rows)} arms the mean difference from {control.upper()} in {what} {shown}"
+    if others := [f"{_arm(row)} {row.equivalence}" for row in rows if row not in same]:
+        first += f"; {', '.join(others)}"
+    worst = max(rows, key=lambda row: float(np.abs(row.differences).max()))
+    most = _size(float(worst.differences[np.argmax(np.abs(worst.differences))]), endpoint, True)
+    further = [row for row in rows if row.further]
+    than = f"than one unit in the last place of its initial weights carries {control.upper()}"
+    second = (
+        f"{', '.join(map(_arm, further))} {'is' if len(further) == 1 else 'are'} further from it {than}"
+        if further
+        else f"Of none was it shown that its runs are further from it {than}"
+    )
+    return (
+        f"{first}. The single run furthest from its control is {_arm(worst)}'s: {most}. {second}. All of it is of one "
+        "body, one split and one set of held-out text."
+    )
 
 
 def heading(endpoint: Endpoint) -> str:
@@ -86,7 +96,7 @@ def _row(row: Judged) -> list[str]:
     e = row.endpoint
     worst = row.differences[np.argmax(np.abs(row.differences))]
     interval = f"{_size(row.mean, e, True)} ({_size(row.low, e, True)} to {_size(row.high, e, True)})"
-    rounding = f"{'yes' if row.further else 'no'}: {row.distance:.2f} times as far, p {row.p_null:.3f}"
+    further = f"{'yes' if row.further else 'not shown'}: {row.distance:.2f} times as far, p {row.p_neighbour:.3f}"
     return [
         f"`{row.strategy}`",
         str(row.world_size),
@@ -94,7 +104,7 @@ def _row(row: Judged) -> list[str]:
         interval,
         _size(float(worst), e, True),
         "yes" if row.equivalence == "same within the margin" else row.equivalence,
-        rounding,
+        further,
     ]
 
 
@@ -110,18 +120,19 @@ def _planned(endpoint: Endpoint, protocol: Protocol, judged: Sequence[Judged]) -
     )
 
 
-def _target(runs: Runs, protocol: Protocol, control: str) -> list[str]:
+def _target(runs: Runs, protocol: Protocol) -> list[str]:
     target = protocol.target
-    rows = []
     arms: dict[tuple[str, int, bool], list[int | None]] = {}
     for run in runs.taken:
-        if not run.is_once:
-            arms.setdefault((run.strategy, run.world_size, run.is_null), []).append(verdict.reached(run, protocol))
-    for (strategy, world_size, is_null), steps in sorted(arms.items()):
+        if run.label != protocol.once:
+            key = (run.strategy, run.world_size, run.label in protocol.neighbours)
+            arms.setdefault(key, []).append(verdict.reached(run, protocol))
+    rows = []
+    for (strategy, world_size, is_neighbour), steps in sorted(arms.items()):
         there = [step for step in steps if step is not None]
         rows.append(
             [
-                f"`{strategy}`" + (" from neighbouring weights" if is_null else ""),
+                f"`{strategy}`" + (", neighbours" if is_neighbour else ""),
                 world_size,
                 f"{len(there)} of {len(steps)}",
                 f"{statistics.median(there):g} ({min(there)} to {max(there)})" if there else "none",
@@ -131,13 +142,10 @@ def _target(runs: Runs, protocol: Protocol, control: str) -> list[str]:
     return [title, "", *markdown.markdown(["arm", "processes", "reached", "steps: median (range)"], rows), ""]
 
 
-def _once(runs: Runs, protocol: Protocol, control: str) -> list[str]:
-    found = verdict.same_weights(runs, protocol, control)
-    rows = [
-        [f"`{arm}`", f"`{other}`", "yes" if same else "no"]
-        for arm, others in found.items()
-        for other, same in others.items()
-    ]
+def _once(runs: Runs, protocol: Protocol) -> list[str]:
+    words = {True: "yes", False: "no", None: "not shown: no such run"}
+    found = verdict.same_weights(runs, protocol)
+    rows = [[f"`{arm}`", f"`{other}`", words[same]] for (arm, other), same in found.items()]
     if not rows:
         return []
     text = "One seed each: do these end with the arm's weights, bit by bit? Those that do are not run ten times."
@@ -153,17 +161,17 @@ def _once(runs: Runs, protocol: Protocol, control: str) -> list[str]:
 
 def _basis(runs: Runs, protocol: Protocol, study: str) -> list[str]:
     first, last = (choose(run.started_at for run in runs.taken) for choose in (min, max))
-    lines = [
+    commits = ", ".join(f"{commit[:10]} ({n})" for commit, n in Counter(run.commit for run in runs.taken).most_common())
+    return [
         "## What it rests on",
         "",
-        f"- {len(runs.taken)} runs, begun between {first} and {last}.",
-        f"- The protocol, `study/studies/{study}.yaml`, was fixed on {protocol.fixed_on}.",
+        f"- {len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
+        f"- Commits of the code that ran, and how many: {commits}.",
+        f"- The protocol is `study/studies/{study}.yaml`, fixed on {protocol.fixed_on}. Each of these runs was begun "
+        "under this text: its outcome has the file's digest.",
+        "- p of each endpoint are corrected for the number of arms (Holm), and not for the number of endpoints: the "
+        "primary one decides.",
         f"- Pilot, not among them: {protocol.pilot}",
         *(f"- Left out by the protocol: {rule}" for rule in protocol.exclusions),
-        *(f"- Left out: {run_id}, {reason}" for run_id, reason in runs.left_out.items()),
+        *(f"- Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),
     ]
-    if runs.deviating:
-        lines.append(f"- Begun under another text of the protocol: {', '.join(sorted(runs.deviating))}")
-    else:
-        lines.append("- Every run was begun under the protocol as it stands: each outcome has the digest of its file.")
-    return lines

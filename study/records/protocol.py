@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from study.files import Written
 
@@ -46,12 +46,18 @@ class Protocol(Written):
 
     fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
     pilot: str = Field(min_length=1)  # what was run before, and is not in the result
-    neighbours: Names  # labels of the parts that are the control again, from weights one unit in the last place away
+    # Labels of the parts that are the control again, from weights one unit in the last place away.
+    neighbours: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
     endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)]
     target: Target
     same_as: dict[str, Names]  # arm -> strategies that train what it trains to the bit, shown once with one seed
     once: str = Field(min_length=1)  # the label of the part that shows it
-    significance: Share = 0.05  # of each one-sided test, and of the test against the null after Holm's correction
-    least_power: Share = 0.9  # that was planned for
+    significance: Share = 0.05  # of each one-sided test, and of that against the neighbours after Holm's correction
     exclusions: Names  # in words: which runs are left out
     weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")  # of the body that every run starts from
+
+    @model_validator(mode="after")
+    def _check(self) -> Protocol:
+        if (primary := sum(endpoint.primary for endpoint in self.endpoints)) != 1:
+            raise ValueError(f"endpoints: {primary} are primary; mark one, on which the answer rests")
+        return self

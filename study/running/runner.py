@@ -178,7 +178,8 @@ def _kept(study: Study, planned: Planned, position: int) -> Outcome:
         return outcome
     record = schema.read(run.folder)
     status, message = ending.classify([], ending.read_report(run.folder), returncode=0)
-    return _write(study, run, position, status, shown_text(message), started_at=record.started_at)
+    unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
+    return _write(unknown, run, position, status, shown_text(message), started_at=record.started_at)
 
 
 def _skipped(study: Study, run: Run, position: int, reason: str) -> Outcome:

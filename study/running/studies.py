@@ -136,7 +136,21 @@ class Study(files.Written):
                     build_config(**part.flags, **cell, data="hub" if self.text == "real" else "bundled")
                 except Refusal as refusal:
                     raise ValueError(f"parts.{number}: {refusal}") from None
+        self._check_protocol()
         return self
+
+    def _check_protocol(self) -> None:
+        if self.protocol is None:
+            return
+        parts = {part.label: part for part in self.parts}
+        if missing := {*self.protocol.neighbours, self.protocol.once} - set(parts):
+            raise ValueError(f"protocol: no part has the label {min(missing)!r}")
+        nudges = {parts[label].flags.get("nudge_seed") for label in self.protocol.neighbours} - {None}
+        if len(nudges) < len(self.protocol.neighbours):
+            raise ValueError("protocol.neighbours: give each of these parts a nudge_seed of its own")
+        for label in self.protocol.neighbours:
+            if parts[label].strategies != (self.control,):
+                raise ValueError(f"protocol.neighbours: {label} is to hold the control, {self.control}, alone")
 
 
 def names() -> list[str]:

@@ -35,12 +35,28 @@ def train_all(configs: Sequence[RunConfig]) -> None:
     if not named:
         raise Refusal("no run of this study starts from a body; there is nothing to train")
     for folder, runs in named.items():
+        config = max(runs, key=lambda config: config.num_train_examples)
+        for other in runs:
+            if _settings(other) | {"num_train_examples": config.num_train_examples} != _settings(config):
+                raise Refusal(
+                    f"{folder}: runs of several models, splits or lengths name it; give each a folder of its own"
+                )
         if (folder / sources.WEIGHTS).exists():
+            if (there := files.load(folder / FACTS, "JSON").get("settings")) != _settings(config):
+                raise Refusal(
+                    f"{folder}: holds a body of other settings, {there}; move it away, or name another folder"
+                )
             print(f"{folder} is there: {sources.weights_sha256(folder)}")
             continue
         print(f"{folder}: training it ...", flush=True)
-        facts = train(max(runs, key=lambda config: config.num_train_examples), folder)
+        facts = train(config, folder)
         print(f"{folder}: {facts['num_steps']} steps, loss {facts['last_loss']:.3f}, {facts['sha256']}", flush=True)
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """What a body is of."""
+    names = {"workload", "size", "data", "split_seed", "num_train_examples", "num_eval_examples", "sequence_length"}
+    return config.model_dump(mode="json", include=names)
 
 
 def train(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -80,9 +96,7 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
         trainer.train()
     body.cpu().save_pretrained(folder)
     facts = {
-        "settings": config.model_dump(
-            mode="json", include={"workload", "size", "data", "split_seed", "num_train_examples", "sequence_length"}
-        ),
+        "settings": _settings(config),
         "text_sha256": sources.digest(examples),
         "num_windows": len(examples),
         "epochs": EPOCHS[config.workload],

@@ -125,14 +125,17 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
 
 
 def left_over(config: RunConfig) -> Examples:
-    """The whole text of the reviews to train on that a run does not draw, in windows: (windows, length)."""
+    """The whole text of the reviews to train on that a run does not draw or hold out, in windows: (windows, length)."""
     sources.check(config)
-    reviews = _shuffled(config)["train"]
-    if config.num_train_examples == len(reviews):
+    parts = _shuffled(config)
+    texts = parts["train"]["text"][:]
+    # IMDB has some reviews several times.
+    drawn = {*texts[: config.num_train_examples], *parts["test"]["text"][: config.num_eval_examples]}
+    rest = [text for text in texts[config.num_train_examples :] if text not in drawn]
+    if not rest:
         raise sources.nothing_left(config)
-    rest = reviews.select(range(config.num_train_examples, len(reviews)))
     tokens = sources.load_tokenizer(config)(
-        list(rest["text"]),
+        rest,
         max_length=config.sequence_length,
         truncation=True,
         padding="max_length",

@@ -1,0 +1,176 @@
+"""Which runs does a study's protocol let into its result? Those that were planned, once each, and as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from study.compare.table import libraries
+from study.config import NOT_TRAINED, RunConfig
+from study.errors import Refusal
+from study.records import find as records
+from study.records.protocol import Protocol
+from study.records.schema import Outcome, Record
+
+# Where text and weights lie differs from box to box; their digests are compared.
+_PLACES = NOT_TRAINED | {"data", "init", "weights"}
+
+
+class Wanted(NamedTuple):
+    """A run that the study plans."""
+
+    run_id: str
+    strategy: str
+    world_size: int
+    config: RunConfig
+
+
+class Trained(NamedTuple):
+    """What the protocol asks of one run."""
+
+    run_id: str
+    strategy: str
+    world_size: int
+    seed: int
+    label: str  # of the neighbours' part or of the one that shows what trains the same; else ""
+    held_out: dict[int, dict[str, float]]  # step -> metric -> value
+    final_sha256: str
+    initial_sha256: str
+    started_at: str
+    commit: str  # of the code
+
+
+class Runs(NamedTuple):
+    """A study's runs, as far as the protocol lets them in."""
+
+    taken: list[Trained]
+    left_out: dict[str, str]  # run_id -> why
+    missing: list[str]  # planned, and without an outcome
+    num_planned: int
+
+    def of(self, strategy: str, world_size: int, label: str = "") -> dict[int, Trained]:
+        """One arm's runs by seed."""
+        return {
+            run.seed: run
+            for run in self.taken
+            if (run.strategy, run.world_size, run.label) == (strategy, world_size, label)
+        }
+
+
+def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
+    """Take each planned run, or say why not. Raises Refusal where none is there, and where two are called the same."""
+    planned = {run.run_id: run for run in wanted}
+    labels = (*protocol.neighbours, protocol.once)
+    seen: dict[str, tuple[Any, ...]] = {}
+    records_of: dict[str, Record] = {}
+    left_out: dict[str, str] = {}
+    for run in records.find_runs(folders):
+        outcome = run.outcome
+        if outcome is None or outcome.study != study:
+            continue
+        run_id = outcome.run_id
+        if seen.setdefault(run_id, run.identity) != run.identity:
+            raise Refusal(f"{run.folder}: {run_id} is there twice, and the two are not copies; name one of the folders")
+        record = None if run.record is None else run.record.record
+        if reason := _reason(planned.get(run_id), outcome, record, protocol, sha256):
+            left_out[run_id] = reason
+        elif record is not None:
+            records_of[run_id] = record
+    if not seen:
+        raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
+    left_out |= _unlike(records_of)
+    taken = [_trained(record, labels) for run_id, record in records_of.items() if run_id not in left_out]
+    left_out |= _other_starts(taken, protocol)
+    return Runs(
+        [run for run in taken if run.run_id not in left_out],
+        left_out,
+        sorted(planned.keys() - seen.keys()),
+        len(planned),
+    )
+
+
+def _reason(
+    planned: Wanted | None, outcome: Outcome, record: Record | None, protocol: Protocol, sha256: str
+) -> str | None:
+    """Why a run alone is not the protocol's."""
+    if planned is None:
+        return "the study plans no such run"
+    if outcome.status != "ok" or record is None:
+        return f"it ended {outcome.status}"
+    if outcome.study_sha256 != sha256:
+        return "it was begun under another text of the study's file"
+    if record.weights_sha256 != protocol.weights_sha256:
+        return "it started from another body"
+    if record.continues is not None:
+        return "it began with another run's checkpoint"
+    if record.machine.get("git_dirty") is not False:
+        return "its code was changed since its commit"
+    asked, ran = (config.model_dump(mode="json", exclude=set(_PLACES))
+                  for config in (planned.config, RunConfig.model_validate(record.config)))  # fmt: skip
+    if differs := next((name for name in asked if asked[name] != ran[name]), None):
+        return f"{differs} was {ran[differs]}, the study says {asked[differs]}"
+    if (record.strategy, record.world_size) != (planned.strategy, planned.world_size):
+        return f"it is {record.strategy} on {record.world_size} processes"
+    looked = {int(line["step"] or 0): line for line in record.evaluation}
+    for endpoint in protocol.endpoints:
+        if looked.get(endpoint.step, {}).get(endpoint.metric) is None:
+            return f"it has no held-out {endpoint.metric} at step {endpoint.step}"
+    return None
+
+
+def _unlike(found: dict[str, Record]) -> dict[str, str]:
+    """Runs on another box, with other libraries or on other text than most."""
+    facts = {
+        run_id: {
+            "box": records.box_of(record),
+            "libraries": libraries(record.machine),
+            "text": (record.data or {}).get("digest"),
+        }
+        for run_id, record in found.items()
+    }
+    odd: dict[str, str] = {}
+    for name in ("box", "libraries", "text"):
+        values = [each[name] for each in facts.values()]
+        most = max(values, key=values.count, default=None)
+        odd |= {
+            run_id: f"its {name} is another than that of most" for run_id, each in facts.items() if each[name] != most
+        }
+    return odd
+
+
+def _other_starts(taken: list[Trained], protocol: Protocol) -> dict[str, str]:
+    """Runs of one seed begin with the same weights, and each neighbour with weights of its own."""
+    wrong = {}
+    for seed in {run.seed for run in taken}:
+        runs = [run for run in taken if run.seed == seed]
+        plain = [run.initial_sha256 for run in runs if run.label not in protocol.neighbours]
+        most = max(plain, key=plain.count, default=None)
+        known = {most: ""}
+        for run in runs:
+            if run.label not in protocol.neighbours:
+                if run.initial_sha256 != most:
+                    wrong[run.run_id] = "its initial weights are not those of most runs of this seed"
+            elif known.setdefault(run.initial_sha256, run.label) != run.label:
+                wrong[run.run_id] = "its initial weights are no neighbours, but another run's"
+    return wrong
+
+
+def _trained(record: Record, labels: Sequence[str]) -> Trained:
+    assert record.initial_parameters is not None  # every ok record has both
+    assert record.final_parameters is not None
+    return Trained(
+        run_id=record.run_id,
+        strategy=record.strategy,
+        world_size=record.world_size,
+        seed=record.seed,
+        label=next((label for label in labels if record.run_id.endswith(f"-{label}")), ""),
+        held_out={
+            int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}
+            for line in record.evaluation
+        },
+        final_sha256=record.final_parameters.sha256,
+        initial_sha256=record.initial_parameters.sha256,
+        started_at=record.started_at,
+        commit=record.machine.get("git_commit") or "unknown",
+    )
