@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure as Canvas
 from matplotlib.transforms import Bbox
 from synthetic import write_outcome, write_run
 
@@ -17,7 +18,7 @@ from study.compare import differences, order, table
 from study.compare.order import in_order
 from study.compare.words import bytes_text, three_digits
 from study.report import figures
-from study.report.figures import drawing, front, losses, memory
+from study.report.figures import drawing, forest, front, losses, memory, worlds
 from study.report.words import seconds_unit
 from study.strategy import file
 
@@ -369,6 +370,27 @@ def test_the_axis_of_runtime_says_where_it_starts(two):
     assert re.search(r"\(axis from [\d.]+ m?s\)", visible(figures.runtime(near)))
     far = near.assign(seconds_per_step=near["seconds_per_step"].where(near["strategy"] == "ddp", 50.0))
     assert "(axis logarithmic)" in visible(figures.runtime(far))
+
+
+def test_no_point_covers_another_of_as_many_processes():
+    strategies = ["single", "ddp", *(f"zero{i}" for i in range(4)), *(f"own{i}" for i in range(9))]
+    runs = pd.DataFrame([(s, size) for s in strategies for size in (2, 4)], columns=["strategy", "world_size"])
+    by_size = pd.DataFrame([worlds._places(runs, s) for s in strategies])
+    for size in (2, 4):
+        assert (by_size[size].sort_values().pct_change().dropna() > 0.035).all()  # of 15; a point is 3 % wide
+    assert by_size[2].max() < by_size[4].min()
+    assert by_size[2].min() > 2 / 2**0.5  # on the axis
+    assert by_size[4].max() < 4 * 2**0.5
+
+
+@pytest.mark.parametrize("outlier", [1.0, 500.0])
+def test_no_error_bar_is_beyond_the_axis(outlier):
+    ax = Canvas().subplots()
+    bounds = pd.Series([-0.4, 0.3, -0.2, 0.1, outlier, -outlier])
+    forest._scale(ax, bounds, 0.5)
+    low, high = ax.get_xlim()
+    assert low < bounds.min()
+    assert bounds.max() < high
 
 
 def test_shared_cores_are_told(everything):

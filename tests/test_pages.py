@@ -6,6 +6,7 @@ import html
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from synthetic import write_outcome, write_run
 
@@ -109,22 +110,49 @@ def test_single_stands_beside_every_number_of_processes(study):
 def test_answer(study):
     compared = differences.compare(study, "ddp", METRICS)
     shown = pages.answer(study, compared, "ddp")
-    assert row_of(shown, "ddp").startswith("2 | 9 | ")
+    assert row_of(shown, "ddp").startswith("2 | ")
     assert row_of(shown, "ddp").count("the control") == 2
     found = row_of(shown, "zero2")
-    assert re.match(r"2 \| 3 \| [\d.]+ \| [\d.]+ \| no difference [^|]*\[[^|]*\] \| 0\.7\d\d \| slower \+\d\d", found)
+    assert re.match(r"2 \| [\d.]+ \| no difference [^|]*\[[^|]*\] \| 0\.7\d\d \| slower \+\d\d", found)
     mine = study[study["strategy"] == "zero2"]
-    assert f"| {mine['final_loss'].mean():.4f} |" in found
+    rest = markup.Html(shown.text.partition("<details")[2])
+    assert row_of(rest, "zero2").startswith(f"2 | 3 | {mine['final_loss'].mean():.4f} |")
     assert f"{(mine['model_state_bytes'] / mine['num_params']).max():.2f} (" in found
 
 
-def test_answer_in_words(study):
+def test_first_sentence_has_the_memory_and_its_price(study):
     compared = differences.compare(study, "ddp", METRICS)
-    said = text_of(pages.in_words(study, compared, "ddp"))
-    of_ddp = "with ddp's, gpt-wikitext tiny fp32:"
-    assert f"2 comparisons of the final loss {of_ddp} no difference in all (single and zero2)." in said
-    assert f"2 comparisons of the time of a step {of_ddp} slower in all (single and zero2)" in said
-    assert "gpt-wikitext tiny, fp32, 8 sequences per step on 2 processes: from " in said
+    said = pages.first_sentence(study, compared, "ddp")
+    assert said.count(". ") == 0
+    assert re.match(
+        r"Sharing a model and what its training keeps between 2 processes left each with as little as", said
+    )
+    assert "as long as where every process holds a full copy (ddp)" in said
+
+
+def noisy(compared):
+    return compared.assign(relative_margin=compared["relative_margin"].mask(compared["metric"] == METRICS[1], 1.11))
+
+
+def test_times_that_decide_nothing_are_not_drawn_and_lead_to_the_quiet_ones(study):
+    compared = noisy(differences.compare(study, "ddp", METRICS))
+    first = pages.time_first(compared, "ddp", "../quiet/runtime.html")
+    assert text_of(first).startswith("These times decide nothing, as two equal runs may differ by 111")
+    assert 'href="../quiet/runtime.html"' in first.text
+    assert "href" not in pages.time_first(compared, "ddp", "").text
+    assert pages.times_drawn(study, compared).text == ""
+    assert "<details" in pages.times(study, compared, "ddp").text
+    assert "slower" not in pages.answer(study, compared, "ddp").text.partition("<details")[0]
+    assert "Speed per process" not in pages.worlds_drawn(study, compared).text
+    assert "times as long" not in pages.first_sentence(study, compared, "ddp")
+
+
+def test_accuracy_has_the_interval_of_its_examples(tmp_path):
+    write_study(tmp_path, workload="bert-imdb")
+    runs = table.read([tmp_path])
+    runs = runs.assign(accuracy=0.77, settings=[{**one, "num_eval_examples": 500} for one in runs["settings"]])
+    shown = pages.answer(runs, differences.compare(runs, "ddp", METRICS), "ddp")
+    assert "| 0.770 0.731 to 0.805, of 500 |" in row_of(shown, "zero2")  # +-3.7 points
 
 
 def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
@@ -135,8 +163,10 @@ def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
     runs = table.read([tmp_path])
     compared = differences.compare(runs, "ddp", METRICS)
     shown = pages.answer(runs, compared, "ddp")
-    assert row_of(shown, "zero1").startswith("2 | 2 2 out of memory | unknown | unknown | not comparable | unknown |")
-    assert "1 1 killed" in row_of(shown, "zero3")
+    assert row_of(shown, "zero1").startswith("2 | unknown | not comparable | unknown |")
+    rest = markup.Html(shown.text.partition("<details")[2])
+    assert row_of(rest, "zero1").startswith("2 | 2 2 out of memory | unknown |")
+    assert "1 1 killed" in row_of(rest, "zero3")
     for piece in (shown, pages.losses(runs, compared, "ddp"), pages.times(runs, compared, "ddp"), pages.memory(runs)):
         assert "nan" not in text_of(piece).lower().split()
     listed = text_of(pages.without_result(runs))
@@ -178,23 +208,32 @@ def test_figure_of_nothing_says_so(tmp_path):
     assert text_of(pages.compared_drawn(runs, differences.compare(runs, "ddp"), figures.differences, "mfu")) == ""
 
 
-def test_title_counts_what_was_run(study):
-    said = text_of(pages.title("Is 1 < 2?", study))
-    assert said.startswith(f"Is 1 < 2? {len(study)} runs of 3 strategies on Synthetic CPU, 8 cores, 2026-01-01.")
+def test_the_answer_says_what_was_run(study):
+    said = text_of(pages.basis(study))
+    assert said.startswith(f"From {len(study)} runs of 3 strategies on Synthetic CPU, 8 cores, 2026-01-01.")
+    assert text_of(pages.title("Is 1 < 2?", "Yes.")) == "Is 1 < 2? Yes."
 
 
 # ---------------------------------------------------------------- each page's own
 
 
-def test_losses_say_which_weights_are_the_same(study):
+def test_what_ended_bit_identical_is_one_row_and_one_mark(study):
     compared = differences.compare(study, "ddp", ["final_loss"])
     shown = pages.losses(study, compared, "ddp")
     same = study.copy()
     reference = same[same["strategy"] == "ddp"].drop_duplicates("seed").set_index("seed")["final_sha256"]
     zero2 = same["strategy"] == "zero2"
     same.loc[zero2, "final_sha256"] = same.loc[zero2, "seed"].map(reference)
-    assert row_of(shown, "zero2").endswith("| 0 of 3")
-    assert row_of(pages.losses(same, compared, "ddp"), "zero2").endswith("| 3 of 3")
+    assert row_of(shown, "zero2").startswith("2 | 3 |")
+    together = pages.losses(same, compared, "ddp").text
+    assert '<th scope="row">ddp, zero2<small>bit-identical</small></th>' in together
+    assert together.count("zero2") == 1
+    twins = study[study["strategy"] == "zero2"].assign(strategy="zero2_tuned")
+    three = pd.concat([study, twins.set_axis(twins.index + len(study))])
+    marks = sections.once(differences.compare(three, "ddp", ["final_loss"]), three)
+    assert sorted(marks["same"]) == ["single", "zero2, zero2_tuned"]
+    twins["final_sha256"] = "0" * 64  # one other bit, in one run or in all
+    assert sections.bit_identical(pd.concat([study, twins]))[-2:] == [["zero2"], ["zero2_tuned"]]
 
 
 def test_memory_is_of_the_largest_rank(study):
@@ -224,16 +263,17 @@ def test_crowded_times_are_not_shown(tmp_path):
         write_run(tmp_path, strategy="ddp", world_size=processes, machine={"num_cores": 2})
     write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 2})
     runs = table.read([tmp_path])
-    shown = pages.scaling(runs).text
+    compared = differences.compare(runs, "ddp", METRICS)
+    shown = pages.scaling(runs, compared).text
     assert "4 processes on too few cores" in shown
     rate = runs.loc[runs["world_size"] == 4, "tokens_per_second_per_gpu"].item()
     assert cells.number(rate) not in shown
     assert shown.count('<td class="number"></td>') == 1
-    assert "Times on 4 processes are left out" in text_of(pages.scaling_in_words(runs))
+    assert "Times on 4 processes are left out" in text_of(pages.scaling_in_words(runs, compared))
 
 
 def test_scaling_efficiency(study):
-    shown = row_of(pages.scaling(study), "ddp")
+    shown = row_of(pages.scaling(study, differences.compare(study, "ddp", METRICS)), "ddp")
     rate = study.groupby("strategy")["tokens_per_second_per_gpu"].median()
     assert f"| {100 * rate['ddp'] / rate['single']:.0f} % | single on 1 process |" in shown
 

@@ -116,12 +116,10 @@ def test_first_page_answers_the_question(site):
     text = reported.text_of(site, "summary")
     assert f"<h1>{studies.find('cpu').question}</h1>" in text
     assert f"{reported.num_runs()} runs of " in text
-    assert text.index("The answer") < text.index("<table>") < text.index("<figure")
+    assert text.index("<figure") < text.index("The answer") < text.index("<table>")
     headings = re.findall("<h2>(.*?)</h2>", text)
     assert headings == [
         "The answer",
-        "What is learned, against the control",
-        "Memory against time",
         "What was held fixed, and what varied",
         "What is not comparable",
         "Runs without a result",
@@ -134,6 +132,21 @@ def test_first_page_answers_the_question(site):
         *(f"../{page.file}" for page in report.OF_SITE),
     }
     assert "zero-study run cpu" in text
+
+
+@pytest.mark.parametrize("name", ["summary", "loss_curves", "peak_memory", "single_vs_multi"])
+def test_page_opens_with_a_sentence_and_then_a_figure(site, name):
+    opening = r'<h1>[^<]*</h1>\s*<p class="lead">[^<]*\.</p>\s*'
+    opening += r'<div class="beside">\s*<section>\s*<h3>[^<]*</h3>\s*<figure'
+    text = reported.text_of(site, name)
+    assert re.search(opening, text)
+    assert "comparisons of" not in text
+
+
+def test_disturbed_times_are_said_first_and_not_drawn(site):
+    text = reported.text_of(site, "runtime")
+    assert re.search(r'<h1>[^<]*</h1>\s*<p class="lead">These times decide nothing', text)
+    assert "<figure" not in text.partition("Predicted, not measured")[0]
 
 
 @pytest.mark.parametrize("name", ["summary", "loss_curves", "peak_memory", "runtime", "single_vs_multi", "planner"])

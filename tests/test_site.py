@@ -117,6 +117,20 @@ def test_page(visit, site, name, scheme, viewport):
         assert len(picture["words"]) > 20, picture
 
 
+# Tables that are wider than their place, with all that is folded unfolded; and whether an edge shows that.
+CUT_OFF = """() => {
+    document.querySelectorAll('details').forEach(one => { one.open = true; });
+    return [...document.querySelectorAll('.table')].filter(one => one.scrollWidth > one.clientWidth + 1)
+        .map(one => [one.getAttribute('aria-label'), getComputedStyle(one).backgroundAttachment]);
+}"""
+
+
+@pytest.mark.parametrize("name", report.REPORT_PAGES)
+def test_no_table_is_cut_off_without_a_sign(visit, name):
+    assert visit(name, viewport=DESKTOP).page.evaluate(CUT_OFF) == []
+    assert all("scroll" in shadow for _, shadow in visit(name, viewport=PHONE).page.evaluate(CUT_OFF))
+
+
 def test_light_and_dark_differ(visit):
     colours = [
         visit("summary", color_scheme=scheme).page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -43,6 +43,7 @@ PAGES = REPORT_PAGES | SITE_PAGES
 OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
+QUIET = "cpu-time"  # the report whose runs had the machine to themselves
 FILTERED = ("claims",)  # those with a list that a reader filters
 
 
@@ -84,6 +85,9 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in REPORT_PAGES}
     for page in OF_A_STUDY:
         parameters[page]["study"] = study
+    times = REPORT_PAGES["runtime"].file
+    if frame.of_site and output.name != QUIET and (site / QUIET / times).exists():
+        parameters["runtime"]["quiet"] = f"../{QUIET}/{times}"
     _make(frame, parameters, output)
     if frame.of_site:
         write_index(site)

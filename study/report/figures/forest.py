@@ -24,6 +24,7 @@ WORDS = {
     "tokens_per_second_per_gpu": "tokens per second per process",
     "mfu": "MFU",
 }
+LABEL_CHARACTERS = 26
 EDGE_CHARACTERS = 44  # of the reason in a row without a value
 APART_POINTS = 30  # between the labels of a logarithmic axis
 FAR = 15  # times the typical difference: from there on an outlier would squeeze all others into a line
@@ -112,7 +113,9 @@ def _alt(ordered: pd.DataFrame, labels: list[str], percent: bool) -> str:
 
 def _labels(ordered: pd.DataFrame, control: str, several: bool) -> list[str]:
     """The strategies, with what tells rows of one strategy apart, and the control's processes where they differ."""
-    labels = ordered["strategy"] + (" on " + ordered["world_size"].astype(str) if several else "")
+    names = ordered["same"] if "same" in ordered else ordered["strategy"]  # bit-identical ones are one row
+    names = names.map(lambda words: textwrap.fill(words, LABEL_CHARACTERS, break_long_words=False))
+    labels = names + (" on " + ordered["world_size"].astype(str) if several else "")
     against = labels + f" ({control} on " + ordered["control_world_size"].astype(str) + ")"
     others = (ordered["strategy"] != "single") & (ordered["world_size"] != ordered["control_world_size"])
     return list(labels.where(~labels.duplicated(keep=False) & ~others, against))

@@ -26,14 +26,14 @@ from study.report.figures.setting import crowded, runs_counted, setting, unmeasu
 from study.report.figures.speed import LOGARITHMIC_FROM
 from study.report.words import listed
 
-DODGE = 0.22  # octaves over which the strategies of one world size are spread, so that equal values are visible
+DODGE = 0.8  # octaves over which the strategies of one world size are spread, so that no point covers another
 
 
-def world_sizes(table: pd.DataFrame) -> Figure:
+def world_sizes(table: pd.DataFrame, with_speed: bool = True) -> Figure:
     """Draw each strategy's speed per process and model states per rank against the number of processes.
 
-    All runs have one global batch: strong scaling. Raises ValueError where no speed is measured, or the runs are not of
-    one setting.
+    `with_speed` is False where times decide nothing; then states alone are drawn, if they are known. All runs have one
+    global batch: strong scaling. Raises ValueError where no speed is measured, or the runs are not of one setting.
     """
     about = setting(table, varying="world_size")
     name = f"world-sizes-{about.slug}"
@@ -53,16 +53,18 @@ def world_sizes(table: pd.DataFrame) -> Figure:
     unit = None if bytes_held.empty else bytes_unit(bytes_held.max())
 
     with house_style(name):
-        canvas, axes = panels([2.9, 2.7] if unit else [2.9], share_x=True)
-        for strategy, shift in _shifts(strategies).items():
-            if strategy in speed.index:
-                _draw_speed(axes[0], speed.loc[strategy], shift, style(strategy))
+        with_speed = with_speed or unit is None
+        canvas, axes = panels([2.9] * with_speed + [2.7] * (unit is not None), share_x=True)
+        for strategy in strategies:
+            if with_speed and strategy in speed.index:
+                _draw_speed(axes[0], speed.loc[strategy], _places(table, strategy), style(strategy))
             if unit and strategy in held.index:
-                _draw_states(axes[1], held.loc[strategy] / unit.size, shift, style(strategy))
-        _mark_shared(axes[0], table, worlds[-1])
-        _scale_speed(axes[0], speed["max"].max())
+                _draw_states(axes[-1], held.loc[strategy] / unit.size, _places(table, strategy), style(strategy))
+        if with_speed:
+            _mark_shared(axes[0], table, worlds[-1])
+            _scale_speed(axes[0], speed["max"].max())
         if unit:
-            _scale_states(axes[1], bytes_held, unit)
+            _scale_states(axes[-1], bytes_held, unit)
         _scale_worlds(axes[-1], worlds)
         drawn = [s for s in strategies if s in speed.index or s in bytes_held.index]
         handles = [_handle(strategy) for strategy in drawn] + ([_handle_of_paper()] if unit else [])
@@ -70,35 +72,39 @@ def world_sizes(table: pd.DataFrame) -> Figure:
         below(canvas, handles, [handle.get_label() for handle in handles], notes)
 
         slow, fast = speed["median"].idxmin(), speed["median"].idxmax()
-        alt = f"Speed per process of {len(strategies)} strategies on {listed(worlds)} processes: from "
-        alt += f"{three_digits(speed['median'][slow])} tokens per second ({slow[0]} on {slow[1]}) to "
-        alt += f"{three_digits(speed['median'][fast])} ({fast[0]} on {fast[1]})."
+        alt = f"{len(strategies)} strategies on {listed(worlds)} processes."
+        if with_speed:
+            alt += f" Speed per process: from {three_digits(speed['median'][slow])} tokens per second ({slow[0]} on "
+            alt += f"{slow[1]}) to {three_digits(speed['median'][fast])} ({fast[0]} on {fast[1]})."
         if unit:
             alt += f" Model states of a rank: {bytes_text(bytes_held.min())} to {bytes_text(bytes_held.max())}."
-        caption = _caption(table, measured, states=unit is not None)
+        caption = _caption(table, measured, with_speed, states=unit is not None)
         return finish(canvas, name, alt + without_value(missing), caption + about.words + without_value(missing))
 
 
-def _shifts(strategies: list[str]) -> dict[str, float]:
-    """The factor by which each strategy's points stand beside their number of processes."""
-    if len(strategies) == 1:
-        return {strategies[0]: 1.0}
-    last = len(strategies) - 1
-    return {strategy: 2.0 ** (DODGE * (i / last - 0.5)) for i, strategy in enumerate(strategies)}
+def _places(table: pd.DataFrame, strategy: str) -> pd.Series:
+    """Where a strategy's points stand, by its numbers of processes: those on equally many are spread around that."""
+    places = {}
+    for size, runs in table.groupby("world_size"):
+        there = in_order(runs["strategy"])
+        if strategy in there:
+            aside = there.index(strategy) / (len(there) - 1) - 0.5 if len(there) > 1 else 0.0
+            places[int(size)] = size * 2.0 ** (DODGE * aside)
+    return pd.Series(places, dtype=float)
 
 
-def _draw_speed(ax: Axes, rates: pd.DataFrame, shift: float, look: Style) -> None:
-    ax.vlines(rates.index * shift, rates["min"], rates["max"], color=look.color, linewidth=1)
-    ax.plot(rates.index * shift, rates["median"], color=look.color, linestyle=look.line, marker=look.marker,
-            markersize=5.5)  # fmt: skip
+def _draw_speed(ax: Axes, rates: pd.DataFrame, places: pd.Series, look: Style) -> None:
+    ax.vlines(places[rates.index], rates["min"], rates["max"], color=look.color, linewidth=1)
+    ax.plot(places[rates.index], rates["median"], color=look.color, linestyle=look.line, marker=look.marker,
+            markersize=4)  # fmt: skip
 
 
-def _draw_states(ax: Axes, held: pd.DataFrame, shift: float, look: Style) -> None:
+def _draw_states(ax: Axes, held: pd.DataFrame, places: pd.Series, look: Style) -> None:
     measured, paper = held["model_state_bytes"].dropna(), held["paper_state_bytes"].dropna()
-    ax.plot(measured.index * shift, measured, color=look.color, linestyle=look.line, marker=look.marker,
-            markersize=5)  # fmt: skip
-    ax.plot(paper.index * shift, paper, color=look.color, linestyle="none", marker=look.marker, markersize=10,
-            markerfacecolor="none", markeredgewidth=1)  # fmt: skip
+    ax.plot(places[measured.index], measured, color=look.color, linestyle=look.line, marker=look.marker,
+            markersize=4)  # fmt: skip
+    ax.plot(places[paper.index], paper, color=look.color, linestyle="none", marker="_", markersize=6,
+            markeredgewidth=1.5)  # fmt: skip
 
 
 def _mark_shared(ax: Axes, table: pd.DataFrame, most: int) -> None:
@@ -131,7 +137,7 @@ def _scale_states(ax: Axes, bytes_held: pd.Series, unit: Unit) -> None:
 
 def _scale_worlds(ax: Axes, worlds: list[int]) -> None:
     ax.set_xscale("log", base=2)
-    ax.set_xlim(worlds[0] / 2**0.4, worlds[-1] * 2**0.4)
+    ax.set_xlim(worlds[0] / 2**0.5, worlds[-1] * 2**0.5)  # beyond half of `DODGE`
     ax.xaxis.set_major_locator(FixedLocator(worlds))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
@@ -144,22 +150,26 @@ def _handle(strategy: str) -> Line2D:
 
 
 def _handle_of_paper() -> Line2D:
-    return Line2D([], [], color=INK, linestyle="none", marker="o", markersize=10, label="by the paper",
-                  markerfacecolor="none")  # fmt: skip
+    return Line2D([], [], color=INK, linestyle="none", marker="_", markersize=8, label="by the paper",
+                  markeredgewidth=1.5)  # fmt: skip
 
 
-def _caption(table: pd.DataFrame, measured: pd.DataFrame, states: bool) -> str:
-    caption = (
-        "Above: trained tokens per second and process, median over runs "
-        f"({runs_counted(measured, 'strategy', 'world_size')}), bars from the slowest to the fastest run. The global "
-        f"batch is the same everywhere: strong scaling. {_efficiency(pairs.scaling(table))}"
-    )
-    if states:
-        caption += (
-            "Below: parameters, gradients and optimizer states of the rank with the most; hollow: by the paper's "
-            "formula (arXiv:1910.02054, sec. 3.1 and 5). "
+def _caption(table: pd.DataFrame, measured: pd.DataFrame, with_speed: bool, states: bool) -> str:
+    parts = []
+    if with_speed:
+        parts.append(
+            "Above: trained tokens per second and process, median over runs "
+            f"({runs_counted(measured, 'strategy', 'world_size')}), bars from the slowest to the fastest run. The "
+            f"global batch is the same everywhere: strong scaling. {_efficiency(pairs.scaling(table))}".rstrip()
         )
-    return f"{caption}Strategies on equally many processes are drawn side by side.{crowded(measured)}"
+    if states:
+        where = "Below: parameters" if with_speed else "Parameters"
+        parts.append(
+            f"{where}, gradients and optimizer states of the rank with the most; short bar: by the paper's formula "
+            "(arXiv:1910.02054, sec. 3.1 and 5)."
+        )
+    parts.append("Strategies on equally many processes are drawn side by side.")
+    return " ".join(parts) + (crowded(measured) if with_speed else "")
 
 
 def _efficiency(scaling: pd.DataFrame) -> str:

@@ -1,6 +1,16 @@
 """What does a page say? Tables, figures and sentences from the tidy table; no number in them is typed."""
 
-from study.report.pages.drawn import compared_drawn, drawn, loss_curves
+from study.report.pages.drawn import answer_drawn, compared_drawn, drawn, loss_curves, times_drawn, worlds_drawn
+from study.report.pages.opening import (
+    first_sentence,
+    learned_choice,
+    losses_first,
+    memory_choice,
+    memory_first,
+    processes_first,
+    time_first,
+    title,
+)
 from study.report.pages.predicted import (
     predicted_memory,
     predicted_memory_drawn,
@@ -18,24 +28,29 @@ from study.report.pages.questions import (
     scaling,
     scaling_in_words,
     times,
-    verdicts_in_words,
 )
 from study.report.pages.runs import load
-from study.report.pages.summary import answer, in_words, title
+from study.report.pages.summary import answer, basis
 from study.report.pages.trust import boxes, held_fixed, not_comparable, reproduce, varied, without_result
 
 __all__ = [
     "answer",
+    "answer_drawn",
+    "basis",
     "boxes",
     "compared_drawn",
     "drawn",
+    "first_sentence",
     "held_fixed",
-    "in_words",
     "largest_batch",
+    "learned_choice",
     "load",
     "loss_curves",
     "losses",
+    "losses_first",
     "memory",
+    "memory_choice",
+    "memory_first",
     "memory_in_words",
     "not_comparable",
     "predicted_memory",
@@ -43,14 +58,17 @@ __all__ = [
     "predicted_times",
     "predicted_times_drawn",
     "predictions",
+    "processes_first",
     "proof",
     "proof_in_words",
     "reproduce",
     "scaling",
     "scaling_in_words",
+    "time_first",
     "times",
+    "times_drawn",
     "title",
     "varied",
-    "verdicts_in_words",
     "without_result",
+    "worlds_drawn",
 ]

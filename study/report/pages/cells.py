@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from study.compare.words import Unit, bytes_unit, three_digits
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.runs import SETTING, PageRow
-from study.report.words import count, listed
+from study.report.words import listed
 
 NAMED_AT_MOST = 6  # strategies in a sentence
 SMALL = 1e-3  # relative difference, below which per cent are no help
@@ -71,9 +72,20 @@ def learned(row: PageRow, name: str) -> float:
     return ok.groupby("seed")[name].mean().mean()
 
 
-def held_out(row: PageRow) -> str | None:
+def held_out(row: PageRow) -> Html | str | None:
+    """Perplexity; or accuracy, with the binomial 95 % interval of one run (Wilson's).
+
+    Seeds are asked the same examples, so that their mean is taken to be no surer than one run.
+    """
     accuracy = learned(row, "accuracy")
-    return fixed(learned(row, "perplexity"), 1) if pd.isna(accuracy) else f"{accuracy:.3f}"
+    if pd.isna(accuracy):
+        return fixed(learned(row, "perplexity"), 1)
+    examples = row.runs["settings"].iloc[0]["num_eval_examples"]
+    z = 1.96
+    middle = (accuracy + z**2 / (2 * examples)) / (1 + z**2 / examples)
+    spread = math.sqrt(accuracy * (1 - accuracy) / examples + (z / (2 * examples)) ** 2)
+    half = z / (1 + z**2 / examples) * spread
+    return Html(f"{accuracy:.3f}<small>{middle - half:.3f} to {middle + half:.3f}, of {examples:,}</small>")
 
 
 def final_loss(row: PageRow) -> str | None:
@@ -138,30 +150,3 @@ class Verdicts:
         if pd.notna(comparison["relative_low"]):
             interval = f" [{relative(comparison['relative_low'])}, {relative(comparison['relative_high'])}]"
         return f"{word}<small>{relative(comparison['relative_difference'])}{interval}</small>"
-
-
-def counted_verdicts(compared: pd.DataFrame, metric: str, control: str, what: str) -> str:
-    """How the comparisons of a metric with the control came out: a sentence for each model."""
-    of_metric = compared[compared["metric"] == metric]
-    if of_metric.empty:
-        return f"No run could be compared with {control} in {what}."
-    models = of_metric.groupby(["workload", "size", "precision"], sort=False)
-    return " ".join(
-        f"{count(len(rows), 'comparison')} of {what} with {control}'s, {' '.join(model)}: {_counted(rows, metric)}."
-        for model, rows in models
-    )
-
-
-def _counted(rows: pd.DataFrame, metric: str) -> str:
-    higher, lower = HIGHER_LOWER[metric]
-    words = {"no difference": "no difference", "higher": higher, "lower": lower, "inconclusive": "inconclusive"}
-    parts = []
-    for verdict, word in words.items():
-        members = rows[rows["verdict"] == verdict]
-        if members.empty:
-            continue
-        number = "all" if len(members) == len(rows) else str(len(members))
-        parts.append(f"{word} in {number} ({named(members['strategy'])})")
-        if verdict == "inconclusive":
-            parts[-1] += f", mostly because {members['why'].mode()[0]}"
-    return "; ".join(parts)

@@ -11,7 +11,8 @@ from study.compare.words import processes
 from study.report import figures, markup
 from study.report.figures import Figure
 from study.report.markup import Html
-from study.report.pages.runs import SETTING, blocks, boxes, worlds
+from study.report.pages.opening import times_decide
+from study.report.pages.runs import SETTING, blocks, boxes, once, worlds
 
 Draw = Callable[[pd.DataFrame], Figure]
 
@@ -28,6 +29,8 @@ def drawn(runs: pd.DataFrame, draw: Draw, by_world: bool = True) -> Html:
 def compared_drawn(runs: pd.DataFrame, compared: pd.DataFrame, draw: Draw, metric: str) -> Html:
     """A figure of the comparisons of one metric, for each setting; those of several boxes stand side by side."""
     of_metric = compared[compared["metric"] == metric]
+    if metric == "final_loss":
+        of_metric = once(of_metric, runs)
     of_setting = dict(list(of_metric.groupby(list(SETTING))))
     rows = [
         (block.words, [[of_setting[block.key][of_setting[block.key]["box"] == box]] for box in boxes(runs)])
@@ -35,6 +38,27 @@ def compared_drawn(runs: pd.DataFrame, compared: pd.DataFrame, draw: Draw, metri
         if block.key in of_setting
     ]
     return _side_by_side(rows, draw)
+
+
+def answer_drawn(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
+    """The figure that shows the answer: memory against time where times decide, else what was learned."""
+    if times_decide(compared):
+        return drawn(runs, figures.pareto)
+    return compared_drawn(runs, compared, figures.differences, "final_loss")
+
+
+def times_drawn(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
+    """Every run's time, and the differences to the control; nothing where times decide nothing."""
+    if not times_decide(compared):
+        return Html("")
+    differences = compared_drawn(runs, compared, figures.differences, "seconds_per_step")
+    return Html(f"{drawn(runs, figures.runtime).text}\n<h2>The difference to the control</h2>\n{differences.text}")
+
+
+def worlds_drawn(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
+    """Each setting against the number of processes: model states, and speed where times decide."""
+    with_speed = times_decide(compared)
+    return drawn(runs, lambda part: figures.world_sizes(part, with_speed), by_world=False)
 
 
 def loss_curves(control: str) -> Draw:

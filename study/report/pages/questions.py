@@ -13,7 +13,6 @@ from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import (
     Verdicts,
-    counted_verdicts,
     final_loss,
     fixed,
     held_out,
@@ -26,16 +25,16 @@ from study.report.pages.cells import (
     time,
     unit_of,
 )
-from study.report.pages.runs import SETTING, PageRow, blocks, boxes, by_box, plain, rows, table_of
-from study.report.pages.summary import extremes
+from study.report.pages.opening import times_decide
+from study.report.pages.runs import SETTING, PageRow, blocks, boxes, by_box, plain, rows, rows_once, table_of
 from study.report.words import count, listed
 
 CLOSE = 0.01  # relative; measured and by the paper
 
 LOSSES_NOTE = """\
 Final loss: the mean of the last steps, over seeds. Against the control: the verdict, and the relative difference with
-its 95 % interval. Margin: how far repeats of the control are from one another. Same weights: pairs with the control
-that ended with bit-identical parameters."""
+its 95 % interval. Margin: how far repeats of the control are from one another. Bit-identical: equal final weights for
+every seed. Held out: perplexity; or accuracy, with one run's binomial 95 % interval."""
 
 MEMORY_NOTE = """\
 Of the rank with the most, as the optimizer is about to step, on host and device together; peaks over all training
@@ -57,48 +56,25 @@ Read back from the engine before the first step; a run that is not what was aske
 their bytes. Bucket: elements. Sharded: parameters that are really partitioned."""
 
 
-def verdicts_in_words(runs: pd.DataFrame, compared: pd.DataFrame, control: str, metric: str, what: str) -> Html:
-    """How the comparisons of one metric came out."""
-
-    def make(here: pd.DataFrame) -> str:
-        of_box = compared[compared["box"].isin(boxes(here))]
-        return markup.paragraphs(counted_verdicts(of_box, metric, control, what))
-
-    return by_box(runs, make)
-
-
 # ---------------------------------------------------------------- losses
 
 
 def losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
     """What was learned, and how far that is from the control."""
     verdicts = Verdicts(compared, control, "final_loss")
-    same = _same_weights(runs, control)
-
-    def same_weights(row: PageRow) -> str | None:
-        paired = same[same.index.isin(row.runs.index)]
-        if paired.empty:
-            return "" if row.strategy == control else None
-        return f"{int(paired.sum())} of {len(paired)}"
-
     columns: dict[str, Callable[[PageRow], Any]] = {
         "seeds": lambda row: row.runs["seed"].nunique(),
         "held out": held_out,
         "final loss": final_loss,
         f"against {control}": verdicts.cell,
         "margin": verdicts.margin,
-        "same weights": same_weights,
     }
     return by_box(
-        runs, lambda here: table_of(here, "What was learned", columns, LOSSES_NOTE, words=[f"against {control}"])
+        runs,
+        lambda here: table_of(
+            here, "What was learned", columns, LOSSES_NOTE, words=[f"against {control}"], split=rows_once
+        ),
     )
-
-
-def _same_weights(runs: pd.DataFrame, control: str) -> pd.Series:
-    """For each run that is in a pair: did it end with the control's parameters, bit by bit?"""
-    compared = pairs.pair(runs, control).compared
-    weights, control_weights = (runs.loc[compared[name], "final_sha256"].to_numpy() for name in ("run", "control_run"))
-    return pd.Series(weights == control_weights, index=compared["run"], dtype=bool)
 
 
 # ---------------------------------------------------------------- memory
@@ -119,7 +95,7 @@ def memory_in_words(runs: pd.DataFrame) -> Html:
             far = ratio[~near]
             most = far.idxmax() if far.max() > 1 else far.idxmin()
             words += f". Furthest from it is {most}, with {three_digits(far[most])} times as much"
-        return markup.paragraphs(f"{words}.", extremes(here))
+        return markup.paragraphs(f"{words}.")
 
     return by_box(runs, make)
 
@@ -178,9 +154,12 @@ def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
         "MFU": lambda row: fixed(row.runs["mfu"].median(), 3),
         "joules per token": lambda row: number(row.runs["joules_per_token"].median()),
     }
-    return by_box(
-        runs, lambda here: table_of(here, "How long a step takes", columns, TIMES_NOTE, words=[f"against {control}"])
-    )
+
+    def make(here: pd.DataFrame) -> str:
+        shown = table_of(here, "How long a step takes", columns, TIMES_NOTE, words=[f"against {control}"])
+        return shown if times_decide(compared) else markup.details("The times, which decide nothing", shown)
+
+    return by_box(runs, make)
 
 
 def largest_batch(runs: pd.DataFrame) -> Html:
@@ -219,8 +198,10 @@ def largest_batch(runs: pd.DataFrame) -> Html:
 # ---------------------------------------------------------------- processes
 
 
-def scaling_in_words(runs: pd.DataFrame) -> Html:
+def scaling_in_words(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
     """The best and the worst efficiency on the largest number of processes whose times count."""
+    if not times_decide(compared):
+        return Html(markup.paragraphs("What more processes cost in time, the times of these runs cannot decide."))
 
     def make(here: pd.DataFrame) -> str:
         efficiencies = pairs.scaling(here)
@@ -252,7 +233,7 @@ def scaling_in_words(runs: pd.DataFrame) -> Html:
     return by_box(runs, make)
 
 
-def scaling(runs: pd.DataFrame) -> Html:
+def scaling(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
     """What more processes leave of each one's speed, and what each then holds, at one global batch."""
 
     def make(here: pd.DataFrame) -> str:
@@ -266,8 +247,7 @@ def scaling(runs: pd.DataFrame) -> Html:
         def of(row: PageRow) -> list[dict[str, Any]]:
             return scaled_runs.get((row.key, row.strategy, row.world_size), [])
 
-        columns: dict[str, Callable[[PageRow], Any]] = {
-            "runs": outcomes,
+        took: dict[str, Callable[[PageRow], Any]] = {
             "seconds per step": time,
             "tokens per second and process": speed(lambda row: number(row.runs["tokens_per_second_per_gpu"].median())),
             "efficiency": lambda row: (
@@ -277,10 +257,18 @@ def scaling(runs: pd.DataFrame) -> Html:
             "against": lambda row: "; ".join(
                 scaled["base"] if pd.isna(scaled["why"]) else scaled["why"] for scaled in of(row)
             ),
+        }
+        columns: dict[str, Callable[[PageRow], Any]] = {
+            "runs": outcomes,
+            **(took if times_decide(compared) else {}),
             "model states (paper)": states,
             f"sent per step, {sent.name}": lambda row: number(row.runs["collective_bytes"].max() / sent.size),
         }
-        return table_of(here, "One process and several", columns, SCALING_NOTE, words=["against"])
+        shown = table_of(here, "One process and several", columns, SCALING_NOTE, words=["against"])
+        if times_decide(compared):
+            return shown
+        times = table_of(here, "One process and several, in time", took, SCALING_NOTE, words=["against"])
+        return shown + markup.details("The times, which decide nothing", times)
 
     return by_box(runs, make)
 
@@ -299,7 +287,7 @@ def proof_in_words(runs: pd.DataFrame) -> Html:
         f"by every rank. In {agree.sum()} of {count(len(staged), 'DeepSpeed run')} the engine's stage is that in the "
         "strategy's name."
     )
-    return Html(markup.paragraphs(words))
+    return Html(markup.paragraphs(words, kind="lead"))
 
 
 def proof(runs: pd.DataFrame) -> Html:
@@ -307,25 +295,33 @@ def proof(runs: pd.DataFrame) -> Html:
     columns = {
         "engine": "engine_class", "optimizer": "optimizer_class", "stage": "zero_stage",
         "optimizer offload": "offload_optimizer_device", "parameter offload": "offload_param_device",
-        "precision": "precision", "backend": "backend", "clipping": "gradient_clipping", "overlap": "overlap_comm",
-        "bucket": "reduce_bucket_size", "sharded": "partitioned_parameters",
+        "sharded": "partitioned_parameters",
     }  # fmt: skip
-    head = ["asked", "processes", "runs", "ranks", *columns]
+    more = {
+        "precision": "precision", "backend": "backend", "clipping": "gradient_clipping", "overlap": "overlap_comm",
+        "bucket": "reduce_bucket_size",
+    }  # fmt: skip
+    every = columns | more
     words = ["engine", "optimizer", "optimizer offload", "parameter offload", "precision", "backend", "overlap"]
 
-    def make(here: pd.DataFrame) -> str:
+    def shown(here: pd.DataFrame, caption: str, columns: dict[str, str]) -> str:
         groups = []
         for (workload, size), members in here.groupby(["workload", "size"]):
             lines = []
             for row in rows(members):
                 proved = row.runs[row.runs["engine_class"].notna()]
-                for _, alike in proved.groupby(list(columns.values()), dropna=False):
+                for _, alike in proved.groupby(list(every.values()), dropna=False):
                     counts = sorted(alike["num_ranks_proved"].dropna().unique())
                     ranks = ", ".join(f"{ranks:.0f}" for ranks in counts) or None
                     facts = [_proved(name, alike.iloc[0][name]) for name in columns.values()]
                     lines.append([row.strategy, row.world_size, len(alike), ranks, *facts])
             groups.append((f"{workload} {size}", lines))
-        return markup.table("What was asked, and what ran", head, groups, PROOF_NOTE, words)
+        return markup.table(caption, ["asked", "processes", "runs", "ranks", *columns], groups, PROOF_NOTE, words)
+
+    def make(here: pd.DataFrame) -> str:
+        return shown(here, "What was asked, and what ran", columns) + markup.details(
+            "More columns: " + ", ".join(more), shown(here, "What else the engine said it was", more)
+        )
 
     return by_box(runs, make)
 

@@ -34,6 +34,7 @@ class PageRow(NamedTuple):
     world_size: int
     key: tuple
     runs: pd.DataFrame
+    same: Sequence[str] = ()  # that ended with the same weights, bit by bit, this strategy first; empty: not asked
 
 
 def load(records: Sequence[str], box: str = "", workload: str = "") -> pd.DataFrame:
@@ -111,6 +112,45 @@ def rows(runs: pd.DataFrame, key: tuple = ()) -> Iterator[PageRow]:
             yield PageRow(strategy, int(size), key, members[strategy])
 
 
+def bit_identical(runs: pd.DataFrame) -> list[list[str]]:
+    """The strategies of one box, setting and number of processes, with those together that end with equal weights.
+
+    Equal are the digests of the final weights for every seed. A strategy with a run that failed, left no digest, or
+    ended otherwise when it was repeated stands alone.
+    """
+    together: dict[frozenset | str, list[str]] = {}
+    for strategy in in_order(runs["strategy"]):
+        mine = runs[runs["strategy"] == strategy]
+        ended = frozenset(zip(mine["seed"], mine["final_sha256"], strict=True))
+        sure = (mine["status"] == "ok").all() and mine["final_sha256"].notna().all()
+        sure = sure and len(ended) == mine["seed"].nunique()
+        together.setdefault(ended if sure else strategy, []).append(strategy)
+    return list(together.values())
+
+
+def rows_once(runs: pd.DataFrame, key: tuple = ()) -> Iterator[PageRow]:
+    """As `rows`, but strategies that learned the same, bit by bit, are one."""
+    for size, here in runs.groupby("world_size"):
+        for same in bit_identical(here):
+            yield PageRow(same[0], int(size), key, here[here["strategy"] == same[0]], same)
+
+
+def once(compared: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons, one for all strategies that ended bit-identical; the column `same` names them.
+
+    Those that equal the control differ by nothing, and are one row too.
+    """
+    kept = []
+    for (*key, box, size), rows in compared.groupby([*SETTING, "box", "world_size"], sort=False):
+        here = runs[(runs["box"] == box) & (runs["world_size"] == size)]
+        here = here[(here[list(SETTING)] == pd.Series(key, index=list(SETTING))).all(axis=1)]
+        for same in bit_identical(here):
+            names = [name for name in same if name in set(rows["strategy"])]
+            if names:
+                kept.append(rows[rows["strategy"] == names[0]].assign(same=", ".join(names)))
+    return pd.concat(kept) if kept else compared.assign(same=compared["strategy"])
+
+
 def boxes(runs: pd.DataFrame) -> list[str]:
     return sorted(runs["box"].unique())
 
@@ -130,20 +170,28 @@ def table_of(
     columns: dict[str, Callable[[PageRow], Any]],
     note: str = "",
     words: Sequence[str] = (),
+    split: Callable[[pd.DataFrame, tuple], Iterator[PageRow]] = rows,
 ) -> str:
     """A table of one box: a group for each setting, in it a row for each strategy and number of processes.
 
-    A column is its heading and what makes a cell of a row; those named in `words` are not numbers.
+    A column is its heading and what makes a cell of a row; those named in `words` are not numbers. `split` makes the
+    rows: `rows`, or `rows_once`.
     """
     head = ["strategy", "processes", *columns]
     groups = [
         (
             block.words,
             [
-                [row.strategy, row.world_size, *(make(row) for make in columns.values())]
-                for row in rows(block.runs, block.key)
+                [_heading(row), row.world_size, *(make(row) for make in columns.values())]
+                for row in split(block.runs, block.key)
             ],
         )
         for block in blocks(runs)
     ]
     return markup.table(caption, head, groups, note, words)
+
+
+def _heading(row: PageRow) -> str | Html:
+    if len(row.same) < 2:
+        return row.strategy
+    return Html(f"{markup.escape(', '.join(row.same))}<small>bit-identical</small>")

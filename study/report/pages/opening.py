@@ -1,0 +1,173 @@
+"""What does a page say first? One sentence for who knows none of the project's words, and what follows for a choice."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from study.compare.words import bytes_text, processes, three_digits
+from study.report import markup
+from study.report.markup import Html
+from study.report.pages.cells import named, peak_column
+from study.report.pages.runs import blocks, by_box, worlds
+from study.report.words import percent
+
+# Relative. Where equal runs are further apart, a strategy could not be told from one that takes half as long again.
+NOISE = 0.5
+SHOWN = 0.001  # relative; smaller differences would read as 0.0 %
+
+
+def title(question: str, sentence: str) -> Html:
+    """The question, and one sentence of an answer."""
+    return Html(f"<h1>{markup.escape(question)}</h1>\n{lead(sentence).text}")
+
+
+def lead(sentence: str | Html) -> Html:
+    return Html(markup.paragraphs(sentence, kind="lead"))
+
+
+def noise(compared: pd.DataFrame) -> float:
+    """How far the times of equal runs may be apart, in the setting where that is most; 0 where nothing was repeated."""
+    largest = compared.loc[compared["metric"] == "seconds_per_step", "relative_margin"].max()
+    return 0.0 if pd.isna(largest) else float(largest)
+
+
+def times_decide(compared: pd.DataFrame) -> bool:
+    """Whether times are worth drawing: no repeats of the control are further apart than `NOISE`."""
+    return noise(compared) <= NOISE
+
+
+def first_sentence(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> str:
+    """What a report found: by how much memory falls, and at what price."""
+    price = slowest(compared, control) if times_decide(compared) else ""
+    return f"{_memory(runs)}; {price or _learned(compared, control)}."
+
+
+def losses_first(compared: pd.DataFrame, control: str) -> Html:
+    words = _learned(compared, control)
+    return lead(f"{words[0].upper()}{words[1:]}.")
+
+
+def memory_first(runs: pd.DataFrame) -> Html:
+    return lead(f"{_memory(runs)}{_peaks(runs)}.")
+
+
+def time_first(compared: pd.DataFrame, control: str, quiet: str) -> Html:
+    """The times' sentence; where they decide nothing, that, and the way to the quiet ones: an address, or empty."""
+    if times_decide(compared):
+        words = slowest(compared, control) or f"no time could be compared with that of {control}"
+        return lead(f"{words[0].upper()}{words[1:]}.")
+    way = f'; <a href="{markup.escape(quiet)}">those of a quiet machine</a> do' if quiet else ""
+    return lead(Html(f"These times decide nothing, as two equal runs may differ by {percent(noise(compared))}{way}."))
+
+
+def processes_first(runs: pd.DataFrame) -> Html:
+    """What the strategy that shares the most leaves on each process, by their number."""
+    shares: dict[int, float] = {}
+    for block in blocks(runs):
+        for size, members in worlds(block.runs):
+            if (share := _share(members)) is not None:
+                shares[size] = min(share, shares.get(size, share))
+    if not shares:
+        return lead("What a process holds was not measured here.")
+    said = ", ".join(f"{percent(share)} on {processes(size)}" for size, share in sorted(shares.items()))
+    return lead(f"The more processes share a training, the less each need hold of what a full copy takes: {said}.")
+
+
+def learned_choice(compared: pd.DataFrame, control: str) -> Html:
+    """What of the losses follows for a choice: which could be told from the control."""
+    of_loss = compared[compared["metric"] == "final_loss"]
+    apart = of_loss[of_loss["verdict"].isin(["higher", "lower"])]
+    if of_loss.empty:
+        return Html("")
+    if apart.empty:
+        words = f"No strategy can be told from {control} by its loss here, which is not to say that all are equal: "
+        words += "an interval says how large a difference could still be. Choose by memory and time."
+    else:
+        words = f"{named(apart['strategy'])} can be told from {control} by the loss; the others cannot."
+    return Html(markup.paragraphs(words))
+
+
+def memory_choice(runs: pd.DataFrame) -> Html:
+    """Who needs the least and the most memory at the peak, for each setting and number of processes."""
+
+    def make(here: pd.DataFrame) -> str:
+        lines = []
+        for block in blocks(here):
+            for size, members in worlds(block.runs):
+                of_size = members[members["world_size"] == size]
+                peaks = of_size.groupby("strategy")[peak_column(here)].max().dropna()
+                if len(peaks) > 1:
+                    lines.append(
+                        f"{block.words}, {processes(size)}: the least memory at its peak takes {peaks.idxmin()} "
+                        f"({bytes_text(peaks.min())}), the most {peaks.idxmax()} ({bytes_text(peaks.max())})."
+                    )
+        return markup.items(lines) if lines else ""
+
+    return by_box(runs, make)
+
+
+def slowest(compared: pd.DataFrame, control: str) -> str:
+    """How much longer the slowest comparable strategy takes; empty where none is."""
+    times = compared[(compared["metric"] == "seconds_per_step") & compared["relative_difference"].notna()]
+    if times.empty:
+        return ""
+    edges = times.loc[[times["relative_difference"].idxmin(), times["relative_difference"].idxmax()]]
+    (fast, slow) = ((1 + row["relative_difference"], row["strategy"]) for _, row in edges.iterrows())
+    plain = f"where every process holds a full copy ({control})" if control == "ddp" else f"under {control}"
+    return (
+        f"a training step took from {three_digits(fast[0])} times ({fast[1]}) to {three_digits(slow[0])} times "
+        f"({slow[1]}) as long as {plain}"
+    )
+
+
+def _learned(compared: pd.DataFrame, control: str) -> str:
+    of_loss = compared[(compared["metric"] == "final_loss") & compared["relative_difference"].notna()]
+    if of_loss.empty:
+        return f"what was learned could not be compared with {control}"
+    largest = of_loss["relative_difference"].abs().max()
+    most = percent(largest, 1) if largest >= SHOWN else f"less than {percent(SHOWN, 1)}"
+    at_most = "at most " if largest >= SHOWN else ""
+    reach = of_loss[["relative_low", "relative_high"]].abs().max().max()
+    few = "" if pd.isna(reach) or reach < SHOWN else f", and so few runs leave room for {percent(reach, 1)}"
+    return f"how a training was spread over processes moved its final error by {at_most}{most} on average{few}"
+
+
+def _share(members: pd.DataFrame) -> float | None:
+    """The least that a process holds of parameters, gradients and optimizer states, over what a full copy takes."""
+    full = members.loc[members["strategy"].isin(["single", "ddp"]), "model_state_bytes"].max()
+    shared = members.loc[members["strategy"] != "single", "model_state_bytes"].min()
+    return None if pd.isna(full) or pd.isna(shared) else float(shared / full)
+
+
+def _peaks(runs: pd.DataFrame) -> str:
+    """Between what factors the peaks are of a full copy's; empty where that has none."""
+    found = []
+    for block in blocks(runs):
+        for _, members in worlds(block.runs):
+            shared = members[members["strategy"] != "single"]
+            peaks = shared.groupby("strategy")[peak_column(runs)].max().dropna()
+            if "ddp" in peaks and len(peaks) > 1:
+                found += [(peak / peaks["ddp"], strategy) for strategy, peak in peaks.items()]
+    if not found:
+        return ""
+    (least, saves), (most, costs) = min(found), max(found)
+    return (
+        f"; but at its peak, with buffers and activations, a process needed from {three_digits(least)} times ({saves}) "
+        f"to {three_digits(most)} times ({costs}) the memory of one with a full copy (ddp)"
+    )
+
+
+def _memory(runs: pd.DataFrame) -> str:
+    found = [
+        (share, size)
+        for block in blocks(runs)
+        for size, members in worlds(block.runs)
+        if (share := _share(members)) is not None
+    ]
+    if not found:
+        return "What each process holds was not measured here beside a full copy"
+    share, size = min(found)
+    return (
+        f"Sharing a model and what its training keeps between {processes(size)} left each with as little as "
+        f"{percent(share)} of what a full copy takes"
+    )
