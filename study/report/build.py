@@ -85,9 +85,9 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in REPORT_PAGES}
     for page in OF_A_STUDY:
         parameters[page]["study"] = study
-    times = REPORT_PAGES["runtime"].file
-    if frame.of_site and output.name != QUIET and (site / QUIET / times).exists():
-        parameters["runtime"]["quiet"] = f"../{QUIET}/{times}"
+    quiet = site / QUIET / PAGES["runtime"].file
+    if "runtime" in parameters and frame.of_site and output.name != QUIET and quiet.exists():
+        parameters["runtime"]["quiet"] = f"../{QUIET}/{quiet.name}"
     _make(frame, parameters, output)
     if frame.of_site:
         write_index(site)

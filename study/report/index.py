@@ -31,14 +31,14 @@ strategy is one way to spread it, such as a full copy for each processor (<code>
 
 _NONE = "<p>None is here yet; <code>zero-study run STUDY</code> and <code>zero-study report STUDY</code> make one.</p>"
 
-# As `study/report/pages/summary.py` writes the question and what was run to answer it.
+# As `study/report/pages/opening.py` writes the question and the sentence that answers it.
 _OPENING = re.compile(r'<h1>(.+?)</h1>\s*<p class="lead">(.+?)</p>', re.DOTALL)
 
 
 class Report(NamedTuple):
     folder: str
-    question: str  # HTML, as `runs` is
-    runs: str
+    question: str  # HTML, as `answer` is
+    answer: str  # the first sentence
 
 
 def reports(site: Path) -> list[Report]:
@@ -51,7 +51,7 @@ def reports(site: Path) -> list[Report]:
 def body(site: Path, pages: Sequence[Page]) -> str:
     """The first page of a site, with the ways to its reports and to these pages of its own."""
     to_reports = [
-        _way(f"{quote(r.folder)}/index.html", r.question, f"<code>{html.escape(r.folder)}</code>: {r.runs}")
+        _way(f"{quote(r.folder)}/index.html", r.question, f"<code>{html.escape(r.folder)}</code>: {r.answer}")
         for r in reports(site)
     ]
     to_pages = [_way(page.file, page.label, html.escape(page.description)) for page in pages]
