@@ -129,7 +129,10 @@ def _learned(compared: pd.DataFrame, control: str) -> str:
     at_most = "at most " if largest >= SHOWN else ""
     reach = of_loss[["relative_low", "relative_high"]].abs().max().max()
     few = "" if pd.isna(reach) or reach < SHOWN else f", and so few runs leave room for {percent(reach, 1)}"
-    return f"how a training was spread over processes moved its final error by {at_most}{most} on average{few}"
+    return (
+        f"how a training was spread over processes moved its error on the training text at the end by {at_most}{most} on "
+        f"average{few}"
+    )
 
 
 def _share(members: pd.DataFrame) -> float | None:
@@ -151,9 +154,11 @@ def _peaks(runs: pd.DataFrame) -> str:
     if not found:
         return ""
     (least, saves), (most, costs) = min(found), max(found)
+    buckets = ": DeepSpeed's buckets, as large for a small model as for a large one, outweigh it"
+    why = buckets if most > 1 and costs.startswith("zero") and not costs.endswith("_tuned") else ""
     return (
         f"; but at its peak, with buffers and activations, a process needed from {three_digits(least)} times ({saves}) "
-        f"to {three_digits(most)} times ({costs}) the memory of one with a full copy (ddp)"
+        f"to {three_digits(most)} times ({costs}) the memory of one with a full copy (ddp){why}"
     )
 
 
