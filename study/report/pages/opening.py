@@ -130,8 +130,8 @@ def _learned(compared: pd.DataFrame, control: str) -> str:
     reach = of_loss[["relative_low", "relative_high"]].abs().max().max()
     few = "" if pd.isna(reach) or reach < SHOWN else f", and so few runs leave room for {percent(reach, 1)}"
     return (
-        f"how a training was spread over processes moved its error on the training text at the end by {at_most}{most} on "
-        f"average{few}"
+        "how a training was spread over processes moved its error on the training text at the end by "
+        f"{at_most}{most} on average{few}"
     )
 
 
