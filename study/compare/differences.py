@@ -291,10 +291,15 @@ def t_interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
     """The mean of differences with its interval by Student's t: None of one, the mean itself where all agree."""
     if len(each) < 2:
         return float(each.mean()), None, None
+    return float(each.mean()), *interval_of_mean(each, CONFIDENCE)
+
+
+def interval_of_mean(each: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Student's t, of two values at least; the mean itself where all agree."""
     if np.ptp(each) <= CONSTANT:
-        return float(each.mean()), float(each.mean()), float(each.mean())
-    low, high = stats.ttest_1samp(each, 0).confidence_interval(CONFIDENCE)
-    return float(each.mean()), float(low), float(high)
+        return float(each.mean()), float(each.mean())
+    low, high = stats.ttest_1samp(each, 0).confidence_interval(confidence)
+    return float(low), float(high)
 
 
 def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> _Estimate:

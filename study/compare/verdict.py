@@ -96,10 +96,10 @@ def _judge_arm(
     if len(seeds) < 2:
         raise Refusal(f"{arm[0]} on {arm[1]} processes: {len(seeds)} seeds have a control; the tests need two")
     values = np.array([[value(run, endpoint) for run in (*ensembles[seed], by_seed[seed])] for seed in seeds])
-    scaled = relative(values, endpoint)
+    scaled = relative(values, values[:, :-1], endpoint)
     each = scaled[:, -1] - scaled[:, :-1].mean(axis=1)
     each[np.abs(each) < differences.CONSTANT] = 0.0
-    low, high = _interval(each, 1 - 2 * protocol.significance)
+    low, high = differences.interval_of_mean(each, 1 - 2 * protocol.significance)
     # Neighbours and arm are perturbations of the control's own run, which is in their midst and so is no member here.
     distance, p_neighbour = exchange(scaled[:, 1:])
     return Judged(
@@ -123,24 +123,18 @@ def value(run: Trained, endpoint: Endpoint) -> float:
     return run.held_out[endpoint.step][endpoint.metric]
 
 
-def relative(values: np.ndarray, endpoint: Endpoint) -> np.ndarray:
-    """Values in the margin's unit: (seeds, ensemble and arm); loss as a share of the ensemble's mean."""
-    return values if endpoint.metric == "accuracy" else values / values[:, :-1].mean(axis=1, keepdims=True)
-
-
-def _interval(each: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Student's t, of paired differences; where all agree that value."""
-    if np.ptp(each) <= differences.CONSTANT:
-        return float(each[0]), float(each[0])
-    found = stats.ttest_1samp(each, 0).confidence_interval(confidence)
-    return float(found.low), float(found.high)
+def relative(values: np.ndarray, control: np.ndarray, endpoint: Endpoint) -> np.ndarray:
+    """Values in the margin's unit, (seeds, runs): loss as a share of the mean of each seed's `control`."""
+    return values if endpoint.metric == "accuracy" else values / control.mean(axis=1, keepdims=True)
 
 
 def _equivalence(each: np.ndarray, margin: float, significance: float) -> Equivalence:
-    low, high = _interval(each, 1 - 2 * significance)  # two one-sided tests are one interval (Schuirmann, 1987)
+    low, high = differences.interval_of_mean(
+        each, 1 - 2 * significance
+    )  # two one-sided tests are one interval (Schuirmann, 1987)
     if -margin < low and high < margin:
         return "same within the margin"
-    low, high = _interval(each, 1 - significance)
+    low, high = differences.interval_of_mean(each, 1 - significance)
     return "higher" if low > 0 else "lower" if high < 0 else "undecided"
 
 
@@ -192,8 +186,7 @@ def neighbours_apart(runs: Runs, protocol: Protocol, endpoint: Endpoint, control
     """Root mean square, and largest, distance of a neighbour from the mean of its seed's others."""
     members = find_ensembles(runs, protocol, control).values()
     values = np.array([[value(run, endpoint) for run in each[1:]] for each in members])
-    scaled = values if endpoint.metric == "accuracy" else values / values.mean(axis=1, keepdims=True)
-    distances = np.abs(_from_others(scaled))
+    distances = np.abs(_from_others(relative(values, values, endpoint)))
     return float(np.sqrt((distances**2).mean())), float(distances.max())
 
 
