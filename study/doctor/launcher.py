@@ -83,10 +83,6 @@ def _type_is_not(*kinds: str) -> Condition:
     return lambda value, file: file.kind not in kinds
 
 
-def _several_machines(value: Any, file: Any) -> bool:
-    return bool(file.machines > 1)
-
-
 def _one_machine(value: Any, file: Any) -> bool:
     return bool(file.machines == 1)
 
