@@ -347,17 +347,19 @@ def _collect(runs: Path, records: Path) -> None:
 @click.argument("study", help=A_STUDY)
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 def _verdict(study: str, records: tuple[Path, ...]) -> None:
-    """Hold a study's runs to the protocol that was fixed before them: arm by arm, endpoint by endpoint."""
-    from study.compare import verdict_text
-    from study.compare.admitted import Wanted
+    """Hold a study's runs to the protocol that was fixed before them: arm by arm, endpoint by endpoint.
+
+    Of a pilot, which has no protocol: how far apart its runs of one seed are, and what power that leaves.
+    """
+    from study.compare import pilot, verdict_text
     from study.running import studies
 
     chosen = studies.find(study)
-    if chosen.protocol is None:
-        raise Refusal(f"study {study!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`")
-    wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(chosen)]
-    about = (chosen.protocol, chosen.name, chosen.sha256, chosen.question, chosen.control)
-    print(verdict_text.page(records, wanted, *about))
+    if chosen.protocol is not None:
+        print(verdict_text.page(records, chosen))
+        return
+    planned = {run.run_id for run in studies.runs(chosen)}
+    print(pilot.page(records, planned, {part.label for part in chosen.parts}, chosen.name))
 
 
 @zero_study.command("compare")
@@ -379,8 +381,12 @@ def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
     multiple=True,
     help="folder of runs or records; several times for several boxes [default: runs/STUDY]",
 )
+@click.option("--times", type=PATH, multiple=True, help="folder of runs whose times count instead: a quieter machine's")
+@click.option("--fixed", type=PATH, multiple=True, help="folder of runs of a study that was fixed in advance")
 @click.option("--output", type=PATH, help="where the pages go [default: reports/STUDY, or reports]")
-def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
+def _report(
+    study: str | None, records: tuple[Path, ...], times: tuple[Path, ...], fixed: tuple[Path, ...], output: Path | None
+) -> None:
     """Make the pages of a study from its records; without a study: those that need no runs, and the index."""
     from study.report import build as report
     from study.running import studies
@@ -388,12 +394,12 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
     require_clone("the notebooks that become pages")
     _require("papermill")
     if study is None:
-        if records:
-            raise Refusal("--records goes with a study; name one, or leave it out for the pages that need no runs")
+        if given := next((n for n, v in (("records", records), ("times", times), ("fixed", fixed)) if v), None):
+            raise Refusal(f"--{given} goes with a study; name one, or leave it out for the pages that need no runs")
         print(report.build_site(output or Path("reports")))
         return
     name = studies.find(study).name
-    print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name))
+    print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name, times, fixed))
 
 
 @zero_study.command("pack")

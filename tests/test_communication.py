@@ -16,7 +16,7 @@ from study.theory.shapes import Architecture, ModelShape
 
 TESTS = Path(__file__).parent
 REPORTS = TESTS.parent / "reports"
-COMMITTED = [REPORTS / "cpu" / "records", REPORTS / "cpu-time" / "records"]
+COMMITTED = [REPORTS / "cpu" / "records"]
 FIXTURES = TESTS / "fixtures" / "records"
 
 HIDDEN, WORDS, POSITIONS = 8, 16, 4

@@ -63,7 +63,7 @@ def tabulate(head: list[str], rows: list[list[str]]) -> str:
 @cache
 def runs(study: str = "*") -> list[Record]:
     """Every committed run that ended well."""
-    folders = [*CPU.glob(study), *ROOT.glob("reports/cpu-time/records" if study == "*" else "none")]
+    folders = list(CPU.glob(study))
     return [file.record for file in records.find(sorted(folders)) if file.record.status == "ok"]
 
 
@@ -176,7 +176,7 @@ def margins() -> str:
 
 @cache
 def against_theory() -> theory.Errors:
-    return theory.errors([CPU, ROOT / "reports" / "cpu-time" / "records"])
+    return theory.errors([CPU])
 
 
 def wrong_states() -> list[theory.Error]:
@@ -220,7 +220,7 @@ def peaks_in_words() -> list[list[str]]:
     ]
 
 
-THEORY = ("reports/cpu/theory.md", "reports/cpu/records", "reports/cpu-time/records")  # the page, and of which records
+THEORY = ("reports/cpu/theory.md", "reports/cpu/records")  # the page, and of which records
 
 
 @cache

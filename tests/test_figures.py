@@ -327,10 +327,10 @@ def test_on_top_of_what_rests_comes_the_rest():
 
 def test_a_peaks_parts_are_theorys_and_said_to_be(two):
     drawn = figures.peak_memory(two)
-    assert "communication buffers, predicted" in visible(drawn)
+    assert "hatched: by theory" in visible(drawn)
     assert "no measurement" in drawn.caption
     unknown = figures.peak_memory(two.assign(predicted_parts=None))
-    assert "predicted" not in visible(unknown)
+    assert "by theory" not in visible(unknown)
 
 
 def test_of_many_ranks_the_most_and_the_least():

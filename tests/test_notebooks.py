@@ -44,7 +44,8 @@ OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in report.SITE_P
 def test_parameters_are_literals(path):
     expected = {"records", "box", "workload"} | ({"study"} if path.stem in report.OF_A_STUDY else set())
     expected |= {"predicted"} if path.stem in ("peak_memory", "runtime") else set()
-    expected |= {"quiet"} if path.stem == "runtime" else set()
+    expected |= {"times"} if path.stem in report.OF_TIMES else set()
+    expected |= {"fixed"} if path.stem in report.OF_FIXED else set()
     found = reported.parameters(path)
     assert set(found) == expected
     assert all((report.ROOT / folder).is_dir() for folder in (*found["records"], *found.get("predicted", [])))

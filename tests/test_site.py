@@ -46,7 +46,7 @@ CONTRAST = """(selectors) => {
     });
 }"""
 
-TEXT = ["body", ".lead, main p", "caption small, figcaption", "main a, footer a", "thead th"]
+TEXT = ["body", ".lead, main p", "caption .note, figcaption", "main a, footer a", "thead th"]
 
 
 @pytest.fixture(scope="module")

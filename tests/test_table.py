@@ -335,7 +335,9 @@ def test_runs_without_a_record_among_two_boxes_have_an_unknown_one(tmp_path):
 
 
 def test_run_directories_and_collected_files_give_one_table(tmp_path):
-    synthetic.write_run(tmp_path / "runs", study="s")
+    """In one order too: NAME and NAME-repeat1 sort otherwise as directories than as lines."""
+    for repeat in (0, 1):
+        synthetic.write_run(tmp_path / "runs", study="s", repeat=repeat)
     killed = synthetic.write_outcome(tmp_path / "runs", "killed", seed=1)
     (killed.parent / "config.json").write_text("{}")
     collect.collect(tmp_path / "runs", tmp_path / "records")

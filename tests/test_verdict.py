@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 import synthetic
 
 from study import cli
-from study.compare import admitted, verdict, verdict_text
+from study.compare import admitted, pilot, verdict, verdict_text
 from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
 from study.records import schema
 from study.records.protocol import Protocol
+from study.report import pages
 from study.running import studies
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,19 +189,56 @@ def test_a_seed_without_a_neighbour_is_left_out_of_its_ensemble():
     assert on_loss(made_up(taken)).seeds == tuple(seed for seed in range(SEEDS) if seed != 3)
 
 
+def decided(runs: Runs) -> verdict_text.Decided:
+    facts = {"name": "mine", "question": "Same?", "parts": [{"strategies": ["ddp", "zero3"]}], "sha256": "f" * 64}
+    return verdict_text.Decided(
+        studies.Study.model_validate(facts), runs, verdict.judge(runs, protocol(), "ddp"), protocol()
+    )
+
+
 def test_the_answer_says_what_was_found():
-    judged = verdict.judge(study(), protocol(), "ddp")
-    said = verdict_text.answer(judged, protocol(), "ddp")
+    said = verdict_text.answer(decided(study()))
     assert said.startswith(
         "For 1 of 1 arms the mean difference from DDP in held-out loss after 100 steps, over 10 seeds"
     )
     assert "was shown to be below 1 %" in said
     assert "Of none was it shown that its runs are further from it than one unit in the last place" in said
-    judged = verdict.judge(study(shift=0.03), protocol(), "ddp")
-    said = verdict_text.answer(judged, protocol(), "ddp")
+    said = verdict_text.answer(decided(study(shift=0.03)))
     assert "For 0 of 1 arms" in said
     assert "`zero3` on 2 processes higher" in said
     assert "`zero3` on 2 processes is further from it than one unit" in said
+
+
+def test_the_plain_sentence_has_the_worst_beside_the_mean():
+    same = verdict_text.plain(decided(study()))
+    assert "by less than 1 % on average: shown for all 1 ways over 10 starts" in same
+    assert "Single trainings moved by up to" in same
+    apart = verdict_text.plain(decided(study(shift=0.03)))
+    assert "could be shown of none of 1 ways: not of zero3 on 2 processes" in apart
+
+
+def test_a_page_shows_what_the_command_says():
+    """The figure has every arm and the neighbours; the tables have the cells of `zero-study verdict`."""
+    found = decided(study(shift=0.03))
+    figure = pages.decided_drawn([found]).text
+    assert "zero3 on 2 processes 3" in figure  # for who does not see it
+    assert "margin: 1 %" in figure
+    assert "ddp from weights one" in figure
+    tables = pages.decided_tables([found]).text
+    for table in verdict_text.tables(found):
+        for cell in (cell for row in table.rows for cell in row):
+            assert html.escape(str(cell).replace("`", "")) in tables
+    assert "zero3 on 2 learned otherwise" in pages.decided_choice([found]).text
+    assert "no reason to take one of these" in pages.decided_choice([decided(study())]).text
+    wide = pages.decided_choice([decided(study(spread=0.05))]).text
+    assert "for 1 of 1 the margin could not be shown" in wide
+
+
+def test_a_report_judges_the_studies_that_have_a_protocol(tmp_path):
+    assert pages.decide([]) == []
+    synthetic.write_run(tmp_path, study="smoke")
+    with pytest.raises(Refusal, match="no run of a study that was fixed in advance lies here"):
+        pages.decide([str(tmp_path)])
 
 
 # ---------------------------------------------------------------- which runs are let in
@@ -211,7 +250,7 @@ STEPS = 100
 def write(folder, strategy="ddp", seed=0, label="", study="mine", **changes):
     """A run of the study as its runner leaves it; `changes` of its record, and of its outcome's digest."""
     digest = changes.pop("study_sha256", "f" * 64)
-    flags = WEIGHTS | changes.pop("flags", {}) | ({"nudge_seed": int(label[-1])} if label else {})
+    flags = WEIGHTS | changes.pop("flags", {}) | ({"nudge_seed": int(label[-1])} if label.startswith("nudged") else {})
     run_dir = folder / "tmp"
     path = synthetic.write_run(
         run_dir, workload="bert-imdb", strategy=strategy, seed=seed, num_steps=STEPS, study=study, **flags
@@ -322,11 +361,27 @@ def test_what_is_missing_is_said(tmp_path):
     assert let_in(tmp_path).missing == [name_of("zero3", 1)]
 
 
+def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
+    """By hand: losses 1, 1.02, 0.98, and a cut 0.01 above the mean; the other seed the same."""
+    losses = {"": 1.0, "nudged1": 1.02, "nudged2": 0.98, "cut": 1.01}
+    for seed in (0, 1):
+        for label, loss in losses.items():
+            looked = [{"step": 50, "loss": 9.0}, {"step": 100, "loss": loss}]
+            write(tmp_path, "ddp", seed, label, evaluation=looked)
+    planned = {name_of("ddp", seed, label) for seed in (0, 1) for label in losses}
+    step, found = pilot.spreads([tmp_path], planned, set(losses), "mine")
+    assert step == 100
+    assert [(row.metric, row.what, row.seeds) for row in found] == [("loss", "a neighbour", 2), ("loss", "cut", 2)]
+    assert [row.rms for row in found] == [pytest.approx(0.04), pytest.approx(0.01)]
+    assert [row.largest for row in found] == [pytest.approx(0.04), pytest.approx(0.01)]
+    assert found[0].power[0] == pytest.approx(verdict.power(0.04, 0.01, 10, 0.05))
+
+
 # ---------------------------------------------------------------- the protocol
 
 
 def test_a_study_without_protocol_has_no_verdict():
-    with pytest.raises(Refusal, match="nothing was fixed before its runs"):
+    with pytest.raises(Refusal, match=r"nothing was fixed before its runs.* nor is it a pilot"):
         cli.run(["verdict", "smoke", "reports/cpu/records"])
 
 

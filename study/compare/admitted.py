@@ -164,7 +164,7 @@ def _trained(record: Record, labels: Sequence[str]) -> Trained:
         strategy=record.strategy,
         world_size=record.world_size,
         seed=record.seed,
-        label=next((label for label in labels if record.run_id.endswith(f"-{label}")), ""),
+        label=label_of(record.run_id, labels),
         held_out={
             int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}
             for line in record.evaluation
@@ -174,3 +174,8 @@ def _trained(record: Record, labels: Sequence[str]) -> Trained:
         started_at=record.started_at,
         commit=record.machine.get("git_commit") or "unknown",
     )
+
+
+def label_of(run_id: str, labels: Iterable[str]) -> str:
+    """Which of these labels of parts a run's name ends with; empty: none of them."""
+    return next((label for label in labels if label and run_id.endswith(f"-{label}")), "")

@@ -23,6 +23,7 @@ from study.records.protocol import Endpoint, Protocol
 EXCHANGES = 20_000  # random ones, from a fixed seed: a p of 0.05 is known to 0.003
 
 Equivalence = Literal["same within the margin", "higher", "lower", "undecided"]
+SAME: Equivalence = "same within the margin"
 
 
 class Judged(NamedTuple):
@@ -133,7 +134,7 @@ def _equivalence(each: np.ndarray, margin: float, significance: float) -> Equiva
         each, 1 - 2 * significance
     )  # two one-sided tests are one interval (Schuirmann, 1987)
     if -margin < low and high < margin:
-        return "same within the margin"
+        return SAME
     low, high = differences.interval_of_mean(each, 1 - significance)
     return "higher" if low > 0 else "lower" if high < 0 else "undecided"
 
@@ -145,12 +146,12 @@ def exchange(scaled: np.ndarray) -> tuple[float, float]:
     squares, which sees scatter, and the square of the sum, which sees a shift; p is twice the smaller of theirs.
     `scaled`: (seeds, runs).
     """
-    apart = _from_others(scaled)
+    apart = from_others(scaled)
     found, shift = (apart[:, -1] ** 2).sum(), apart[:, -1].sum() ** 2
     # A run is further from the mean of few than from that of many; as if the neighbours had as many others.
     members = scaled.shape[1] - 1
     as_many = (1 + 1 / members) / (1 + 1 / (members - 1))
-    own = as_many * (_from_others(scaled[:, :-1]) ** 2).mean()
+    own = as_many * (from_others(scaled[:, :-1]) ** 2).mean()
     distance = float(np.sqrt(found / len(scaled) / own)) if own > 0 else float("inf") if found > 0 else 1.0
     drawn = np.random.default_rng(0).integers(members + 1, size=(EXCHANGES, len(scaled)))
     chosen = apart[np.arange(len(scaled)), drawn]
@@ -158,7 +159,7 @@ def exchange(scaled: np.ndarray) -> tuple[float, float]:
     return distance, min(1.0, 2 * (1 + int(min(chances))) / (1 + EXCHANGES))
 
 
-def _from_others(values: np.ndarray) -> np.ndarray:
+def from_others(values: np.ndarray) -> np.ndarray:
     """How far each run of a seed is from the mean of that seed's others: (seeds, runs)."""
     others = (values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1)
     return np.asarray(values - others)
@@ -182,12 +183,11 @@ def power(sd: float, margin: float, num_seeds: int, significance: float) -> floa
     return max(0.0, 2 * float(stats.t.cdf(margin * np.sqrt(num_seeds) / sd - quantile, degrees)) - 1)
 
 
-def neighbours_apart(runs: Runs, protocol: Protocol, endpoint: Endpoint, control: str) -> tuple[float, float]:
-    """Root mean square, and largest, distance of a neighbour from the mean of its seed's others."""
+def neighbours_apart(runs: Runs, protocol: Protocol, endpoint: Endpoint, control: str) -> np.ndarray:
+    """How far each neighbour is from the mean of its seed's others, in the margin's unit: (seeds, neighbours)."""
     members = find_ensembles(runs, protocol, control).values()
     values = np.array([[value(run, endpoint) for run in each[1:]] for each in members])
-    distances = np.abs(_from_others(relative(values, values, endpoint)))
-    return float(np.sqrt((distances**2).mean())), float(distances.max())
+    return from_others(relative(values, values, endpoint))
 
 
 def reached(run: Trained, protocol: Protocol) -> int | None:

@@ -1,65 +1,113 @@
-"""What came of a study that was fixed in advance, as a page of Markdown: the answer first, then what it rests on."""
+"""What came of a study that was fixed in advance, in sentences and tables: the answer first, then what it rests on."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from study.compare import admitted, markdown, verdict
 from study.compare.admitted import Runs, Wanted
-from study.compare.verdict import Judged
+from study.compare.verdict import SAME, Judged
 from study.compare.words import processes
 from study.records.protocol import Endpoint, Protocol
+from study.running import studies
+from study.running.studies import Study
 
-HEAD = ["arm", "processes", "seeds", "mean difference", "worst seed", "within the margin?", "further than a neighbour?"]
-
-
-def page(
-    folders: Sequence[Path],
-    wanted: Iterable[Wanted],
-    protocol: Protocol,
-    study: str,
-    sha256: str,
-    question: str,
-    control: str,
-) -> str:
-    """Make the page. Raises Refusal where the runs do not let the protocol's tests be made."""
-    runs = admitted.read(folders, wanted, protocol, study, sha256)
-    judged = verdict.judge(runs, protocol, control)
-    lines = [f"# {question}", "", answer(judged, protocol, control), ""]
-    for endpoint in protocol.endpoints:
-        rows = [_row(row) for row in judged if row.endpoint == endpoint]
-        apart, largest = verdict.neighbours_apart(runs, protocol, endpoint, control)
-        confidence = f"{100 * (1 - 2 * protocol.significance):g} %"
-        head = [f"{name} ({confidence})" if name == "mean difference" else name for name in HEAD]
-        lines += [f"## {heading(endpoint)}", "", *markdown.markdown(head, rows), ""]
-        lines += [
-            f"Neighbours, {control.upper()} from weights one unit in the last place apart, are "
-            f"{_size(apart, endpoint)} from one another (root mean square), at most {_size(largest, endpoint)}.",
-            _planned(endpoint, protocol, judged),
-            "",
-        ]
-    lines += [*_target(runs, protocol), *_once(runs, protocol), *_basis(runs, protocol, study)]
-    return "\n".join([*lines, "", f"Made by `{markdown.command(f'verdict {study}', folders)}`."])
+MODELS = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
 
 
-def answer(judged: Sequence[Judged], protocol: Protocol, control: str) -> str:
-    """One paragraph for who reads no table: on the primary endpoint."""
-    endpoint = next(endpoint for endpoint in protocol.endpoints if endpoint.primary)
-    rows = [row for row in judged if row.endpoint == endpoint]
-    same = [row for row in rows if row.equivalence == "same within the margin"]
-    seeds = min(len(row.seeds) for row in rows)
-    what = f"{_name(endpoint)} after {endpoint.step} steps, over {seeds} seeds,"
+class Table(NamedTuple):
+    """A table and the sentences below it."""
+
+    title: str
+    head: Sequence[str]
+    rows: list[list[Any]]  # in Markdown
+    notes: Sequence[str] = ()
+
+
+class Decided(NamedTuple):
+    """A study with its runs, judged."""
+
+    study: Study
+    runs: Runs
+    judged: list[Judged]
+    protocol: Protocol
+
+    @property
+    def primary(self) -> Endpoint:
+        return next(endpoint for endpoint in self.protocol.endpoints if endpoint.primary)
+
+    @property
+    def model(self) -> str:
+        """What was trained, as a sentence names it."""
+        return MODELS[str(self.study.parts[0].flags.get("workload", "bert-imdb"))]
+
+    def on(self, endpoint: Endpoint) -> list[Judged]:
+        return [row for row in self.judged if row.endpoint == endpoint]
+
+
+def decide(folders: Sequence[Path], study: Study) -> Decided:
+    """Judge a study that has a protocol. Raises Refusal where the runs do not let the protocol's tests be made."""
+    assert study.protocol is not None
+    wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
+    runs = admitted.read(folders, wanted, study.protocol, study.name, study.sha256)
+    return Decided(study, runs, verdict.judge(runs, study.protocol, study.control), study.protocol)
+
+
+def page(folders: Sequence[Path], study: Study) -> str:
+    """Make the page of a study that has a protocol, in Markdown. Raises Refusal."""
+    decided = decide(folders, study)
+    lines = [f"# {study.question}", "", answer(decided), ""]
+    for table in tables(decided):
+        lines += [f"## {table.title}", "", *markdown.markdown(table.head, table.rows), ""]
+        lines += [*table.notes, ""] if table.notes else []
+    lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
+    return "\n".join([*lines, f"Made by `{markdown.command(f'verdict {study.name}', folders)}`."])
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def plain(decided: Decided) -> str:
+    """One sentence for who knows none of the project's words: on the primary endpoint."""
+    endpoint, rows = decided.primary, decided.on(decided.primary)
+    same = [row for row in rows if row.equivalence == SAME]
+    what = f"a small {decided.model}'s error on text it had not seen"
+    margin, ways = _size(endpoint.margin, endpoint), f"{len(rows)} ways"
+    if same:
+        largest = max(abs(row.mean) for row in same)
+        first = (
+            f"How a training was spread over processes moved {what} by less than {margin} on average: shown for "
+            f"{'all' if len(same) == len(rows) else f'{len(same)} of'} {ways} over {_seeds(rows)} starts, with "
+            f"{_size(largest, endpoint)} as the largest average"
+        )
+    else:
+        first = f"That the way in which a training was spread moves {what} by less than {margin} could be shown of "
+        first += f"none of {ways}"
+    if others := [f"{row.strategy} on {processes(row.world_size)}" for row in rows if row not in same]:
+        first += f"{';' if same else ':'} not of {', '.join(others)}"
+    apart = verdict.neighbours_apart(decided.runs, decided.protocol, endpoint, decided.study.control)
+    return (
+        f"{first}. Single trainings moved by up to {_size(abs(_furthest(rows)[1]), endpoint)}, and plain ones whose "
+        f"first weights differ in the last digit by up to {_size(float(np.abs(apart).max()), endpoint)}."
+    )
+
+
+def answer(decided: Decided) -> str:
+    """One paragraph on the primary endpoint, with every arm that was not shown to be the same."""
+    endpoint, rows, control = decided.primary, decided.on(decided.primary), decided.study.control
+    same = [row for row in rows if row.equivalence == SAME]
+    what = f"{_name(endpoint)} after {endpoint.step} steps, over {_seeds(rows)} seeds,"
     shown = f"was shown to be below {_size(endpoint.margin, endpoint)}"
     first = f"For {len(same)} of {len(rows)} arms the mean difference from {control.upper()} in {what} {shown}"
     if others := [f"{_arm(row)} {row.equivalence}" for row in rows if row not in same]:
         first += f"; {', '.join(others)}"
-    worst = max(rows, key=lambda row: float(np.abs(row.differences).max()))
-    most = _size(float(worst.differences[np.argmax(np.abs(worst.differences))]), endpoint, True)
+    worst, by = _furthest(rows)
     further = [row for row in rows if row.further]
     than = f"than one unit in the last place of its initial weights carries {control.upper()}"
     second = (
@@ -68,14 +116,25 @@ def answer(judged: Sequence[Judged], protocol: Protocol, control: str) -> str:
         else f"Of none was it shown that its runs are further from it {than}"
     )
     return (
-        f"{first}. The single run furthest from its control is {_arm(worst)}'s: {most}. {second}. All of it is of one "
-        "body, one split and one set of held-out text."
+        f"{first}. The single run furthest from its control, by {_size(by, endpoint, True)}, is of {_arm(worst)}. "
+        f"{second}. All of it is of one body, one split and one set of held-out text."
     )
 
 
 def heading(endpoint: Endpoint) -> str:
     kind = "primary" if endpoint.primary else "secondary"
-    return f"{_name(endpoint).capitalize()}, step {endpoint.step} ({kind}; margin {_size(endpoint.margin, endpoint)})"
+    return f"{_name(endpoint).capitalize()}, step {endpoint.step}: {kind}, margin {_size(endpoint.margin, endpoint)}"
+
+
+def _seeds(rows: Sequence[Judged]) -> int:
+    """How many seeds every arm has."""
+    return min(len(row.seeds) for row in rows)
+
+
+def _furthest(rows: Sequence[Judged]) -> tuple[Judged, float]:
+    """The arm of the run that is furthest from its control, and by how much."""
+    worst = max(rows, key=lambda row: float(np.abs(row.differences).max()))
+    return worst, float(worst.differences[np.argmax(np.abs(worst.differences))])
 
 
 def _name(endpoint: Endpoint) -> str:
@@ -88,90 +147,107 @@ def _arm(row: Judged) -> str:
 
 def _size(value: float, endpoint: Endpoint, signed: bool = False) -> str:
     """A difference in the margin's unit, for people."""
-    unit = "points" if endpoint.metric == "accuracy" else "%"
-    return f"{100 * value:{'+' if signed else ''}.2g} {unit}"
+    return f"{100 * value:{'+' if signed else ''}.2g} {_unit(endpoint)}"
 
 
-def _row(row: Judged) -> list[str]:
-    e = row.endpoint
-    worst = row.differences[np.argmax(np.abs(row.differences))]
-    interval = f"{_size(row.mean, e, True)} ({_size(row.low, e, True)} to {_size(row.high, e, True)})"
-    further = f"{'yes' if row.further else 'not shown'}: {row.distance:.2f} times as far, p {row.p_neighbour:.3f}"
-    return [
-        f"`{row.strategy}`",
-        str(row.world_size),
-        str(len(row.seeds)),
-        interval,
-        _size(float(worst), e, True),
-        "yes" if row.equivalence == "same within the margin" else row.equivalence,
-        further,
+def _unit(endpoint: Endpoint) -> str:
+    return "points" if endpoint.metric == "accuracy" else "%"
+
+
+# ---------------------------------------------------------------- tables
+
+
+def tables(decided: Decided) -> list[Table]:
+    """A table for each endpoint, the steps to the target, and what trains the same to the bit."""
+    found = [_of_endpoint(decided, endpoint) for endpoint in decided.protocol.endpoints]
+    found.append(_target(decided.runs, decided.protocol))
+    same = verdict.same_weights(decided.runs, decided.protocol)
+    if same:
+        words = {True: "yes", False: "no", None: "not shown: no such run"}
+        rows = [[f"`{arm}`", f"`{other}`", words[same]] for (arm, other), same in same.items()]
+        text = "One seed each: do these end with the arm's weights, bit by bit? Those that do are not run ten times."
+        found.append(Table("Strategies that train the same", ["arm", "strategy", "same"], rows, [text]))
+    return found
+
+
+def _of_endpoint(decided: Decided, endpoint: Endpoint) -> Table:
+    protocol, control, judged = decided.protocol, decided.study.control, decided.on(endpoint)
+    apart = verdict.neighbours_apart(decided.runs, protocol, endpoint, control)
+    unit = _unit(endpoint)
+    confidence = f"{100 * (1 - 2 * protocol.significance):g} %"
+    head = [
+        "arm",
+        f"mean difference, {unit} ({confidence})",
+        f"worst seed, {unit}",
+        "within?",
+        "further than a neighbour?",
     ]
-
-
-def _planned(endpoint: Endpoint, protocol: Protocol, judged: Sequence[Judged]) -> str:
-    rows = [row for row in judged if row.endpoint == endpoint]
-    num_seeds = min(len(row.seeds) for row in rows)
-    planned = verdict.power(endpoint.planned_sd, endpoint.margin, num_seeds, protocol.significance)
-    lowest = min(rows, key=lambda row: row.power)
-    return (
+    rms, largest = float(np.sqrt((apart**2).mean())), float(np.abs(apart).max())
+    spread = (
+        f"Neighbours, {control.upper()} from weights one unit in the last place apart, are {_size(rms, endpoint)} from "
+        f"one another (root mean square), at most {_size(largest, endpoint)}."
+    )
+    planned = verdict.power(endpoint.planned_sd, endpoint.margin, _seeds(judged), protocol.significance)
+    lowest = min(judged, key=lambda row: row.power)
+    power = (
         f"Power of the test for the margin, were there no difference: planned {planned:.2f} (spread "
         f"{_size(endpoint.planned_sd, endpoint)}, from the pilot), reached at least {lowest.power:.2f} "
         f"({_arm(lowest)}, spread {_size(float(lowest.differences.std(ddof=1)), endpoint)})."
     )
+    return Table(heading(endpoint), head, [_row(row, _seeds(judged)) for row in judged], [spread, power])
 
 
-def _target(runs: Runs, protocol: Protocol) -> list[str]:
+def _row(row: Judged, seeds: int) -> list[str]:
+    worst = row.differences[np.argmax(np.abs(row.differences))]
+    interval = f"{100 * row.mean:+.2f} ({100 * row.low:+.2f} to {100 * row.high:+.2f})"
+    p = "< 0.001" if row.p_neighbour < 0.001 else f"{row.p_neighbour:.3f}"
+    more = f", {len(row.seeds)} seeds" if len(row.seeds) > seeds else ""
+    return [
+        f"`{row.strategy}` on {row.world_size}{more}",
+        interval,
+        f"{100 * worst:+.2f}",
+        "yes" if row.equivalence == SAME else row.equivalence,
+        f"{'yes' if row.further else 'not shown'} ({row.distance:.2f} times as far, p {p})",
+    ]
+
+
+def _target(runs: Runs, protocol: Protocol) -> Table:
     target = protocol.target
     arms: dict[tuple[str, int, bool], list[int | None]] = {}
     for run in runs.taken:
         if run.label != protocol.once:
             key = (run.strategy, run.world_size, run.label in protocol.neighbours)
             arms.setdefault(key, []).append(verdict.reached(run, protocol))
-    rows = []
+    rows: list[list[Any]] = []
     for (strategy, world_size, is_neighbour), steps in sorted(arms.items()):
         there = [step for step in steps if step is not None]
         rows.append(
             [
-                f"`{strategy}`" + (", neighbours" if is_neighbour else ""),
-                world_size,
+                f"`{strategy}` on {world_size}" + (", neighbours" if is_neighbour else ""),
                 f"{len(there)} of {len(steps)}",
                 f"{statistics.median(there):g} ({min(there)} to {max(there)})" if there else "none",
             ]
         )
-    title = f"## Steps to a held-out loss of {target.loss:g} (looked at every {target.every} steps)"
-    return [title, "", *markdown.markdown(["arm", "processes", "reached", "steps: median (range)"], rows), ""]
+    title = f"Steps to a held-out loss of {target.loss:g} (looked at every {target.every} steps)"
+    return Table(title, ["arm", "reached", "steps: median (range)"], rows)
 
 
-def _once(runs: Runs, protocol: Protocol) -> list[str]:
-    words = {True: "yes", False: "no", None: "not shown: no such run"}
-    found = verdict.same_weights(runs, protocol)
-    rows = [[f"`{arm}`", f"`{other}`", words[same]] for (arm, other), same in found.items()]
-    if not rows:
-        return []
-    text = "One seed each: do these end with the arm's weights, bit by bit? Those that do are not run ten times."
-    return [
-        "## Strategies that train the same",
-        "",
-        text,
-        "",
-        *markdown.markdown(["arm", "strategy", "same"], rows),
-        "",
-    ]
+# ---------------------------------------------------------------- what it rests on
 
 
-def _basis(runs: Runs, protocol: Protocol, study: str) -> list[str]:
+def basis(decided: Decided) -> list[str]:
+    """When, by which code and under which text the runs were made; what was left out; the pilot."""
+    runs, protocol, name = decided.runs, decided.protocol, decided.study.name
     first, last = (choose(run.started_at for run in runs.taken) for choose in (min, max))
     commits = ", ".join(f"{commit[:10]} ({n})" for commit, n in Counter(run.commit for run in runs.taken).most_common())
     return [
-        "## What it rests on",
-        "",
-        f"- {len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
-        f"- Commits of the code that ran, and how many: {commits}.",
-        f"- The protocol is `study/studies/{study}.yaml`, fixed on {protocol.fixed_on}. Each of these runs was begun "
-        "under this text: its outcome has the file's digest.",
-        "- p of each endpoint are corrected for the number of arms (Holm), and not for the number of endpoints: the "
+        f"{len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
+        f"Commits of the code that ran, and how many: {commits}.",
+        f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} and tagged `{name}`. Each of "
+        "these runs was begun under this text: its outcome has the file's digest.",
+        "p of each endpoint are corrected for the number of arms (Holm), and not for the number of endpoints: the "
         "primary one decides.",
-        f"- Pilot, not among them: {protocol.pilot}",
-        *(f"- Left out by the protocol: {rule}" for rule in protocol.exclusions),
-        *(f"- Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),
+        f"Pilot, not among them: {protocol.pilot}",
+        *(f"Left out by the protocol: {rule}" for rule in protocol.exclusions),
+        *(f"Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),
     ]

@@ -71,6 +71,9 @@ def find(folders: Iterable[Path]) -> list[RecordFile]:
 def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
     """Read every record and every outcome below the folders; what lies together is one run. Copies are not told apart.
 
+    Runs of a folder come in one order, whether they are directories or collected: a reader who takes the first of
+    equals takes the same one.
+
     Raises Refusal for one that does not hold the schema, naming file and key, where an outcome lies beside the record
     of another run, where a record says ok without its files, and where there is no run.
     """
@@ -79,10 +82,10 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
     for folder in folders:
         if not folder.is_dir():
             raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
-        for place in sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS}):
-            for run in (*_of_directory(place), *_collected(place)):
-                empty = False
-                yield run
+        places = sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS})
+        found = [run for place in places for run in (*_of_directory(place), *_collected(place))]
+        empty = empty and not found
+        yield from sorted(found, key=lambda run: (run.folder, lines.order(run.identity[0])))
     if empty:
         raise _none_below(folders)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import files
+from study.compare import verdict_text
 from study.errors import Refusal
 from study.files import ROOT
 from study.report import colab, index, markup, notebook
@@ -43,7 +44,8 @@ PAGES = REPORT_PAGES | SITE_PAGES
 OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
-QUIET = "cpu-time"  # the report whose runs had the machine to themselves
+OF_TIMES = ("summary", "runtime", "single_vs_multi")  # those that may take times from other records
+OF_FIXED = ("summary", "loss_curves")  # those that show studies fixed in advance
 FILTERED = ("claims",)  # those with a list that a reader filters
 
 
@@ -68,15 +70,22 @@ def control(runs: pd.DataFrame, study: str = "") -> str:
     return next((plain for plain in ("ddp", "single") if plain in there), there[0])
 
 
-def build(study: str, folders: Sequence[Path], output: Path) -> Path:
+def build(
+    study: str, folders: Sequence[Path], output: Path, times: Sequence[Path] = (), fixed: Sequence[Path] = ()
+) -> Path:
     """Make a report of the records in these folders and write it into `output`; return its first page.
 
+    `times`: folders whose times count instead. `fixed`: those of studies that were fixed in advance, which decide what
+    was learned; the report's own study is one of them where it has a protocol.
     In the folder of a site its pages lead to the site's, and the site's index to it; elsewhere it stands alone.
     """
     name = Path(study).stem
     if _is_site(output):
         raise Refusal(f"--output {output}: holds the site of all reports; name a folder in it, such as {output / name}")
-    words = [files.shown_path(Path(study)), *(w for f in folders for w in ("--records", files.shown_path(f)))]
+    fixed = fixed or _own_verdict(study, folders)
+    given = [("--records", folders), ("--times", times), ("--fixed", fixed)]
+    words = [files.shown_path(Path(study))]
+    words += [word for option, chosen in given for folder in chosen for word in (option, files.shown_path(folder))]
     frame = Frame(_command(*words, output=output), name, question(study), list(REPORT_PAGES.values()))
     site = Path(os.path.abspath(output)).parent
     if _is_site(site):
@@ -85,15 +94,31 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in REPORT_PAGES}
     for page in OF_A_STUDY:
         parameters[page]["study"] = study
-    quiet = site / QUIET / PAGES["runtime"].file
-    if "runtime" in parameters and frame.of_site and output.name != QUIET and quiet.exists():
-        parameters["runtime"]["quiet"] = f"../{QUIET}/{quiet.name}"
+    for pages, name, chosen in ((OF_TIMES, "times", times), (OF_FIXED, "fixed", fixed)):
+        for page in pages:
+            parameters[page][name] = [str(folder) for folder in chosen]
     _make(frame, parameters, output)
     if frame.of_site:
         write_index(site)
     else:
         shutil.copyfile(STYLE, output / STYLE.name)
     return output / REPORT_PAGES["summary"].file
+
+
+def _own_verdict(study: str, folders: Sequence[Path]) -> Sequence[Path]:
+    """The folders, where the report's own study has a protocol and its runs can be held to it already."""
+    try:
+        chosen = studies.find(study)
+    except Refusal:
+        return ()
+    if chosen.protocol is None:
+        return ()
+    try:
+        verdict_text.decide(folders, chosen)
+    except Refusal as refusal:
+        print(f"no verdict yet: {refusal}", flush=True)
+        return ()
+    return folders
 
 
 def build_site(output: Path) -> Path:

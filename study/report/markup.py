@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 NUMBER = ' class="number"'
+LONG = 160  # characters of a caption behind its first sentence, from which on they are folded
 
 
 class Html:
@@ -54,6 +55,15 @@ def details(summary: str, content: str) -> str:
     return f"<details>\n<summary>{escape(summary)}</summary>\n{content}\n</details>"
 
 
+def folded(words: str) -> str:
+    """Words as HTML: of long ones the first sentence, and the rest a click away, because a phone has no room for it."""
+    first, end, rest = words.partition(". ")
+    if len(rest) < LONG:
+        return html.escape(words, quote=False)
+    opening = html.escape(f"{first}{end}".strip(), quote=False)
+    return f"{opening} <details><summary>How to read it</summary>{html.escape(rest, quote=False)}</details>"
+
+
 def table(
     caption: str,
     head: Sequence[str],
@@ -74,7 +84,8 @@ def table(
 
     label = html.escape(caption)
     lines = [f'<div class="table" role="region" tabindex="0" aria-label="{label}">', "<table>"]
-    lines += [f"<caption><span>{label}</span>{f'<small>{html.escape(note)}</small>' if note else ''}</caption>"]
+    more = f'<div class="note">{folded(note.strip())}</div>' if note else ""
+    lines += [f"<caption><span>{label}</span>{more}</caption>"]
     titles = [f'<th scope="col"{kind}>{escape(head[i])}</th>' for i, kind in zip(columns, kinds, strict=True)]
     lines += [f"<thead><tr>{''.join(titles)}</tr></thead>"]
     for heading, rows in groups:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.transforms import IdentityTransform
 
 from study.compare.words import three_digits
+from study.report.markup import folded
 
 WIDTH_INCHES = 6.0  # at the width of a phone its text is then still 9 pixels high
 POINTS_PER_INCH = 72  # also the dots per inch of a canvas, so that its pixels are points
@@ -96,8 +97,7 @@ class Figure:
     caption: str
 
     def _repr_html_(self) -> str:
-        caption = html.escape(self.caption, quote=False)
-        return f'<figure class="plot">{self.svg}<figcaption>{caption}</figcaption></figure>'
+        return f'<figure class="plot">{self.svg}<figcaption>{folded(self.caption)}</figcaption></figure>'
 
 
 # ---------------------------------------------------------------- strategies

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from study.compare.order import in_order
 from study.compare.words import Unit, bytes_text, bytes_unit, computed_note
 from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows
-from study.report.figures.parts import COLOURS, NAMES, PREDICTED, STATES, hatched, sizes
+from study.report.figures.parts import COLOURS, HATCHES, NAMES, PREDICTED, STATES, hatched, sizes
 from study.report.figures.setting import setting, unmeasured, with_results, without_value
 from study.report.words import counted
 
@@ -188,10 +188,13 @@ def _legend(
     shown += ["communication_buffers", "rest"]
     handles = [Patch(facecolor=COLOURS[part], linewidth=0) for part in shown]
     names = [NAMES["during" if part == "rest" else part] for part in shown]
+    if predicted:  # in the colours of what is measured; what only theory tells apart has names of its own
+        handles.append(Patch(facecolor="none", edgecolor=INK, linewidth=0.9, hatch=HATCHES["parameters"]))
+        names.append("hatched: by theory")
     for part in PREDICTED:
-        if any(sizes(parts)[part] for parts in predicted.values()):
+        if (part == "rest" or part not in shown) and any(sizes(parts)[part] for parts in predicted.values()):
             handles.append(hatched(Patch(), part))
-            names.append(f"{NAMES[part]}, predicted")
+            names.append(f"{NAMES[part]}, by theory")
     if any(bar["reserved"] for bar in drawn):
         handles.append(Patch(**RESERVED))
         names.append(NAMES["reserved"])

@@ -1,5 +1,6 @@
 """What does a page say? Tables, figures and sentences from the tidy table; no number in them is typed."""
 
+from study.report.pages.decided import decide, decided_choice, decided_drawn, decided_first, decided_tables
 from study.report.pages.drawn import answer_drawn, compared_drawn, drawn, loss_curves, times_drawn, worlds_drawn
 from study.report.pages.opening import (
     first_sentence,
@@ -39,6 +40,11 @@ __all__ = [
     "basis",
     "boxes",
     "compared_drawn",
+    "decide",
+    "decided_choice",
+    "decided_drawn",
+    "decided_first",
+    "decided_tables",
     "drawn",
     "first_sentence",
     "held_fixed",

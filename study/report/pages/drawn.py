@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -12,7 +13,7 @@ from study.report import figures, markup
 from study.report.figures import Figure
 from study.report.markup import Html
 from study.report.pages.opening import times_decide
-from study.report.pages.runs import SETTING, blocks, boxes, once, worlds
+from study.report.pages.runs import SETTING, bit_identical, blocks, boxes, once, worlds
 
 Draw = Callable[[pd.DataFrame], Figure]
 
@@ -62,8 +63,17 @@ def worlds_drawn(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
 
 
 def loss_curves(control: str) -> Draw:
-    """What draws losses beside the control's."""
-    return lambda runs: figures.loss_curves(table.steps(runs), control, runs)
+    """What draws losses beside the control's; of strategies that ended bit-identical, one."""
+
+    def draw(runs: pd.DataFrame) -> Figure:
+        alike = [[control, *names] if control in names else names for names in bit_identical(runs)]
+        kept = runs[runs["strategy"].isin([names[0] for names in alike])]
+        figure = figures.loss_curves(table.steps(kept), control, kept)
+        once = [" = ".join(dict.fromkeys(names)) for names in alike if len(set(names)) > 1]
+        more = f" Bit-identical in the end, and drawn once: {'; '.join(once)}." if once else ""
+        return dataclasses.replace(figure, caption=figure.caption + more)
+
+    return draw
 
 
 def _side_by_side(rows: Sequence[tuple[str, list[list[pd.DataFrame]]]], draw: Draw) -> Html:

@@ -36,9 +36,9 @@ def times_decide(compared: pd.DataFrame) -> bool:
     return noise(compared) <= NOISE
 
 
-def first_sentence(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> str:
-    """What a report found: by how much memory falls, and at what price."""
-    price = slowest(compared, control) if times_decide(compared) else ""
+def first_sentence(runs: pd.DataFrame, compared: pd.DataFrame, control: str, times: pd.DataFrame) -> str:
+    """What a report found: by how much memory falls, at what price; `times`: the comparisons of times that count."""
+    price = slowest(times, control) if times_decide(times) else ""
     return f"{_memory(runs)}; {price or _learned(compared, control)}."
 
 
@@ -51,13 +51,12 @@ def memory_first(runs: pd.DataFrame) -> Html:
     return lead(f"{_memory(runs)}{_peaks(runs)}.")
 
 
-def time_first(compared: pd.DataFrame, control: str, quiet: str) -> Html:
-    """The times' sentence; where they decide nothing, that, and the way to the quiet ones: an address, or empty."""
+def time_first(compared: pd.DataFrame, control: str) -> Html:
+    """The times' sentence; where they decide nothing, that."""
     if times_decide(compared):
         words = slowest(compared, control) or f"no time could be compared with that of {control}"
         return lead(f"{words[0].upper()}{words[1:]}.")
-    way = f'; <a href="{markup.escape(quiet)}">those of a quiet machine</a> do' if quiet else ""
-    return lead(Html(f"These times decide nothing, as two equal runs may differ by {percent(noise(compared))}{way}."))
+    return lead(f"These times decide nothing, as two equal runs may differ by {percent(noise(compared))}.")
 
 
 def processes_first(runs: pd.DataFrame) -> Html:
@@ -157,8 +156,8 @@ def _peaks(runs: pd.DataFrame) -> str:
     buckets = ": DeepSpeed's buckets, as large for a small model as for a large one, outweigh it"
     why = buckets if most > 1 and costs.startswith("zero") and not costs.endswith("_tuned") else ""
     return (
-        f"; but at its peak, with buffers and activations, a process needed from {three_digits(least)} times ({saves}) "
-        f"to {three_digits(most)} times ({costs}) the memory of one with a full copy (ddp){why}"
+        f". At its peak, with buffers and activations, a process needed {three_digits(least)} times ({saves}) to "
+        f"{three_digits(most)} times ({costs}) what one with a full copy (ddp) did{why}"
     )
 
 

@@ -14,6 +14,7 @@ from study.report.figures.effects import effects as draw_effects
 from study.report.markup import Html
 from study.report.pages import runs
 from study.report.pages.cells import relative
+from study.report.pages.opening import lead
 from study.report.words import count, listed
 
 # As the program prints them; it has no plain training at 16.
@@ -52,6 +53,47 @@ def effects_of(results: Mapping[str, Any], metric: Metric) -> list[tuple[str, di
         (title, {name: effects.effect(results, comparison, metric) for name, comparison in comparisons.items()})
         for title, comparisons in GROUPS
     ]
+
+
+def protocol_first(results: Mapping[str, Any]) -> Html:
+    """What the published program finds, as printed and mended, for who has not read it."""
+    published, mended = (
+        effects.effect(results, one, "validation loss") for one in (effects.AS_PUBLISHED, effects.MENDED)
+    )
+    if published is None or mended is None:
+        return lead("The program's two arms could not be compared: see below which runs are missing.")
+    agree = (
+        "the two ways agree"
+        if mended.word == "no difference"
+        else f"what is left is {relative(mended.mean)}, {mended.word}"
+    )
+    arms = [arm for key, run in results["runs"].items() if key.startswith("published/") for arm in run["arms"]]
+    shared = any(arm["ran"]["zero_stage"] is not None for arm in arms if "error" not in arm)
+    none = "" if shared else ", though under today's versions no part of it shares anything out"
+    return lead(
+        "A published program says that a model learns better when its training is shared out by ZeRO. Run as printed, "
+        f"it finds {relative(published.mean)} of validation loss ({published.word}){none}; with what is wrong in it "
+        f"mended, {agree}."
+    )
+
+
+def protocol_scope(results: Mapping[str, Any]) -> Html:
+    """How far what is found here reaches."""
+    settings, body = results["settings"], results.get("body")
+    head = effects.effect(results, effects.LEFT_ALONE["head-unseeded"], "validation loss")
+    lines = [
+        f"It shows what the defects do to a {settings['size']} BERT in {count(settings['epochs'], 'epoch')}. The "
+        "published effects are BERT-large's at epoch 5 on a GPU, and need not come of them (zero-study protocol "
+        "--size large --epochs 5 --data hub)."
+    ]
+    if body is not None:
+        lines.append(
+            f"The given weights are a body trained here on {body['num_reviews']:,} other reviews of the same task, one "
+            "body for all starts; the published program downloads one that has seen none."
+        )
+    if head is not None:
+        lines.append(f"One start says little: arms that differ in the head's first weights alone are {_effect(head)}.")
+    return Html(markup.items(lines))
 
 
 def protocol_in_words(results: Mapping[str, Any]) -> Html:
@@ -127,7 +169,7 @@ def _arms(results: Mapping[str, Any], program: str) -> list[list[Any]]:
             [
                 label,
                 f"{stage}, {ran['engine_class']}, {ran['optimizer_class']}",
-                _start(arms, arm),
+                _start(program, arms, arm),
                 f"{ran['num_steps']} of {ran['batch_size']}",
                 ran["num_evaluations"],
                 f"{arm[f'{effects.clock_of(results)}seconds']:.1f} s",
@@ -138,12 +180,13 @@ def _arms(results: Mapping[str, Any], program: str) -> list[list[Any]]:
     return rows
 
 
-def _start(arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
+def _start(program: str, arms: list[dict[str, Any]], arm: dict[str, Any]) -> str:
     before = arms[: arms.index(arm)]
-    if not before:
+    if not before or before[0]["first_weights"] == arm["first_weights"]:
         return "the given weights"
-    same = before[0]["first_weights"] == arm["first_weights"]
-    return "the given weights" if same else f"what {LABELS[before[-1]['arm']]} left"
+    if PROGRAMS[program].fresh_model:
+        return "the given body, another head"
+    return f"what {LABELS[before[-1]['arm']]} left"
 
 
 def effects_drawn(results: Mapping[str, Any], metric: Metric) -> Figure:

@@ -282,12 +282,15 @@ def proof_in_words(runs: pd.DataFrame) -> Html:
     staged = proved[proved["zero_stage"].notna() & proved["strategy"].str.match(r"zero\d")]
     agree = staged["strategy"].str[4].astype(int) == staged["zero_stage"]
     whole = proved["num_ranks_proved"] == proved["world_size"]
-    words = (
-        f"{len(proved)} of {count(len(runs), 'run')} read back what they are, {whole.sum()} of them with bytes counted "
-        f"by every rank. In {agree.sum()} of {count(len(staged), 'DeepSpeed run')} the engine's stage is that in the "
-        "strategy's name."
+    lead = (
+        "A file that asks for a way to train may be read otherwise by the programs below it. So each training reads "
+        f"back what was really built before it takes a step: {len(proved)} of {count(len(runs), 'run')} did"
     )
-    return Html(markup.paragraphs(words, kind="lead"))
+    lead += (
+        f", and {agree.sum()} of the {len(staged)} by DeepSpeed have the stage that was asked." if len(staged) else "."
+    )
+    ranks = f"In {whole.sum()} of {len(proved)} every process counted what it holds."
+    return Html(markup.paragraphs(lead, kind="lead") + markup.paragraphs(ranks))
 
 
 def proof(runs: pd.DataFrame) -> Html:

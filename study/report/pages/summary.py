@@ -44,21 +44,26 @@ def basis(runs: pd.DataFrame) -> Html:
     return Html(markup.paragraphs(words, kind="note"))
 
 
-def answer(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
-    """The answer in one table per box: what each strategy learned, holds and sends, and how long it takes."""
-    loss, speed = (Verdicts(compared, control, metric) for metric in ("final_loss", "seconds_per_step"))
+def answer(
+    runs: pd.DataFrame, compared: pd.DataFrame, control: str, with_losses: bool = True, with_times: bool = True
+) -> Html:
+    """The answer in one table per box: what each strategy learned, holds and sends, and how long it takes.
 
+    Losses and times may be told by others: then these runs' losses are a click away, and their times nowhere.
+    """
+    loss, speed = (Verdicts(compared, control, metric) for metric in ("final_loss", "seconds_per_step"))
     decide = times_decide(compared)
 
     def make(here: pd.DataFrame) -> str:
         peak, sent = unit_of(here, peak_column(here)), unit_of(here, "collective_bytes")
+        learned: dict[str, Callable[[PageRow], Any]] = {"held out": held_out, f"loss against {control}": loss.cell}
         took: dict[str, Callable[[PageRow], Any]] = {
             "seconds per step": time,
             f"time against {control}": speed.cell,
         }
+        took = took if with_times else {}
         first: dict[str, Callable[[PageRow], Any]] = {
-            "held out": held_out,
-            f"loss against {control}": loss.cell,
+            **(learned if with_losses else {}),
             **(took if decide else {}),
             "model states (paper)": states,
             f"peak memory, {peak.name}": lambda row: number(row.runs[peak_column(here)].max() / peak.size),
@@ -66,14 +71,16 @@ def answer(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
         more: dict[str, Callable[[PageRow], Any]] = {
             "runs": outcomes,
             "final loss": final_loss,
+            **({} if with_losses else learned),
             **({} if decide else took),
             f"sent per step, {sent.name}": lambda row: number(row.runs["collective_bytes"].max() / sent.size),
         }
         words = [f"loss against {control}", f"time against {control}"]
-        heading = "More columns: runs, final loss, messages" + ("" if decide else "; and times, which decide nothing")
-        rest = table_of(here, "Every strategy: runs, final loss, times and messages", more, MORE_NOTE, words)
-        return table_of(here, "Every strategy, in what it learned and held", first, NOTE, words) + markup.details(
-            heading, rest
-        )
+        heading = "More columns: runs, losses, messages"
+        heading += "; and times, which decide nothing" if took and not decide else ""
+        whole = "Every strategy, in what it learned and held" if with_losses else "Every strategy, in what it held"
+        note = NOTE if with_losses else NOTE[NOTE.index("Model states") :]
+        rest = table_of(here, "Every strategy: what else was seen", more, MORE_NOTE, words)
+        return table_of(here, whole, first, note, words) + markup.details(heading, rest)
 
     return by_box(runs, make)

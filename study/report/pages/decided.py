@@ -1,0 +1,79 @@
+"""What did a study that was fixed in advance decide? Its sentence, its figure, its tables, as `zero-study verdict`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from study.compare import verdict_text
+from study.compare.verdict_text import Decided
+from study.errors import Refusal
+from study.records import find as records
+from study.report import markup
+from study.report.figures.decided import decided as figure
+from study.report.markup import Html
+from study.report.pages.opening import lead
+from study.report.pages.runs import in_project
+from study.running import studies
+
+
+def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
+    """Judge every study with a protocol whose runs lie here; `study` may be a file of the user's own.
+
+    Raises Refusal where runs of no such study lie in folders that were named, and for what the protocols do not allow.
+    """
+    places = [in_project(name) for name in folders]
+    names = sorted({run.outcome.study for run in records.find_runs(places) if run.outcome}) if places else []
+    chosen = [studies.find(study if Path(study).stem == name else name) for name in names]
+    found = [verdict_text.decide(places, each) for each in chosen if each.protocol is not None]
+    if places and not found:
+        raise Refusal(f"{' '.join(folders)}: no run of a study that was fixed in advance lies here")
+    return found
+
+
+def decided_first(found: Sequence[Decided]) -> Html:
+    """What each study found, for who knows none of the project's words."""
+    return lead(" ".join(map(verdict_text.plain, found)))
+
+
+def decided_drawn(found: Sequence[Decided]) -> Html:
+    """The primary endpoint of each study."""
+    parts = [
+        f"<section>\n<h3>{markup.escape(each.study.question)}</h3>\n{figure(each)._repr_html_()}\n</section>"
+        for each in found
+    ]
+    return Html("\n".join(parts))
+
+
+def decided_choice(found: Sequence[Decided]) -> Html:
+    """What of it follows for a choice of strategy."""
+    judged = [row for each in found for row in each.on(each.primary)]
+    apart = [f"{row.strategy} on {row.world_size}" for row in judged if row.equivalence in ("higher", "lower")]
+    if apart:
+        return Html(
+            markup.paragraphs(f"{', '.join(apart)} learned otherwise than the control; see how far before you choose.")
+        )
+    unsure = sum(row.equivalence == "undecided" for row in judged)
+    words = "Choose by memory and time: what is learned is no reason to take one of these or to leave it"
+    words += f", though for {unsure} of {len(judged)} the margin could not be shown" if unsure else ""
+    return Html(markup.paragraphs(f"{words}. One model of some millions of parameters per text stands behind it."))
+
+
+def decided_tables(found: Sequence[Decided]) -> Html:
+    """Every endpoint arm by arm, the steps to the target, what trains the same; and what it all rests on."""
+    parts = []
+    for each in found:
+        parts.append(
+            f"<h3>{markup.escape(each.study.question)}</h3>\n{markup.paragraphs(_bare(verdict_text.answer(each)))}"
+        )
+        for table in verdict_text.tables(each):
+            rows = [[_bare(cell) for cell in row] for row in table.rows]
+            parts.append(markup.table(table.title, table.head, [("", rows)], " ".join(table.notes), table.head))
+        basis = markup.items([_bare(line) for line in verdict_text.basis(each)])
+        parts.append(markup.details("What it rests on: protocol, dates, code, what was left out", basis))
+    return Html("\n".join(parts))
+
+
+def _bare(cell: object) -> str:
+    """Without Markdown's quotes of code."""
+    return str(cell).replace("`", "")
