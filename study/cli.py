@@ -36,7 +36,6 @@ VIEWS = {
 WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
 
 # Named here too, since the modules that define them take a second to import.
-CLAIM_VERDICTS = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
 WORKS = ("small", "bert-large", "gpt2-xl")
 
 # What every run imports; deepspeed is asked for where a strategy is its.
@@ -531,44 +530,51 @@ def _accuracy(context: click.Context, rows: Path | None, output: Path | None) ->
 
 
 @zero_study.command("claims")
-@click.option("--source", metavar="NAME", help="only this source's")
-@click.option("--verdict", type=click.Choice(CLAIM_VERDICTS), help="only claims with this verdict")
-@click.option("--json", "as_json", is_flag=True, help="print everything that is known of each claim as JSON")
+@click.argument("asked", required=False, metavar="[SOURCE|CLAIM]", help="what is asked of: a source or a claim")
+@click.option("--search", metavar="WORDS", help="the sentences in which all these words are")
+@click.option("--json", "as_json", is_flag=True, help="print everything that is known, of a source or of all, as JSON")
 @click.option("--check", is_flag=True, help="decide every claim again, and list what has changed")
-@click.option("--write", is_flag=True, help="decide every claim again, and commit the verdicts")
-def _claims(source: str | None, verdict: str | None, as_json: bool, check: bool, write: bool) -> int:
-    """Print what others have published, claim by claim, and what became of it.
+@click.option("--write", is_flag=True, help="decide every claim again, commit the verdicts, freeze what is new")
+def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
+    """Print what became of what others have published: of a source, of one claim, or how all came out.
 
-    Exit status of --check: 1 where a committed verdict no longer follows from records and theory.
+    Exit status of --check and --write: 1 where a verdict no longer follows, where a sentence says another one than its
+    rule finds, and where an expectation was changed without a listed correction.
     """
     import json
 
     from study.claims import say
 
+    if sum([check, write, as_json, search is not None]) > 1 or ((check or write or search is not None) and asked):
+        raise Refusal("--check and --write decide every claim, --search looks in all; give one of them alone")
     if check or write:
-        if source or verdict or as_json or (check and write):
-            raise Refusal("--check and --write decide every claim; give one of them alone")
         require_clone("the records that claims are decided by")
         return _decide_claims(write)
-
-    claims = say.committed(source, verdict)
-    print(json.dumps(say.content(claims), indent=1, ensure_ascii=False) if as_json else say.text(claims))
+    if search is not None:
+        print(say.found(search))
+    elif as_json:
+        print(json.dumps(say.content(say.sentences(asked)), indent=1, ensure_ascii=False))
+    else:
+        print(say.text(asked))
     return 0
 
 
 def _decide_claims(write: bool) -> int:
-    from study.claims import verdicts
+    from study.claims import frozen, ledger, verdicts
 
-    now = verdicts.decide_all()
+    sources, now = ledger.read(), verdicts.decide_all()
     if write:
+        frozen.write(sources)
         verdicts.write(now)
         print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
-        return 0
-    changed = verdicts.stale(verdicts.read(), now)
-    for name, what in changed.items():
+    wrong = verdicts.unlike(sources, now) | frozen.changed(sources, frozen.read(), frozen.corrections())
+    wrong |= verdicts.stale(verdicts.read(), now)
+    for name, what in wrong.items():
         print(f"{name}: {what}")
-    print(f"{len(changed)} of {len(now)} verdicts no longer follow" if changed else f"{len(now)} verdicts follow")
-    return 1 if changed else 0
+    print(
+        f"{len(wrong)} of {len(now)} claims are not as they are committed" if wrong else f"{len(now)} verdicts follow"
+    )
+    return 1 if wrong else 0
 
 
 @zero_study.command("snippets")

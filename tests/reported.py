@@ -24,7 +24,7 @@ NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
 # Where in the site each page is: the index, and by their notebooks those of the site and those of its report.
 PLACES = (
     {"index": index.PAGE.file}
-    | {name: page.file for name, page in report.SITE_PAGES.items()}
+    | {name: page.file for name, page in (report.SITE_PAGES | report.article_pages()).items()}
     | {name: f"cpu/{page.file}" for name, page in report.REPORT_PAGES.items()}
 )
 

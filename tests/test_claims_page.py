@@ -6,19 +6,21 @@ import html
 import re
 from collections import Counter
 from typing import get_args
+from urllib.parse import urlencode
 
 import pytest
 
-from study.claims import disputes, ledger, say
-from study.claims.say import Decided
-from study.claims.verdicts import WORDS, Seen, Verdict
+from study.claims import frozen, ledger, say
+from study.claims.ledger import Sentence
+from study.claims.say import Decided, Told
+from study.claims.verdicts import MEANINGS, NEEDS, WORDS, Seen, Verdict, holds
 from study.report.pages import claims
 
-GOOD, BAD, UNTESTED = "replicated", "differs", "not tested here"
+GOOD, BAD = "reproduced", "contradicted by runs"
 ARITHMETIC = {"type": "arithmetic", "formula": "20 / 10"}
 
 
-def decided(name: str, word: str = GOOD, links=(), rule=ARITHMETIC, observed=None, phrase="", **expected) -> Decided:
+def decided(name: str, word: str = GOOD, rule=ARITHMETIC, observed=None, phrase="", **expected) -> Decided:
     claim = ledger.Claim.model_validate(
         {
             "id": name,
@@ -28,8 +30,6 @@ def decided(name: str, word: str = GOOD, links=(), rule=ARITHMETIC, observed=Non
             "conditions": "8 GPUs",
             "expected": {"value": 2, "unit": "times", "tolerance": {"exact": True}, **expected},
             "rule": rule,
-            "otherwise": BAD,
-            "links": list(links),
             "note": "of two",
         }
     )
@@ -37,9 +37,21 @@ def decided(name: str, word: str = GOOD, links=(), rule=ARITHMETIC, observed=Non
     return Decided(name.partition(".")[0], claim, verdict)
 
 
+def alone(*all_of_them: Decided) -> list[Told]:
+    return [Told(one.source, None, [one]) for one in all_of_them]
+
+
+def sentence(*readings: Decided, **facts) -> Told:
+    known = {
+        "readings": [one.claim.id for one in readings], "line": 7, "question": None, "holds": "no",
+        "reason": "It is 1.", "remedy": "Set 1.",
+    }  # fmt: skip
+    return Told(readings[0].source, Sentence.model_validate(known | facts), list(readings))
+
+
 @pytest.fixture(scope="module")
-def committed() -> list[Decided]:
-    return say.committed()
+def committed() -> list[Told]:
+    return say.sentences()
 
 
 def text_of(piece: str) -> str:
@@ -49,130 +61,92 @@ def text_of(piece: str) -> str:
 
 def entry(one: Decided) -> dict[str, str]:
     """What the list says of a claim, by term."""
-    shown = claims.listed([one]).text
+    shown = claims.listed(alone(one)).text
     return {term: text_of(said) for term, said in re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown, re.DOTALL)}
 
 
-# ---------------------------------------------------------------- disputes
+# ---------------------------------------------------------------- the overview and the pages of articles
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "outcome"),
-    [
-        (GOOD, BAD, "a"),
-        ("inconsistent", GOOD, "b"),
-        ("outdated", GOOD, "b"),
-        (BAD, "outdated", disputes.NONE_HOLDS),
-        (GOOD, UNTESTED, disputes.OPEN),
-        (BAD, UNTESTED, disputes.OPEN),
-        (UNTESTED, UNTESTED, disputes.OPEN),
-    ],
-)
-def test_with_whom_the_evidence_is(one, other, outcome):
-    (dispute,) = disputes.disputes([decided("a.x", one, ["b.y"]), decided("b.y", other, ["a.x"])])
-    assert dispute.sources == ("a", "b")
-    assert dispute.outcome == outcome
-
-
-def test_evidence_may_be_with_each_in_part():
-    found = [
-        decided("a.good", GOOD, ["b.bad", "b.good"]),
-        decided("a.bad", BAD, ["b.good"]),
-        decided("b.good", GOOD, ["a.bad", "a.good"]),
-        decided("b.bad", BAD, ["a.good"]),
-    ]
-    assert [one.outcome for one in disputes.disputes(found)] == [disputes.IN_PART]
-
-
-def test_a_source_with_itself_comes_last_and_has_no_other_side():
-    found = [decided("a.x", GOOD, ["a.y"]), decided("a.y", BAD, ["a.x", "b.z"]), decided("b.z", GOOD, ["a.y"])]
-    between, alone = disputes.disputes(found)
-    assert (between.sources, between.outcome) == (("a", "b"), "b")
-    assert (alone.sources, alone.outcome) == (("a",), disputes.IN_PART)
-
-
-def test_a_dispute_ends_where_the_two_sources_end():
-    """b.y is disputed by a and by c, which do not dispute one another."""
-    found = [decided("a.x", links=["b.y"]), decided("b.y", BAD, ["a.x", "c.z"]), decided("c.z", links=["b.y"])]
-    assert [{claim.claim.id for claim in one.claims} for one in disputes.disputes(found)] == [
-        {"a.x", "b.y"},
-        {"b.y", "c.z"},
-    ]
-
-
-def test_there_is_no_dispute_where_all_holds_or_one_phrase_is_read_twice():
-    assert not disputes.disputes([decided("a.x", links=["b.y"]), decided("b.y", links=["a.x"])])
-    again = [decided("a.x", GOOD, ["a.y"], phrase="the same"), decided("a.y", BAD, ["a.x"], phrase="the same")]
-    assert not disputes.disputes(again)
-
-
-def test_every_link_is_in_one_dispute(committed):
-    found = disputes.disputes(committed)
-    linked = Counter(frozenset(one.claim.id for one in pair) for dispute in found for pair in dispute.pairs)
-    assert set(linked.values()) == {1}
-    by_id = {one.claim.id: one for one in committed}
-    links = {frozenset((one.claim.id, link)) for one in committed for link in one.claim.links}
-    for one, other in ([by_id[name] for name in pair] for pair in links - set(linked)):
-        agree = one.verdict.verdict == other.verdict.verdict == GOOD
-        assert agree or (one.source, one.claim.phrase) == (other.source, other.claim.phrase)
-    assert all({claim.source for claim in one.claims} == set(one.sources) for one in found)
-
-
-def test_disputes_show_each_phrase_once_with_all_its_verdicts():
-    found = [
-        decided("a.x.one", BAD, ["b.y"], phrase="20 against 10"),
-        decided("a.x.two", UNTESTED, ["b.y"], phrase="20 against 10"),
-        decided("b.y", GOOD, ["a.x.one", "a.x.two"], phrase="20 against 20"),
-    ]
-    shown = claims.contradictions(found).text
-    assert text_of(shown).endswith(
-        "a against b : 1 dispute (1 with b) Of what was tested, the evidence is with b. "
-        "a 20 against 10 differs not tested here b 20 against 20 replicated"
-    )
-    assert re.findall('href="#(.*?)"', shown) == ["a.x.one", "a.x.two", "b.y"]
-
-
-# ---------------------------------------------------------------- the tally and the list
-
-
-def test_tally_counts_every_claim_and_each_number_is_a_filter(committed):
+def test_tally_counts_every_sentence_and_each_number_is_a_filter(committed):
     shown = claims.tally(committed).text
     numbers = {html.unescape(asked): int(n) for asked, n in re.findall(r'<a href="#([^"]*)">(\d+)</a>', shown)}
-    counts = Counter((one.source, one.verdict.verdict) for one in committed)
-    sources = {one.source for one in committed}
+    counts = Counter((one.source, one.word) for one in committed)
     for (source, word), number in counts.items():
-        assert numbers[f"source={source}&verdict={word.replace(' ', '+')}"] == number
-    for word in WORDS:
-        assert numbers[f"verdict={word.replace(' ', '+')}"] == sum(counts[name, word] for name in sources)
-    assert sum(numbers[f"source={name}"] for name in sources) == len(committed)
-    for source in ledger.read():
-        assert f"{source.source} : {source.title}" in text_of(shown)
+        assert numbers[urlencode({"source": source, "verdict": word})] == number
+    assert sum(numbers[f"source={name}"] for name in {one.source for one in committed}) == len(committed)
+    assert tuple(MEANINGS) == WORDS
 
 
-def test_opening_counts_what_holds():
-    found = [decided(f"a.x{i}", word) for i, word in enumerate((GOOD, GOOD, *WORDS[1:-1], UNTESTED))]
+def test_opening_leads_with_what_was_run():
+    found = alone(decided("a.x"), decided("a.y", BAD), decided("a.z", "adds up"), decided("a.w", "open"))
     said = text_of(claims.opening(found).text)
-    assert said.startswith("6 claims of 1 published source,")
-    assert "2 hold, 3 do not, and 1 are not tested here." in said
+    assert "Of 4, 1 are reproduced by runs here or work as printed, and 1 are contradicted by runs here" in said
+    assert "1 hold and 0 fail by theory" in said
 
 
-def test_every_claim_is_listed_with_what_is_known(committed):
-    shown = claims.listed(committed).text
-    entries = re.findall(r'<details id="(.*?)" (.*?)>\n<summary>(.*?)</summary>\n<dl>(.*?)</dl>', shown, re.DOTALL)
-    assert [name for name, *_ in entries] == [one.claim.id for one in committed]
-    for one, (_, data, line, rest) in zip(committed, entries, strict=True):
-        assert dict(re.findall('data-(.*?)="(.*?)"', data)) == {
-            "source": one.source,
-            "verdict": one.verdict.verdict,
-            "kind": one.claim.kind,
-            "rule": one.claim.rule.type,
+def test_every_correction_is_listed():
+    said = text_of(claims.corrected().text)
+    for one in frozen.corrections():
+        assert one.id in said
+        assert " ".join(one.why.split()) in said
+
+
+def test_an_article_has_its_faults_in_order_with_what_to_do(monkeypatch):
+    worst = sentence(decided("a.x", BAD), rank=1, reason="First.", remedy="Do that.")
+    other = sentence(decided("a.y", BAD), rank=2, reason="Second.")
+    least = sentence(decided("a.z", BAD))
+    told = [other, least, worst]
+    assert say.faults(told) == [worst, other]
+    source = ledger.Source.model_validate(
+        {
+            "source": "a",
+            "title": "An article",
+            "url": None,
+            "numbers": {},
+            "claims": [],
+            "trust": "It.",
+            "distrust": "That.",
         }
-        assert text_of(line).startswith(" ".join(one.claim.phrase.split()))
-        assert text_of(line).endswith(f"{one.source} {one.verdict.verdict}")
-        said = text_of(rest)
-        for known in (one.claim.where, one.claim.conditions, one.claim.note, *one.verdict.evidence):
-            assert " ".join(known.split()) in said
-        assert [link for link in re.findall('href="#(.*?)"', rest) if link != one.claim.id] == one.claim.links
+    )
+    monkeypatch.setattr(ledger, "read", lambda: [source])
+    monkeypatch.setattr(say, "sentences", lambda name: told)
+    said = text_of(claims.article("a").text)
+    assert said.startswith("An article Trust. It. Do not trust. That. The faults that matter most the words of a.x")
+    assert said.index("Do that.") < said.index("Second.")
+
+
+# ---------------------------------------------------------------- the list
+
+
+def test_every_sentence_is_listed_with_what_is_known(committed):
+    shown = claims.listed(committed).text
+    entries = re.findall(r'<details id="(.*?)" (data.*?)>\n<summary>(.*?)</summary>', shown, re.DOTALL)
+    assert [name for name, *_ in entries] == [one.head.claim.id for one in committed]
+    said = text_of(shown)
+    for one, (_, data, line) in zip(committed, entries, strict=True):
+        assert {name: html.unescape(value) for name, value in re.findall('data-(.*?)="(.*?)"', data)} == {
+            "source": one.source,
+            "verdict": one.word,
+            "kind": one.head.claim.kind,
+            "rule": one.head.claim.rule.type,
+        }
+        assert text_of(line).startswith(" ".join(one.head.claim.phrase.split()))
+        assert text_of(line).endswith(f"{one.source} {one.word}")
+        for reading in one.readings:
+            for known in (reading.claim.conditions, reading.claim.note, *reading.verdict.evidence):
+                assert " ".join(known.split()) in said
+
+
+def test_other_readings_are_folded_under_the_headline():
+    shown = claims.listed([sentence(decided("a.x", BAD), decided("a.y", "open", phrase="read otherwise"))]).text
+    assert len(re.findall("<details id=", shown)) == 1
+    assert '<dl id="a.y">' in shown
+    assert "Also read: read otherwise open" in text_of(shown)
+    assert "reason It is 1. instead Set 1. by the rule Because of < and >." in text_of(shown)
+    assert "where a table, line 7" in text_of(shown)
+    assert 'data-held="no"' in shown
+    assert {holds(word) for word in WORDS} == {"yes", "no", "open"}
 
 
 def test_lines_of_one_phrase_are_told_apart(committed):
@@ -181,11 +155,11 @@ def test_lines_of_one_phrase_are_told_apart(committed):
 
 
 def test_page_is_small_enough(committed):
-    assert len((claims.listed(committed).text + claims.contradictions(committed).text).encode()) < 1e6
+    assert len((claims.listed(committed).text + claims.side_by_side(committed).text).encode()) < 1e6
 
 
 def test_nothing_of_a_source_is_markup():
-    shown = claims.listed([decided("a.x", phrase='<script>alert("x")</script>')]).text
+    shown = claims.listed(alone(decided("a.x", phrase='<script>alert("x")</script>'))).text
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "Because of &lt; and &gt;." in shown
@@ -217,14 +191,13 @@ def test_each_rule_says_what_it_did():
 
 def test_what_would_decide_it_is_said_in_full():
     rule = {"type": "undecidable", "box": "8 x H100", "run": "both arms", "command": "zero-study run paper"}
-    said = entry(decided("a.x", UNTESTED, rule=rule))
+    said = entry(decided("a.x", NEEDS, rule=rule))
     assert said["would decide it"] == "8 x H100: both arms zero-study run paper"
     assert "why" not in said
-    without = entry(decided("a.x", UNTESTED, rule={**rule, "command": None}))
+    without = entry(decided("a.x", NEEDS, rule={**rule, "command": None}))
     assert without["would decide it"] == "8 x H100: both arms this study has no command for it"
 
 
-def test_every_rule_and_every_verdict_is_explained():
+def test_every_rule_is_explained():
     rules = (ledger.Arithmetic, ledger.Theory, ledger.OfRecords, ledger.Execution, ledger.Undecidable)
     assert tuple(say.RULES) == tuple(get_args(rule.model_fields["type"].annotation)[0] for rule in rules)
-    assert tuple(claims.MEANINGS) == WORDS

@@ -22,7 +22,7 @@ def sources(path: Path) -> list[str]:
 
 
 def test_every_notebook_is_a_page():
-    assert {path.stem for path in reported.NOTEBOOKS} == set(report.PAGES)
+    assert {path.stem for path in reported.NOTEBOOKS} == {*report.PAGES, "article"}
 
 
 @each
@@ -37,7 +37,7 @@ def test_is_valid_and_has_no_outputs(path):
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
-OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in report.SITE_PAGES]
+OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in (*report.SITE_PAGES, "article")]
 
 
 @pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
@@ -72,6 +72,7 @@ def test_parameters_of_the_protocol_are_literals():
 
 def test_parameters_of_the_claims_are_literals():
     assert reported.parameters(report.NOTEBOOKS / "claims.ipynb") == {"source": ""}
+    assert reported.parameters(report.NOTEBOOKS / "article.ipynb") == {"source": "hf-analysis"}
 
 
 @each
@@ -109,7 +110,7 @@ def test_set_up_is_the_same_everywhere():
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
     # What reads no runs trains none and needs nothing to train with.
-    (set_up,) = {found.pop(name) for name in report.SITE_PAGES}
+    (set_up,) = {found.pop(name) for name in (*report.SITE_PAGES, "article")}
     _, *lines = set_up.splitlines()
     assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
     assert "colab.train" in "".join(common[len(lines) + 1 :])

@@ -298,8 +298,8 @@ def test_proof(tmp_path):
     runs = table.read([tmp_path])
     assert text_of(pages.proof_in_words(runs)) == (
         "A file that asks for a way to train may be read otherwise by the programs below it. So each training reads "
-        "back what was really built before it takes a step: 3 of 4 runs did, and 2 of the 2 by DeepSpeed have the stage "
-        "that was asked. In 3 of 3 every process counted what it holds."
+        "back what was really built before it takes a step: 3 of 4 runs did, and 2 of the 2 by DeepSpeed have the "
+        "stage that was asked. In 3 of 3 every process counted what it holds."
     )
     shown = pages.proof(runs)
     assert row_of(shown, "zero3_cpu_offload").startswith(

@@ -81,7 +81,7 @@ def test_page_is_semantic(site, name):
 def test_page_asks_for_nothing_from_elsewhere(site, name):
     text = reported.text_of(site, name)
     page = Elements(text)
-    assert page.all("script") == ([{}] if name in report.FILTERED else [])
+    assert page.all("script") == ([{}] if name in (*report.FILTERED, *report.article_pages()) else [])
     assert page.all("iframe") == []
     style = "../style.css" if name in report.REPORT_PAGES else "style.css"
     assert {link["href"] for link in page.all("link")} == {style, "data:,"}
@@ -103,7 +103,7 @@ def test_page_shows_results_and_folds_code(site, name):
     of_no_runs = {
         "planner": "planner.advise(",
         "protocol": "published.load_protocol(",
-        "claims": "say.committed(",
+        "claims": "say.sentences(",
     }
     load = of_no_runs[name] if name in report.SITE_PAGES else "pages.load(records, box, workload)"
     assert load not in shown
@@ -332,7 +332,7 @@ def test_committed_index_is_what_is_made_now(tmp_path):
         assert made == committed, f"{name}: make it again with `zero-study report`, and commit it"
 
 
-@pytest.mark.parametrize("name", report.SITE_PAGES)
+@pytest.mark.parametrize("name", [*report.SITE_PAGES, *report.article_pages()])
 def test_committed_pages_of_no_runs_are_what_is_made_now(site, name):
     place = reported.PLACES[name]
     assert shown_of(site / place) == shown_of(COMMITTED / place), (

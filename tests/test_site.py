@@ -10,7 +10,6 @@ import pytest
 import reported
 
 from study.claims import say
-from study.claims.verdicts import WORDS
 from study.report import build as report
 from study.report import index
 
@@ -186,7 +185,7 @@ def test_print(visit, name):
 
 # ---------------------------------------------------------------- the list of claims
 
-CLAIM = "hf-analysis.memory.peak.zero0.least"
+CLAIM = "hf-analysis.memory.peak.zero0.measured"
 
 
 class Claims:
@@ -225,21 +224,21 @@ def claims(visit):
 
 
 def counted(**asked: str) -> int:
-    found = say.committed(asked.get("source"), asked.get("verdict"))
-    return len([one for one in found if asked.get("kind") in (None, one.claim.kind)])
+    found = [one for one in say.sentences(asked.get("source")) if asked.get("verdict") in (None, one.word)]
+    return len([one for one in found if asked.get("kind") in (None, one.head.claim.kind)])
 
 
 def test_filters_reduce_the_list_and_say_to_what(claims):
     listed = claims()
     every = counted()
-    assert (listed.shown.count(), listed.said()) == (every, f"{every} of {every} claims")
+    assert (listed.shown.count(), listed.said()) == (every, f"{every} of {every} sentences")
     asked = {}
-    for label, value in (("source", "hf-analysis"), ("verdict", "not tested here"), ("kind", "memory")):
+    for label, value in (("source", "hf-analysis"), ("verdict", "needs hardware"), ("kind", "memory")):
         asked[label] = value
         listed.filter(label).select_option(value)
         assert 0 < listed.shown.count() == counted(**asked)
-        assert listed.said() == f"{counted(**asked)} of {every} claims"
-    assert listed.fragment() == "#source=hf-analysis&verdict=not+tested+here&kind=memory"
+        assert listed.said() == f"{counted(**asked)} of {every} sentences"
+    assert listed.fragment() == "#source=hf-analysis&verdict=needs+hardware&kind=memory"
     listed.filter("decided by").select_option("undecidable")
     assert set(listed.shown.evaluate_all("all => all.map(one => one.dataset.rule)")) == {"undecidable"}
     listed.page.get_by_role("button", name="Show all").click()
@@ -250,7 +249,7 @@ def test_filters_reduce_the_list_and_say_to_what(claims):
 def test_words_are_searched_in_any_order_and_case(claims):
     listed = claims()
     listed.page.get_by_label("words of").fill("PERMUTED no such words")
-    assert (listed.shown.count(), listed.said()) == (0, f"0 of {counted()} claims")
+    assert (listed.shown.count(), listed.said()) == (0, f"0 of {counted()} sentences")
     listed.page.get_by_label("words of").fill("zero0 peak.ZERO0 7B")
     assert CLAIM in listed.shown.evaluate_all("all => all.map(one => one.id)")
     assert listed.shown.count() < 20
@@ -259,11 +258,11 @@ def test_words_are_searched_in_any_order_and_case(claims):
 
 
 def test_fragment_restores_the_filter(claims):
-    listed = claims("#source=papers&verdict=outdated&words=pytorch+1.4b")
+    listed = claims("#source=papers&verdict=needs+hardware&words=pytorch+1.4b")
     assert listed.filter("source").input_value() == "papers"
-    assert listed.filter("verdict").input_value() == "outdated"
+    assert listed.filter("verdict").input_value() == "needs hardware"
     assert listed.page.get_by_label("words of").input_value() == "pytorch 1.4b"
-    assert 0 < listed.shown.count() < counted(source="papers", verdict="outdated")
+    assert 0 < listed.shown.count() < counted(source="papers", verdict="needs hardware")
     assert listed.page.locator("#filters").evaluate("form => form.getBoundingClientRect().top < innerHeight")
 
 
@@ -277,8 +276,8 @@ def test_unknown_values_and_broken_fragments_show_everything(claims):
 
 def test_numbers_of_the_tally_set_the_filter(claims):
     listed = claims()
-    link = listed.page.locator('a[href="#source=zero3-blog&verdict=inconsistent"]')
-    number = counted(source="zero3-blog", verdict="inconsistent")
+    link = listed.page.locator('a[href="#source=zero3-blog&verdict=contradicts+itself"]')
+    number = counted(source="zero3-blog", verdict="contradicts itself")
     assert link.inner_text() == str(number)
     for _ in range(2):  # a second time too, which changes no address
         link.click()
@@ -299,26 +298,34 @@ def test_anchor_opens_its_claim(claims):
 
 
 def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
-    listed = claims("#source=papers&verdict=outdated")
+    listed = claims("#source=papers&verdict=contradicted+by+theory")
     number = listed.shown.count()
     assert not listed.claim().is_visible()
     listed.page.evaluate(f"location.hash = '#{CLAIM}'")
     listed.claim().locator("dl").wait_for(state="visible")
     assert listed.page.evaluate("document.activeElement.parentElement.id") == CLAIM
     assert listed.shown.count() == number + 1
-    assert listed.said() == f"{number} of {counted()} claims, and the one that was linked to"
+    assert listed.said() == f"{number} of {counted()} sentences, and the one that was linked to"
     listed.page.go_back()
     listed.claim().wait_for(state="hidden")
-    assert listed.said() == f"{number} of {counted()} claims"
+    assert listed.said() == f"{number} of {counted()} sentences"
 
 
-def test_disputes_lead_to_their_claims(claims):
+def test_a_question_leads_to_the_sentence_on_its_articles_page(claims):
     listed = claims()
-    listed.page.locator("summary", has_text="a100-replication against hf-analysis").click()
-    link = listed.page.locator(".disputes a:visible").first
-    name = link.get_attribute("href")[1:]
+    listed.page.locator("summary", has_text="sentences of the articles").first.click()
+    link = listed.page.locator('li a[href*=".html#"]:visible').first
+    name = link.get_attribute("href").partition("#")[2]
     link.click()
-    listed.claim(name).locator("dl").wait_for(state="visible")
+    listed.claim(name).locator("dl").first.wait_for(state="visible")
+
+
+def test_another_reading_opens_with_its_sentence(visit):
+    told = next(one for one in say.sentences("hf-analysis") if len(one.readings) > 1)
+    other = told.readings[1].claim.id
+    seen = visit("hf-analysis", f"#{other}", viewport=DESKTOP)
+    seen.page.locator(f'[id="{other}"]').wait_for(state="visible")
+    assert seen.page.locator(f'[id="{told.head.claim.id}"]').get_attribute("open") is not None
 
 
 def test_claims_open_by_keyboard(claims):
@@ -338,10 +345,9 @@ def test_opened_claims_are_no_wider_than_the_page(claims, viewport, scheme):
     listed.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert listed.seen.width() <= viewport["width"]
     assert listed.page.evaluate(TOO_WIDE) == []
-    for word in WORDS:
-        verdict = f"#list > details[data-verdict='{word}'] b"
-        ((_, ratio),) = listed.page.evaluate(CONTRAST, [verdict])
-        assert ratio >= 4.5, word
+    for held in ("yes", "no", "open"):
+        ((_, ratio),) = listed.page.evaluate(CONTRAST, [f"#list b[data-held='{held}']"])
+        assert ratio >= 4.5, held
 
 
 def test_every_claim_is_listed_without_javascript(claims):

@@ -38,11 +38,11 @@ REAL = {
 }
 
 
-def write(folder: Path, expected=ACCEPTED, otherwise="differs", **changes) -> Path:
+def write(folder: Path, expected=ACCEPTED, **changes) -> Path:
     """Write a ledger of one claim that is executed."""
     source = copy.deepcopy(SOURCE)
     rule = {key: value for key, value in {**RULE, **changes}.items() if value is not None}
-    source["claims"][0] |= {"rule": rule, "expected": expected, "otherwise": otherwise}
+    source["claims"][0] |= {"rule": rule, "expected": expected}
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(source))
     return path
@@ -132,44 +132,62 @@ def test_any_change_of_a_rule_changes_its_digest():
         (
             3,
             None,
-            "replicated",
+            "works as printed",
             "takes the lines, and they are in effect (engine.zero_optimization_stage() is 3), as the source has it.",
         ),
         (
             0,
             None,
-            "differs",
+            "contradicted by today's engine",
             "takes the lines, and they are not in effect (engine.zero_optimization_stage() is 0, not 3), "
             "where the source has them accepted.",
         ),
-        (None, "ValueError: no", "differs", "refuses the lines (ValueError: no), where the source has them accepted."),
+        (
+            None,
+            "ValueError: no",
+            "contradicted by today's engine",
+            "refuses the lines (ValueError: no), where the source has them accepted.",
+        ),
     ],
 )
 def test_an_outcome_decides(found, message, verdict, why, tmp_path, given):
     write(tmp_path)
     given(**result(tmp_path, {} if message else {"engine.zero_optimization_stage()": found}, message))
     one = decided(tmp_path)
-    assert (one.verdict, one.why) == (verdict, f"outcome: today's engine {why}")
+    today = "" if verdict == "works as printed" else " (today: deepspeed 1.0)."
+    assert (one.verdict, one.why) == (verdict, f"outcome: today's engine {why[:-1] + today if today else why}")
     assert one.evidence == [f"reports/cpu/published/snippets.json: {NAME}: {one.observed.value}"]
 
 
-def test_an_outdated_claim_says_by_which_versions(tmp_path, given):
-    write(tmp_path, otherwise="outdated")
+def test_what_an_engine_contradicts_says_by_which_versions(tmp_path, given):
+    write(tmp_path)
     given(**result(tmp_path, message="TypeError: gone"))
     one = decided(tmp_path)
-    assert one.verdict == "outdated"
+    assert one.verdict == "contradicted by today's engine"
     assert one.why.endswith("(TypeError: gone), where the source has them accepted (today: deepspeed 1.0).")
 
 
 @pytest.mark.parametrize(
     ("value", "measured", "message", "verdict", "said"),
     [
-        (2, 2, None, "replicated", "today's engine gives 2, which agrees with 2"),
-        (2, 1, None, "differs", "today's engine gives 1, where the source has 2"),
-        (False, True, None, "differs", "today's engine says yes, the source no"),
-        ("gpu", "cpu", None, "differs", "today's engine gives cpu, where the source has gpu"),
-        (2, None, "ValueError: no", "differs", "refuses the lines (ValueError: no), where the source has 2"),
-        (True, None, "ValueError: no", "differs", "refuses the lines (ValueError: no), where the source has yes"),
+        (2, 2, None, "works as printed", "today's engine gives 2, which agrees with 2"),
+        (2, 1, None, "contradicted by today's engine", "today's engine gives 1, where the source has 2"),
+        (False, True, None, "contradicted by today's engine", "today's engine says yes, the source no"),
+        ("gpu", "cpu", None, "contradicted by today's engine", "today's engine gives cpu, where the source has gpu"),
+        (
+            2,
+            None,
+            "ValueError: no",
+            "contradicted by today's engine",
+            "refuses the lines (ValueError: no), where the source has 2",
+        ),
+        (
+            True,
+            None,
+            "ValueError: no",
+            "contradicted by today's engine",
+            "refuses the lines (ValueError: no), where the source has yes",
+        ),
     ],
 )
 def test_what_is_measured_decides(value, measured, message, verdict, said, tmp_path, given):

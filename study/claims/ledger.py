@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from study.errors import Refusal, refusing
 from study.files import Written, read_yaml
 
 FOLDER = Path(__file__).parent / "ledger"
+QUESTIONS = Path(__file__).parent / "questions.yaml"
 LONGEST_PHRASE = 12  # words of a source that are quoted
 TRUE = 1e-9  # relative; exact, but for the rounding of a float
 CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
@@ -155,8 +157,6 @@ class Claim(Written):
     conditions: Text
     expected: Expected
     rule: Annotated[Arithmetic | Theory | OfRecords | Execution | Undecidable, Field(discriminator="type")]
-    otherwise: Literal["inconsistent", "differs", "outdated"]  # the verdict where it does not hold
-    links: list[str]  # claims that say something else of the same thing
     note: str
 
     @model_validator(mode="after")
@@ -181,14 +181,59 @@ class Claim(Written):
         return self
 
 
+class Sentence(Written):
+    """One sentence of a source, with all claims that were read in it."""
+
+    readings: Annotated[list[str], Field(min_length=1)]  # ids of claims; the first one's verdict is the sentence's
+    line: Annotated[int, Field(ge=1)]  # of the source's text as it was saved, blank lines counted
+    question: str | None  # which of QUESTIONS it answers
+    holds: Literal["yes", "no", "open"]  # what `reason` says; it has to be what the first reading comes to
+    reason: Text  # in words of a person, of the evidence
+    remedy: Text | None  # what to do instead, of a sentence that does not hold
+    rank: Annotated[int, Field(ge=1)] | None = None  # of the faults that matter, by consequence, 1 first
+
+    @model_validator(mode="after")
+    def _fits(self) -> Sentence:
+        if (self.holds == "no") != (self.remedy is not None):
+            raise ValueError(f"remedy: a sentence has one where it does not hold, and here holds is {self.holds}")
+        if self.rank is not None and self.holds != "no":
+            raise ValueError("rank: is of sentences that do not hold; take it out")
+        return self
+
+
 class Source(Written):
-    """One published source: its figures and its claims."""
+    """One published source: its figures, its claims, and its sentences."""
 
     source: Text
     title: Text
     url: Text | None
     numbers: dict[str, float]  # for formulas, with those of CITED; the unit is in the name
     claims: list[Claim]
+    was_read: Text | None = None  # in which form, and by whom it was had
+    trust: Text | None = None  # one sentence each: what can be relied on,
+    distrust: Text | None = None  # what cannot,
+    unknown: Text | None = None  # and what nobody knows
+    sentences: list[Sentence] = Field(default_factory=list)  # in the order of the text; empty: not sorted out yet
+
+    @model_validator(mode="after")
+    def _whole(self) -> Source:
+        if not self.sentences:
+            return self
+        missing = [n for n in ("was_read", "trust", "distrust", "unknown") if getattr(self, n) is None]
+        if missing:
+            raise ValueError(f"{missing[0]}: is missing; a source with sentences has it")
+        read = Counter(name for sentence in self.sentences for name in sentence.readings)
+        ids = {claim.id for claim in self.claims}
+        if unknown := sorted(read.keys() - ids):
+            raise ValueError(f"sentences: {unknown[0]} is no claim of this source; correct it")
+        if left := sorted(ids - read.keys()):
+            raise ValueError(f"sentences: {left[0]} is in none of them; add it to one, or take the claim out")
+        if twice := [name for name, count in read.items() if count > 1]:
+            raise ValueError(f"sentences: {twice[0]} is in {read[twice[0]]} of them; a claim is of one")
+        ranks = sorted(sentence.rank for sentence in self.sentences if sentence.rank is not None)
+        if ranks != list(range(1, len(ranks) + 1)):
+            raise ValueError(f"sentences: the ranks are {ranks}; number the faults that matter from 1 on")
+        return self
 
 
 def read(folder: Path = FOLDER) -> list[Source]:
@@ -198,7 +243,12 @@ def read(folder: Path = FOLDER) -> list[Source]:
         raise Refusal(f"{folder}: no ledger here; each source is a YAML file")
     sources = _with_cited([_read(path) for path in paths])
     known: dict[str, str] = {}
+    asked = questions()
     for path, source in zip(paths, sources, strict=True):
+        for sentence in source.sentences:
+            if sentence.question is not None and sentence.question not in asked:
+                keys = ", ".join(asked)
+                raise Refusal(f"{path}: {sentence.readings[0]}: question {sentence.question!r} is none of {keys}")
         for claim in source.claims:
             if claim.id in known:
                 raise Refusal(f"{path}: {claim.id}: id: is there already, in {known[claim.id]}; choose another")
@@ -206,15 +256,12 @@ def read(folder: Path = FOLDER) -> list[Source]:
             if isinstance(claim.rule, Arithmetic):
                 with refusing(f"{path}: {claim.id}: rule"):
                     arithmetic.check(claim.rule.formula, source.numbers)
-    back = {(claim.id, link) for source in sources for claim in source.claims for link in claim.links}
-    for path, source in zip(paths, sources, strict=True):
-        for claim in source.claims:
-            for link in claim.links:
-                if link not in known:
-                    raise Refusal(f"{path}: {claim.id}: links: {link!r} is no claim; correct it or leave it out")
-                if link == claim.id or (link, claim.id) not in back:
-                    raise Refusal(f"{path}: {claim.id}: links: {link} does not link back; add it there")
     return sources
+
+
+def questions() -> dict[str, dict[str, str]]:
+    """What the sources are asked side by side: each with this study's answer and the papers'. Raises Refusal."""
+    return read_yaml(QUESTIONS, QUESTIONS.parent)
 
 
 def _read(path: Path) -> Source:

@@ -1,14 +1,15 @@
-"""What is printed of the claims: a tally, each with its verdict and why, or everything as JSON."""
+"""What is printed of the claims: a source in three sentences and its faults, one claim in full, or what words find."""
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from study.claims import ledger, verdicts
-from study.claims.ledger import Claim
-from study.claims.verdicts import AGAIN, WORDS, Verdict
+from study.claims import frozen, ledger, verdicts
+from study.claims.ledger import Claim, Sentence, Source
+from study.claims.verdicts import AGAIN, FAILS, HOLDS, WORDS, Verdict
 from study.errors import Refusal
 
 # How a claim is decided, by the type of its rule.
@@ -19,6 +20,8 @@ RULES = {
     "execution": "its lines, given to today's engine",
     "undecidable": "not here: it takes hardware that we lack",
 }
+# Verdicts by what stands behind them, the strongest first, as a sentence counts them.
+RUN = ("record", "execution")
 
 
 class Decided(NamedTuple):
@@ -29,62 +32,173 @@ class Decided(NamedTuple):
     verdict: Verdict
 
 
-def committed(source: str | None = None, word: str | None = None) -> list[Decided]:
-    """List the claims, of one source, with one verdict, or all. Raises Refusal for a source that there is not."""
+class Told(NamedTuple):
+    """A sentence of a source with its readings, the headline's first; `sentence` is None where it is a claim alone."""
+
+    source: str
+    sentence: Sentence | None
+    readings: list[Decided]
+
+    @property
+    def head(self) -> Decided:
+        return self.readings[0]
+
+    @property
+    def word(self) -> str:
+        return self.head.verdict.verdict
+
+
+def committed(source: str | None = None) -> list[Decided]:
+    """List the claims, of one source or all. Raises Refusal for a source that there is not."""
+    return [decided for told in sentences(source) for decided in told.readings]
+
+
+def sentences(source: str | None = None) -> list[Told]:
+    """List the sentences, in the order of each text; a source that is not sorted into sentences has its claims."""
     sources, known = ledger.read(), verdicts.read()
     names = [published.source for published in sources]
     if source is not None and source not in names:
-        raise Refusal(f"--source {source}: is no source; take one of {', '.join(names)}")
-    decided = []
+        raise Refusal(f"{source}: is no source; take one of {', '.join(names)}")
+    told = []
     for published in sources:
-        for claim in published.claims if source in (None, published.source) else []:
+        if source not in (None, published.source):
+            continue
+        of = {}
+        for claim in published.claims:
             if claim.id not in known:
                 raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
-            if word in (None, known[claim.id].verdict):
-                decided.append(Decided(published.source, claim, known[claim.id]))
-    return decided
+            of[claim.id] = Decided(published.source, claim, known[claim.id])
+        told += [
+            Told(published.source, sentence, [of[name] for name in sentence.readings])
+            for sentence in published.sentences
+        ] or [Told(published.source, None, [decided]) for decided in of.values()]
+    return told
 
 
-def content(decided: Sequence[Decided]) -> dict[str, Any]:
+def faults(told: Iterable[Told]) -> list[Told]:
+    """Those that matter most, the first first."""
+    ranked = [one for one in told if one.sentence is not None and one.sentence.rank is not None]
+    return sorted(ranked, key=lambda one: one.sentence.rank)
+
+
+def content(told: Sequence[Told]) -> dict[str, Any]:
     """Everything, for `--json`."""
     return {
-        "claims": [
-            {"id": claim.id, "source": source, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
-            for source, claim, verdict in decided
+        "sentences": [
+            {
+                "source": one.source,
+                "verdict": one.word,
+                **(one.sentence.model_dump(exclude={"readings"}) if one.sentence else {}),
+                "readings": [
+                    {"id": claim.id, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
+                    for _, claim, verdict in one.readings
+                ],
+            }
+            for one in told
         ]
     }
 
 
-def text(decided: Sequence[Decided]) -> str:
-    """Print the tally, then each claim."""
-    lines = tally(decided)
-    for source, claim, verdict in decided:
+# ---------------------------------------------------------------- as text
+
+
+def text(asked: str | None) -> str:
+    """What is printed of everything, of a source, or of a claim. Raises Refusal for a name that there is not."""
+    sources = {source.source: source for source in ledger.read()}
+    if asked is None:
+        ways = "zero-study claims SOURCE, zero-study claims CLAIM, zero-study claims --search WORDS"
+        return "\n".join([*tally(sentences()), "", f"More: {ways}"])
+    if asked in sources:
+        return "\n".join(_of_source(sources[asked], sentences(asked)))
+    told = next((one for one in sentences() for decided in one.readings if decided.claim.id == asked), None)
+    if told is None:
+        near = difflib.get_close_matches(asked, [*sources, *(one.head.claim.id for one in sentences())], n=3)
+        like = f"; do you mean {' or '.join(near)}?" if near else f"; sources are {', '.join(sources)}"
+        raise Refusal(f"{asked}: is no source and no claim{like}")
+    return "\n".join(_of_claim(told, next(one for one in told.readings if one.claim.id == asked)))
+
+
+def found(words: str) -> str:
+    """The sentences in which all these words are, by their phrase, conditions, reason or name."""
+    lines = []
+    for one in sentences():
+        parts = [
+            part for claim in one.readings for part in (claim.claim.phrase, claim.claim.conditions, claim.claim.id)
+        ]
+        parts += [one.sentence.reason] if one.sentence else []
+        if all(word in " ".join(parts).lower() for word in words.lower().split()):
+            lines.append(f'{one.head.claim.id}: "{one.head.claim.phrase}": {one.word}')
+    return "\n".join(lines or [f"no sentence has all of these words: {words}"])
+
+
+def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
+    lines = [source.title, ""]
+    for name, said in (("Trust", source.trust), ("Do not trust", source.distrust), ("Not known", source.unknown)):
+        lines += [f"{name}: {said}"] if said else []
+    worst = faults(told)
+    lines += ["", "The faults that matter most:"] if worst else []
+    for number, one in enumerate(worst, 1):
+        claim = one.head.claim
         lines += [
             "",
-            f"{claim.id}: {verdict.verdict}",
-            f'  "{claim.phrase}" ({source}, {claim.where})',
-            f"  {verdict.why}",
+            f'{number}. "{claim.phrase}" ({claim.where}): {one.word}',
+            f"   {one.sentence.reason}",
+            f"   Instead: {one.sentence.remedy}",
         ]
-    return "\n".join(lines)
+    return [*lines, "", *tally(told)]
 
 
-def tally(decided: Sequence[Decided]) -> list[str]:
-    """Tabulate verdicts by source, as Markdown, and say by which rules claims hold."""
-    counts = Counter((source, verdict.verdict) for source, _, verdict in decided)
-    names = list(dict.fromkeys(source for source, _, _ in decided))
-    rows = [(name, [counts[name, word] for word in WORDS]) for name in names]
-    rows.append(("all", [sum(counts[name, word] for name in names) for word in WORDS]))
+def _of_claim(told: Told, decided: Decided) -> list[str]:
+    claim, verdict, sentence = decided.claim, decided.verdict, told.sentence
+    lines = [f'"{claim.phrase}" ({decided.source}, {claim.where})', f"{verdict.verdict}: {verdict.why}"]
+    if sentence is not None:
+        lines += [f"reason: {sentence.reason}"] + ([f"instead: {sentence.remedy}"] if sentence.remedy else [])
+    seen = verdict.observed.model_dump_json() if verdict.observed else "nothing"
+    lines += [
+        f"conditions: {claim.conditions}",
+        f"expected: {claim.expected.model_dump_json()}",
+        f"decided by: {claim.rule.model_dump_json()}",
+        f"observed: {seen}",
+        *(f"evidence: {line}" for line in verdict.evidence),
+        *([f"note: {claim.note}"] if claim.note else []),
+    ]
+    if claim.id in (fixed := frozen.read()):
+        lines.append(f"frozen: {fixed[claim.id].on}")
+    lines += [
+        f"corrected on {one.on}: {one.before} -> {one.after} ({one.was} -> {one.became}): {one.why}"
+        for one in frozen.corrections()
+        if one.id == claim.id
+    ]
+    others = [one.claim.id for one in told.readings if one is not decided]
+    return lines + ([f"also read as: {', '.join(others)}"] if others else [])
+
+
+def tally(told: Sequence[Told]) -> list[str]:
+    """Tabulate verdicts, a column for each source, as Markdown; and say how many rest on a run."""
+    counts = Counter((one.source, one.word) for one in told)
+    names = list(dict.fromkeys(one.source for one in told))
+    rows = [(word, [counts[name, word] for name in names]) for word in WORDS]
+    rows = [row for row in rows if sum(row[1])]
+    rows.append(("all", [sum(counts[name, word] for word in WORDS) for name in names]))
     return [
-        f"| source | {' | '.join(WORDS)} | claims |",
-        f"| --- |{' ---: |' * (len(WORDS) + 1)}",
-        *(f"| {name} | {' | '.join(map(str, row))} | {sum(row)} |" for name, row in rows),
+        f"| verdict | {' | '.join(names)} | all |",
+        f"| --- |{' ---: |' * (len(names) + 1)}",
+        *(f"| {word} | {' | '.join(map(str, row))} | {sum(row)} |" for word, row in rows),
         "",
-        _by_rule(decided),
+        rested(told),
     ]
 
 
-def _by_rule(decided: Sequence[Decided]) -> str:
-    """Say how much of what holds rests on what: that a source agrees with itself is no evidence of a run."""
-    counts = Counter(claim.rule.type for _, claim, verdict in decided if verdict.verdict == "replicated")
-    said = "; ".join(f"{count} by {rule} ({RULES[rule]})" for rule, count in counts.most_common())
-    return f"Replicated: {said or 'none'}."
+def rested(told: Sequence[Told]) -> str:
+    """Say what was run for them: that a source agrees with itself is no evidence."""
+    counts = Counter(one.word for one in told)
+
+    def sum_of(words: dict[str, str], ran: bool) -> int:
+        return sum(counts[word] for by, word in words.items() if (by in RUN) is ran)
+
+    return (
+        f"Of {len(told)}, {sum_of(HOLDS, True)} are reproduced by runs here or work as printed, and "
+        f"{sum_of(FAILS, True)} are contradicted by runs here or by today's engine; {sum_of(HOLDS, False)} hold and "
+        f"{sum_of(FAILS, False)} fail by theory, by what is cited or by the source's own numbers, without a run; "
+        f"{counts[verdicts.OPEN]} were tried and stay open; {counts[verdicts.NEEDS]} take hardware that we lack."
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from study.claims import ledger
-from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Undecidable
+from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Theory, Undecidable
 from study.claims.observed import Observed
 from study.claims.rules import arithmetic, execution, record, theory
 from study.errors import Refusal, describe, refusing
@@ -19,8 +20,45 @@ AGAIN = "run `zero-study claims --write`"
 DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
 SAME = 1e-4  # relative; observed values that differ by less are the same on another machine
 
-Word = Literal["replicated", "differs", "inconsistent", "outdated", "not tested here"]
-WORDS: tuple[Word, ...] = ("replicated", "differs", "inconsistent", "outdated", "not tested here")
+# A verdict says what came out and by what: a source that agrees with itself is not one that runs agree with.
+HOLDS = {
+    "record": "reproduced",
+    "execution": "works as printed",
+    "theory": "predicted to hold",
+    "arithmetic": "adds up",
+    "cited": "matches what it cites",
+}
+FAILS = {
+    "record": "contradicted by runs",
+    "execution": "contradicted by today's engine",
+    "theory": "contradicted by theory",
+    "arithmetic": "contradicts itself",
+    "cited": "contradicts what it cites",
+}
+OPEN, NEEDS = "open", "needs hardware"
+WORDS = (*HOLDS.values(), *FAILS.values(), OPEN, NEEDS)
+MEANINGS = {
+    "reproduced": "our own runs agree, of small models on a CPU; the evidence names them.",
+    "works as printed": "today's engine was given the lines, and does with them what the source says.",
+    "predicted to hold": "the models of memory, messages and time agree, and nothing was run.",
+    "adds up": "the source's own numbers agree with one another. That is no evidence of a run.",
+    "matches what it cites": "it says what the papers say that it cites, or what their formulas give.",
+    "contradicted by runs": "our own runs leave it out, of small models on a CPU.",
+    "contradicted by today's engine": "today's engine was given the lines, and does something else with them; "
+    "older ones were not asked.",
+    "contradicted by theory": "the models of memory, messages and time leave it out, and nothing was run.",
+    "contradicts itself": "the source's own numbers leave it out.",
+    "contradicts what it cites": "what it cites says something else.",
+    "open": "it was tried, and what was found neither agrees with it nor leaves it out.",
+    "needs hardware": "it was not tried: it takes what is named.",
+}
+HELD = ("yes", "no", "open")
+
+
+def holds(word: str) -> str:
+    """What a verdict comes to: one of HELD."""
+    return "yes" if word in HOLDS.values() else "no" if word in FAILS.values() else "open"
+
 
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
 WHO: dict[type, str] = {Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records"}
@@ -37,12 +75,18 @@ class Seen(BaseModel):
     told: str  # how the interval came about, or what shows the outcome
 
 
+def _word(text: str) -> str:
+    if text not in WORDS:
+        raise ValueError(f"verdict {text!r} is none of {', '.join(WORDS)}")
+    return text
+
+
 class Verdict(BaseModel):
     """What became of a claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    verdict: Word
+    verdict: Annotated[str, AfterValidator(_word)]
     observed: Seen | None  # None: nothing was
     why: Annotated[str, Field(min_length=1)]
     evidence: list[str]
@@ -56,9 +100,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     rule = claim.rule
     if isinstance(rule, Undecidable):
         by = f" ({rule.command})" if rule.command else ""
-        return Verdict(
-            verdict="not tested here", observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[]
-        )
+        return Verdict(verdict=NEEDS, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
     if isinstance(rule, Arithmetic):
         observed = arithmetic.observe(rule.formula, source.numbers)
     elif isinstance(rule, Execution):
@@ -67,12 +109,22 @@ def decide(source: Source, claim: Claim) -> Verdict:
         functions = record.FUNCTIONS if isinstance(rule, OfRecords) else theory.FUNCTIONS
         observed = functions[rule.function](**rule.arguments)
     seen = _seen(observed, claim)
-    holds = _holds(seen, claim)
-    word: Word = "not tested here" if holds is None else "replicated" if holds else claim.otherwise
-    why = _why(claim, seen, holds)
-    if word == "outdated" and isinstance(rule, Execution):
+    agrees = _holds(seen, claim)
+    by = decided_by(source, claim)
+    word = OPEN if agrees is None else HOLDS[by] if agrees else FAILS[by]
+    why = _why(claim, seen, agrees)
+    if word == FAILS["execution"]:
         why = f"{why[:-1]} (today: {execution.versions()})."
     return Verdict(verdict=word, observed=seen, why=why, evidence=list(observed.evidence))
+
+
+def decided_by(source: Source, claim: Claim) -> str:
+    """What decides a claim: the type of its rule, or `cited` where that asks what the source cites."""
+    rule = claim.rule
+    asks = rule.formula if isinstance(rule, Arithmetic) else rule.function if isinstance(rule, Theory) else ""
+    if source.source == ledger.CITED or not re.search(rf"\b({ledger.CITED}|paper)_", asks):
+        return rule.type
+    return "cited"
 
 
 def _seen(observed: Observed, claim: Claim) -> Seen:
@@ -185,6 +237,17 @@ def decide_all(folder: Path = ledger.FOLDER) -> dict[str, Verdict]:
             with refusing(f"{folder / source.source}.yaml: {claim.id}: rule"):
                 verdicts[claim.id] = decide(source, claim)
     return verdicts
+
+
+def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
+    """By the first reading of a sentence: where what is written of it is not what its rule finds."""
+    found = {}
+    for source in sources:
+        for sentence in source.sentences:
+            word = verdicts[sentence.readings[0]].verdict
+            if holds(word) != sentence.holds:
+                found[sentence.readings[0]] = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"
+    return found
 
 
 def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:

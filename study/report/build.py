@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import files
+from study.claims import ledger
 from study.compare import verdict_text
 from study.errors import Refusal
 from study.files import ROOT
@@ -46,7 +47,7 @@ OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
 OF_TIMES = ("summary", "runtime", "single_vs_multi")  # those that may take times from other records
 OF_FIXED = ("summary", "loss_curves")  # those that show studies fixed in advance
-FILTERED = ("claims",)  # those with a list that a reader filters
+FILTERED = ("claims", "article")  # those with a list that a reader filters
 
 
 def question(study: str) -> str:
@@ -126,9 +127,27 @@ def build_site(output: Path) -> Path:
     first = output / index.PAGE.file
     if first.exists() and not _is_site(output):
         raise Refusal(f"--output {output}: its {first.name} is not that of a site; name the folder of all reports")
-    _make(Frame(_command(output=output), of_site=OF_SITE), {name: {} for name in SITE_PAGES}, output)
+    parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
+    parameters |= {name: {"source": name} for name in article_pages()}
+    _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output)
     write_index(output)
     return first
+
+
+def article_pages() -> dict[str, Page]:
+    """The page of each article that is sorted into sentences, by the article's name."""
+    return {
+        source.source: Page(
+            f"{source.source}.html", source.title, "Which of its sentences hold, and what to do instead."
+        )
+        for source in ledger.read()
+        if source.sentences
+    }
+
+
+def _notebook_of(name: str) -> str:
+    """The notebook that a page is made from; those of articles share one."""
+    return name if name in PAGES else "article"
 
 
 def _command(*words: str, output: Path) -> str:
@@ -158,35 +177,37 @@ def _make(frame: Frame, parameters: Mapping[str, Mapping[str, Any]], output: Pat
     if output.exists() and not output.is_dir():
         raise Refusal(f"--output {output}: is not a folder; name another one")
     output.parent.mkdir(parents=True, exist_ok=True)
+    pages = PAGES | (article_pages() if parameters.keys() - PAGES.keys() else {})
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
         made = Path(scratch)
         for name in parameters:
             started = time.monotonic()
             executed = made / f"{name}.ipynb"
             try:
-                notebook.execute(NOTEBOOKS / f"{name}.ipynb", executed, parameters[name])
+                notebook.execute(NOTEBOOKS / f"{_notebook_of(name)}.ipynb", executed, parameters[name])
             except RuntimeError as error:
                 output.mkdir(exist_ok=True)
                 kept = output / f"{name}.failed.ipynb"
                 os.replace(executed, kept)
                 raise RuntimeError(f"{error}; the executed notebook is {kept}") from None
-            (made / PAGES[name].file).write_text(convert(executed, name, frame), encoding="utf-8")
-            print(f"{output / PAGES[name].file}: {time.monotonic() - started:.0f} s", flush=True)
+            (made / pages[name].file).write_text(convert(executed, name, pages[name], frame), encoding="utf-8")
+            print(f"{output / pages[name].file}: {time.monotonic() - started:.0f} s", flush=True)
         output.mkdir(exist_ok=True)
         for name in parameters:
-            os.replace(made / PAGES[name].file, output / PAGES[name].file)
+            os.replace(made / pages[name].file, output / pages[name].file)
     for name in parameters:
         (output / f"{name}.failed.ipynb").unlink(missing_ok=True)
 
 
-def convert(executed: Path, name: str, frame: Frame) -> str:
+def convert(executed: Path, name: str, page: Page, frame: Frame) -> str:
     """The page of an executed notebook: its text and its outputs; its code is folded at the foot."""
     body, code = notebook.shown(executed)
     if name == "summary":
-        body += "\n" + frame.other_pages(PAGES[name])
+        body += "\n" + frame.other_pages(page)
+    made_from = _notebook_of(name)
     source = (
-        f'<a href="{colab.REPOSITORY}/blob/main/notebooks/{name}.ipynb">notebooks/{name}.ipynb</a>\n'
-        f'(<a href="{colab.address(name)}">open it in Colab</a>); what follows is its code.</p>\n'
+        f'<a href="{colab.REPOSITORY}/blob/main/notebooks/{made_from}.ipynb">notebooks/{made_from}.ipynb</a>\n'
+        f'(<a href="{colab.address(made_from)}">open it in Colab</a>); what follows is its code.</p>\n'
         + markup.code_block([code])
     )
-    return frame.around(PAGES[name], body, source, SCRIPT.read_text("utf-8") if name in FILTERED else "")
+    return frame.around(page, body, source, SCRIPT.read_text("utf-8") if made_from in FILTERED else "")

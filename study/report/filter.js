@@ -4,7 +4,7 @@
   const shown = document.getElementById("shown");
   const list = document.getElementById("list");
   const entries = [...list.querySelectorAll("details[id]")];
-  // What is searched: the name, the line, and the first two entries below it, which say why and under which conditions.
+  // What is searched: the name, the line, and the first two entries below it, which say why, and what to do or under which conditions.
   const texts = new Map(entries.map((entry) => {
     const parts = [...entry.querySelectorAll("summary, dd:nth-of-type(-n + 2)")].map((part) => part.textContent);
     return [entry, [entry.id, ...parts].join(" ").toLowerCase()];
@@ -19,7 +19,7 @@
       return (entry) => words.every((word) => texts.get(entry).includes(word));
     });
     for (const entry of entries) entry.hidden = !tests.every((test) => test(entry));
-    shown.textContent = `${entries.filter((entry) => !entry.hidden).length} of ${entries.length} claims`;
+    shown.textContent = `${entries.filter((entry) => !entry.hidden).length} of ${entries.length} sentences`;
   }
 
   function changed() {
@@ -41,11 +41,12 @@
       if (fragment) list.scrollIntoView();
       return;
     }
-    const entry = entries.find((one) => one.id === fragment);
+    const target = document.getElementById(fragment); // an entry, or a reading inside one
+    const entry = entries.find((one) => one.contains(target));
     if (!entry) return;
     if (entry.hidden) shown.textContent += ", and the one that was linked to";
     entry.hidden = false;
-    entry.open = true;
+    for (let fold = target; fold; fold = fold.parentElement.closest("details")) fold.open = true;
     entry.scrollIntoView();
     entry.querySelector("summary").focus({ preventScroll: true });
   }

@@ -1,220 +1,263 @@
-"""What became of each claim, as a page: the tally, the disputes, and a list that can be filtered."""
+"""What became of what others published, as pages: an overview by question, and a page for each article."""
 
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import get_args
 from urllib.parse import urlencode
 
-from study.claims import disputes, ledger
-from study.claims.ledger import Arithmetic, Claim, Execution, Undecidable
-from study.claims.say import RULES, Decided
-from study.claims.verdicts import WORDS, Seen
+from study.claims import frozen, ledger, sample, say
+from study.claims.ledger import Arithmetic, Claim, Execution, Source, Undecidable
+from study.claims.say import RULES, Decided, Told
+from study.claims.verdicts import MEANINGS, WORDS, Seen, holds
 from study.report import markup
 from study.report.markup import Html, escape
+from study.report.pages.opening import lead
 from study.report.words import count
 
-MEANINGS = {
-    "replicated": "what was observed lies within the tolerance. Some were moved once results were known, and not every "
-    "note says so.",
-    "differs": "theory, records or an execution give something else.",
-    "inconsistent": "it does not agree with the source's own numbers, or with what that cites.",
-    "outdated": "it was true of an older engine, and is not of today's.",
-    "not tested here": "it takes other hardware or a run that was not made, or the interval allows both answers.",
-}
-# How a dispute came out, but for those in which the evidence is with a source.
-OUTCOMES = {
-    disputes.IN_PART: "Part of what is said here holds, and part does not.",
-    disputes.NONE_HOLDS: "None of it holds.",
-    disputes.OPEN: "Open: not enough of it was tested here.",
-}
+THREE = (("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"))
 
 
-# ---------------------------------------------------------------- the opening
+def articles() -> list[Source]:
+    """The sources that are sorted into sentences, each of which has a page of its own."""
+    return [source for source in ledger.read() if source.sentences]
 
 
-def opening(claims: Sequence[Decided]) -> Html:
-    """Say in two sentences what there is."""
-    counts = Counter(claim.verdict.verdict for claim in claims)
-    fails = sum(counts[word] for word in WORDS[1:-1])
-    names = {claim.source for claim in claims}
-    return Html(
-        f'<p class="lead">{count(len(claims), "claim")} of {count(len(names), "published source")}, each with its '
-        "conditions, its tolerance and the rule that decides it: "
-        f"{counts[WORDS[0]]} hold, {fails} do not, and {counts[WORDS[-1]]} are not tested here. "
-        'To look a sentence up, search <a href="#list">the list</a>; a number below sets its filter.</p>'
-    )
+# ---------------------------------------------------------------- the overview
 
 
-def tally(claims: Sequence[Decided]) -> Html:
-    """Count verdicts by source; each number sets the filter of the list."""
-    counts = Counter((claim.source, claim.verdict.verdict) for claim in claims)
-    names = list(dict.fromkeys(claim.source for claim in claims))
-    totals = {word: sum(counts[name, word] for name in names) for word in WORDS}
-    rows = [
-        [
-            _filter(name, source=name),
-            *(_filter(counts[name, word], source=name, verdict=word) for word in WORDS),
-            _filter(sum(counts[name, word] for word in WORDS), source=name),
-        ]
-        for name in names
-    ]
-    rows.append(["all", *(_filter(totals[word], verdict=word) for word in WORDS), Html(str(len(claims)))])
-    table = markup.table("Verdicts by source", ["source", *map(_word, WORDS), "claims"], [("", rows)])
-    sources = [
-        Html(f"<strong>{claim.source}</strong>: {_cited(claim)}") for claim in ledger.read() if claim.source in names
-    ]
-    words = [Html(f"{_word(word).text} {meaning}") for word, meaning in MEANINGS.items()]
-    rules = [Html(f"<strong>{name}</strong>: {meaning}") for name, meaning in RULES.items()]
-    folded = [
-        markup.details("The sources", markup.items(sources)),
-        markup.details("What a verdict means", markup.items(words)),
-        markup.details("How a claim is decided", markup.items(rules)),
-    ]
-    return Html("\n".join([table, *folded]))
-
-
-def _cited(source: ledger.Source) -> str:
-    title = escape(source.title)
-    return f'<a href="{html.escape(source.url)}">{title}</a>' if source.url else title
-
-
-def _filter(shown: object, **asked: str) -> Html:
-    return Html(f'<a href="#{html.escape(urlencode(asked))}">{shown}</a>' if shown else "0")
-
-
-# ---------------------------------------------------------------- disputes
-
-
-def contradictions(claims: Sequence[Decided]) -> Html:
-    """Show what sources say against one another, and against themselves, each side with its verdicts."""
-    all_of_them = disputes.disputes(claims)
-    between = [dispute for dispute in all_of_them if len(dispute.sources) == 2]
-    decided = Counter(dispute.outcome for dispute in between if dispute.outcome in dispute.sources)
-    by_source = ", ".join(f"{name} {number}" for name, number in decided.most_common())
-    words = (
-        f"{count(len(between), 'dispute')} between two sources, and {len(all_of_them) - len(between)} of a source with "
-        "itself: claims that the ledger links because they say something else of the same subject, and that do not all "
-        f"hold. In {decided.total()} between two, the evidence is with one of them"
-        f"{f' ({by_source})' if by_source else ''}: what that source says holds, and what the other says of "
-        "it does not. A phrase that was read in several ways, or decided by several rules, has several verdicts."
-    )
-    parts = [markup.paragraphs(words)]
+def opening(told: Sequence[Told]) -> Html:
+    """Say what there is, by what was run for it first, and lead to each article."""
+    of_articles = [one for one in told if one.sentence is not None]
+    shown = of_articles or told
+    parts = [lead(f"What do published articles say of ZeRO, and does it hold? {say.rested(shown)}").text]
+    for source in articles():
+        three = "".join(f"<br><b>{head}</b>: {escape(getattr(source, name))}" for head, name in THREE)
+        address = f'<a href="{source.source}.html">{escape(source.title)}</a>'
+        parts.append(f"<p>{address}{three}</p>")
     parts += [
-        _between(sources, list(group)) for sources, group in groupby(all_of_them, lambda dispute: dispute.sources)
+        markup.paragraphs(markup.led(source.source.capitalize(), source.was_read), kind="note")
+        for source in ledger.read()
+        if source.was_read and not source.sentences
     ]
     return Html("\n".join(parts))
 
 
-def _between(sources: tuple[str, ...], group: Sequence[disputes.Dispute]) -> str:
-    source, other = sources[0], sources[-1]
-    outcomes = Counter(dispute.outcome for dispute in group)
-    tally = ", ".join(
-        f"{number} {f'with {outcome}' if outcome in sources else outcome}" for outcome, number in outcomes.most_common()
-    )
-    title = f"<strong>{source}</strong> against {f'<strong>{other}</strong>' if source != other else 'itself'}"
-    by_outcome = sorted(group, key=lambda dispute: [*sources, *OUTCOMES].index(dispute.outcome))
-    items = "\n".join(f"<li>{_dispute(dispute)}</li>" for dispute in by_outcome)
-    summary = Html(f"{title}: {count(len(group), 'dispute')} ({tally})")
-    return markup.details(summary, f'<ul class="disputes">\n{items}\n</ul>')
-
-
-def _dispute(dispute: disputes.Dispute) -> str:
-    outcome = OUTCOMES.get(dispute.outcome, f"Of what was tested, the evidence is with {dispute.outcome}.")
-    sides = "".join(
-        f"<div><strong>{source}</strong>{_side([claim for claim in dispute.claims if claim.source == source])}</div>"
-        for source in dispute.sources
-    )
-    return f'<p class="note">{outcome}</p><div class="sides">{sides}</div>'
-
-
-def _side(claims: Sequence[Decided]) -> str:
-    """Each phrase once, with the verdict of every claim that was made of it."""
-    phrases = dict.fromkeys(claim.claim.phrase for claim in claims)
-    return markup.items(
-        Html(f"{escape(phrase)} {' '.join(_verdict(claim) for claim in claims if claim.claim.phrase == phrase)}")
-        for phrase in phrases
+def tally(told: Sequence[Told]) -> Html:
+    """Count verdicts by source."""
+    counts = Counter((one.source, one.word) for one in told)
+    names = list(dict.fromkeys(one.source for one in told))
+    rows = [
+        [_word(word), *(_filter(counts[name, word], source=name, verdict=word) for name in names)]
+        for word in WORDS
+        if any(counts[name, word] for name in names)
+    ]
+    rows.append(["all", *(_filter(sum(one.source == name for one in told), source=name) for name in names)])
+    meanings = [Html(f"{_word(word).text}: {escape(MEANINGS[word])}") for word in WORDS]
+    rules = [Html(f"<strong>{name}</strong>: {meaning}") for name, meaning in RULES.items()]
+    return Html(
+        "\n".join(
+            [
+                markup.table("Verdicts by source", ["verdict", *names], [("", rows)]),
+                markup.details("What a verdict means", markup.items(meanings)),
+                markup.details("How a claim is decided", markup.items(rules)),
+            ]
+        )
     )
 
 
-def _verdict(claim: Decided) -> str:
-    """A verdict that leads to its claim."""
-    word = claim.verdict.verdict
-    return f'<a data-verdict="{word}" href="#{claim.claim.id}">{word}</a>'
+def _filter(shown: int, **asked: str) -> Html:
+    return Html(f'<a href="#{html.escape(urlencode(asked))}">{shown}</a>' if shown else "0")
 
 
-def _word(word: str) -> Html:
-    return Html(f'<span data-verdict="{word}">{word}</span>')
+def side_by_side(told: Sequence[Told]) -> Html:
+    """Each question with our answer, the papers', and what each article says of it."""
+    parts = []
+    for key, asked in ledger.questions().items():
+        said = [one for one in told if one.sentence is not None and one.sentence.question == key]
+        if not said:
+            continue
+        lines = [
+            Html(
+                f'<strong>{one.source}</strong>: <a href="{one.source}.html#{one.head.claim.id}">'
+                f"{escape(one.head.claim.phrase)}</a> {_word(one.word).text}"
+            )
+            for one in said
+        ]
+        came = Counter(holds(one.word) for one in said)
+        summary = f"{count(len(said), 'sentence')} of the articles: {came['yes']} hold, {came['no']} do not, "
+        summary += f"{came['open']} are open"
+        answers = [markup.led(head, asked[name]) for head, name in (("Here", "answer"), ("The papers", "papers"))]
+        parts += [f"<h3>{escape(asked['question'])}</h3>", markup.paragraphs(*answers)]
+        parts.append(markup.details(summary, markup.items(lines)))
+    return Html("\n".join(parts))
+
+
+def corrected() -> Html:
+    """List every expectation that was changed after it had been decided."""
+    listed = frozen.corrections()
+    groups: dict[str, list[list[object]]] = {}
+    for one in listed:
+        verdict = (
+            one.was if one.was == one.became or one.became is None else f"{one.was} \N{RIGHTWARDS ARROW} {one.became}"
+        )
+        groups.setdefault(one.on, []).append([one.id, one.before, one.after, verdict, one.why])
+    head = ["claim", "before", "after", "verdict, in the words of its day", "why"]
+    moved = sum(one.was != one.became and one.became is not None for one in listed)
+    words = (
+        f"{count(len(listed), 'expectation')} were changed, added or taken out after others had been decided, and "
+        f"{moved} verdicts moved with them. Up to 2026-11-21 that was done with the results in view. Since then an "
+        "expectation is frozen, and a change of it is listed here or fails the check."
+    )
+    table = markup.table("Corrections", head, list(groups.items()), words=head)
+    return Html(markup.paragraphs(words) + markup.details("Every one, with its reason", table))
+
+
+def second_reading() -> Html:
+    """How often a reader who saw no verdict decided as the ledger did, and every disagreement with what was done."""
+    found = sample.read()
+    if found is None:
+        return Html(markup.paragraphs("No second reader has sampled the verdicts yet."))
+    apart = [one for one in found.sentences if one.decided != one.was]
+    turned = sum({one.decided, one.was} == {"yes", "no"} for one in apart)
+    words = (
+        f"On {found.on} a reader who saw neither verdicts nor rules decided {len(found.sentences)} sentences again, "
+        f"drawn by chance (seed {found.seed}): {len(found.sentences) - len(apart)} came out as in the ledger; in "
+        f"{turned} one of the two said yes and the other no, in {len(apart) - turned} one of them left it open."
+    )
+    head = ["sentence", "ledger", "second reader", "why", "what was done"]
+    rows = [[one.id, one.was, one.decided, one.why, one.done or ""] for one in apart]
+    table = markup.table("Disagreements", head, [("", rows)], words=head)
+    return Html(markup.paragraphs(words) + (markup.details("Every disagreement", table) if apart else ""))
+
+
+# ---------------------------------------------------------------- an article
+
+
+def article(name: str) -> Html:
+    """An article in three sentences, and the faults that matter most."""
+    source = next(source for source in ledger.read() if source.source == name)
+    told = say.sentences(name)
+    three = [markup.led(head, getattr(source, key)) for head, key in THREE if getattr(source, key)]
+    parts = [f"<h1>{escape(source.title)}</h1>", markup.paragraphs(*three, kind="lead")]
+    if worst := say.faults(told):
+        parts += ["<h2>The faults that matter most</h2>", *map(_fault, worst)]
+    said = f"{say.rested(told)} {source.was_read or ''}"
+    return Html("\n".join([*parts, "<h2>What stands behind that</h2>", markup.paragraphs(said)]))
+
+
+def _fault(told: Told) -> str:
+    assert told.sentence is not None
+    assert told.sentence.remedy is not None
+    claim = told.head.claim
+    return f'<h3><a href="#{claim.id}">{escape(claim.phrase)}</a> {_word(told.word).text}</h3>\n' + markup.paragraphs(
+        told.sentence.reason, _instead(told.sentence.remedy)
+    )
+
+
+_COMMAND = re.compile(r"zero-study \w+( [\w./-]+\.\w+)?( --[\w-]+( [\w./-]*\w)?)*")
+
+
+def _instead(remedy: str) -> Html:
+    """What to do, its commands as such."""
+    shown = _COMMAND.sub(r"<code>\g<0></code>", html.escape(remedy, quote=False))
+    return Html(f"<strong>Instead.</strong> {shown}")
 
 
 # ---------------------------------------------------------------- the list
 
 
-def listed(claims: Sequence[Decided]) -> Html:
-    """List every claim on a line that opens; the page's script shows the filters above it."""
-    by_id = {claim.claim.id: claim for claim in claims}
-    phrases = Counter(claim.claim.phrase for claim in claims)
+def listed(told: Sequence[Told], brief: bool = False) -> Html:
+    """List every sentence on a line that opens; the page's script shows the filters above it.
+
+    `brief`: of articles that have a page, the reason and the way there.
+    """
+    phrases = Counter(one.head.claim.phrase for one in told)
     kinds = {kind: kind for kind in get_args(ledger.Kind)}
+    names = {one.source: one.source for one in told}
     fields = [
-        _choice("source", {claim.source: claim.source for claim in claims}),
+        *([_choice("source", names)] if len(names) > 1 else []),
         _choice("verdict", {word: word for word in WORDS}),
         _choice("kind", kinds),
         _choice("rule", {name: f"{name}: {meaning}" for name, meaning in RULES.items()}, "decided by"),
-        '<label class="words">words of the phrase, conditions, why or name <input type="search" name="words"></label>',
+        '<label class="words">words of phrase, reason, conditions or name <input type="search" name="words"></label>',
         '<button type="reset">Show all</button>',
     ]
     return Html(
-        '<div id="list">\n<form id="filters" class="filters" role="search" aria-label="Filter the claims" hidden>\n'
+        '<div id="list">\n<form id="filters" class="filters" role="search" aria-label="Filter the sentences" hidden>\n'
         + "\n".join(fields)
-        + f'\n</form>\n<p id="shown" class="note" role="status">{count(len(claims), "claim")}</p>\n'
-        + "\n".join(_listed(claim, phrases[claim.claim.phrase] > 1, by_id) for claim in claims)
+        + f'\n</form>\n<p id="shown" class="note" role="status">{count(len(told), "sentence")}</p>\n'
+        + "\n".join(_listed(one, phrases[one.head.claim.phrase] > 1, brief) for one in told)
         + "\n</div>"
     )
 
 
 def _choice(name: str, options: dict[str, str], label: str = "") -> str:
-    shown = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options.items())
+    shown = "".join(f'<option value="{html.escape(value)}">{escape(text)}</option>' for value, text in options.items())
     return f'<label>{label or name} <select name="{name}"><option value="">all</option>{shown}</select></label>'
 
 
-def _listed(decided: Decided, is_repeated: bool, by_id: dict[str, Decided]) -> str:
-    """One claim; where others have its phrase, its line has its name."""
-    claim, verdict = decided.claim, decided.verdict
-    word = verdict.verdict
+def _listed(told: Told, is_repeated: bool, brief: bool) -> str:
+    """One sentence; where others have its phrase, its line has its name. Its other readings are folded in it."""
+    claim, sentence = told.head.claim, told.sentence
     data = (
-        f'data-source="{decided.source}" data-verdict="{word}" data-kind="{claim.kind}" data-rule="{claim.rule.type}"'
+        f'data-source="{told.source}" data-verdict="{html.escape(told.word)}" data-kind="{claim.kind}" '
+        f'data-rule="{claim.rule.type}"'
     )
-    terms = [  # of which the script searches the first two
-        ("why", escape(verdict.why)),
+    first = [("reason", escape(sentence.reason)), ("instead", escape(sentence.remedy or ""))] if sentence else []
+    line = f", line {sentence.line}" if sentence else ""
+    if brief and sentence:
+        way = f'<a href="{told.source}.html#{claim.id}">{told.source}, line {sentence.line}</a>'
+        terms = [*first, ("conditions, evidence, readings", way)]
+    else:
+        terms = [*first, *_terms(told.head, line, has_reason=sentence is not None)]
+    others = "".join(
+        markup.details(
+            Html(f"Also read: {escape(other.claim.phrase)} {_word(other.verdict.verdict).text}"),
+            f'<dl id="{other.claim.id}">{_described(_terms(other, line, has_reason=False))}</dl>',
+        )
+        for other in ([] if brief else told.readings[1:])
+    )
+    name = f" <small>{claim.id.removeprefix(f'{told.source}.')}</small>" if is_repeated else ""
+    return (
+        f'<details id="{claim.id}" {data}>\n<summary><span>{escape(claim.phrase)}{name}</span> '
+        f'<small>{told.source}</small> <b data-held="{holds(told.word)}">{told.word}</b></summary>\n'
+        f"<dl>{_described(terms)}</dl>{others}\n</details>"
+    )
+
+
+def _described(terms: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<dt>{name}</dt><dd>{content}</dd>" for name, content in terms if content)
+
+
+def _terms(decided: Decided, line: str, has_reason: bool) -> list[tuple[str, str]]:
+    """What is known of a reading, of which the script searches what comes first."""
+    claim, verdict = decided.claim, decided.verdict
+    why = ("by the rule" if has_reason else "why", escape(verdict.why))
+    if isinstance(claim.rule, Undecidable):  # whose reason is what would decide it
+        why = ("would decide it", _decider(claim.rule))
+    return [
+        why,
         ("conditions", escape(claim.conditions)),
-        ("where", escape(claim.where)),
+        ("where", escape(claim.where) + line),
         ("expected", escape(_expected(claim))),
         ("decided by", _rule(claim.rule)),
         ("observed", escape(_observed(verdict.observed)) if verdict.observed else ""),
         ("evidence", _lines(f"<code>{escape(line)}</code>" for line in verdict.evidence)),
-        ("says otherwise", _lines(_other(by_id[link]) for link in claim.links if link in by_id)),
         ("note", escape(claim.note)),
         ("name", f'<a href="#{claim.id}">{claim.id}</a>, {claim.kind}'),
     ]
-    if isinstance(claim.rule, Undecidable):  # whose reason is what would decide it
-        terms[0] = ("would decide it", _decider(claim.rule))
-    described = "".join(f"<dt>{name}</dt><dd>{content}</dd>" for name, content in terms if content)
-    name = f" <small>{claim.id.removeprefix(f'{decided.source}.')}</small>" if is_repeated else ""
-    return (
-        f'<details id="{claim.id}" {data}>\n<summary><span>{escape(claim.phrase)}{name}</span> '
-        f"<small>{decided.source}</small> <b>{word}</b></summary>\n<dl>{described}</dl>\n</details>"
-    )
+
+
+def _word(word: str) -> Html:
+    return Html(f'<span data-verdict="{html.escape(word)}" data-held="{holds(word)}">{escape(word)}</span>')
 
 
 def _lines(lines: Iterable[str]) -> str:
     return "<br>".join(lines)
-
-
-def _other(claim: Decided) -> str:
-    return f'<a href="#{claim.claim.id}">{escape(claim.claim.phrase)}</a> ({claim.source}, {claim.verdict.verdict})'
 
 
 def _expected(claim: Claim) -> str:

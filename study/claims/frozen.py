@@ -1,0 +1,97 @@
+"""When was an expectation fixed, and what was changed of it since? A later change is a correction, which is listed.
+
+frozen.json has the digest of each expectation and the day on which it was frozen; `zero-study claims --write` adds new
+ones and changes none. corrections.yaml lists the changes: those from before there was freezing, taken from the history
+of the ledger, and every one since, with the digest of what it made of the expectation.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from study import files
+from study.claims.ledger import Claim, Source
+from study.claims.rules.execution import Text
+from study.errors import Refusal, describe
+from study.files import Written
+
+FROZEN = Path(__file__).parent / "frozen.json"
+CORRECTIONS = Path(__file__).parent / "corrections.yaml"
+
+
+class Correction(Written):
+    """One expectation that was changed, added or taken out after it had been decided."""
+
+    id: Text  # the claim's
+    on: Text  # the day
+    before: Text  # the expectation and, where that changed, how it was decided
+    after: Text
+    was: Text | None  # its verdict before; None: it was not known
+    became: Text | None  # and after; None: the claim was taken out, or its verdict is the ledger's
+    why: Text
+    sha256: str | None = None  # of the expectation that it made; None: from before there was freezing, or taken out
+
+
+class Frozen(Written):
+    """One expectation as it was first written down."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    on: Text
+
+
+def digest(claim: Claim) -> str:
+    """Of what a verdict hangs on: the words, the conditions, the expectation and the rule."""
+    content = claim.model_dump(mode="json", include={"phrase", "conditions", "expected", "rule"})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path = FROZEN) -> dict[str, Frozen]:
+    """Read what is frozen; nothing where there is no file. Raises Refusal."""
+    return _checked(dict[str, Frozen], files.load(path, "frozen expectations") if path.exists() else {}, path)
+
+
+def corrections(path: Path = CORRECTIONS) -> list[Correction]:
+    """Read the corrections, in the order of the file. Raises Refusal."""
+    return _checked(list[Correction], files.read_yaml(path, path.parent).get("corrections", []), path)
+
+
+def _checked(kind: Any, content: Any, path: Path) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise Refusal(describe(error, str(path))) from None
+
+
+def changed(sources: list[Source], frozen: dict[str, Frozen], listed: list[Correction]) -> dict[str, str]:
+    """By claim: an expectation that is not what was frozen, and of which no correction says so."""
+    made = {(correction.id, correction.sha256) for correction in listed}
+    found = {}
+    now = {claim.id: digest(claim) for source in sources for claim in source.claims}
+    for name, sha256 in now.items():
+        if name not in frozen:
+            found[name] = "is not frozen yet; run `zero-study claims --write`"
+        elif frozen[name].sha256 != sha256 and (name, sha256) not in made:
+            found[name] = (
+                f"has another expectation than was frozen on {frozen[name].on}; list it in {CORRECTIONS.name} with "
+                f"sha256: {sha256}"
+            )
+    for name in frozen.keys() - now.keys():
+        if (name, None) not in made:
+            found[name] = f"was frozen on {frozen[name].on} and is gone; list it in {CORRECTIONS.name}"
+    return found
+
+
+def write(sources: list[Source], path: Path = FROZEN) -> None:
+    """Freeze what is not frozen yet, and leave the rest as it is."""
+    known = read(path)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    for source in sources:
+        for claim in source.claims:
+            known.setdefault(claim.id, Frozen(sha256=digest(claim), on=today))
+    files.write_json(path, {name: known[name].model_dump() for name in sorted(known)})
