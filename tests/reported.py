@@ -51,7 +51,8 @@ def _build(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         report.build_site(folder / "reports")
-        report.build("cpu", records(), folder / "reports" / "cpu")
+        times = [report.ROOT / "reports" / "cpu" / "records" / "cpu-time"]
+        report.build("cpu", records(), folder / "reports" / "cpu", times)
 
 
 def text_of(site: Path, name: str) -> str:

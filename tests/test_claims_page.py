@@ -81,7 +81,9 @@ def test_tally_counts_every_sentence_and_each_number_is_a_filter(committed):
 def test_opening_leads_with_what_was_run():
     found = alone(decided("a.x"), decided("a.y", BAD), decided("a.z", "adds up"), decided("a.w", "open"))
     said = text_of(claims.opening(found).text)
-    assert "Of 4, 1 are reproduced by runs here or work as printed, and 1 are contradicted by runs here" in said
+    assert (
+        "Of 4 sentences, 1 are reproduced by runs here or work as printed, and 1 are contradicted by runs here" in said
+    )
     assert "1 hold and 0 fail by theory" in said
 
 

@@ -413,7 +413,7 @@ def doors() -> str:
             f"on A100 and H100; by {percent(others['median'], 0)} and",
             f"  {percent(abs(others['worst']), 0)} for {others['count']} times of DDP, DeepSpeed and offload.",
             textwrap.fill(
-                "- Four articles and a tutorial, by sentences. "
+                "- Four articles and a tutorial, taken apart. "
                 + say.rested([one for one in say.sentences() if one.sentence]),
                 width=140,
                 subsequent_indent="  ",

@@ -10,16 +10,18 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from study import files
-from study.claims.ledger import Claim, Source
+from study.claims.ledger import Arithmetic, Claim, Source
 from study.claims.rules.execution import Text
 from study.errors import Refusal, describe
 from study.files import Written
+from study.records import machine
 
 FROZEN = Path(__file__).parent / "frozen.json"
 CORRECTIONS = Path(__file__).parent / "corrections.yaml"
@@ -35,7 +37,8 @@ class Correction(Written):
     was: Text | None  # its verdict before; None: it was not known
     became: Text | None  # and after; None: the claim was taken out, or its verdict is the ledger's
     why: Text
-    sha256: str | None = None  # of the expectation that it made; None: from before there was freezing, or taken out
+    sha256: str | None = None  # of the expectation that it made; None: from before there was freezing, or gone
+    gone: bool = False  # the claim was taken out
 
 
 class Frozen(Written):
@@ -43,11 +46,16 @@ class Frozen(Written):
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     on: Text
+    after: Text  # the commit on top of which it was frozen
 
 
-def digest(claim: Claim) -> str:
-    """Of what a verdict hangs on: the words, the conditions, the expectation and the rule."""
+def digest(source: Source, claim: Claim) -> str:
+    """Of what a verdict hangs on: words, conditions, expectation, rule and its numbers, being a headline."""
     content = claim.model_dump(mode="json", include={"phrase", "conditions", "expected", "rule"})
+    if isinstance(claim.rule, Arithmetic):
+        named = re.findall(r"[A-Za-z_]\w*", claim.rule.formula)
+        content["numbers"] = {name: source.numbers[name] for name in sorted(set(named)) if name in source.numbers}
+    content["headline"] = claim.id in {sentence.readings[0] for sentence in source.sentences}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -70,28 +78,31 @@ def _checked(kind: Any, content: Any, path: Path) -> Any:
 
 def changed(sources: list[Source], frozen: dict[str, Frozen], listed: list[Correction]) -> dict[str, str]:
     """By claim: an expectation that is not what was frozen, and of which no correction says so."""
-    made = {(correction.id, correction.sha256) for correction in listed}
+    last = {correction.id: correction for correction in listed if correction.sha256 or correction.gone}
     found = {}
-    now = {claim.id: digest(claim) for source in sources for claim in source.claims}
+    now = {claim.id: digest(source, claim) for source in sources for claim in source.claims}
     for name, sha256 in now.items():
         if name not in frozen:
             found[name] = "is not frozen yet; run `zero-study claims --write`"
-        elif frozen[name].sha256 != sha256 and (name, sha256) not in made:
+        elif sha256 != (last[name].sha256 if name in last else frozen[name].sha256):
             found[name] = (
-                f"has another expectation than was frozen on {frozen[name].on}; list it in {CORRECTIONS.name} with "
-                f"sha256: {sha256}"
+                f"has another expectation than was frozen on {frozen[name].on} or last listed; list it in "
+                f"{CORRECTIONS.name} with sha256: {sha256}"
             )
     for name in frozen.keys() - now.keys():
-        if (name, None) not in made:
-            found[name] = f"was frozen on {frozen[name].on} and is gone; list it in {CORRECTIONS.name}"
+        if name not in last or not last[name].gone:
+            found[name] = f"was frozen on {frozen[name].on} and is gone; list it in {CORRECTIONS.name} with gone: true"
     return found
 
 
 def write(sources: list[Source], path: Path = FROZEN) -> None:
     """Freeze what is not frozen yet, and leave the rest as it is."""
     known = read(path)
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today, commit = (
+        datetime.datetime.now(datetime.UTC).date().isoformat(),
+        machine.git_state()["git_commit"] or "unknown",
+    )
     for source in sources:
         for claim in source.claims:
-            known.setdefault(claim.id, Frozen(sha256=digest(claim), on=today))
+            known.setdefault(claim.id, Frozen(sha256=digest(source, claim), on=today, after=commit))
     files.write_json(path, {name: known[name].model_dump() for name in sorted(known)})

@@ -145,6 +145,7 @@ class Undecidable(Written):
     box: Text
     run: Text
     command: Text | None  # None: the study has none for it
+    needs: Literal["hardware", "source"] = "hardware"  # source: it does not say enough, or lacks what it promises
 
 
 class Claim(Written):

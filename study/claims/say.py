@@ -197,8 +197,9 @@ def rested(told: Sequence[Told]) -> str:
         return sum(counts[word] for by, word in words.items() if (by in RUN) is ran)
 
     return (
-        f"Of {len(told)}, {sum_of(HOLDS, True)} are reproduced by runs here or work as printed, and "
+        f"Of {len(told)} sentences, {sum_of(HOLDS, True)} are reproduced by runs here or work as printed, and "
         f"{sum_of(FAILS, True)} are contradicted by runs here or by today's engine; {sum_of(HOLDS, False)} hold and "
         f"{sum_of(FAILS, False)} fail by theory, by what is cited or by the source's own numbers, without a run; "
-        f"{counts[verdicts.OPEN]} were tried and stay open; {counts[verdicts.NEEDS]} take hardware that we lack."
+        f"{counts[verdicts.OPEN]} were tried and stay open; {counts[verdicts.NEEDS]} take hardware that we lack, and "
+        f"{counts[verdicts.NEEDS_SOURCE]} what the source does not say."
     )

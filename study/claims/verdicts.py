@@ -35,8 +35,8 @@ FAILS = {
     "arithmetic": "contradicts itself",
     "cited": "contradicts what it cites",
 }
-OPEN, NEEDS = "open", "needs hardware"
-WORDS = (*HOLDS.values(), *FAILS.values(), OPEN, NEEDS)
+OPEN, NEEDS, NEEDS_SOURCE = "open", "needs hardware", "needs its source"
+WORDS = (*HOLDS.values(), *FAILS.values(), OPEN, NEEDS, NEEDS_SOURCE)
 MEANINGS = {
     "reproduced": "our own runs agree, of small models on a CPU; the evidence names them.",
     "works as printed": "today's engine was given the lines, and does with them what the source says.",
@@ -51,6 +51,7 @@ MEANINGS = {
     "contradicts what it cites": "what it cites says something else.",
     "open": "it was tried, and what was found neither agrees with it nor leaves it out.",
     "needs hardware": "it was not tried: it takes what is named.",
+    "needs its source": "it cannot be tried: the source does not say enough, or lacks what it promises.",
 }
 HELD = ("yes", "no", "open")
 
@@ -100,7 +101,8 @@ def decide(source: Source, claim: Claim) -> Verdict:
     rule = claim.rule
     if isinstance(rule, Undecidable):
         by = f" ({rule.command})" if rule.command else ""
-        return Verdict(verdict=NEEDS, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
+        word = NEEDS if rule.needs == "hardware" else NEEDS_SOURCE
+        return Verdict(verdict=word, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
     if isinstance(rule, Arithmetic):
         observed = arithmetic.observe(rule.formula, source.numbers)
     elif isinstance(rule, Execution):

@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": {name: _version(name) for name in LIBRARIES},
         "environment": environment(os.environ),
-        **_git(),
+        **git_state(),
     }
 
 
@@ -99,7 +99,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _git() -> dict[str, Any]:
+def git_state() -> dict[str, Any]:
     """The commit of the study's code, and whether the tree had changes."""
     here = Path(__file__).resolve().parent
     try:
