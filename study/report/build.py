@@ -96,7 +96,7 @@ def build(
     for page in OF_A_STUDY:
         parameters[page]["study"] = study
     for pages, name, chosen in ((OF_TIMES, "times", times), (OF_FIXED, "fixed", fixed)):
-        for page in parameters.keys() & set(pages):
+        for page in parameters.keys() & set(pages) if chosen else ():
             parameters[page][name] = [str(folder) for folder in chosen]
     _make(frame, parameters, output)
     if frame.of_site:
