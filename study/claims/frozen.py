@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -22,6 +22,8 @@ from study.claims.rules.execution import Text
 from study.errors import Refusal, describe
 from study.files import Written
 from study.records import machine
+
+T = TypeVar("T")
 
 FROZEN = Path(__file__).parent / "frozen.json"
 CORRECTIONS = Path(__file__).parent / "corrections.yaml"
@@ -61,17 +63,18 @@ def digest(source: Source, claim: Claim) -> str:
 
 def read(path: Path = FROZEN) -> dict[str, Frozen]:
     """Read what is frozen; nothing where there is no file. Raises Refusal."""
-    return _checked(dict[str, Frozen], files.load(path, "frozen expectations") if path.exists() else {}, path)
+    return _checked(TypeAdapter(dict[str, Frozen]), files.load(path, "what is frozen") if path.exists() else {}, path)
 
 
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:
     """Read the corrections, in the order of the file. Raises Refusal."""
-    return _checked(list[Correction], files.read_yaml(path, path.parent).get("corrections", []), path)
+    listed = files.read_yaml(path, path.parent).get("corrections", [])
+    return _checked(TypeAdapter(list[Correction]), listed, path)
 
 
-def _checked(kind: Any, content: Any, path: Path) -> Any:
+def _checked(kind: TypeAdapter[T], content: Any, path: Path) -> T:
     try:
-        return TypeAdapter(kind).validate_python(content)
+        return kind.validate_python(content)
     except ValidationError as error:
         raise Refusal(describe(error, str(path))) from None
 

@@ -77,8 +77,8 @@ def sentences(source: str | None = None) -> list[Told]:
 
 def faults(told: Iterable[Told]) -> list[Told]:
     """Those that matter most, the first first."""
-    ranked = [one for one in told if one.sentence is not None and one.sentence.rank is not None]
-    return sorted(ranked, key=lambda one: one.sentence.rank)
+    ranked = {one.sentence.rank: one for one in told if one.sentence is not None and one.sentence.rank is not None}
+    return [ranked[rank] for rank in sorted(ranked)]
 
 
 def content(told: Sequence[Told]) -> dict[str, Any]:
@@ -139,6 +139,7 @@ def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
     lines += ["", "The faults that matter most:"] if worst else []
     for number, one in enumerate(worst, 1):
         claim = one.head.claim
+        assert one.sentence is not None  # as it has a rank
         lines += [
             "",
             f'{number}. "{claim.phrase}" ({claim.where}): {one.word}',
