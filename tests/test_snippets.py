@@ -32,7 +32,7 @@ REAL = {
     "zero3-blog.pitfall.increase-pin-memory": ("deepspeed-json", "rejected"),
     "stages-analysis.configuration.stage2-accepted": ("deepspeed-json", "accepted"),
     "stages-analysis.init-and-save.init-flag-precision": ("accelerate-yaml", "ignored"),
-    "a100-replication.appendix.eval-strategy.old-name": ("training-arguments", "rejected"),
+    "a100-replication.appendix.deepspeed-settings.at-construction": ("training-arguments", "rejected"),
     "a100-replication.appendix.settings-reach-engine": ("python", "ignored"),
     "stages-analysis.precision.bf16-exponent": ("python", "accepted"),
 }

@@ -154,17 +154,25 @@ def _fault(told: Told) -> str:
     assert told.sentence.remedy is not None
     claim = told.head.claim
     return f'<h3><a href="#{claim.id}">{escape(claim.phrase)}</a> {_word(told.word).text}</h3>\n' + markup.paragraphs(
-        told.sentence.reason, _instead(told.sentence.remedy)
+        _said(told.sentence.reason), _instead(told.sentence.remedy)
     )
 
 
+_QUOTED = re.compile(r"`([^`]+)`")
 _COMMAND = re.compile(r"zero-study \w+( [\w./-]+\.\w+)?( --[\w-]+( [\w./-]*\w)?)*")
 
 
 def _instead(remedy: str) -> Html:
     """What to do, its commands as such."""
-    shown = _COMMAND.sub(r"<code>\g<0></code>", html.escape(remedy, quote=False))
-    return Html(f"<strong>Instead.</strong> {shown}")
+    parts = _QUOTED.split(remedy)
+    marked = [_COMMAND.sub(r"<code>\g<0></code>", html.escape(part, quote=False)) for part in parts]
+    marked[1::2] = [f"<code>{html.escape(part, quote=False)}</code>" for part in parts[1::2]]
+    return Html(f"<strong>Instead.</strong> {''.join(marked)}")
+
+
+def _said(reason: str) -> Html:
+    """A reason, with what it quotes of code as such."""
+    return Html(_QUOTED.sub(r"<code>\1</code>", html.escape(reason, quote=False)))
 
 
 # ---------------------------------------------------------------- the list
@@ -207,7 +215,9 @@ def _listed(told: Told, is_repeated: bool, brief: bool) -> str:
         f'data-source="{told.source}" data-verdict="{html.escape(told.word)}" data-kind="{claim.kind}" '
         f'data-rule="{claim.rule.type}"'
     )
-    first = [("reason", escape(sentence.reason)), ("instead", escape(sentence.remedy or ""))] if sentence else []
+    first = (
+        [("reason", _said(sentence.reason).text), ("instead", _said(sentence.remedy or "").text)] if sentence else []
+    )
     line = f", line {sentence.line}" if sentence else ""
     if brief and sentence:
         way = f'<a href="{told.source}.html#{claim.id}">{told.source}, line {sentence.line}</a>'
