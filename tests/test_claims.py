@@ -634,7 +634,7 @@ def test_a_claim_without_a_verdict_is_refused(monkeypatch, now):
     name = next(iter(now))
     monkeypatch.setattr(verdicts, "read", lambda: {key: one for key, one in now.items() if key != name})
     with pytest.raises(Refusal, match=re.escape(f"{name}: has no verdict; run `zero-study claims --write`")):
-        say.committed()
+        say.sentences()
 
 
 # ---------------------------------------------------------------- sentences
@@ -741,7 +741,9 @@ def test_a_sample_is_drawn_by_its_seed():
 
 def test_the_committed_sample_says_what_was_done():
     found = sample.read()
-    known = {one.id for one in frozen.corrections()} | {one.claim.id for one in say.committed()}
+    known = {one.id for one in frozen.corrections()} | {
+        one.claim.id for told in say.sentences() for one in told.readings
+    }
     assert len(found.sentences) == 60
     assert {one.id for one in found.sentences} <= known
     assert all((one.done is not None) == (one.decided != one.was) for one in found.sentences)

@@ -22,6 +22,7 @@ LONGEST_PHRASE = 12  # words of a source that are quoted
 TRUE = 1e-9  # relative; exact, but for the rounding of a float
 CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
 
+Held = Literal["yes", "no", "open"]  # what a verdict comes to
 Kind = Literal[
     "memory",
     "capacity",
@@ -188,7 +189,7 @@ class Sentence(Written):
     readings: Annotated[list[str], Field(min_length=1)]  # ids of claims; the first one's verdict is the sentence's
     line: Annotated[int, Field(ge=1)]  # of the source's text as it was saved, blank lines counted
     question: str | None  # which of QUESTIONS it answers
-    holds: Literal["yes", "no", "open"]  # what `reason` says; it has to be what the first reading comes to
+    holds: Held  # what `reason` says; it has to be what the first reading comes to
     reason: Text  # in words of a person, of the evidence
     remedy: Text | None  # what to do instead, of a sentence that does not hold
     rank: Annotated[int, Field(ge=1)] | None = None  # of the faults that matter, by consequence, 1 first

@@ -7,19 +7,17 @@ the ledger's, what was done.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from study import files
+from study.claims.ledger import Held
 from study.claims.rules.execution import Text
 from study.errors import Refusal, describe
 from study.files import Written
 
 SAMPLE = Path(__file__).parent / "sample.yaml"
-
-Held = Literal["yes", "no", "open"]
 
 
 class Second(Written):
@@ -45,7 +43,7 @@ def read(path: Path = SAMPLE) -> Sample | None:
     if not path.exists():
         return None
     try:
-        return TypeAdapter(Sample).validate_python(files.read_yaml(path, path.parent))
+        return Sample.model_validate(files.read_yaml(path, path.parent))
     except ValidationError as error:
         raise Refusal(describe(error, str(path))) from None
 

@@ -20,6 +20,8 @@ RULES = {
     "execution": "its lines, given to today's engine",
     "undecidable": "not here: it takes hardware that we lack",
 }
+# The three sentences on a source, and which of its keys has each.
+THREE = (("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"))
 # Verdicts by what stands behind them, the strongest first, as a sentence counts them.
 RUN = ("record", "execution")
 
@@ -46,11 +48,6 @@ class Told(NamedTuple):
     @property
     def word(self) -> str:
         return self.head.verdict.verdict
-
-
-def committed(source: str | None = None) -> list[Decided]:
-    """List the claims, of one source or all. Raises Refusal for a source that there is not."""
-    return [decided for told in sentences(source) for decided in told.readings]
 
 
 def sentences(source: str | None = None) -> list[Told]:
@@ -104,15 +101,17 @@ def content(told: Sequence[Told]) -> dict[str, Any]:
 
 def text(asked: str | None) -> str:
     """What is printed of everything, of a source, or of a claim. Raises Refusal for a name that there is not."""
-    sources = {source.source: source for source in ledger.read()}
+    everything = sentences()
     if asked is None:
         ways = "zero-study claims SOURCE, zero-study claims CLAIM, zero-study claims --search WORDS"
-        return "\n".join([*tally(sentences()), "", f"More: {ways}"])
+        return "\n".join([*tally(everything), "", f"More: {ways}"])
+    sources = list(dict.fromkeys(one.source for one in everything))
     if asked in sources:
-        return "\n".join(_of_source(sources[asked], sentences(asked)))
-    told = next((one for one in sentences() for decided in one.readings if decided.claim.id == asked), None)
+        source = next(source for source in ledger.read() if source.source == asked)
+        return "\n".join(_of_source(source, [one for one in everything if one.source == asked]))
+    told = next((one for one in everything for decided in one.readings if decided.claim.id == asked), None)
     if told is None:
-        near = difflib.get_close_matches(asked, [*sources, *(one.head.claim.id for one in sentences())], n=3)
+        near = difflib.get_close_matches(asked, [*sources, *(one.head.claim.id for one in everything)], n=3)
         like = f"; do you mean {' or '.join(near)}?" if near else f"; sources are {', '.join(sources)}"
         raise Refusal(f"{asked}: is no source and no claim{like}")
     return "\n".join(_of_claim(told, next(one for one in told.readings if one.claim.id == asked)))
@@ -133,8 +132,7 @@ def found(words: str) -> str:
 
 def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
     lines = [source.title, ""]
-    for name, said in (("Trust", source.trust), ("Do not trust", source.distrust), ("Not known", source.unknown)):
-        lines += [f"{name}: {said}"] if said else []
+    lines += [f"{head}: {said}" for head, key in THREE if (said := getattr(source, key))]
     worst = faults(told)
     lines += ["", "The faults that matter most:"] if worst else []
     for number, one in enumerate(worst, 1):

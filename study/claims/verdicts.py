@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from study.claims import ledger
-from study.claims.ledger import Arithmetic, Claim, Execution, OfRecords, Source, Theory, Undecidable
+from study.claims.ledger import Arithmetic, Claim, Execution, Held, OfRecords, Source, Theory, Undecidable
 from study.claims.observed import Observed
 from study.claims.rules import arithmetic, execution, record, theory
 from study.errors import Refusal, describe, refusing
@@ -53,11 +53,10 @@ MEANINGS = {
     "needs hardware": "it was not tried: it takes what is named.",
     "needs its source": "it cannot be tried: the source does not say enough, or lacks what it promises.",
 }
-HELD = ("yes", "no", "open")
 
 
-def holds(word: str) -> str:
-    """What a verdict comes to: one of HELD."""
+def holds(word: str) -> Held:
+    """What a verdict comes to."""
     return "yes" if word in HOLDS.values() else "no" if word in FAILS.values() else "open"
 
 

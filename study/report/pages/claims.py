@@ -11,14 +11,12 @@ from urllib.parse import urlencode
 
 from study.claims import frozen, ledger, sample, say
 from study.claims.ledger import Arithmetic, Claim, Execution, Source, Undecidable
-from study.claims.say import RULES, Decided, Told
+from study.claims.say import RULES, THREE, Decided, Told
 from study.claims.verdicts import MEANINGS, WORDS, Seen, holds
 from study.report import markup
 from study.report.markup import Html, escape
 from study.report.pages.opening import lead
 from study.report.words import count
-
-THREE = (("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"))
 
 
 def articles() -> list[Source]:
