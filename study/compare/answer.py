@@ -1,20 +1,27 @@
-"""What is the answer so far, in one table? That of docs/results.md, from committed records."""
+"""What is the answer so far, in one table? That of docs/results.md, from committed records.
+
+What a model learned is told by a study that was fixed in advance, where its runs lie in the folders; else by the runs
+of a study that only compares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from study.compare import differences, markdown
+from study.compare import differences, markdown, verdict, verdict_text
 from study.compare import table as tidy
 from study.compare.order import in_order
+from study.compare.verdict import SAME
+from study.compare.verdict_text import Decided
 from study.errors import Refusal
 from study.theory.case import parameter_bytes
 
-# What was trained long enough to learn, with the held-out metric and how it is written.
-LEARNED = {("bert-imdb", "micro"): ("accuracy", ".3f"), ("gpt-wikitext", "mini"): ("perplexity", ".0f")}
+# What is shown of each model: the size where nothing was fixed in advance, the held-out metric, how it is written.
+LEARNED = {"bert-imdb": ("micro", "accuracy", ".3f"), "gpt-wikitext": ("mini", "perplexity", ".0f")}
 NAMES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
 STATES = ("bert-imdb", "large")
 WORLD_SIZE = 2
@@ -34,27 +41,65 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
     if ok.empty:
         where = " ".join(map(str, folders))
         raise Refusal(f"{where}: none of {len(everything)} runs ended well on {WORLD_SIZE} processes, so no answer yet")
-    states = _cell(runs, STATES)
-    head, columns = ["strategy"], []
-    for place, (metric, form) in LEARNED.items():
-        name = NAMES[place[0]]
-        by_seed = _cell(ok, place).groupby(["strategy", "seed"])[metric].mean()  # however often a seed was repeated
+    states = _cell(runs, *STATES)
+    decided = {each.workload: each for each in verdict_text.decided_in(folders)}
+    head, columns, seeds = ["strategy"], [], {}
+    for workload, (size, metric, form) in LEARNED.items():
+        name = NAMES[workload]
         head += [f"{name}: {metric}", f"{name}: loss against {control}"]
-        means = by_seed.groupby("strategy").mean()
-        columns.append((means, form, _cell(compared, place).set_index("strategy")))
+        if workload in decided:
+            columns.append(_fixed(decided[workload], metric, form))
+            seeds[name] = min(len(row.seeds) for row in decided[workload].judged)
+        else:
+            columns.append(_learned(_cell(ok, workload, size), _cell(compared, workload, size), metric, form, control))
+            seeds[name] = _cell(ok, workload, size)["seed"].nunique()
     head += ["BERT-large: states (paper)", "and buffers", "sent (paper)"]
-    rows = []
-    for strategy in in_order(runs["strategy"]):
-        row = [f"`{strategy}`"]
-        for means, form, against in columns:
-            row.append(_number(means.get(strategy), form))
-            row.append(_difference(strategy, control, against))
-        rows.append(row + _held(states[states["strategy"] == strategy]))
-    return "\n".join([*markdown.markdown(head, rows), "", _basis(ok)])
+    rows = [
+        [f"`{strategy}`", *(cell for column in columns for cell in column(strategy)),
+         *_held(states[states["strategy"] == strategy])]
+        for strategy in in_order(runs["strategy"])
+    ]  # fmt: skip
+    seeds["BERT-large"] = _cell(ok, *STATES)["seed"].nunique()
+    return "\n".join([*markdown.markdown(head, rows), "", _basis(ok, seeds)])
 
 
-def _cell(rows: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
-    return rows[(rows["workload"] == place[0]) & (rows["size"] == place[1])]
+Column = Callable[[str], tuple[str, str]]  # of a strategy: what it learned, and its loss against the control's
+
+
+def _fixed(decided: Decided, metric: str, form: str) -> Column:
+    """What a study says that was fixed in advance, of held-out loss; strategies that train an arm to the bit as it."""
+    control, last = decided.study.control, max(endpoint.step for endpoint in decided.protocol.endpoints)
+    arms = {row.strategy: row for row in decided.on(decided.primary) if row.world_size == WORLD_SIZE}
+    arms |= {row.strategy: row for row in decided.on(decided.primary) if row.strategy == "single"}
+    same = {other: arm for (arm, other), shown in verdict.same_weights(decided.runs, decided.protocol).items() if shown}
+
+    def cells(strategy: str) -> tuple[str, str]:
+        arm = same.get(strategy, strategy)
+        by_seed = decided.runs.of(arm, 1 if arm == "single" else WORLD_SIZE)
+        if not by_seed:
+            return "unknown", "unknown"
+        learned = format(statistics.mean(run.held_out[last][metric] for run in by_seed.values()), form)
+        if arm == control:
+            return learned, "the control" if strategy == control else f"`{control}`'s weights"
+        if arm != strategy:
+            return learned, f"`{arm}`'s weights"
+        row, endpoint = arms[arm], decided.primary
+        low, mean, high = (f"{100 * value:+z.3f}" for value in (row.low, row.mean, row.high))
+        judged = f"within {100 * endpoint.margin:g} %" if row.equivalence == SAME else row.equivalence
+        return learned, f"{mean} % ({low} to {high}), {judged}"
+
+    return cells
+
+
+def _learned(ok: pd.DataFrame, compared: pd.DataFrame, metric: str, form: str, control: str) -> Column:
+    """What runs say of which nothing was fixed in advance, of training loss."""
+    by_seed = ok.groupby(["strategy", "seed"])[metric].mean()  # however often a seed was repeated
+    means, against = by_seed.groupby("strategy").mean(), compared.set_index("strategy")
+    return lambda strategy: (_number(means.get(strategy), form), _difference(strategy, control, against))
+
+
+def _cell(rows: pd.DataFrame, workload: str, size: str) -> pd.DataFrame:
+    return rows[(rows["workload"] == workload) & (rows["size"] == size)]
 
 
 def _number(value: float | None, form: str) -> str:
@@ -98,9 +143,7 @@ def _held(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def _basis(ok: pd.DataFrame) -> str:
-    seeds = {NAMES[place[0]]: _cell(ok, place)["seed"].nunique() for place in LEARNED}
-    seeds["BERT-large"] = _cell(ok, STATES)["seed"].nunique()
+def _basis(ok: pd.DataFrame, seeds: dict[str, int]) -> str:
     days = sorted({started[:10] for started in ok["started_at"]})
     boxes, precisions = (", ".join(sorted(ok[name].unique())) for name in ("box", "precision"))
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

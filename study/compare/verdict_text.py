@@ -14,6 +14,7 @@ from study.compare import admitted, markdown, verdict
 from study.compare.admitted import Runs, Wanted
 from study.compare.verdict import SAME, Judged
 from study.compare.words import processes
+from study.records import find as records
 from study.records.protocol import Endpoint, Protocol
 from study.running import studies
 from study.running.studies import Study
@@ -45,7 +46,11 @@ class Decided(NamedTuple):
     @property
     def model(self) -> str:
         """What was trained, as a sentence names it."""
-        return MODELS[str(self.study.parts[0].flags.get("workload", "bert-imdb"))]
+        return MODELS[self.workload]
+
+    @property
+    def workload(self) -> str:
+        return str(self.study.parts[0].flags.get("workload", "bert-imdb"))
 
     def on(self, endpoint: Endpoint) -> list[Judged]:
         return [row for row in self.judged if row.endpoint == endpoint]
@@ -57,6 +62,13 @@ def decide(folders: Sequence[Path], study: Study) -> Decided:
     wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
     runs = admitted.read(folders, wanted, study.protocol, study.name, study.sha256)
     return Decided(study, runs, verdict.judge(runs, study.protocol, study.control), study.protocol)
+
+
+def decided_in(folders: Sequence[Path], own: str = "") -> list[Decided]:
+    """Judge every study with a protocol of which runs lie here; `own` may be a file of the user's. As `decide`."""
+    names = sorted({run.outcome.study for run in records.find_runs(folders) if run.outcome}) if folders else []
+    chosen = [studies.find(own if Path(own).stem == name else name) for name in names]
+    return [decide(folders, study) for study in chosen if study.protocol is not None]
 
 
 def page(folders: Sequence[Path], study: Study) -> str:
@@ -199,13 +211,13 @@ def _of_endpoint(decided: Decided, endpoint: Endpoint) -> Table:
 
 def _row(row: Judged, seeds: int) -> list[str]:
     worst = row.differences[np.argmax(np.abs(row.differences))]
-    interval = f"{100 * row.mean:+.2f} ({100 * row.low:+.2f} to {100 * row.high:+.2f})"
+    interval = f"{100 * row.mean:+z.3f} ({100 * row.low:+z.3f} to {100 * row.high:+z.3f})"
     p = "< 0.001" if row.p_neighbour < 0.001 else f"{row.p_neighbour:.3f}"
     more = f", {len(row.seeds)} seeds" if len(row.seeds) > seeds else ""
     return [
         f"`{row.strategy}` on {row.world_size}{more}",
         interval,
-        f"{100 * worst:+.2f}",
+        f"{100 * worst:+z.3f}",
         "yes" if row.equivalence == SAME else row.equivalence,
         f"{'yes' if row.further else 'not shown'} ({row.distance:.2f} times as far, p {p})",
     ]

@@ -1,7 +1,7 @@
 """What do the committed records of runs say of a claim? The functions that the ledger may name, with their arguments.
 
-All records are of a CPU. Losses: fp32, the models of the study `cpu`, two processes, by compare/differences.py, seed by
-seed. Bytes: where the models of a study differ, or the ranks, the interval is from least to most.
+All records are of a CPU. Losses: fp32, the models of the studies in LEARNED, two processes, by compare/differences.py,
+seed by seed. Bytes: where the models of a study differ, or the ranks, the interval is from least to most.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
+from study.running import studies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
+LEARNED = {"bert-imdb": "learning-bert", "gpt-wikitext": "cpu"}  # the study that tells what a model learns
 WORLD_SIZE = 2  # of the runs whose losses are compared
 PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
 SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
@@ -61,7 +63,7 @@ def loss_difference(
         raise ValueError(f"part {part!r}: must be 'training' or 'evaluation'")
     from study.compare.table import CURVE
 
-    table = _table()
+    table = _table(workload)
     if steps is not None:  # compared in the place of the last losses
         at = CURVE.index("loss")
         table = table.assign(final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
@@ -70,16 +72,37 @@ def loss_difference(
 
 def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
     """The mean gradient norm of a run over the control's, with its interval over seeds."""
-    difference = _compared(_table(), workload, strategy, control, "mean_grad_norm")
+    difference = _compared(_table(workload), workload, strategy, control, "mean_grad_norm")
     low, high = difference.interval
     return Observed(1 + difference.value, difference.evidence, (1 + low, 1 + high), told=difference.told)
 
 
-@lru_cache(maxsize=1)
-def _table() -> pd.DataFrame:
+@lru_cache(maxsize=2)
+def _table(workload: str) -> pd.DataFrame:
+    """The runs of a workload's study; of one that was fixed in advance without its neighbours, which are no controls.
+
+    There a strategy that trains what an arm trains to the bit, shown once, is told by the arm's runs.
+    """
+    import pandas as pd
+
     from study.compare import table
 
-    return table.read([RECORDS / "cpu"])
+    if workload not in LEARNED:
+        raise ValueError(f"workload {workload!r}: must be one of {', '.join(LEARNED)}")
+    runs = table.read([RECORDS / LEARNED[workload]])
+    protocol = studies.find(LEARNED[workload]).protocol
+    if protocol is None:
+        return runs
+    labelled = runs["run_id"].str.endswith(tuple(f"-{label}" for label in (*protocol.neighbours, protocol.once)))
+    arms, once = runs[~labelled], runs[runs["run_id"].str.endswith(f"-{protocol.once}")]
+    told = [arms]
+    for arm, others in protocol.same_as.items():
+        of_arm = arms[(arms["strategy"] == arm) & (arms["world_size"] == WORLD_SIZE)]
+        for other in others:
+            shown = once[once["strategy"] == other]
+            if len(shown) and set(shown["final_sha256"]) <= set(of_arm["final_sha256"]):
+                told.append(of_arm.assign(strategy=other))
+    return pd.concat(told, ignore_index=True)
 
 
 def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, metric: str) -> Observed:
@@ -101,7 +124,7 @@ def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, m
     ids = {name for column in ("run", "control_run") for name in kept.loc[couples[column], "run_id"]}
     runs = kept[kept["run_id"].isin(ids) & (kept["world_size"] <= WORLD_SIZE)]
     interval = float(row["relative_low"]), float(row["relative_high"])
-    evidence = tuple(sorted(runs["run_id"]))
+    evidence = tuple(sorted(set(runs["run_id"])))
     return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 %, {row['interval']}")
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from study.compare import verdict_text
 from study.compare.verdict_text import Decided
 from study.errors import Refusal
-from study.records import find as records
 from study.report import markup
 from study.report.figures.decided import decided as figure
 from study.report.markup import Html
 from study.report.pages.opening import lead
 from study.report.pages.runs import in_project
-from study.running import studies
 
 
 def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
@@ -23,9 +20,7 @@ def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
     Raises Refusal where runs of no such study lie in folders that were named, and for what the protocols do not allow.
     """
     places = [in_project(name) for name in folders]
-    names = sorted({run.outcome.study for run in records.find_runs(places) if run.outcome}) if places else []
-    chosen = [studies.find(study if Path(study).stem == name else name) for name in names]
-    found = [verdict_text.decide(places, each) for each in chosen if each.protocol is not None]
+    found = verdict_text.decided_in(places, study)
     if places and not found:
         raise Refusal(f"{' '.join(folders)}: no run of a study that was fixed in advance lies here")
     return found
