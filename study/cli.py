@@ -439,20 +439,50 @@ def _merge(packed: Path, records: Path) -> None:
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
 @click.option(
     "--precision",
-    type=click.Choice((*get_args(config.Precision), "pure-bf16")),
+    type=click.Choice((*get_args(config.Precision), "pure-bf16", "tf32", "fp8")),
     help="[default: bf16 where the GPU has it, else fp16]",
 )
 @click.option(
-    "--activation-checkpointing/--no-activation-checkpointing",
-    default=None,
-    help="recompute each block [default: where it makes a strategy fit, or faster]",
+    "--activation-checkpointing",
+    type=click.Choice(("full", "selective", "none")),
+    help="recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
 )
 @click.option(
     "--kernels",
     type=click.Choice(("fused", "transformers")),
     default="fused",
-    help="as LLM Foundry has them, or those of transformers",
+    show_default=True,
+    help="norms, activation functions and loss in one each, or composed as transformers has them",
 )
+@click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
+@click.option(
+    "--attention",
+    type=click.Choice(("sdpa", "eager", "flash-1")),
+    default="sdpa",
+    show_default=True,
+    help="PyTorch's (FlashAttention-2), operators, or FlashAttention as of 2022",
+)
+@click.option("--dropout", is_flag=True, help="with dropout")
+@click.option(
+    "--loss-kernel",
+    type=click.Choice(("eager", "upcast", "fused", "chunked")),
+    help="fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(("adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd")),
+    default="adamw",
+    show_default=True,
+)
+@click.option(
+    "--optimizer-kernel",
+    type=click.Choice(("fused", "foreach", "loop")),
+    default="fused",
+    show_default=True,
+    help="foreach, PyTorch's default, takes one more copy of what is updated",
+)
+@click.option("--network-gbps", type=float, metavar="GBIT", help="of a node to all others [default: as one rents it]")
+@click.option("--gpus-per-node", type=NUMBER, help="[default: as one rents it]")
 @click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
 @click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
 def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, **options: Any) -> None:
