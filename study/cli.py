@@ -523,11 +523,18 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
 @click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
+@click.option("--grid", "as_grid", is_flag=True, help="the answers that the planner's page loads, some minutes")
+def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_grid: bool) -> None:
     """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
-    from study.planner import predictions
+    from study.planner import grid, predictions
     from study.running import studies
 
+    if as_grid:
+        if study or gpu or num_gpus:
+            raise Refusal("--grid answers for models and boxes of its own; leave the study, --gpu and --gpus out")
+        for path in grid.write(output / "planned"):
+            print(path)
+        return
     if study is None:
         if gpu or num_gpus:
             raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")

@@ -282,7 +282,6 @@ def _errors(fitted: Fitted, timed: Timed) -> Errors:
 # ---------------------------------------------------------------- tables
 
 GROUPINGS: dict[str, Callable[[Timed], Any]] = {
-    "all": lambda timed: "",
     "grade": lambda timed: FOUNDRY if timed.family == FOUNDRY else timed.grade,
     "family": lambda timed: f"{timed.family}, {timed.grade}",
     "generation": lambda timed: timed.generation,
@@ -314,6 +313,8 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
     for split in ("nothing", *SPLITS):
         for predictor in (*PREDICTORS, COMPARED):
             for grouping, group in GROUPINGS.items():
+                if predictor != "planner" and grouping not in ("grade", "engine"):  # what pages compare
+                    continue
                 found: dict[Any, list[tuple[str, float]]] = {}
                 for one in judged:
                     errors = one.in_sample if split == "nothing" else one.left_out.get(split, {})
