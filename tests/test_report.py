@@ -103,6 +103,7 @@ def test_page_shows_results_and_folds_code(site, name):
     shown, _, folded = reported.text_of(site, name).partition("<summary>How this page was made</summary>")
     of_no_runs = {
         "planner": "planner.advise(",
+        "others": "page.opening()",
         "protocol": "published.load_protocol(",
         "claims": "say.sentences(",
     }

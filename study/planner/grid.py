@@ -52,7 +52,7 @@ class Key(NamedTuple):
         )
 
 
-def keys() -> Iterator[Key]:
+def asked_for() -> Iterator[Key]:
     """List what is asked; networks differ only where there are several nodes."""
     for gpu, count, length, each, network in itertools.product(GPUS, COUNTS, LENGTHS, PER_GPU, NETWORKS):
         if network is None or count > 8:
@@ -93,7 +93,7 @@ def write(folder: Path) -> list[Path]:
     """Write FOLDER/<model>.js for every model."""
     paths = []
     for model in MODELS:
-        answers = {key.text: answer(model, key) for key in keys()}
+        answers = {key.text: answer(model, key) for key in asked_for()}
         content = json.dumps({"model": model, "answers": answers}, separators=(",", ":"), allow_nan=False)
         paths.append(folder / f"{model}.js")
         folder.mkdir(parents=True, exist_ok=True)

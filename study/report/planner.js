@@ -72,7 +72,7 @@
     element("pre", command, out);
   }
 
-  form.hidden = false;
+  form.hidden = false; // and nothing is loaded before somebody asks
   form.addEventListener("input", show);
-  show();
+  form.addEventListener("submit", (event) => { event.preventDefault(); show(); });
 }

@@ -26,7 +26,9 @@ def played() -> Html:
         _field("network", "Between nodes", networks, ""),
     ]
     return Html(
-        f'<form id="asked" class="filters" data-folder="{PLACE}" hidden>\n' + "\n".join(fields) + "\n</form>\n"
+        f'<form id="asked" class="filters" data-folder="{PLACE}" hidden>\n'
+        + "\n".join(fields)
+        + "\n<button>Answer</button>\n</form>\n"
         '<div id="answered" aria-live="polite"></div>\n'
         + markup.paragraphs(
             Html(
