@@ -43,7 +43,7 @@ TRAINING = (
     "torch", "accelerate", "transformers", "datasets", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
     "tokenizers", "tqdm",
 )  # fmt: skip
-
+TRACING = ("torch", "accelerate", "transformers")
 
 A_STUDY = "a study that the project ships, or a YAML file of your own"
 RECORDS = "folders of run directories or of collected records"
@@ -485,7 +485,10 @@ def _merge(packed: Path, records: Path) -> None:
 @click.option("--gpus-per-node", type=NUMBER, help="[default: as one rents it]")
 @click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
 @click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
-def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, **options: Any) -> None:
+@click.option("--trace", is_flag=True, help="also trace the model over fake tensors, a minute or less a strategy")
+def _advise(
+    model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, trace: bool, **options: Any
+) -> None:
     """Predict every strategy for a model and GPUs: memory, time, price, and which to take.
 
     Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.
@@ -498,6 +501,10 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
     asked = planner.Asked(num_gpus=num_gpus or 1, **options)
+    if trace:
+        if as_json or None in (model, num_gpus):
+            raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")
+        _require(*TRACING)
     if write is not None:
         if None in (model, num_gpus):
             raise Refusal(f"--write {write}: needs both --model and --gpus")
@@ -512,6 +519,11 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
         advice = planner.advise(model, asked)
         text, content = say.text, say.content
     print(json.dumps(content(advice), indent=1) if as_json else text(advice))
+    if trace:
+        from study.tracing import say as traced
+
+        for line in traced.lines(advice):
+            print(line, flush=True)
     if write is not None:
         say.write(advice, write)
         if not as_json:
@@ -544,6 +556,21 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
     if gpu is None:
         raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
     print(predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1)))
+
+
+@zero_study.command("trace")
+@click.option("--output", type=PATH, required=True, help="JSON file to write; what it has already is kept")
+@click.option("--only", default="", metavar="TEXT", show_default=False, help="only cases whose name contains this")
+def _trace(output: Path, only: str) -> None:
+    """Trace the study's models over fake tensors, for the planner's peaks to be held against.
+
+    Both workloads, every size, on one to eight ranks, small models first. Cut off, it goes on where it was.
+    """
+    from study.tracing import grid
+
+    _require(*TRACING)
+    for line in grid.run(output, only):
+        print(line, flush=True)
 
 
 @zero_study.command("accuracy")
