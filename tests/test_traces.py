@@ -10,19 +10,6 @@ from study.tracing import grid
 
 GRID = launching.ROOT / "reports" / "predicted" / "traces.json"
 MARGIN = 0.03  # of the traced peak
-# Cases in which the planner predicts more than this, by how much at most, and why.
-EXCEPTIONS = {
-    # Several ranks copy a unit's gradients in a loop, whose variable keeps the last of them alive beside what is
-    # reduced (torch 2.13, foreach_reduce). One rank has no such loop, and the planner counts it there too. It shows
-    # where the embedding is most of a model, and the peak is at the end of backward.
-    "fsdp2 on one rank": (lambda point: (point.strategy, point.world_size) == ("fsdp2", 1), 0.20),
-    # Autocast lets go of its 16-bit weights as forward ends, and checkpointed blocks keep none of them: they are gone
-    # when backward makes the logits' gradients. The planner counts both at once.
-    "autocast, checkpointed": (
-        lambda point: point.engine.precision == "bf16-autocast" and point.config.activation_checkpointing,
-        0.06,
-    ),
-}
 
 
 def points() -> list[grid.TracedPoint]:
@@ -32,16 +19,7 @@ def points() -> list[grid.TracedPoint]:
 @pytest.mark.parametrize("traced", points(), ids=lambda traced: grid.point_of(traced).name)
 def test_the_planner_predicts_what_was_traced(traced):
     point = grid.point_of(traced)
-    most = max([MARGIN, *(allowed for applies, allowed in EXCEPTIONS.values() if applies(point))])
-    assert -MARGIN < point.predicted.total / traced.traced.total - 1 < most
-
-
-@pytest.mark.parametrize("name", EXCEPTIONS)
-def test_an_exception_is_one(name):
-    """Some case of it is outside the margin, or it is to go."""
-    applies, _ = EXCEPTIONS[name]
-    cases = [(grid.point_of(traced), traced.traced.total) for traced in points()]
-    assert any(point.predicted.total / total - 1 > MARGIN for point, total in cases if applies(point))
+    assert point.predicted.total == pytest.approx(traced.traced.total, rel=MARGIN)
 
 
 def test_an_entry_is_of_its_case():

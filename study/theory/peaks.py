@@ -152,9 +152,12 @@ def _moments(
     kept = (
         recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
     )
-    at_loss = shape.layers * kept + outside + casts
+    # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
+    # go as forward ends, before the loss makes more of the logits than a cast.
+    until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    at_loss = shape.layers * kept + outside + until_loss
     # A checkpointed block is computed again, beside its input, which all others still keep.
-    in_last = at_loss + recomputed * block
+    in_last = shape.layers * kept + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
     in_first = outside + (0 if recomputed else casts) + block
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
@@ -344,7 +347,9 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     return _Gradients(
         size,
         accumulated=sharded,
-        held=sharded + size * shape.outside_params,
+        # Several ranks copy a unit's gradients in a loop, whose variable keeps the last: the embedding's
+        # (foreach_reduce).
+        held=sharded + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
         # One block's gradients, as far as its feed-forward part, and what was made of the block's before it.
         bucket=size * _feed_forward(shape) + reduced * shape.block_params,
         first_bucket=size * _feed_forward(shape),
