@@ -108,7 +108,8 @@ def offloaded() -> Html:
         "Of a token, against the fastest row of the same source, model and checkpointing with states on the GPU. "
         "Batches differ, as offload leaves room for larger ones: micro batch x accumulation."
     )
-    return Html(markup.table("Offload against states on the GPU, measured by others", head, [("", rows)], note))
+    words = head[1:4]
+    return Html(markup.table("Offload against states on the GPU, measured by others", head, [("", rows)], note, words))
 
 
 def _batch(row: Told) -> str:
@@ -141,7 +142,7 @@ def checked() -> Html:
         "not to be compared as scaling. Fits: predicted. Time off by: predicted over published, less one; the "
         "constants were fitted to many of these rows (the planner's page has errors without them)."
     )
-    table = markup.table("Rows that others published", head, list(groups.items()), note)
+    table = markup.table("Rows that others published", head, list(groups.items()), note, ["grade", head[4], "fits"])
     return Html(markup.details(f"All {sum(map(len, groups.values()))} rows, and what can be checked of them", table))
 
 
