@@ -43,7 +43,7 @@ TRAINING = (
     "torch", "accelerate", "transformers", "datasets", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
     "tokenizers", "tqdm",
 )  # fmt: skip
-
+TRACING = ("torch", "accelerate", "transformers")
 
 A_STUDY = "a study that the project ships, or a YAML file of your own"
 RECORDS = "folders of run directories or of collected records"
@@ -439,23 +439,56 @@ def _merge(packed: Path, records: Path) -> None:
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
 @click.option(
     "--precision",
-    type=click.Choice((*get_args(config.Precision), "pure-bf16")),
+    type=click.Choice((*get_args(config.Precision), "pure-bf16", "tf32", "fp8")),
     help="[default: bf16 where the GPU has it, else fp16]",
 )
 @click.option(
-    "--activation-checkpointing/--no-activation-checkpointing",
-    default=None,
-    help="recompute each block [default: where it makes a strategy fit, or faster]",
+    "--activation-checkpointing",
+    type=click.Choice(("full", "selective", "none")),
+    help="recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
 )
 @click.option(
     "--kernels",
     type=click.Choice(("fused", "transformers")),
     default="fused",
-    help="as LLM Foundry has them, or those of transformers",
+    show_default=True,
+    help="norms, activation functions and loss in one each, or composed as transformers has them",
 )
+@click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
+@click.option(
+    "--attention",
+    type=click.Choice(("sdpa", "eager", "flash-1")),
+    default="sdpa",
+    show_default=True,
+    help="PyTorch's (FlashAttention-2), operators, or FlashAttention as of 2022",
+)
+@click.option("--dropout", is_flag=True, help="with dropout")
+@click.option(
+    "--loss-kernel",
+    type=click.Choice(("eager", "upcast", "fused", "chunked")),
+    help="fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(("adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd")),
+    default="adamw",
+    show_default=True,
+)
+@click.option(
+    "--optimizer-kernel",
+    type=click.Choice(("fused", "foreach", "loop")),
+    default="fused",
+    show_default=True,
+    help="foreach, PyTorch's default, takes one more copy of what is updated",
+)
+@click.option("--network-gbps", type=float, metavar="GBIT", help="of a node to all others [default: as one rents it]")
+@click.option("--gpus-per-node", type=NUMBER, help="[default: as one rents it]")
 @click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
 @click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
-def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, **options: Any) -> None:
+@click.option("--trace", is_flag=True, help="also trace the model over fake tensors, a minute or less a strategy")
+def _advise(
+    model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, trace: bool, **options: Any
+) -> None:
     """Predict every strategy for a model and GPUs: memory, time, price, and which to take.
 
     Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.
@@ -468,6 +501,10 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
     asked = planner.Asked(num_gpus=num_gpus or 1, **options)
+    if trace:
+        if as_json or None in (model, num_gpus):
+            raise Refusal("--trace goes with both --model and --gpus and prints no JSON; add them, or leave --json out")
+        _require(*TRACING)
     if write is not None:
         if None in (model, num_gpus):
             raise Refusal(f"--write {write}: needs both --model and --gpus")
@@ -482,6 +519,11 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
         advice = planner.advise(model, asked)
         text, content = say.text, say.content
     print(json.dumps(content(advice), indent=1) if as_json else text(advice))
+    if trace:
+        from study.tracing import say as traced
+
+        for line in traced.lines(advice):
+            print(line, flush=True)
     if write is not None:
         say.write(advice, write)
         if not as_json:
@@ -493,11 +535,18 @@ def _advise(model: str | None, num_gpus: int | None, as_json: bool, write: Path 
 @click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
+@click.option("--grid", "as_grid", is_flag=True, help="the answers that the planner's page loads, some minutes")
+def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_grid: bool) -> None:
     """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
-    from study.planner import predictions
+    from study.planner import grid, predictions
     from study.running import studies
 
+    if as_grid:
+        if study or gpu or num_gpus:
+            raise Refusal("--grid answers for models and boxes of its own; leave the study, --gpu and --gpus out")
+        for path in grid.write(output / "planned"):
+            print(path)
+        return
     if study is None:
         if gpu or num_gpus:
             raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")
@@ -507,6 +556,21 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
     if gpu is None:
         raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
     print(predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1)))
+
+
+@zero_study.command("trace")
+@click.option("--output", type=PATH, required=True, help="JSON file to write; what it has already is kept")
+@click.option("--only", default="", metavar="TEXT", show_default=False, help="only cases whose name contains this")
+def _trace(output: Path, only: str) -> None:
+    """Trace the study's models over fake tensors, for the planner's peaks to be held against.
+
+    Both workloads, every size, on one to eight ranks, small models first. Cut off, it goes on where it was.
+    """
+    from study.tracing import grid
+
+    _require(*TRACING)
+    for line in grid.run(output, only):
+        print(line, flush=True)
 
 
 @zero_study.command("accuracy")
@@ -575,6 +639,20 @@ def _decide_claims(write: bool) -> int:
         f"{len(wrong)} of {len(now)} claims are not as they are committed" if wrong else f"{len(now)} verdicts follow"
     )
     return 1 if wrong else 0
+
+
+@zero_study.command("check")
+@click.argument("table", type=PATH, metavar="TABLE.csv", help="a row for each result; docs/check.md has the columns")
+def _check(table: Path) -> int:
+    """Hold anybody's table of training results against physics and the planner: a line for each suspicion.
+
+    Exit status: 0 nothing is certainly or likely wrong, which is no proof; 1 something is; 2 the table cannot be read.
+    """
+    from study.planner import check
+
+    checked = check.check(table)
+    print(check.text(checked))
+    return 1 if checked.is_suspicious else 0
 
 
 @zero_study.command("snippets")

@@ -62,13 +62,13 @@ def test_the_text_says_what_the_json_says(capsys):
 
 def test_a_fixed_case(capsys):
     arguments = ["--strategy", "zero3", "--micro-batch-size", "8", "--gradient-accumulation-steps", "3"]
-    found = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing")
+    found = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing", "full")
     (option,) = found["strategies"]
-    asked = {"micro_batch_size": 8, "gradient_accumulation_steps": 3, "activation_checkpointing": True}
+    asked = {"micro_batch_size": 8, "gradient_accumulation_steps": 3, "activation_checkpointing": "full"}
     assert {key: option[key] for key in asked} == asked
     assert option["precision"] == "bf16"
     assert option["global_batch_size"] == 192
-    kept = told(capsys, *CASE, *arguments, "--no-activation-checkpointing")["strategies"][0]
+    kept = told(capsys, *CASE, *arguments, "--activation-checkpointing", "none")["strategies"][0]
     assert kept["memory"]["activations"] > 4 * option["memory"]["activations"]
     assert kept["seconds_per_step"] < option["seconds_per_step"]
 
@@ -81,7 +81,8 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     arguments += ["--sequence-length", str(row.job.sequence_length), "--strategy", sharded, "--precision", "bf16"]
     arguments += ["--micro-batch-size", str(row.job.micro_batch_size)]
     arguments += ["--gradient-accumulation-steps", str(row.job.gradient_accumulation_steps)]
-    arguments += [f"--{'' if row.job.activation_checkpointing else 'no-'}activation-checkpointing"]
+    arguments += ["--activation-checkpointing", "full" if row.job.activation_checkpointing else "none"]
+    arguments += ["--attention", "flash-1", "--optimizer-kernel", "foreach"]
     (option,) = told(capsys, *arguments)["strategies"]
     assert option["fits"]
     # They reduced gradients in bf16, which this project's program does not.

@@ -17,13 +17,13 @@ from typing import Any
 import doctor_observed
 import pytest
 from launching import ROOT
-from test_docs import PAGES
+from test_docs import PAGES, WIDEST_LINE
 from test_layout import MAY_IMPORT
 
 from study import cli
 from study.claims import say
 from study.compare import answer, communication, differences, model_states, parity, peaks, table, theory
-from study.planner import accuracy
+from study.planner import accuracy, check
 from study.planner.cross_validation import PREDICTORS, SPLITS
 from study.published import effects
 from study.records import find as records
@@ -334,15 +334,12 @@ def planner_accuracy() -> str:
     return tabulate(["what", "held against", "error"], rows)
 
 
-FSDP, OTHERS = ("kind", "the rows that constants are fitted to"), ("kind", "single numbers")
 KINDS = {
-    FSDP: "FSDP on A100, H100",
-    OTHERS: "the others",
-    ("engine", "DDP"): "of them DDP",
-    ("engine", "ZeRO-1"): "ZeRO-1",
-    ("engine", "ZeRO-2"): "ZeRO-2",
-    ("engine", "ZeRO-3"): "ZeRO-3",
-    ("engine", "offload"): "offload",
+    ("grade", "LLM Foundry"): "LLM Foundry",
+    ("grade", "A"): "other families, grade A",
+    ("grade", "B"): "grade B",
+    ("grade", "C"): "grade C",
+    ("engine", "offload"): "of them offload",
 }
 
 
@@ -372,14 +369,22 @@ def planner_times() -> str:
     return tabulate(head, rows)
 
 
-def planner_groups() -> str:
-    """The planner's errors without the model size, the GPU count and the generation that each time has."""
+def planner_families() -> str:
+    """The planner's errors of each family, by a fit without it."""
     rows = []
     for row in accuracy.load().content["errors"]:
-        if row["predictor"] == "planner" and row["left_out"] == row["by"]:
-            sides = f"{row['too_slow']} / {row['too_fast']}"
-            rows.append([f"{row['by']} {row['group']}", str(row["count"]), off(row), sides, row["worst_case"]])
-    return tabulate(["left out, and judged", "times", "planner", "too slow / fast", "the worst"], rows)
+        if (row["predictor"], row["left_out"], row["by"]) == ("planner", "family", "family"):
+            rows.append([row["group"], str(row["count"]), off(row), row["worst_case"]])
+    return tabulate(["family, grade", "times", "planner", "the worst"], rows)
+
+
+def planner_memory() -> str:
+    """Errors of predicted peaks, beside those of two estimators."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in accuracy.memory():
+        groups.setdefault(f"{'grade ' if row['by'] == 'grade' else ''}{row['group']}", []).append(row)
+    rows = [[name, str(each[0]["count"]), *map(off, each)] for name, each in groups.items()]
+    return tabulate(["of", "peaks", *accuracy.ESTIMATORS], rows)
 
 
 def planner_intervals() -> str:
@@ -396,7 +401,7 @@ def planner_intervals() -> str:
 
 def doors() -> str:
     """What stands behind two of README's three doors."""
-    unseen, others = (accuracy.load().summary("model size", "planner", *kind) for kind in (FSDP, OTHERS))
+    unseen, assumed = (accuracy.load().summary("family", "planner", "grade", grade) for grade in "AB")
     right = len(runs()) - len(wrong_states())
     found = against_theory().peaks
     far = [error for error in found if abs(error.error) > peaks.WANTED]
@@ -408,10 +413,11 @@ def doors() -> str:
             f"  a step to 5 % in {len(found) - len(far)}; theory is below {above} of the other {len(far)}, by up to "
             f"{percent(max(-error.error for error in far), 0)}, where [the count is too high]"
             "(docs/planner.md#how-far-to-trust-it).",
-            "  A step's time, by fits without its model size, it misses by "
-            f"{percent(unseen['median'], 0)} in the median and {percent(abs(unseen['worst']), 0)} at worst for FSDP "
-            f"on A100 and H100; by {percent(others['median'], 0)} and",
-            f"  {percent(abs(others['worst']), 0)} for {others['count']} times of DDP, DeepSpeed and offload.",
+            f"  A step's time it misses by {percent(unseen['median'], 0)} in the median and "
+            f"{percent(unseen['percentile_90'], 0)} at the 90th percentile for {unseen['count']} times that others",
+            "  published with all settings, by fits without those who measured them; by "
+            f"{percent(assumed['median'], 0)} and {percent(assumed['percentile_90'], 0)} for {assumed['count']} of "
+            "which one is assumed.",
             textwrap.fill(
                 "- Four articles and a tutorial, taken apart. "
                 + say.rested([one for one in say.sentences() if one.sentence]),
@@ -437,6 +443,31 @@ def rooms() -> str:
     head, *rows = rows_of(between("docs/architecture.md", "rooms"))
     assert {row[0].strip("`") for row in rows} == set(MAY_IMPORT)
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
+
+
+TABLES = ROOT / "tests" / "tables"
+CERTAINTIES = ("certain", "likely", "unexpected")
+SHOWN = ("llm_c_scripts", "deepspeed_muon", "fms_liger", "llama_2_70b")
+
+
+def said_of_tables() -> str:
+    """What `zero-study check` prints of four tables, what was looked at only once."""
+    lines = []
+    for name in SHOWN:
+        said = check.text(check.check(TABLES / f"{name}.csv")).splitlines()
+        lines += [f"$ zero-study check tests/tables/{name}.csv", *(said if name == SHOWN[-1] else said[:-1])]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDEST_LINE, subsequent_indent="    ")]
+    return "\n".join(["```text", *wrapped, "```"])
+
+
+def suspicions_by_table() -> str:
+    """How many suspicions each table gives, by how sure they are."""
+    rows = []
+    for path in sorted(TABLES.glob("*.csv")):
+        checked = check.check(path)
+        told = [sum(one.certainty == kind for one in checked.suspicions) for kind in CERTAINTIES]
+        rows.append([f"`{path.stem}`", str(checked.num_rows), *map(str, told)])
+    return tabulate(["table", "rows", *CERTAINTIES], rows)
 
 
 def decided(rule: allowed.Rule) -> list[str]:
@@ -470,7 +501,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/records.md", "faults"): faults,
     ("docs/planner.md", "accuracy"): planner_accuracy,
     ("docs/planner.md", "times"): planner_times,
-    ("docs/planner.md", "groups"): planner_groups,
+    ("docs/planner.md", "families"): planner_families,
+    ("docs/planner.md", "memory"): planner_memory,
     ("docs/planner.md", "intervals"): planner_intervals,
     ("docs/planner.md", "peaks"): every_strategy,
     ("docs/planner.md", "models"): models,
@@ -478,6 +510,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
         published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
+    ("docs/check.md", "example"): said_of_tables,
+    ("docs/check.md", "tables"): suspicions_by_table,
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,

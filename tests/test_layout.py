@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "train": "compare config errors files preflight records run running strategy training workloads",
     "compare": "config errors files models records running theory",
     "planner": "config errors files records running strategy theory",
+    "tracing": "config errors files models planner records strategy theory",
     "doctor": "errors files preflight running strategy",
     "published": "compare config errors files preflight records running training workloads",
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
         "benchmarks claims compare config doctor errors files one_gpu planner preflight published records report run "
-        "running strategy training"
+        "running strategy tracing training"
     ),
     "__main__": "cli errors",
 }
@@ -55,8 +56,8 @@ MAY_IMPORT = {
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
     "claims", "cli", "compare", "config", "doctor", "errors", "files", "models", "one_gpu", "planner", "preflight",
-    "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory", "train",
-    "workloads.sources", "__main__",
+    "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory",
+    "tracing.figure", "tracing.grid", "tracing.say", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}

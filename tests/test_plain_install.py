@@ -49,6 +49,8 @@ COMMANDS = {
     "merge box.zip merged": None,
     f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}": None,
     f"advise --model gpt2 {GPU}": None,
+    f"advise --model gpt2 {GPU} --trace": "train",
+    "trace --output traces.json": "train",
     f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml": None,
     f"advise {GPU}": None,
     "advise --model gpt2 --gpu l4": None,

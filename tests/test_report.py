@@ -82,7 +82,7 @@ def test_page_is_semantic(site, name):
 def test_page_asks_for_nothing_from_elsewhere(site, name):
     text = reported.text_of(site, name)
     page = Elements(text)
-    assert page.all("script") == ([{}] if name in (*report.FILTERED, *report.article_pages()) else [])
+    assert page.all("script") == ([{}] if name in (*report.SCRIPTS, *report.article_pages()) else [])
     assert page.all("iframe") == []
     style = "../style.css" if name in report.REPORT_PAGES else "style.css"
     assert {link["href"] for link in page.all("link")} == {style, "data:,"}
@@ -103,6 +103,7 @@ def test_page_shows_results_and_folds_code(site, name):
     shown, _, folded = reported.text_of(site, name).partition("<summary>How this page was made</summary>")
     of_no_runs = {
         "planner": "planner.advise(",
+        "others": "page.opening()",
         "protocol": "published.load_protocol(",
         "claims": "say.sentences(",
     }

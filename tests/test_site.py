@@ -10,6 +10,7 @@ import pytest
 import reported
 
 from study.claims import say
+from study.planner import grid
 from study.report import build as report
 from study.report import index
 
@@ -181,6 +182,37 @@ def test_print(visit, name):
     assert not seen.page.locator("nav").is_visible()
     assert not seen.page.locator("main form").is_visible()
     assert seen.width() <= 1016
+
+
+# ---------------------------------------------------------------- the planner that answers in the page
+
+
+def test_the_planner_answers_without_a_server_as_the_command_does(visit):
+    seen = visit("planner", viewport=DESKTOP)
+    assert not [url for url in seen.asked if url.endswith(".js")]  # before anybody asks
+    page = seen.page
+    for label, value in (("Model", "llama-3-8b"), ("GPU", "h100-sxm"), ("How many", "16")):
+        page.get_by_label(label, exact=True).select_option(value)
+    page.get_by_label("Between nodes").select_option("100")
+    key = grid.Key("h100-sxm", 16, grid.LENGTHS[0], grid.PER_GPU[0], 100)
+    expected = grid.answer("llama-3-8b", key)
+    page.wait_for_selector("#answered tbody tr")
+    rows = page.locator("#answered tbody tr")
+    assert rows.count() == len(expected["rows"])
+    for row, cells in zip(expected["rows"], rows.all_inner_texts(), strict=True):
+        said = cells.replace("\n", "\t").split("\t")
+        assert (said[0], said[2], said[5].replace(",", "")) == (row[0], f"{row[3]:g}", str(row[11]))
+    assert expected["reason"] in page.locator("#answered").inner_text()
+    assert "--gpu h100-sxm --gpus 16 --sequence-length 512 --global-batch-size 128 --network-gbps 100" in (
+        page.locator("#answered pre").inner_text()
+    )
+    assert (seen.said, seen.failed) == ([], [])
+
+
+def test_without_javascript_the_planner_asks_for_nothing(visit):
+    seen = visit("planner", java_script_enabled=False)
+    assert not seen.page.locator("#asked").is_visible()
+    assert "zero-study advise" in seen.page.locator("main").inner_text()
 
 
 # ---------------------------------------------------------------- the list of claims

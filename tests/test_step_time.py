@@ -155,9 +155,13 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
     everything, *others = seen
     assert everything == times
     absent = [{id(timed) for timed in times} - {id(timed) for timed in kept} for kept in others]
+    cards = {(one.timed.generation, one.timed.box.gpu.name) for one in judged if one.timed.fitted}
     for one in judged:
-        of_card = one.timed.generation == "Ampere"  # of which there are two cards
-        assert set(one.left_out) == set(cross_validation.SPLITS) - (set() if of_card else {"card"})
+        mine = one.timed.generation, one.timed.box.gpu.name
+        of_card = any(generation == mine[0] for generation, _ in cards - {mine})
+        kept = {"family"} if one.timed.family == cross_validation.FOUNDRY else set()
+        kept |= set() if of_card else {"card"}
+        assert set(one.left_out) == set(cross_validation.SPLITS) - kept
     for split, group in cross_validation.SPLITS.items():
         for name in {group(one.timed) for one in judged if split in one.left_out}:
             assert {id(timed) for timed in times if group(timed) == name} in absent, (split, name)
@@ -166,10 +170,10 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
 def test_a_rule_of_thumb_says_where_it_cannot_predict(times, fitted):
     kept = cross_validation.fit([timed for timed in times if timed.generation != "Hopper"])
     hopper = next(timed for timed in times if timed.generation == "Hopper")
-    volta = next(timed for timed in times if timed.generation == "Volta")
+    turing = next(timed for timed in times if timed.generation == "Turing")
     assert cross_validation.by_line(fitted, hopper) is not None
     assert cross_validation.by_line(kept, hopper) is None
-    assert cross_validation.by_line(fitted, volta) is None
+    assert cross_validation.by_line(fitted, turing) is None
     assert cross_validation.by_planner(kept, hopper) > 0 < cross_validation.by_share(kept, hopper)
 
 
@@ -206,11 +210,12 @@ def test_errors_are_summed_with_their_sign_and_the_worst_by_name():
 
 
 def test_single_published_numbers_are_of_the_right_size():
-    """All within the interval of their kind, as the constants stand."""
+    """Nine of ten of grades A and B within the interval of their kind, as the constants stand."""
     found = [accuracy.compare(case) for case in measured_by_others.cases()]
-    assert len(found) == 19
-    assert [result["name"] for result in found if not result["inside_interval"]] == []
-    assert sum(result["calibrates"] for result in found) == 6
+    sure = [result for result in found if result["grade"] != "C"]
+    assert (len(found), len(sure)) == (157, 106)
+    assert sum(result["inside_interval"] for result in sure) >= 0.9 * len(sure)
+    assert max(abs(result["error"]) for result in sure) < 0.8
 
 
 def test_rows_of_another_model_are_refused(tmp_path):
@@ -315,7 +320,7 @@ def test_a_network_between_nodes_is_slower_than_links_inside():
     fast, slow = (dataclasses.replace(BOX, num_gpus=16, node_bandwidth=bandwidth) for bandwidth in (200e9, 12.5e9))
     engine = dataclasses.replace(ENGINES["zero3"], world_size=16)
     inside, well, badly = seconds(), seconds(engine, box=fast), seconds(engine, box=slow)
-    assert inside.communication < well.communication < badly.communication / 10
+    assert inside.communication < well.communication < badly.communication / 4
     # So slow that computing no longer covers it.
     assert badly.total > 1.5 * inside.total
 
@@ -349,7 +354,7 @@ def test_offload_costs_the_host_and_the_disk():
 def test_the_interval_is_that_of_the_kind_of_case():
     job = Job(4, 1024, kernels="fused")
 
-    def kind(engine: Engine, box: hardware.Box = BOX, job: Job = job) -> tuple[str, str]:
+    def kind(engine: Engine, box: hardware.Box = BOX) -> tuple[str, str]:
         evidence = seconds(engine, job, box).evidence
         assert evidence == trust.EVIDENCE[evidence.engine, evidence.distance]
         return evidence.engine, evidence.distance
@@ -360,9 +365,8 @@ def test_the_interval_is_that_of_the_kind_of_case():
     assert kind(ENGINES["fsdp2"]) == ("fsdp", "known")
     assert kind(ENGINES["fsdp2"], box_of("h200")) == ("fsdp", "known")  # another card of a known generation
     assert kind(ENGINES["fsdp2"], box_of("b200")) == ("fsdp", "new generation")
-    two = dataclasses.replace(ENGINES["fsdp2"], world_size=2)
-    assert kind(two, box_of("a100-80gb", 2)) == ("fsdp", "new count")
-    assert kind(ENGINES["fsdp2"], job=Job(4, 1024)) == ("resident", "known")  # other kernels
+    many = dataclasses.replace(ENGINES["fsdp2"], world_size=2048)
+    assert kind(many, box_of("a100-80gb", 2048)) == ("fsdp", "new count")
     assert kind(ENGINES["zero3"], box_of("l4")) == ("resident", "new generation")
     assert kind(ENGINES["zero3_cpu_offload"]) == ("offload", "known")
     times = seconds(ENGINES["zero3"], job)

@@ -3,15 +3,16 @@
     zero-study accuracy [FILE.csv] [--output FILE]
 
 Prints the constants that a fit gives; errors of predicted step times, as the constants stand and by fits without a
-model size, a number of GPUs, a card or a generation of GPUs, beside two rules of thumb; and the interval that held for
-each kind of case. FILE.csv: other rows of the tables in study/theory/measured_by_others; then only the constants as
-they stand are judged, by these rows.
+family of rows, a model size, a number of GPUs, a card or a generation of GPUs, beside two rules of thumb; and the
+interval that held for each kind of case. FILE.csv: other rows of the tables in study/theory/measured_by_others; then
+only the constants as they stand are judged, by these rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from study.files import ROOT
 from study.planner import cross_validation
 from study.planner.cross_validation import PREDICTORS, SPLITS
 from study.records.results import header
-from study.theory import flops, measured_by_others, step_time, trust
+from study.theory import measured_by_others, on_box, step_time, trust
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
@@ -120,31 +121,58 @@ def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
 
 
 def compare(case: MeasuredCase) -> dict[str, Any]:
-    """Predict one published number, in the quantity that was published; its error is of the step's time."""
+    """Predict one published time, in the quantity that was published; its error is of the step's time."""
     time = step_time.seconds(case.shape, case.engine, case.job, case.box)
-    total = float(time.total)
-    sequences = case.job.micro_batch_size * case.job.gradient_accumulation_steps
-    if case.quantity == "seconds_per_step":
-        predicted = total
-    elif case.quantity == "samples_per_second":
-        predicted = sequences * case.engine.world_size / total
-    else:
-        sequence_flops = flops.hardware_flops_per_sequence(
-            case.shape, case.job.sequence_length, case.job.activation_checkpointing
-        )
-        predicted = sequences * sequence_flops / total / 1e12
-    published_seconds = cross_validation.of_case(case).seconds
+    timed = cross_validation.of_case(case)
+    total, slower = float(time.total), case.quantity == "seconds_per_step"
     return {
         "name": case.name,
+        "family": case.family,
+        "grade": case.grade,
         "quantity": case.quantity,
         "published": case.published,
-        "predicted": predicted,
-        "error": total / published_seconds - 1,
-        "inside_interval": bool(time.low <= published_seconds <= time.high),
-        "calibrates": case.engine.offload_optimizer != "none",
-        "source": case.source,
-        "conditions": case.conditions,
+        "predicted": case.published * (total / timed.seconds if slower else timed.seconds / total),
+        "error": total / timed.seconds - 1,
+        "inside_interval": bool(time.low <= timed.seconds <= time.high),
+        "calibrates": timed.fitted or timed.kind == "offload",
     }
+
+
+def by_deepspeed(case: MeasuredCase) -> float:
+    """Reckon bytes as DeepSpeed's estimators do: states of 16-bit training; nothing of activations.
+
+    runtime/zero/stage_1_and_2.py and stage3.py, estimate_zero2_model_states_mem_needs and estimate_zero3_...; without
+    ZeRO as its stage 2 on one GPU, FSDP as stage 3.
+    """
+    psi, gpus = case.shape.num_params, case.engine.world_size
+    if case.engine.zero_stage == 3:
+        return 18 * psi / gpus + 4 * max(case.shape.parameters.matrices)
+    return 4 * psi + 16 * psi / (gpus if case.engine.zero_stage else 1)
+
+
+def by_accelerate(case: MeasuredCase) -> float:
+    """Reckon bytes as `accelerate estimate-memory` does for training with Adam: four times the parameters."""
+    return 4.0 * case.engine.parameter_bytes * case.shape.num_params
+
+
+ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {
+    "planner": lambda case: float(on_box.predicted_memory(case)),
+    "DeepSpeed's estimator": by_deepspeed,
+    "accelerate's estimator": by_accelerate,
+}
+
+
+def memory(quantity: str = "peak_allocated_bytes") -> list[dict[str, Any]]:
+    """Sum up errors of predicted memory by family and grade, and over all of a grade: predicted over published, less
+    one. Nothing is fitted to memory."""
+    cases = [case for case in measured_by_others.cases("memory") if case.quantity == quantity]
+    rows = []
+    for by, group in (("grade", lambda case: case.grade), ("family", lambda case: f"{case.family}, {case.grade}")):
+        for name in dict.fromkeys(map(group, cases)):
+            for estimator, estimate in ESTIMATORS.items():
+                errors = [(case.name, estimate(case) / case.published - 1) for case in cases if group(case) == name]
+                rows.append({"by": by, "group": name, "predictor": estimator, **cross_validation.summarize(errors)})
+    return rows
 
 
 # ---------------------------------------------------------------- in words
@@ -166,7 +194,7 @@ def say(result: dict[str, Any]) -> None:
     for left_out in ("nothing", *SPLITS):
         print(f"left out: {left_out if left_out != 'nothing' else 'nothing, so that these are in sample'}")
         for row in result["errors"]:
-            if row["left_out"] == left_out and (row["by"] == "kind" or row["predictor"] == next(iter(PREDICTORS))):
+            if row["left_out"] == left_out and (row["by"] == "grade" or row["predictor"] == next(iter(PREDICTORS))):
                 print(f"  {row['predictor']}, {row['by']} {row['group']}: {_shown(row)}")
     print("intervals that nine of ten predictions lay in, each by a fit without what is named")
     for found in result["intervals"]:

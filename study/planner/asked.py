@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -11,11 +12,25 @@ from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
 from study.theory import hardware, shapes
-from study.theory.case import Precision
+from study.theory.case import Job, LossKernel, Optimizer, OptimizerKernel, Precision
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
 Kernels = Literal["transformers", "fused"]
+Attention = Literal["sdpa", "eager", "flash-1"]
+Checkpointing = Literal["full", "selective", "none"]
+
+CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
+
+_KNOWN: dict[str, tuple[str | None, ...]] = {
+    "precision": (None, *get_args(Precision)),
+    "activation_checkpointing": (None, *get_args(Checkpointing)),
+    "kernels": get_args(Kernels),
+    "attention": get_args(Attention),
+    "loss_kernel": (None, *get_args(LossKernel)),
+    "optimizer": get_args(Optimizer),
+    "optimizer_kernel": get_args(OptimizerKernel),
+}
 
 MOST_GPUS = 1_000_000
 DEFAULT_LENGTH = 1024  # tokens
@@ -34,24 +49,51 @@ class Asked:
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     precision: Precision | None = None  # None: bf16 where the GPU has it, else fp16
-    activation_checkpointing: bool | None = None  # None: where it makes a strategy fit, or faster
+    activation_checkpointing: Checkpointing | None = None  # None: full, where it makes a strategy fit, or faster
     kernels: Kernels = "fused"
+    compile: bool = False
+    attention: Attention = "sdpa"
+    dropout: bool = False
+    loss_kernel: LossKernel | None = None  # None: as the other kernels
+    optimizer: Optimizer = "adamw"
+    optimizer_kernel: OptimizerKernel = "fused"
+    network_gbps: float | None = None  # Gbit/s of a node to all others; None: as one rents it
+    gpus_per_node: int | None = None
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        for name in counts:
+        for name in (*counts, "gpus_per_node"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
         if self.num_gpus > MOST_GPUS:
             raise Refusal(f"num_gpus={self.num_gpus}: is more than anybody has; {MOST_GPUS:,} is the most")
-        for name, known in (("precision", (None, *get_args(Precision))), ("kernels", get_args(Kernels))):
+        if self.network_gbps is not None and not 0 < self.network_gbps < math.inf:
+            raise Refusal(f"network_gbps={self.network_gbps!r}: must be a number above 0, in Gbit/s of a node")
+        for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, known))}")
 
     def box(self, num_gpus: int | None = None) -> Box:
         with refusing():
-            return hardware.typical_box(hardware.find_gpu(self.gpu), num_gpus or self.num_gpus)
+            box = hardware.typical_box(hardware.find_gpu(self.gpu), num_gpus or self.num_gpus, self.gpus_per_node)
+            if self.network_gbps is None:
+                return box
+            return dataclasses.replace(box, node_bandwidth=self.network_gbps * 1e9 / 8)
+
+    def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> Job:
+        """What a rank computes; checkpointed as asked, and not where that is left to the planner."""
+        return Job(
+            micro_batch_size=micro_batch_size,
+            sequence_length=self.sequence_length or DEFAULT_LENGTH,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            activation_checkpointing=CHECKPOINTED[self.activation_checkpointing or "none"],
+            attention=self.attention,
+            dropout=self.dropout,
+            kernels=self.kernels,
+            compiled=self.compile,
+            loss_kernel=self.loss_kernel,
+        )
 
     @cached_property
     def chosen_precision(self) -> Precision:

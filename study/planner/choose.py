@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from study.errors import Refusal, refusing
-from study.planner.asked import DEFAULT_LENGTH, Asked, find_model
+from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import engines, file
 from study.strategy.file import Strategy
 from study.theory import on_box, peaks, shapes
@@ -68,18 +68,13 @@ def advise(model: str, asked: Asked) -> Advice:
 
 def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Option:
     sequences, micro, accumulation = asked.batch()
-    engine = _engine(shape, asked, chosen, box.num_gpus)
+    engine = engine_for(shape, asked, chosen, box.num_gpus)
     predictions = []
-    checkpointing = asked.activation_checkpointing
+    asked_for = asked.activation_checkpointing
     with refusing():
-        for checkpointed in (False, True) if checkpointing is None else (checkpointing,):
-            job = Job(
-                micro_batch_size=micro or 1,
-                sequence_length=asked.sequence_length,
-                gradient_accumulation_steps=accumulation or 1,
-                activation_checkpointing=checkpointed,
-                kernels=asked.kernels,
-            )
+        for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
+            job = asked.job(micro or 1, accumulation or 1)
+            job = dataclasses.replace(job, activation_checkpointing=checkpointed)
             if micro is None:
                 predictions.append(on_box.best_split(shape, engine, job, box, sequences))
             else:
@@ -182,7 +177,9 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
                 box = asked.box(num_gpus)
                 peak = _peak(shape, asked, chosen, job, box)
                 fewest[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
-    unsharded = frozenset(name for name in fewest if not _engine(shape, asked, file.read_by_name(name), 1).zero_stage)
+    unsharded = frozenset(
+        name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), 1).zero_stage
+    )
     most = 1 if asked.takes_one_process else GPU_COUNTS[-1]
     return FewestGpus(asked, shape, notes, fewest, unsharded, most)
 
@@ -193,16 +190,16 @@ def _smallest_job(asked: Asked, missing: str) -> Job:
         if getattr(asked, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} goes with both --model and --gpus; add {missing}, or leave {flag} out")
-    checkpointed = asked.activation_checkpointing is not False
-    return Job(1, asked.sequence_length, activation_checkpointing=checkpointed, kernels=asked.kernels)
+    return dataclasses.replace(asked, activation_checkpointing=asked.activation_checkpointing or "full").job()
 
 
 def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box) -> Peak:
-    return peaks.peak(shape, _engine(shape, asked, chosen, box.num_gpus), job)
+    return peaks.peak(shape, engine_for(shape, asked, chosen, box.num_gpus), job)
 
 
-def _engine(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int) -> Engine:
-    return engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
+def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int) -> Engine:
+    engine = engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
+    return dataclasses.replace(engine, optimizer=asked.optimizer, optimizer_kernel=asked.optimizer_kernel)
 
 
 def _fits(peak: Peak, box: Box) -> bool:

@@ -19,6 +19,7 @@ from study.theory.on_box import ALLOCATOR_SLACK
 if TYPE_CHECKING:
     from study.planner.asked import Asked
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
+    from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
 LINE = 120  # characters
@@ -32,7 +33,7 @@ def text(advice: Advice) -> str:
     lines = [
         f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
         f"{asked.sequence_length:,} tokens a sequence",
-        *_KERNELS[asked.kernels],
+        *textwrap.wrap(f"Assumed: {assumed(asked, box)}.", LINE),
         "Predicted, not measured; what the intervals of times rest on stands under the table.",
         *(f"Note: {note}." for note in advice.notes),
         "",
@@ -44,7 +45,7 @@ def text(advice: Advice) -> str:
     lines += [
         "",
         f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
-        "micro batch x accumulation, c: activation checkpointing.",
+        "micro batch x accumulation, c: activation checkpointing, s: selective.",
         "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
         "arithmetics:",
         "autocast over fp32 parameters, and 16-bit compute with fp32 masters, DeepSpeed's and FSDP2's.",
@@ -101,15 +102,24 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-_KERNELS = {
-    "fused": (
-        "Kernels: fused; attention, norms, activation functions and the loss in one kernel each, as in LLM Foundry.",
-        "With --kernels transformers: what this study's own trainer runs.",
-    ),
-    "transformers": (
-        "Kernels: those of transformers, as this study's trainer runs them: logits in fp32, composed activations.",
-    ),
-}
+CHECKPOINTING = {False: "none", True: "full", "selective": "selective"}
+MARKS = {False: "", True: " c", "selective": " s"}
+
+
+def assumed(asked: Asked, box: Box) -> str:
+    """Say what a prediction assumes beside the table, in the words of the options."""
+    job = asked.job()
+    kernels = "compiled" if asked.compile else {"fused": "fused kernels", "transformers": "transformers' own kernels"}[
+        asked.kernels
+    ]  # fmt: skip
+    attention = {"sdpa": "sdpa (FlashAttention-2)", "flash-1": "FlashAttention of 2022"}.get(asked.attention, "eager")
+    network = (
+        f", {box.node_bandwidth * 8e-9:g} Gbit/s between nodes of {box.gpus_per_node}" if box.num_nodes > 1 else ""
+    )
+    return (
+        f"{kernels}; attention {attention}; dropout {'on' if asked.dropout else 'off'}; loss {job.loss}; "
+        f"{asked.optimizer}, {asked.optimizer_kernel}{network}"
+    )
 
 
 def _short(seconds: float) -> str:
@@ -120,9 +130,7 @@ def _row(option: Option) -> list[str]:
     prediction = option.prediction
     job = prediction.job
     dollars = prediction.dollars_per_billion_tokens
-    batch = f"{job.micro_batch_size} x {job.gradient_accumulation_steps}" + (
-        " c" if job.activation_checkpointing else ""
-    )
+    batch = f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}"
     return [
         option.strategy.name,
         prediction.engine.precision,
@@ -157,7 +165,7 @@ def content(advice: Advice) -> dict[str, Any]:
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
         "sequence_length": advice.asked.sequence_length,
-        "kernels": advice.asked.kernels,
+        "assumed": assumed(advice.asked, advice.box),
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
@@ -189,7 +197,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
         "global_batch_size": job.micro_batch_size * job.gradient_accumulation_steps * prediction.box.num_gpus,
-        "activation_checkpointing": job.activation_checkpointing,
+        "activation_checkpointing": CHECKPOINTING[job.activation_checkpointing],
         "largest_micro_batch_size": option.largest_micro_batch,
         "seconds_per_step": float(prediction.step.total),
         "seconds_per_step_low": float(prediction.step.low),
@@ -262,7 +270,7 @@ def _flags(advice: Advice, option: Option) -> list[str]:
         "micro-batch-size": job.micro_batch_size,
         "precision": precision,
     }
-    switch = ["--activation-checkpointing"] if job.activation_checkpointing else []
+    switch = ["--activation-checkpointing"] if job.activation_checkpointing is True else []
     return [*(f"--{name} {value}" for name, value in values.items()), *switch]
 
 
@@ -320,5 +328,7 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
 
 
 def _with_conditions(head: str, asked: Asked) -> str:
-    checkpointed = "" if asked.activation_checkpointing is False else ", checkpointed"
+    checkpointed = {"none": "", "selective": ", selectively checkpointed"}.get(
+        asked.activation_checkpointing or "full", ", checkpointed"
+    )
     return f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured."

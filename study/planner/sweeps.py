@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from study.planner.choose import Advice
-from study.strategy import engines
+from study.planner.choose import Advice, engine_for
 from study.theory import on_box, peaks
-from study.theory.case import Job
 from study.theory.on_box import Prediction
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -51,11 +49,11 @@ def pareto(choices: list[Choice]) -> list[Choice]:
 def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
     """Predict what each strategy needs of a GPU for one sequence at a time, by the number of GPUs; bytes."""
     asked, shape = advice.asked, advice.shape
-    job = Job(1, asked.sequence_length, kernels=asked.kernels)
+    job = dataclasses.replace(asked, activation_checkpointing="none").job()
     needed_bytes: dict[str, dict[int, float]] = {}
     for num_gpus in GPU_COUNTS:
         for chosen in asked.strategies(num_gpus):
-            engine = engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
+            engine = engine_for(shape, asked, chosen, num_gpus)
             needed = on_box.needed_bytes(peaks.peak(shape, engine, job))
             needed_bytes.setdefault(chosen.name, {})[num_gpus] = needed
     return needed_bytes

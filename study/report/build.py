@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOTEBOOKS = ROOT / "notebooks"
-SCRIPT = Path(__file__).with_name("filter.js")  # of the pages that are filtered
+# The scripts of pages that have one, by notebook: a list that a reader filters, and the planner that she asks.
+_HERE = Path(__file__).parent
+SCRIPTS = dict.fromkeys(("claims", "article"), _HERE / "filter.js") | {"planner": _HERE / "planner.js"}
 
 # By the notebook that each is made from, in the order of the navigation: the pages of a report, which read its runs,
 REPORT_PAGES = {
@@ -37,6 +39,7 @@ REPORT_PAGES = {
 # and those that read none, which a site has once.
 SITE_PAGES = {
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
+    "others": Page("others.html", "Others", "What did others measure on one GPU and on many, and what can be checked?"),
     "protocol": Page("protocol.html", "Protocol", 'Which defects of a published program make "ZeRO is better"?'),
     "claims": Page("claims.html", "Claims", "What became of each published claim, and where do the sources disagree?"),
 }
@@ -44,10 +47,11 @@ SITE_PAGES = {
 PAGES = REPORT_PAGES | SITE_PAGES
 OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
 
+PLANNED = "predicted/planned"  # the answers that the planner's page loads, below a site
+
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
 OF_TIMES = ("summary", "runtime", "single_vs_multi")  # those that may take times from other records
 OF_FIXED = ("summary", "loss_curves")  # those that show studies fixed in advance
-FILTERED = ("claims", "article")  # those with a list that a reader filters
 
 
 def question(study: str) -> str:
@@ -130,6 +134,9 @@ def build_site(output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
     parameters |= {name: {"source": name} for name in article_pages()}
     _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output)
+    planned = ROOT / "reports" / PLANNED
+    if planned.is_dir() and planned.resolve() != (output / PLANNED).resolve():
+        shutil.copytree(planned, output / PLANNED, dirs_exist_ok=True)
     write_index(output)
     return first
 
@@ -210,4 +217,4 @@ def convert(executed: Path, name: str, page: Page, frame: Frame) -> str:
         f'(<a href="{colab.address(made_from)}">open it in Colab</a>); what follows is its code.</p>\n'
         + markup.code_block([code])
     )
-    return frame.around(page, body, source, SCRIPT.read_text("utf-8") if made_from in FILTERED else "")
+    return frame.around(page, body, source, SCRIPTS[made_from].read_text("utf-8") if made_from in SCRIPTS else "")

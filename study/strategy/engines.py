@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from study.config import RunConfig
+from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
 from study.theory import shapes
@@ -85,7 +86,12 @@ def engine_of(
 
 
 def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precision) -> Engine:
-    """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies."""
+    """Describe the engine in the class in which its strategy trains, where a precision is asked of all strategies.
+
+    Raises Refusal for fp8 of another engine than FSDP2, of which nothing is known.
+    """
+    if asked == "fp8" and chosen.distributed_type != "FSDP":
+        raise Refusal(f"fp8 is predicted under FSDP2 only, not under {chosen.name}")
     return engine_of(chosen, hidden, world_size, precision_class(chosen, asked))
 
 

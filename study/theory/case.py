@@ -11,7 +11,14 @@ import numpy as np
 Numbers = int | float | np.ndarray
 
 Device = Literal["none", "cpu", "nvme"]
-Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16"]
+Precision = Literal["fp32", "tf32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16", "fp8"]
+Optimizer = Literal["adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd"]
+# How an optimizer step is computed: all parameters in one kernel; operation by operation over the list of all of them,
+# which takes a copy of what one operation makes; or parameter by parameter.
+OptimizerKernel = Literal["fused", "foreach", "loop"]
+# What becomes of the logits: transformers casts them to fp32, and its loss keeps copies; the same cast, and a loss
+# that puts the gradient in their place; no cast either; and never all of them at once (fused with the output layer).
+LossKernel = Literal["eager", "upcast", "fused", "chunked"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,9 @@ class Engine:
     kind: Literal["torch", "ddp", "deepspeed", "fsdp"]  # fsdp: FSDP2, always stage 3
     zero_stage: int  # 0: nothing is sharded
     world_size: int
-    precision: Precision  # config.py's classes; and pure-bf16: no fp32 copy of anything
+    # config.py's classes; tf32: fp32 that is multiplied in TF32; pure-bf16: no fp32 copy of anything; fp8: bf16 whose
+    # products with weights are in FP8.
+    precision: Precision
     accumulation_bytes: int  # per gradient element
     offload_optimizer: Device = "none"
     offload_param: Device = "none"
@@ -36,9 +45,11 @@ class Engine:
     overlap_comm: bool = False
     multi_rank_allreduce: bool = True  # stages 1 and 2: reduce to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp
-    replicas: int = 1  # fsdp: each sharded over world_size / replicas ranks
+    replicas: int = 1  # fsdp, stages 1 and 2: each sharded over world_size / replicas ranks
     reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products; otherwise in their own type
     gradient_as_bucket_view: bool = False  # ddp
+    optimizer: Optimizer = "adamw"
+    optimizer_kernel: OptimizerKernel = "fused"
 
     @property
     def num_shards(self) -> int:
@@ -53,11 +64,11 @@ class Engine:
     @property
     def compute_bytes(self) -> int:
         """Per element of what matrix products read: autocast casts."""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.precision in ("fp32", "tf32") else 2
 
 
 def parameter_bytes(precision: str) -> int:
-    return 2 if precision in ("bf16", "fp16", "pure-bf16") else 4
+    return 2 if precision in ("bf16", "fp16", "pure-bf16", "fp8") else 4
 
 
 @dataclass(frozen=True)
@@ -67,12 +78,16 @@ class Job:
     micro_batch_size: Numbers  # sequences per rank and forward pass
     sequence_length: Numbers  # tokens
     gradient_accumulation_steps: Numbers = 1
-    activation_checkpointing: bool = False  # of every transformer block
-    attention: Literal["sdpa", "eager"] = "sdpa"
+    # Of every transformer block; selective: of every second, or every second product of each, which comes to the same.
+    activation_checkpointing: bool | Literal["selective"] = False
+    # sdpa: PyTorch's, FlashAttention-2; flash-1: its first version, as of 2022, in Triton too; eager: operators.
+    attention: Literal["sdpa", "eager", "flash-1"] = "sdpa"
     dropout: bool = False
     # transformers: its own modules, composed of PyTorch's operators, logits in fp32. fused: activation functions, norms
     # and the loss in one kernel each, as LLM Foundry and Megatron have them.
     kernels: Literal["transformers", "fused"] = "transformers"
+    compiled: bool = False  # torch.compile, which fuses what transformers composes
+    loss_kernel: LossKernel | None = None  # None: as the other kernels are
     device: Literal["cpu", "gpu"] = "gpu"
 
     def __post_init__(self) -> None:
@@ -84,3 +99,17 @@ class Job:
     def tokens(self) -> Numbers:
         """Of one rank and micro step."""
         return self.micro_batch_size * self.sequence_length
+
+    @property
+    def recomputed(self) -> float:
+        """The share of the blocks' forward that backward computes again, and that is not kept for it."""
+        return 0.5 if self.activation_checkpointing == "selective" else float(self.activation_checkpointing)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a norm or an activation function is one kernel, which keeps what it reads and nothing between."""
+        return self.kernels == "fused" or self.compiled
+
+    @property
+    def loss(self) -> LossKernel:
+        return self.loss_kernel or ("fused" if self.is_fused else "eager")

@@ -92,8 +92,8 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal
 
 
 def hardware_flops_per_sequence(
-    shape: ModelShape, sequence_length: Numbers, activation_checkpointing: bool, causal: bool = False
+    shape: ModelShape, sequence_length: Numbers, recomputed: float, causal: bool = False
 ) -> Numbers:
-    """Count what a GPU multiplies: model FLOPs and, with checkpointing, the blocks' second forward pass."""
-    again = blocks_flops_per_sequence(shape, sequence_length, causal) if activation_checkpointing else 0
+    """Count what a GPU multiplies: model FLOPs, and the share of the blocks' forward pass that is `recomputed`."""
+    again = recomputed * blocks_flops_per_sequence(shape, sequence_length, causal)
     return model_flops_per_sequence(shape, sequence_length, causal) + again

@@ -291,12 +291,16 @@ _NODES = {
 }
 
 
-def typical_box(gpu: Gpu, num_gpus: int) -> Box:
+def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Box:
     """The box that one rents with these GPUs; fewer than a node's have their share of its host, as clouds cut them.
 
-    Where no node with this GPU is known, its host is unknown. Raises ValueError where the GPUs do not fill nodes.
+    Where no node with this GPU is known, or with other `gpus_per_node`, its host is unknown. Raises ValueError where
+    the GPUs do not fill nodes.
     """
     node = _NODES.get(gpu.name)
+    if gpus_per_node is not None and (node is None or gpus_per_node != node.gpus_per_node):
+        network = {} if node is None else {"node_bandwidth": node.node_bandwidth}
+        return Box(gpu, num_gpus, gpus_per_node, **network)
     if node is None:
         return Box(gpu, num_gpus)
     box = dataclasses.replace(node, num_gpus=num_gpus)

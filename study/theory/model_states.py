@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from study.theory.case import Engine, parameter_bytes
+from study.theory.case import Engine, Optimizer, parameter_bytes
 from study.theory.shapes import ParameterSizes
 
 Moment = Literal["stepping", "resting"]  # as the optimizer is about to step; between two steps
@@ -20,6 +20,12 @@ PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states", "commu
 
 MASTER_BYTES = 4  # DeepSpeed's masters and Adam's moments are fp32 in every precision of the study
 MOMENTS_BYTES = 8
+# What other optimizers keep of a parameter's element where Adam keeps its two moments of 4 bytes. bitsandbytes: a byte
+# of each, and 4 for every 256 of them; Muon: one of matrices, and Adam's of embedding, head and vectors; Adafactor:
+# sums of rows and columns; SGD: nothing without momentum.
+STATE_SHARE: dict[Optimizer, float] = {
+    "adamw": 1.0, "lamb": 1.0, "adamw-8bit": 2 * (1 + 4 / 256) / 8, "muon": 0.5, "adafactor": 0.0, "sgd": 0.0,
+}  # fmt: skip
 SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the strategy's aio.block_size is not larger
 SWAP_ALIGNMENT_BYTES = 1024  # the same, AIO_ALIGNED_BYTES, with one thread for a request
 
@@ -63,6 +69,7 @@ REASONS: dict[str, str] = {
     "secondary-partition": "From its first release until the optimizer has stepped, a parameter is there once more, "
     "sharded over a group of the ranks only (ZeRO++'s hpZ, `zero_hpz_partition_size`).",
     "padding": "Partitions are padded to equal lengths.",
+    "optimizer": "Another optimizer than Adam, which the paper counts, keeps less of each parameter.",
 }
 
 
@@ -155,17 +162,35 @@ def engine_differences(
     `accumulates`: a step has more than one micro step.
     """
     if engine.zero_stage == 0:
-        if engine.kind != "ddp" or (engine.gradient_as_bucket_view and moment == "stepping"):
-            return []
-        reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
-        return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
-    stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
-    find = _fsdp if engine.kind == "fsdp" else stage
-    differences = find(engine, sizes, rank, moment)
+        differences = _unsharded(engine, sizes, moment)
+    else:
+        stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
+        find = _fsdp if engine.kind == "fsdp" else stage
+        differences = find(engine, sizes, rank, moment)
+    differences.append(Difference("optimizer_states", "optimizer", _beyond_adam(engine, sizes)))
     if accumulates:
         kept = accumulated_on_host(engine, sizes, rank)
         differences.append(Difference("gradients", "offload-accumulated", kept))
     return [difference for difference in differences if difference.num_bytes]
+
+
+def _unsharded(engine: Engine, sizes: ParameterSizes, moment: Moment) -> list[Difference]:
+    if engine.kind != "ddp" or (engine.gradient_as_bucket_view and moment == "stepping"):
+        return []
+    reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
+    return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
+
+
+def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
+    """Bytes of one rank's share of an optimizer's states, less Adam's."""
+    share, moments = STATE_SHARE[engine.optimizer], _moment_bytes(engine)
+    if engine.optimizer == "adamw-8bit":  # whatever the type of the parameters
+        share = share * MOMENTS_BYTES / moments
+    elements = float(sizes.num_params)
+    if engine.optimizer == "muon":
+        largest = max(sizes.matrices)  # the embedding, and the head
+        elements = float(sum(n for n in sizes.matrices if n < largest))
+    return (share - 1) * moments * elements / (engine.num_shards if engine.zero_stage else 1)
 
 
 def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
@@ -175,7 +200,7 @@ def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> flo
     """
     if engine.offload_optimizer == "none" or engine.zero_stage != 2 or _has_own_fp32_buffer(engine):
         return 0.0
-    shares = (_share(group, engine.world_size, rank) for group in sizes.groups)
+    shares = (_share(group, engine.num_shards, rank) for group in sizes.groups)
     return parameter_bytes(engine.precision) * sum(share.whole for share in shares)
 
 
@@ -184,7 +209,7 @@ def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> 
 
     A parameter that crosses the edge of the partition is in the buffer whole (copy_grads_in_partition).
     """
-    shares = [_share(group, engine.world_size, rank) for group in sizes.groups]
+    shares = [_share(group, engine.num_shards, rank) for group in sizes.groups]
     if _has_own_fp32_buffer(engine):
         return engine.accumulation_bytes * sum(share.elements for share in shares)
     return parameter_bytes(engine.precision) * sum(share.whole for share in shares)
@@ -228,19 +253,19 @@ def is_bf16_optimizer(engine: Engine) -> bool:
 
 
 def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
-    first, second = (_share(group, engine.world_size, rank) for group in sizes.groups)
+    first, second = (_share(group, engine.num_shards, rank % engine.num_shards) for group in sizes.groups)
     owned = first.elements + second.elements
-    fair = sizes.num_params / engine.world_size
+    fair = sizes.num_params / engine.num_shards
     size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
     paper_optimizer_states = _optimizer_bytes(engine.precision)
     differences = [
-        Difference("parameters", "padding", size * (owned * engine.world_size - sizes.num_params)),
+        Difference("parameters", "padding", size * (owned * engine.num_shards - sizes.num_params)),
         Difference("optimizer_states", "padding", paper_optimizer_states * (owned - fair)),
     ]
     if size == 4 or engine.precision == "pure-bf16":
         differences.append(Difference("optimizer_states", "master-copy", size * owned))
     if is_bf16_optimizer(engine):
-        return [*differences, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.world_size)]
+        return [*differences, Difference("gradients", "bf16-optimizer", accumulated * owned * engine.num_shards)]
     if moment == "resting":
         if engine.offload_optimizer != "none":  # initialize_optimizer_states
             differences.append(Difference("gradients", "offload-gradients-stay", master_bytes(engine) * owned))

@@ -125,12 +125,16 @@ def fits(peak: Peak, box: Box) -> Numbers:
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
     """Predict a published amount of memory, in its quantity."""
+    if case.quantity == "allocated_bytes":
+        return float(sum(peaks.states(case.engine, case.shape, "resting").device.values()))
     peak = peaks.peak(case.shape, case.engine, case.job)
     if case.quantity == "fits":
         return bool(fits(peak, case.box))
-    if case.quantity == "peak_gibibytes":
-        return peak.total / 2**30
-    return sum(peaks.states(case.engine, case.shape, "resting").device.values()) / 2**30
+    if case.quantity == "peak_allocated_bytes":
+        return float(peak.total)
+    gpu = case.box.gpu
+    outside = gpu.memory_bytes - usable_memory_bytes(gpu, case.box.num_gpus) if case.quantity == "used_bytes" else 0
+    return float(needed_bytes(peak)) + outside
 
 
 def _ranks_per_node(box: Box) -> int:

@@ -143,17 +143,22 @@ def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[Part, Numbers]]:
     """List what is held at each of MOMENTS."""
-    checkpointed = job.activation_checkpointing
     block = residual.block_bytes(shape, engine, job)
     outside = residual.outside_bytes(shape, engine, job)
     casts = residual.cast_bytes(shape, engine)
     temporary = residual.temporary_bytes(shape, engine, job)
     logits = residual.logit_bytes(shape, job)
-    kept = residual.checkpoint_bytes(shape, engine, job) if checkpointed else block
-    at_loss = shape.layers * kept + outside + casts
+    recomputed = job.recomputed
+    kept = (
+        recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
+    )
+    # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
+    # go as forward ends, before the loss makes more of the logits than a cast.
+    until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    at_loss = shape.layers * kept + outside + until_loss
     # A checkpointed block is computed again, beside its input, which all others still keep.
-    in_last = at_loss + (block if checkpointed else 0)
-    in_first = outside + (0 if checkpointed else casts) + block
+    in_last = shape.layers * kept + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + block
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
     whole = _whole_bytes(shape, engine, job)
@@ -195,8 +200,19 @@ def _moments(
             buffers=0.0 if engine.kind == "fsdp" else bucket,
             temporary=gradients.flushed + gradients.added * is_accumulating,
         ),
-        _row(stepping, temporary=gradients.stepping),
+        _row(stepping, temporary=gradients.stepping + _optimizer_bytes(engine, shape)),
     ]
+
+
+def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
+    """Bytes that torch's own AdamW makes as it steps: operation by operation, the root of all second moments.
+
+    torch/optim/adamw.py, _multi_tensor_adamw. DeepSpeed brings fused kernels of its own.
+    """
+    if engine.optimizer_kernel != "foreach" or engine.kind == "deepspeed" or engine.offload_optimizer != "none":
+        return 0.0
+    size = master_bytes(engine) if engine.kind == "fsdp" else engine.parameter_bytes
+    return size * shape.num_params / (engine.num_shards if engine.zero_stage else 1)
 
 
 def _row(
@@ -331,7 +347,9 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     return _Gradients(
         size,
         accumulated=sharded,
-        held=sharded + size * shape.outside_params,
+        # Several ranks copy a unit's gradients in a loop, whose variable keeps the last: the embedding's
+        # (foreach_reduce).
+        held=sharded + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
         # One block's gradients, as far as its feed-forward part, and what was made of the block's before it.
         bucket=size * _feed_forward(shape) + reduced * shape.block_params,
         first_bucket=size * _feed_forward(shape),

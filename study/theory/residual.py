@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory.case import Engine, Job, Numbers
+from study.theory.case import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import Architecture, ModelShape
 from study.theory.shapes.sizes import HEAD_NORMS
 
@@ -136,13 +136,15 @@ COMPOSED_WIDE = 3  # more tensors of the feed-forward size
 OUTPUT_IS_ENOUGH = "relu"  # its backward needs no input: one tensor less
 COMPOSED_TEMPORARIES = {"fp32": 16.0, "autocast": 0.0, "half": 1.7}
 
-LOGIT_BYTES = 12  # all fp32: log-softmax, which is kept, its gradient, and that of the logits
-FUSED_LOGIT_BYTES = 4  # 16 bits: the logits and their gradient, and nothing between
+# Of a logit at the start of backward, by what becomes of the logits. eager, all fp32: log-softmax, which is kept, its
+# gradient, and that of the logits. upcast: fp32 logits, and a copy that becomes their gradient. fused: 16-bit logits
+# and their gradient. chunked: no more than a few tokens' at once.
+LOGIT_BYTES: dict[LossKernel, int] = {"eager": 12, "upcast": 8, "fused": 4, "chunked": 0}
 
 
 def arithmetic(engine: Engine) -> Arithmetic:
     """Say how the blocks compute. FSDP2's mixed precision casts the module, and leaves no fp32 between two products."""
-    if engine.precision == "fp32":
+    if engine.compute_bytes == 4:
         return "fp32"
     return "autocast" if engine.precision.endswith("-autocast") and engine.kind != "fsdp" else "half"
 
@@ -153,7 +155,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     size = engine.compute_bytes
     full, short = block.hidden[how]
     normed_full, normed_short = block.head_norms[how]
-    if how == "half" and job.kernels == "fused":  # norms' inputs too
+    if how == "half" and job.is_fused:  # norms' inputs too
         full, short = 0, sum(block.hidden["fp32"])
         normed_full, normed_short = 0, sum(block.head_norms["fp32"])
     queries, keys = block.projections
@@ -235,7 +237,7 @@ def logit_bytes(shape: ModelShape, job: Job) -> Numbers:
     """Predict logits and what the loss makes of them at the start of backward, in bytes; of one token: none."""
     if shape.is_pooled:
         return 0 * job.tokens
-    return job.tokens * shape.output_width * (LOGIT_BYTES if job.kernels == "transformers" else FUSED_LOGIT_BYTES)
+    return job.tokens * shape.output_width * LOGIT_BYTES[job.loss]
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
@@ -258,11 +260,11 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
 
 def is_eager(shape: ModelShape, job: Job) -> bool:
     """Say whether attention's matrices are made, and not one fused kernel's business."""
-    return job.kernels == "transformers" and (job.attention == "eager" or shape.architecture in EAGER_ONLY)
+    return job.attention == "eager" or (job.kernels == "transformers" and shape.architecture in EAGER_ONLY)
 
 
 def _is_composed(shape: ModelShape, job: Job) -> bool:
-    return job.kernels == "transformers" and shape.activation == COMPOSED_ACTIVATION
+    return not job.is_fused and shape.activation == COMPOSED_ACTIVATION
 
 
 def _mask_bytes(job: Job, size: int) -> int:

@@ -1,7 +1,7 @@
 """How long does an optimizer step take, and how much of it is computing, communicating and offloading?
 
 A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and the two add up; what is
-left of communication once it has run beside them adds to that. Five constants per generation of GPUs are fitted to
+left of communication once it has run beside them adds to that. Four constants per generation of GPUs are fitted to
 published throughput (study/planner/accuracy.py); all others below say where they are from.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import communication, flops, residual, trust
+from study.theory import communication, flops, hardware, model_states, residual, trust
 from study.theory.case import Engine, Job, Numbers, parameter_bytes
 from study.theory.hardware import Box, Gpu, generation_of, peak_flops_per_second
 from study.theory.shapes import GATED, ModelShape
@@ -25,24 +25,37 @@ class Constants:
     """What a generation of GPUs reaches of its data sheet."""
 
     product_efficiency: float  # share of the peak: a matrix product, once its bytes are paid for
-    attention_efficiency: float  # share of the peak: a fused attention kernel
+    attention_efficiency: float  # share of the peak: the attention kernel of LLM Foundry's tables
     memory_efficiency: float  # share of the memory bandwidth: bytes of products and of all other kernels
-    unhidden: float  # of the shorter of computing and communicating, the share that does not vanish behind the longer
     hop_seconds: float  # per collective that leaves a node and node of its ring
 
 
-# Fitted by `zero-study accuracy` to measured_by_others/mpt_throughput.csv: to the rows of A100, both
-# 40 and 80 GB, and to those of H100 SXM, without those in fp8.
-AMPERE = Constants(0.93, 0.32, 0.45, 0.92, 22e-6)
-HOPPER = Constants(0.78, 0.18, 0.45, 0.82, 26e-6)
-FITTED = {"Ampere": AMPERE, "Hopper": HOPPER}
+# Fitted by `zero-study accuracy` to the rows of grades A and B of measured_by_others: to those of A100, both 40 and 80
+# GB, of H100 and H200, and of V100.
+AMPERE = Constants(0.871, 0.322, 0.484, 151e-6)
+HOPPER = Constants(0.726, 0.183, 0.463, 69e-6)
+VOLTA = Constants(1.0, 0.35, 0.44, 50e-6)
+FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
 # The first that is fitted lends its constants to a generation that is not.
-_NEAREST = {"Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere")}
+_NEAREST = {
+    "Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere"), "Volta": ("Volta", "Ampere"),
+    "Turing": ("Volta", "Ampere"),
+}  # fmt: skip
+
+# FlashAttention-2, forward and backward with a causal mask: 180 to 200 of 312 TFLOP/s on A100 (arXiv:2307.08691,
+# figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). FlashAttention-3 is twice as fast there.
+FLASH_EFFICIENCY = {"Ampere": 0.6, "Hopper": 0.35}
 
 # NCCL's bandwidth over that of the link: all-reduces of nccl-tests on 8 x A100 reach 200 to 235 of 300 GB/s (issues 149
 # and 178 of NVIDIA/nccl-tests), on 3 nodes of 4 x 200 Gbit/s 85 to 96 of 100 GB/s (issue 119). The fit cannot tell it
-# from `unhidden`, so it is not fitted.
+# from what is hidden, so that it is not fitted.
 LINK_EFFICIENCY = 0.75
+# Of the shorter of computing and communicating, the share that does not vanish behind the longer: in a node, where
+# collectives take multiprocessors and memory from what is computed, and between nodes, where they wait for a network.
+# Assumed: LLM Foundry's rows fit as well with any (0.1 to 0.9); InternEvo's and PyTorch's, which have slow networks,
+# best with 0.1 to 0.4.
+UNHIDDEN = 0.5
+UNHIDDEN_BETWEEN_NODES = 0.3
 # Assumed: the order of magnitude of a NCCL call, of a copy that reaches PCIe's effective rate, and of PyTorch launching
 # a kernel from Python. The published rows are too large to show the first and the third.
 COLLECTIVE_SECONDS = 20e-6
@@ -50,9 +63,16 @@ PCIE_EFFICIENCY = 0.8
 KERNEL_SECONDS = 6e-6
 KERNELS_PER_BLOCK = {"fused": 14, "transformers": 24}  # forward; twice as many backward
 
-# Bytes per parameter that an optimizer step on the GPU reads and writes: fused AdamW reads parameter, gradient and two
-# moments and writes three of them; clipping reads the gradient, then reads and writes it. All in fp32.
-OPTIMIZER_BYTES = 28 + 12
+# Bytes per parameter that an optimizer step on the GPU reads and writes, all in fp32, in one kernel: AdamW reads
+# parameter, gradient and two moments and writes three of them; LAMB reads its update and the parameter twice more, for
+# their norms; 8-bit moments take a byte each. Clipping reads the gradient, then reads and writes it.
+FUSED_BYTES = {"adamw": 28, "lamb": 44, "adamw-8bit": 16, "muon": 36, "adafactor": 20, "sgd": 12}
+CLIPPING_BYTES = 12
+# AdamW operation by operation: torch/optim/adamw.py, _multi_tensor_adamw.
+FOREACH_BYTES = 80
+# Muon's five Newton-Schulz iterations (kellerjordan.github.io/posts/muon): products of a matrix with itself and of the
+# result, at most 6 multiplications of an element's row each.
+MUON_FLOPS = 5 * 6
 # With 16-bit parameters beside it: the gradient is cast up, the new parameter cast down.
 MASTER_CAST_BYTES = 12
 # The same in host memory, and the gradient's copy.
@@ -60,8 +80,8 @@ HOST_STEP_BYTES = 28 + 12 + 6
 # The published CPU-Adam updates 1e10 parameters in 2.57 s (arXiv:2101.06840, its table of Adam latencies; as
 # remembered, not looked up) on a host of 256 GB/s: 30 bytes per parameter at 0.46 of the bandwidth.
 HOST_MEMORY_EFFICIENCY = 0.46
-# Per thread: fitted by `zero-study accuracy` to the six published times with offload (measured_by_others/numbers.yaml).
-HOST_THREAD_BANDWIDTH = 2.08e9
+# Per thread: fitted by `zero-study accuracy` to the published times with offload (measured_by_others/published.yaml).
+HOST_THREAD_BANDWIDTH = 1.92e9
 
 
 @dataclass(frozen=True)
@@ -133,7 +153,7 @@ def seconds(
     forward_hidden = moved.forward + pcie.forward
     backward_hidden = moved.backward + pcie.backward
     recomputed_and_backward = compute.recompute + compute.backward
-    unhidden = speed.constants.unhidden
+    unhidden = UNHIDDEN if box.num_nodes == 1 else UNHIDDEN_BETWEEN_NODES
     exposed_forward = _exposed(compute.forward, forward_hidden, unhidden)
     exposed_backward = _exposed(recomputed_and_backward, backward_hidden, unhidden)
     last_hidden = moved.last_backward + pcie.last_backward
@@ -144,10 +164,9 @@ def seconds(
     transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
     by_pcie = exposed * transferred / np.maximum(everything, 1e-30)
 
-    num_owned = shape.num_params / (engine.world_size if engine.zero_stage else 1)
+    num_owned = shape.num_params / (engine.num_shards if engine.zero_stage else 1)
     if engine.offload_optimizer == "none":
-        bytes_per_parameter = OPTIMIZER_BYTES + (MASTER_CAST_BYTES if engine.precision in ("bf16", "fp16") else 0)
-        optimizer, host = num_owned * bytes_per_parameter / speed.memory, 0.0
+        optimizer, host = _optimizer_step(shape, num_owned, engine, speed), 0.0
     else:
         optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
     serial = micro_steps * moved.serial + moved.step
@@ -160,8 +179,20 @@ def seconds(
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
         exposed_communication=exposed - by_pcie + serial,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
-        evidence=trust.evidence(shape, engine, job, box),
+        evidence=trust.evidence(shape, engine, box),
     )
+
+
+def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: _Speed) -> float:
+    """Seconds of the optimizer step on the GPU."""
+    moved = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
+    if engine.optimizer_kernel != "fused" and engine.kind != "deepspeed":  # which brings its own
+        moved += FOREACH_BYTES - FUSED_BYTES["adamw"]
+    moved *= model_states.master_bytes(engine) / model_states.MASTER_BYTES
+    if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
+        moved += MASTER_CAST_BYTES
+    multiplied = MUON_FLOPS * shape.hidden if engine.optimizer == "muon" else 0
+    return num_owned * (moved / speed.memory + multiplied / speed.products)
 
 
 def _exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
@@ -174,6 +205,7 @@ class _Speed:
 
     products: float  # FLOP/s
     attention: float  # FLOP/s
+    flash: float  # FLOP/s
     memory: float  # bytes/s
     constants: Constants
 
@@ -185,9 +217,11 @@ class _Speed:
                 f"{engine.precision}: {box.gpu.name} has no unit for it; it has "
                 f"{', '.join(box.gpu.peak_flops_per_second)}"
             )
+        attention = box.gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
         return cls(
             peak * constants.product_efficiency,
-            peak * constants.attention_efficiency,
+            attention * constants.attention_efficiency,
+            attention * FLASH_EFFICIENCY.get(hardware.generation_of(box.gpu), constants.attention_efficiency),
             box.gpu.memory_bandwidth * constants.memory_efficiency,
             constants,
         )
@@ -216,7 +250,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     products = sum(product(one) for one in flops.block_products(shape))
     attention, attention_backward = _attention(shape, engine, job, speed)
     read, read_backward = block_bytes_per_token(shape, engine, job)
-    launched = KERNELS_PER_BLOCK[job.kernels] * KERNEL_SECONDS
+    launched = KERNELS_PER_BLOCK["fused" if job.is_fused else "transformers"] * KERNEL_SECONDS
     # The host launches kernels while the GPU computes: of the two, the slower counts.
     block = np.maximum(products + attention + tokens * read / speed.memory, launched)
     block_backward = np.maximum(2 * products + attention_backward + tokens * read_backward / speed.memory, 2 * launched)
@@ -226,7 +260,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
         loss = loss_backward = 0.0
     else:
         head = sum(product(one) for one in flops.head_products(shape))
-        read, read_backward = LOGIT_BYTES[job.kernels](size)
+        read, read_backward = LOGIT_BYTES[job.loss](size)
         loss = tokens * shape.output_width * read / speed.memory
         loss_backward = tokens * shape.output_width * read_backward / speed.memory
     casts = 0.0
@@ -237,15 +271,18 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     return _Compute(
         forward=forward + 6 * casts,
         backward=shape.layers * block_backward + 2 * head + loss_backward + 18 * casts,
-        recompute=shape.layers * block if job.activation_checkpointing else 0.0 * forward,
+        recompute=job.recomputed * shape.layers * block + 0.0 * forward,
     )
 
 
-# Per logit, forward and backward, beside the product; the argument is the size of a number. fused: the loss reads them,
-# its gradient takes their place. transformers: cast to fp32, log-softmax, its gradient, cast back.
+# Per logit, forward and backward, beside the product; the argument is the size of a number. fused and chunked: the loss
+# reads them, its gradient takes their place. eager: cast to fp32, log-softmax, its gradient, cast back; upcast: cast,
+# read, its gradient in their place, cast back.
 LOGIT_BYTES = {
     "fused": lambda size: (size, 2 * size),
-    "transformers": lambda size: (size + 12, size + 16) if size == 2 else (8, 12),
+    "chunked": lambda size: (size, 2 * size),
+    "upcast": lambda size: (size + 8, size + 12) if size == 2 else (4, 8),
+    "eager": lambda size: (size + 12, size + 16) if size == 2 else (8, 12),
 }
 
 
@@ -259,9 +296,14 @@ def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tu
     causal = not eager and not shape.is_encoder
     multiplied = job.micro_batch_size * flops.attention_flops_per_sequence(shape, job.sequence_length, causal)
     if not eager:
-        return multiplied / speed.attention, 2.5 * multiplied / speed.attention
+        rate = speed.attention if job.attention == "flash-1" else speed.flash
+        return multiplied / rate, 2.5 * multiplied / rate
     size = engine.compute_bytes
     scores = job.micro_batch_size * shape.heads * job.sequence_length * job.sequence_length
+    if job.is_fused:  # scaling, mask, softmax and dropout in one kernel: its input, its output, and what drops
+        dropped = size + 1 if job.dropout else 0
+        forward = multiplied / speed.products + scores * (4 * size + dropped) / speed.memory
+        return forward, 2 * multiplied / speed.products + scores * (6 * size + dropped) / speed.memory
     dropped = 2 * size + 1 if job.dropout else 0
     # Autocast's softmax is in fp32: cast, computed and cast back where it would be read and written once.
     widened = 16 if engine.precision.endswith("-autocast") else 0
@@ -277,7 +319,7 @@ def block_bytes_per_token(shape: ModelShape, engine: Engine, job: Job) -> tuple[
     """
     hidden, inside = shape.hidden, shape.feed_forward_per_token
     size = engine.compute_bytes
-    fused = job.kernels == "fused"
+    fused = job.is_fused
     # Under autocast PyTorch's norms, and so the sums of the residual stream, are in fp32.
     stream = 4 if engine.precision.endswith("-autocast") and not fused else size
     gated = shape.architecture in GATED

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from study.theory import hardware
-from study.theory.case import Engine, Job
+from study.theory.case import Engine
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
-# fsdp: with fused kernels, as the rows that constants are fitted to. resident: DDP, DeepSpeed, one process, other
-# kernels and mixtures of experts. offload: whatever has states or parameters on the host or a disk.
+# fsdp: PyTorch's sharding. resident: DDP, DeepSpeed, one process, and mixtures of experts. offload: whatever has states
+# or parameters on the host or a disk.
 EngineKind = Literal["fsdp", "resident", "offload"]
 # Of the box: like the rows in generation and number of GPUs; another number of GPUs; another generation.
 Distance = Literal["known", "new count", "new generation"]
@@ -23,13 +23,13 @@ ENGINES: tuple[EngineKind, ...] = get_args(EngineKind)
 DISTANCES: tuple[Distance, ...] = get_args(Distance)
 # What a fit must do without to be asked so of a published time.
 LEFT_OUT: dict[Distance, tuple[str, ...]] = {
-    "known": ("model size", "card"),
+    "known": ("family", "model size", "card"),
     "new count": ("GPU count",),
     "new generation": ("generation",),
 }
 
-GENERATIONS = ("Ampere", "Hopper")  # of the rows that constants are fitted to
-COUNTS = (8, 512)  # the fewest and the most GPUs of these rows
+GENERATIONS = ("Ampere", "Hopper", "Volta")  # of the rows that constants are fitted to
+COUNTS = (1, 1024)  # the fewest and the most GPUs of these rows
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Evidence:
         """Say what the interval rests on."""
         what = {
             "fsdp": "FSDP on A100 and H100",
-            "resident": "DDP and DeepSpeed on A100 and V100",
-            "offload": "offload on A100, V100 and Titan RTX",
+            "resident": "one process, DDP and DeepSpeed on A100, H100 and V100",
+            "offload": "offload on A100, H100, V100 and Titan RTX",
         }[self.engine]
         *most, last = self.left_out
         without = f"{', '.join(most)} or {last}" if most else last
@@ -64,30 +64,27 @@ class Evidence:
         )
 
 
-_ALL = ("model size", "GPU count", "card", "generation")  # fewer than nine times are known of the one kind of case
-_RESIDENT = (1.45, 13, _ALL, 45, 45, 0.172, 0.261, -0.306)
-_OFFLOAD = (1.75, 6, _ALL, 22, 22, 0.280, 0.705, 0.746)
 EVIDENCE: dict[tuple[EngineKind, Distance], Evidence] = {
     (found.engine, found.distance): found
     for found in (
-        Evidence("fsdp", "known", 1.15, 103, LEFT_OUT["known"], 172, 163, 0.040, 0.109, -0.254),
-        Evidence("fsdp", "new count", 1.5, 103, LEFT_OUT["new count"], 103, 95, 0.067, 0.310, -0.461),
-        Evidence("fsdp", "new generation", 1.55, 103, LEFT_OUT["new generation"], 103, 95, 0.193, 0.418, 0.753),
-        Evidence("resident", "known", *_RESIDENT),
-        Evidence("resident", "new count", *_RESIDENT),
-        Evidence("resident", "new generation", 1.45, 13, LEFT_OUT["new generation"], 13, 13, 0.069, 0.175, -0.264),
-        Evidence("offload", "known", *_OFFLOAD),
-        Evidence("offload", "new count", *_OFFLOAD),
-        Evidence("offload", "new generation", *_OFFLOAD),
+        Evidence("fsdp", "known", 1.3, 131, LEFT_OUT["known"], 290, 272, 0.046, 0.185, -0.399),
+        Evidence("fsdp", "new count", 1.3, 131, LEFT_OUT["new count"], 131, 126, 0.047, 0.201, -0.399),
+        Evidence("fsdp", "new generation", 1.55, 131, LEFT_OUT["new generation"], 131, 120, 0.197, 0.423, 0.736),
+        Evidence("resident", "known", 1.55, 73, LEFT_OUT["known"], 219, 208, 0.071, 0.291, 0.917),
+        Evidence("resident", "new count", 1.55, 73, LEFT_OUT["new count"], 73, 70, 0.074, 0.317, 0.917),
+        Evidence("resident", "new generation", 1.55, 73, LEFT_OUT["new generation"], 73, 71, 0.128, 0.263, 0.617),
+        Evidence("offload", "known", 2.6, 13, LEFT_OUT["known"], 39, 39, 0.342, 0.588, -0.61),
+        Evidence("offload", "new count", 2.6, 13, LEFT_OUT["new count"], 13, 13, 0.34, 0.601, -0.61),
+        Evidence("offload", "new generation", 2.6, 14, LEFT_OUT["new generation"], 14, 14, 0.299, 0.579, 0.791),
     )
 }
 
 
-def engine_of(shape: ModelShape, engine: Engine, job: Job) -> EngineKind:
+def engine_of(shape: ModelShape, engine: Engine) -> EngineKind:
     """Say which kind of engine a case is, as far as its time is concerned."""
     if (engine.offload_optimizer, engine.offload_param) != ("none", "none"):
         return "offload"
-    return "fsdp" if engine.kind == "fsdp" and job.kernels == "fused" and not shape.experts else "resident"
+    return "fsdp" if engine.kind == "fsdp" and not shape.experts else "resident"
 
 
 def distance_of(box: Box) -> Distance:
@@ -97,6 +94,6 @@ def distance_of(box: Box) -> Distance:
     return "known" if COUNTS[0] <= box.num_gpus <= COUNTS[1] else "new count"
 
 
-def evidence(shape: ModelShape, engine: Engine, job: Job, box: Box) -> Evidence:
+def evidence(shape: ModelShape, engine: Engine, box: Box) -> Evidence:
     """Find the errors that a prediction of this case rests on."""
-    return EVIDENCE[engine_of(shape, engine, job), distance_of(box)]
+    return EVIDENCE[engine_of(shape, engine), distance_of(box)]

@@ -23,8 +23,8 @@ from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
-# DGX-2, as theory/measured_by_others/numbers.yaml has it: 16 V100, 1.5 TB of memory, eight drives of 3.84 TB, of which
-# the papers count 28 TB; two sockets of 24 cores and six channels of DDR4-2666.
+# DGX-2, as theory/measured_by_others/published.yaml has it: 16 V100, 1.5 TB of memory, eight drives of 3.84 TB, of
+# which the papers count 28 TB; two sockets of 24 cores and six channels of DDR4-2666.
 DGX_2 = {
     "gpus_per_node": 16,
     "host_memory_bytes": 1_500_000_000_000,

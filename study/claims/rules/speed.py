@@ -60,13 +60,13 @@ def speed_ratio_growth(of: dict[str, Any], to: dict[str, Any], along: str, start
 
 
 def published_tflops(case: str) -> Observed:
-    """Predicted TFLOP/s of a GPU, recomputation counted, of a case of theory/measured_by_others/numbers.yaml."""
+    """Predicted TFLOP/s of a GPU, recomputation counted, of a case of theory/measured_by_others/published.yaml."""
     cases = [measured for measured in measured_by_others.cases() if measured.quantity == "tflops_per_gpu"]
     measured = next((measured for measured in cases if measured.name == case), None)
     if measured is None:
-        raise ValueError(f"case {case!r}: is none in TFLOP/s of theory/measured_by_others/numbers.yaml")
+        raise ValueError(f"case {case!r}: is none in TFLOP/s of theory/measured_by_others/published.yaml")
     job = measured.job
-    each = flops.hardware_flops_per_sequence(measured.shape, job.sequence_length, job.activation_checkpointing)
+    each = flops.hardware_flops_per_sequence(measured.shape, job.sequence_length, job.recomputed)
     time = step_time.seconds(measured.shape, measured.engine, job, measured.box)
     value = float(job.micro_batch_size * job.gradient_accumulation_steps * each / time.total / 1e12)
     return Observed(

@@ -75,7 +75,7 @@ def collectives(engine: Engine, shape: ModelShape, job: Job) -> list[ExpectedCol
     gradients counts as the study takes it; DeepSpeed's own at stage 0 would add an all-reduce of 4 bytes. Sub-groups
     of stage 3, each with a norm of its own, are taken to be DeepSpeed's default of 1e9 elements.
     """
-    once, each = parts(engine, shape, job.activation_checkpointing, job.dropout)
+    once, each = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
     steps = job.gradient_accumulation_steps
     expected = []
     for kind in sorted({*once, *each}):

@@ -35,7 +35,7 @@ def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
 
 def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
     """Follow bf16_optimizer.py, whose fp32 gradients are flat, padded and cast to be averaged."""
-    flat = [_partition_elements(engine, group) * engine.world_size for group in model.groups]
+    flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
     for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
 
@@ -46,12 +46,14 @@ def step(engine: Engine, model: Model) -> Iterator[Collective]:
         yield from [("all_reduce", 4)] * len(model.groups)  # the norm of each group
         if engine.parameter_bytes == 2:  # check_grad_overflow
             yield "all_reduce", 1
-    if engine.world_size > 1:
+    if engine.num_shards > 1:
+        among = "subgroup_" if engine.replicas > 1 else ""
         for group in model.groups:
-            yield "all_gather", engine.parameter_bytes * _partition_elements(engine, group) * engine.world_size
+            size = engine.parameter_bytes * _partition_elements(engine, group) * engine.num_shards
+            yield f"{among}all_gather", size
 
 
 def _partition_elements(engine: Engine, group: Sequence[Parameter]) -> int:
     """Elements of a group's flat buffer that one rank owns; nccl_start_alignment_factor."""
-    alignment = 2 * engine.world_size
-    return -(-sum(p.numel for p in group) // alignment) * alignment // engine.world_size
+    alignment = 2 * engine.num_shards
+    return -(-sum(p.numel for p in group) // alignment) * alignment // engine.num_shards

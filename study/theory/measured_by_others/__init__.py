@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from study.theory import hardware, shapes
-from study.theory.case import Engine, Job
+from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
 
@@ -78,8 +80,10 @@ def _row(line: dict[str, str], where: str) -> MeasuredRow:
         fp8=line["precision"] == "amp_fp8",
         shape=shape,
         # LLM Foundry's mixed precision "PURE": parameters, gradients and what is communicated in bf16, masters in fp32.
-        engine=Engine("fsdp", 3, num_gpus, "bf16-autocast", 4, reshard_after_forward=resharded),
-        job=Job(micro_batch_size, sequence_length, micro_steps, checkpointing, kernels="fused"),
+        engine=Engine(
+            "fsdp", 3, num_gpus, "bf16-autocast", 4, reshard_after_forward=resharded, optimizer_kernel="foreach"
+        ),
+        job=Job(micro_batch_size, sequence_length, micro_steps, checkpointing, attention="flash-1", kernels="fused"),
         box=Box(hardware.find_gpu(gpu), num_gpus, node_bandwidth=node_bandwidth),
         tokens_per_second_per_gpu=speed,
         mfu=mfu,
@@ -89,21 +93,25 @@ def _row(line: dict[str, str], where: str) -> MeasuredRow:
 _BOOLEANS = {"True": True, "False": False}
 
 
+Grade = Literal["A", "B", "C"]
+Quantity = Literal[
+    "tokens_per_second_per_gpu", "samples_per_second", "seconds_per_step", "tflops_per_gpu",
+    "peak_allocated_bytes", "allocated_bytes", "peak_reserved_bytes", "used_bytes", "fits",
+]  # fmt: skip
+TIMES: tuple[Quantity, ...] = ("tokens_per_second_per_gpu", "samples_per_second", "seconds_per_step", "tflops_per_gpu")
+
+
 @dataclass(frozen=True)
 class MeasuredCase:
     """One published number of a whole run, with what is known of how it came about."""
 
     name: str
-    quantity: Literal[
-        "samples_per_second",
-        "seconds_per_step",
-        "tflops_per_gpu",
-        "peak_gibibytes",
-        "allocated_gibibytes",
-        "fits",
-    ]
+    family: str  # who measured it
+    grade: Grade  # A: all is said; B: one thing is assumed; C: indicative
+    quantity: Quantity
     published: float  # of fits a bool
     source: str
+    url: str
     conditions: str  # as published, and what had to be assumed
     shape: ModelShape
     engine: Engine
@@ -112,24 +120,81 @@ class MeasuredCase:
 
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
-    """List the published times, or the published memory, of numbers.yaml."""
-    content = yaml.safe_load((FOLDER / "numbers.yaml").read_text())
-    return [_case(entry) for entry in content[kind]]
+    """List the published times, or the published memory, of published.yaml."""
+    return [case for case in _cases() if (case.quantity in TIMES) == (kind == "times")]
 
 
-def _case(entry: dict[str, Any]) -> MeasuredCase:
-    box = dict(entry["box"])
+@cache
+def _cases() -> tuple[MeasuredCase, ...]:
+    content = yaml.safe_load((FOLDER / "published.yaml").read_text())
+    found, names = [], Counter[str]()
+    for family in content["families"]:
+        for row in family["rows"]:
+            entry = {**family["same"], **row}
+            entry |= {part: {**family["same"].get(part, {}), **row.get(part, {})} for part in ("box", "job")}
+            shape, engine, job, box = _setting(entry, content)
+            name = entry.get("name") or _name(entry, job, box)
+            names[name] += 1
+            name += f" ({names[name]})" if names[name] > 1 else ""
+            facts = (family["source"], family["url"], family["conditions"].strip(), shape, engine, job, box)
+            found += [
+                MeasuredCase(name, family["family"], entry["grade"], quantity, value, *facts)
+                for quantity, value in entry["published"].items()
+            ]
+    return tuple(found)
+
+
+def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape, Engine, Job, Box]:
+    """Read what was trained, how, and where."""
+    box = _box(dict(entry["box"]))
+    job = dict(entry["job"])
+    if job.get("activation_checkpointing") == "full":
+        job["activation_checkpointing"] = True
+    model = {"name": entry["model"], **content["models"].get(entry["model"], {})}
+    shape = shapes.find(model.pop("model", entry["model"]))
+    shape = dataclasses.replace(shape, **model)
+    shape = dataclasses.replace(shape, positions=max(shape.positions, job["sequence_length"]))
+    engine = dict(content["engines"][entry["engine"]])
+    precision = entry["precision"]
+    if precision in ("fp16", "bf16") and engine["kind"] in ("torch", "ddp") and "accumulation_bytes" not in engine:
+        precision += "-autocast"
+    if engine.get("replicas") == "nodes":
+        engine["replicas"] = box.num_nodes
+    own = "foreach" if engine["kind"] in ("torch", "ddp", "fsdp") else "fused"  # PyTorch's default, and DeepSpeed's
+    engine = {
+        "accumulation_bytes": parameter_bytes(precision),
+        "optimizer": entry.get("optimizer", "adamw"),
+        "optimizer_kernel": entry.get("optimizer_kernel", own),
+        **engine,
+    }
+    return shape, Engine(world_size=box.num_gpus, precision=precision, **engine), Job(**job), box
+
+
+def _box(box: dict[str, Any]) -> Box:
+    """Read a box; what is not said of its host is as one rents it."""
     gpu = hardware.find_gpu(box.pop("gpu"))
-    if "link_bandwidth" in box:  # of a card that theory has with another link
-        gpu = dataclasses.replace(gpu, link_bandwidth=box.pop("link_bandwidth"))
-    return MeasuredCase(
-        name=entry["name"],
-        quantity=entry["quantity"],
-        published=entry["published"],
-        source=entry["source"],
-        conditions=entry["conditions"],
-        shape=dataclasses.replace(shapes.find(entry["model"]), **entry.get("shape", {})),
-        engine=Engine(world_size=box["num_gpus"], **entry["engine"]),
-        job=Job(**entry["job"]),
-        box=Box(gpu, **box),
-    )
+    rented = {}
+    if "gpus_per_node" not in box and "host_cores" not in box:
+        typical = hardware.typical_box(gpu, box["num_gpus"])
+        rented = {name: getattr(typical, name) for name in _OF_HOST}
+    # Of a card that theory has with another link or another memory.
+    own = {name: box.pop(name) for name in ("link_bandwidth", "memory_bandwidth") if name in box}
+    if "network_gbps" in box:
+        box["node_bandwidth"] = box.pop("network_gbps") * 1e9 / 8
+    return Box(dataclasses.replace(gpu, **own), **{**rented, **box})
+
+
+_OF_HOST = ("host_memory_bytes", "host_memory_bandwidth", "host_cores", "disk_bytes", "disk_read_bandwidth",
+            "disk_write_bandwidth")  # fmt: skip
+
+
+def _name(entry: dict[str, Any], job: Job, box: Box) -> str:
+    """Name a configuration by what tells it from others."""
+    words = [entry["model"], f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
+    words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
+    how = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}
+    words += how[job.activation_checkpointing]
+    words += ["compiled"] if job.compiled else []
+    words += [f"{job.loss_kernel} loss"] if job.loss_kernel else []
+    words += [job.attention] if job.attention != "sdpa" else []
+    return ", ".join(words)

@@ -113,12 +113,17 @@ _BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _NAMED for hub_id in
 LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error
 
 
+def find_known(text: str) -> ModelShape | None:
+    """Find a model by a known name or hub id, in any case; no file is read, and no hub asked."""
+    return _BY_NAME.get(text.strip().lower())
+
+
 def find(text: str) -> ModelShape:
     """Find a model by a known name or hub id, in any case, by a config.json or its folder, or on the hub.
 
     The hub is asked, through transformers, only for an id that is not known here. Raises ValueError with the remedy.
     """
-    if known := _BY_NAME.get(text.strip().lower()):
+    if known := find_known(text):
         return known
     if not text.strip():
         raise ValueError("the name is empty; give a known name, a config.json or a hub id, owner/name")

@@ -10,6 +10,7 @@ from study.report.figures.planner import (
     tree_outcomes,
 )
 from study.report.pages.planner.accuracy import cases, errors, intervals, memory_cases, trust_in_words
+from study.report.pages.planner.played import played
 from study.report.pages.planner.tables import differences, front, in_words, memory, memory_parts, reasons, speed
 from study.report.pages.planner.trees import fastest, published_trees, trees_in_words
 
@@ -28,6 +29,7 @@ __all__ = [
     "memory_by_part",
     "memory_cases",
     "memory_parts",
+    "played",
     "published_speed",
     "published_trees",
     "reasons",

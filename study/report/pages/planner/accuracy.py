@@ -4,47 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+from study.planner import accuracy
 from study.planner.accuracy import COMMAND, Validation, evidence
-from study.planner.cross_validation import BASELINES, COMPARED, PREDICTORS, SPLITS
+from study.planner.cross_validation import BASELINES, COMPARED, FOUNDRY, PREDICTORS, SPLITS
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import number
 from study.report.words import listed, percent, signed_percent
-from study.theory import measured_by_others, on_box, peaks
+from study.theory import measured_by_others, on_box, peaks, trust
 
 WITHOUT = {"nothing": "in sample: fitted to all of them"} | {split: f"fitted without their {split}" for split in SPLITS}
-ROWS, NUMBERS = "the rows that constants are fitted to", "single numbers"
-KINDS = {ROWS: "FSDP, the rows that constants are fitted to", NUMBERS: "single numbers: DDP, DeepSpeed, offload"}
-ENGINES = {
-    "fsdp": "FSDP, fused kernels",
-    "resident": "DDP, DeepSpeed, other kernels",
-    "offload": "offload",
-}
+GRADES = {FOUNDRY: f"{FOUNDRY}: FSDP on A100 and H100", "A": "other families, all is said", "B": "one thing is assumed"}
+ENGINES = {"fsdp": "FSDP", "resident": "one process, DDP, DeepSpeed", "offload": "offload"}
 DISTANCES = {
-    "known": "8 to 512 GPUs",
-    "new count": "fewer or more GPUs",
+    "known": f"{trust.COUNTS[0]} to {trust.COUNTS[1]} GPUs",
+    "new count": "more GPUs",
     "new generation": "other generations",
 }
 
 
 def trust_in_words(validation: Validation) -> Html:
     """Say how far the predicted times are off that no constant was fitted to, and where a rule of thumb is nearer."""
-    seen, size, generation = (
-        validation.summary(split, "planner", "kind", ROWS) for split in ("nothing", "model size", "generation")
-    )
-    others = validation.summary("model size", "planner", "kind", NUMBERS)
+    found = [
+        validation.summary(split, "planner", "grade", grade)
+        for split, grade in (("family", "A"), ("family", "B"), ("model size", FOUNDRY), ("nothing", FOUNDRY))
+    ]
+    off = [f"{percent(one['median'], 1)} in the median, {percent(abs(one['worst']))} at worst" for one in found]
     fitting = sum(bool(on_box.fits(peaks.peak(row.shape, row.engine, row.job), row.box)) for row in validation.rows)
-    off = "{} in the median, {} at worst".format
-    said = [off(percent(one["median"], 1), percent(abs(one["worst"]))) for one in (size, seen, generation, others)]
+    held = [row for row in accuracy.memory() if row["by"] == "grade" and row["predictor"] == "planner"]
+    amounts = "; ".join(
+        f"{percent(row['median'], 1)} in the median and {percent(abs(row['worst']))} at worst for {row['count']} of "
+        f"grade {row['group']}"
+        for row in held
+    )
     return Html(
         markup.paragraphs(
-            f"A step's predicted time was off by {said[0]}, for {size['count']} published trainings under FSDP on A100 "
-            f"and H100, each by a fit that had not seen its model size. By the fit to all of them: {said[1]}; by a fit "
-            f"without its generation of GPUs: {said[2]}.",
-            f"For {others['count']} other published numbers, of DDP, DeepSpeed and offload: {said[3]}, and "
-            f"{others['too_fast']} of them took longer than predicted.",
+            f"A step's predicted time was off by {off[0]}, for {found[0]['count']} published times of which all is "
+            "said, each by a fit that had not seen its family, that is who measured it; by "
+            f"{off[1]}, for {found[1]['count']} of which one thing had to be assumed. For {found[2]['count']} of LLM "
+            f"Foundry, by fits without their model size: {off[2]}; by the fit to all: {off[3]}.",
+            f"Peaks of memory as torch's allocator had them: {amounts}. Nothing is fitted to them.",
             _nearer(validation),
-            f"Of {len(validation.rows)} published rows, all of which ran, {fitting} are predicted to fit.",
+            f"Of {len(validation.rows)} rows of LLM Foundry, all of which ran, {fitting} are predicted to fit.",
         )
     )
 
@@ -68,13 +69,15 @@ def _nearer(validation: Validation) -> str:
 
 
 def errors(validation: Validation) -> Html:
-    """Tabulate the errors of step times beside two rules of thumb; in a fold, the planner's by group."""
+    """Tabulate the errors of step times beside two rules of thumb; in folds, the planner's by family and group."""
     groups: list[tuple[str, list[list[Any]]]] = []
     for split, title in WITHOUT.items():
-        for kind, name in KINDS.items():
+        for grade, name in GRADES.items():
+            if (split, grade) == ("family", FOUNDRY):
+                continue
             rows = []
             for predictor in (*PREDICTORS, COMPARED):
-                found = validation.find(split, predictor, "kind", kind)
+                found = validation.find(split, predictor, "grade", grade)
                 row = _summary(predictor, found) if found else [predictor, 0, *_NO_ERRORS]
                 if predictor != COMPARED or 0 < row[1] < rows[0][1]:
                     rows.append(row)
@@ -83,12 +86,20 @@ def errors(validation: Validation) -> Html:
         "Of predicted over published seconds of a step, less one: its size, and the worst with its sign, too slow if "
         "above 0. Constant share of peak: every GPU reaches the same share. Line per GPU: the logarithm of a token's "
         "seconds is linear in those of its FLOPs, the sequence length, the number of GPUs and the tokens of a micro "
-        "step; it says nothing where too few rows of the GPU are left. All three are fitted to the same rows. Rows in "
-        f"fp8, which the models do not know, are left out. Found on {validation.content['finished_at'][:10]} by "
-        f"{COMMAND}."
+        "step; it says nothing where too few rows of the GPU are left. All three are fitted to the same rows. LLM "
+        "Foundry's rows in fp8 are left out. Found on "
+        f"{validation.content['finished_at'][:10]} by {COMMAND}."
     )
     table = markup.table("Errors against published times", HEAD, groups, note)
+    families = [_summary(row["group"], row) for row in validation.content["errors"]
+                if (row["left_out"], row["predictor"], row["by"]) == ("family", "planner", "family")]  # fmt: skip
     folds = [
+        markup.details(
+            "By family, each by a fit without it; the letter is its grade",
+            markup.table("The planner's errors by family", HEAD, [("", families)]),
+        )
+    ]
+    folds += [
         markup.details(
             f"The planner's errors by generation, engine, model size and GPU count: {title}",
             markup.table(f"The planner's errors, {title}", HEAD, _by_group(validation, split)),
@@ -138,71 +149,83 @@ def intervals(validation: Validation) -> Html:
         )
     head = ["what is asked", "factor", "times", "held", "held, made without their group"]
     note = (
-        "Numbers of GPUs: of A100's and H100's generations. The factor, either way, is such that nine of ten published "
-        "times lay in it, each by its worst prediction by a fit without its model size or card, its GPU count, or its "
-        "generation; where fewer than nine are known of a kind, all of the engine's are taken, and the factor is the "
-        "largest. Held: predictions inside. Made without their group: the same, where the factor too knew nothing of "
-        "what was left out with the case."
+        "Numbers of GPUs: of the generations of A100, H100 and V100. The factor, either way, is such that nine of ten "
+        "published times of grades A and B, and all of offload, lay in it, each by its worst prediction by a fit "
+        "without its family, model size or card; its GPU count; or its generation. Held: predictions inside. Made "
+        "without their group: the same, where the factor too knew nothing of what was left out with the case."
     )
     return Html(markup.table("The interval that a time has", head, list(groups.items()), note))
 
 
 QUANTITIES = {
+    "tokens_per_second_per_gpu": "tokens/s of a GPU",
     "samples_per_second": "samples/s",
     "seconds_per_step": "s per step",
     "tflops_per_gpu": "TFLOP/s per GPU",
+    "peak_allocated_bytes": "GB at the peak",
+    "allocated_bytes": "GB between steps",
+    "peak_reserved_bytes": "GB reserved",
+    "used_bytes": "GB of the card",
+    "fits": "fits",
 }
 
 
 def cases(validation: Validation) -> Html:
-    """Tabulate other published numbers, predicted beside published, and list what is known of each."""
-    groups: dict[str, list[list[Any]]] = {}
-    described = []
+    """Tabulate other published times, predicted beside published, by who measured them, with what is known of each."""
+    rows = {}
     for case in validation.content["cases"]:
-        model, box, *how = case["name"].split(", ")
         mark = " *" if case["calibrates"] else ""
-        groups.setdefault(f"{model}, {box}", []).append(
-            [
-                Html(",<br>".join(map(markup.escape, how)) + mark),
-                QUANTITIES[case["quantity"]],
-                number(case["published"]),
-                Html(f"<em>{number(case['predicted'])}</em>"),
-                signed_percent(case["error"]),
-                "yes" if case["inside_interval"] else "no",
-            ]
-        )
-        described.append(markup.led(case["name"], f"{case['conditions']}. {case['source']}."))
-    head = ["how", "in", "published", "predicted", "error", "inside"]
+        predicted = Html(f"<em>{number(case['predicted'])}</em>")
+        row = [
+            f"{case['name']}{mark}", case["grade"], QUANTITIES[case["quantity"]], number(case["published"]), predicted,
+            signed_percent(case["error"]), "yes" if case["inside_interval"] else "no",
+        ]  # fmt: skip
+        rows.setdefault(case["family"], []).append(row)
+    head = ["what", "grade", "in", "published", "predicted", "error", "inside"]
     note = (
-        "As the constants stand; error: of the step's time, above 0 is too slow. * What a thread of the host reaches "
-        "was fitted to these, so that they confirm little."
+        "As the constants stand; error: of the step's time, above 0 is too slow. * The constants, or of offload what a "
+        "thread of the host reaches, were fitted to these, so that they confirm little."
     )
-    table = markup.table("Other published numbers", head, list(groups.items()), note, ["in", "inside"])
-    return Html(f"{table}\n{markup.details('Conditions and sources', markup.items(described))}")
-
-
-AMOUNTS = {"peak_gibibytes": "GiB at the peak", "allocated_gibibytes": "GiB between steps", "fits": "fits"}
+    return _by_family("Times that others published", head, rows, note)
 
 
 def memory_cases() -> Html:
-    """Tabulate published memory, predicted beside published, and list what is known of each."""
-    groups: dict[str, list[list[Any]]] = {}
-    described = []
+    """Tabulate published memory, predicted beside published, by who measured it, and the errors beside estimators'."""
+    rows: dict[str, list[list[Any]]] = {}
     for case in measured_by_others.cases("memory"):
-        model, box, *how = case.name.split(", ")
         predicted = on_box.predicted_memory(case)
         if case.quantity == "fits":
-            cells = [_yes(case.published), Html(f"<em>{_yes(predicted)}</em>")]
+            cells = [_yes(bool(case.published)), Html(f"<em>{_yes(bool(predicted))}</em>")]
             error = "agrees" if predicted == case.published else "differs"
         else:
-            cells = [number(case.published), Html(f"<em>{number(predicted)}</em>")]
+            cells = [number(case.published / 1e9), Html(f"<em>{number(predicted / 1e9)}</em>")]
             error = signed_percent(predicted / case.published - 1)
-        row = [Html(",<br>".join(map(markup.escape, how))), AMOUNTS[case.quantity], *cells, error]
-        groups.setdefault(f"{model}, {box}", []).append(row)
-        described.append(markup.led(case.name, f"{case.conditions}. {case.source}."))
-    head = ["how", "in", "published", "predicted", "error"]
-    table = markup.table("Published memory of a GPU", head, list(groups.items()), "", ["in", "error"])
-    return Html(f"{table}\n{markup.details('Conditions and sources', markup.items(described))}")
+        rows.setdefault(case.family, []).append([case.name, case.grade, QUANTITIES[case.quantity], *cells, error])
+    errors: dict[str, list[list[Any]]] = {}
+    for row in accuracy.memory():
+        errors.setdefault(f"{'grade ' if row['by'] == 'grade' else ''}{row['group']}", []).append(
+            _summary(row["predictor"], row)
+        )
+    note = "Peaks as torch's allocator had them; predicted over published, less one. Nothing is fitted to them."
+    table = markup.table("Errors of predicted peaks", ["predicted by", *HEAD[1:-1], "too much / too little"],
+                         list(errors.items()), note)  # fmt: skip
+    head = ["what", "grade", "in", "published", "predicted", "error"]
+    return Html(f"{table}\n{_by_family('Memory that others published', head, rows, '')}")
+
+
+def _by_family(title: str, head: list[str], rows: dict[str, list[list[Any]]], note: str) -> Html:
+    """A folded table, and what is known of each family."""
+    known = {case.family: case for kind in ("times", "memory") for case in measured_by_others.cases(kind)}
+    described = []
+    for family in rows:
+        case = known[family]
+        source = f'<a href="{markup.escape(case.url)}">{markup.escape(case.source)}</a>'
+        described.append(Html(f"<b>{markup.escape(family)}.</b> {markup.escape(case.conditions)} {source}."))
+    table = markup.table(title, head, list(rows.items()), note)
+    return Html(
+        f"{markup.details(f'{title}: {sum(map(len, rows.values()))} numbers', table)}\n"
+        f"{markup.details('Conditions and sources', markup.items(described))}"
+    )
 
 
 def _yes(fits: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from study.planner import sweeps
+from study.planner import say, sweeps
 from study.planner.choose import Advice, Option
 from study.planner.sweeps import Choice
 from study.report import markup
@@ -29,13 +29,9 @@ def in_words(advice: Advice) -> Html:
     taken = (
         f"Recommended: {advice.reason}." if advice.recommended else f"{advice.reason[:1].upper()}{advice.reason[1:]}."
     )
-    kernels = {
-        "fused": "Kernels are taken to be fused, as LLM Foundry has them, whose throughput the times are held against.",
-        "transformers": "Kernels are those of transformers, which the study's own trainer runs.",
-    }[asked.kernels]
     warning = Html(
         "<strong>Nothing on this page is measured</strong>, except what is called published: it is what "
-        f"study/theory says, before anybody rents a GPU. {markup.escape(kernels)}"
+        f"study/theory says, before anybody rents a GPU. Assumed: {markup.escape(say.assumed(asked, box))}."
     )
     notes = [f"Note: {note}." for note in advice.notes]
     return Html(

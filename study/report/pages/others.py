@@ -1,0 +1,158 @@
+"""What did others measure on one GPU and on many? Figures and tables of published rows, beside theory's predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from study.compare.words import three_digits
+from study.planner import others
+from study.planner.others import Told
+from study.report import markup
+from study.report.figures import others as figures
+from study.report.figures.drawing import Figure
+from study.report.markup import Html
+from study.report.pages.opening import lead
+from study.report.words import percent, signed_percent
+
+
+def opening() -> Html:
+    """What the rows say together, for who knows none of the words."""
+    bert, zero = others.told("NVIDIA BERT", "bert-large"), others.told("InternEvo")
+    one, many = (
+        next(r for r in bert if r.num_gpus == n and r.case.engine.precision == "fp16-autocast") for n in (1, 128)
+    )
+    whole = [row for row in zero if "within" not in others.engine_words(row.case)]
+    few, most = min(whole, key=lambda row: row.num_gpus), max(whole, key=lambda row: row.num_gpus)
+    kept, left = (percent(a.published_speed / b.published_speed) for a, b in ((many, one), (most, few)))
+    longer = [times for _, _, times, _ in _slowdowns()]
+    return lead(
+        f"Where others had many GPUs and fast networks, each of {many.num_gpus} kept {kept} of the speed that "
+        f"one had alone (BERT-large); on a slow network, with states split over all, each of {most.num_gpus} kept "
+        f"{left} of what each of {few.num_gpus} had (a model of 7 billion parameters). States moved to the host made "
+        f"a token's share of a step {min(longer):.1f} to {max(longer):.1f} times as long."
+    )
+
+
+def data_parallel() -> Figure:
+    """BERT-large under DDP."""
+    rows = [row for row in others.told("NVIDIA BERT", "bert-large") if row.case.grade == "A"]
+    series: dict[str, list[Told]] = {}
+    for row in sorted(rows, key=lambda row: row.num_gpus):
+        if row.case.box.gpu.name == "a100-80gb":
+            series.setdefault(row.case.engine.precision.replace("-autocast", ""), []).append(row)
+    return figures.scaling("others-bert", "BERT-large pretraining at 128 tokens on A100, by NVIDIA.", series)
+
+
+def states_split() -> Figure:
+    """ZeRO-1 over all GPUs, and within a node."""
+    series: dict[str, list[Told]] = {}
+    for row in others.told("InternEvo"):
+        if not row.case.job.activation_checkpointing and row.case.job.gradient_accumulation_steps == 4:
+            series.setdefault(others.engine_words(row.case), []).append(row)
+    what = "A model of 7 billion parameters on A100, four micro steps, 400 Gbit/s between nodes, by InternEvo."
+    return figures.scaling("others-zero1", what, series)
+
+
+def sharded_memory() -> Figure:
+    """Peaks of one GPU and of FSDP on two and four."""
+    rows = [row for family in ("fms-acceleration", "fms-acceleration liger") for row in others.told(family)
+            if row.case.shape.name in ("mistral-7b", "llama-3-8b")]  # fmt: skip
+    return figures.memory("others-fsdp", "Full fine-tuning on A100 with checkpointing, by fms-acceleration.", rows)
+
+
+# One kind of training with states on the GPU, and with them on the host: family, engine words of both.
+_OFFLOADED = (
+    ("LLaMA on A800", "ZeRO-2", "ZeRO-2, optimizer on the host"),
+    ("LLaMA on A800", "ZeRO-3", "ZeRO-3, optimizer on the host"),
+    ("LLaMA on A800", "ZeRO-3", "ZeRO-3, optimizer and parameters on the host"),
+    ("DeepSpeed core binding", "ZeRO-2", "ZeRO-2, optimizer on the host"),
+    ("BigScience GPT", "ZeRO-3", "ZeRO-3, optimizer on the host"),
+    ("BigScience GPT", "ZeRO-3", "ZeRO-3, optimizer and parameters on the host"),
+)
+
+
+def _slowdowns() -> list[tuple[Told, Told, float, float]]:
+    """Pairs of one family: resident, offloaded, how many times as long a token takes, and as predicted."""
+    found = []
+    for family, resident, offloaded in _OFFLOADED:
+        rows = others.told(family)
+        for slow in (row for row in rows if others.engine_words(row.case) == offloaded):
+            alike = [row for row in rows if others.engine_words(row.case) == resident
+                     and row.case.shape == slow.case.shape
+                     and row.case.job.activation_checkpointing == slow.case.job.activation_checkpointing]  # fmt: skip
+            if not alike:
+                continue
+            fast = max(alike, key=lambda row: row.published_speed)
+            predicted = fast.predicted_speed / slow.predicted_speed
+            found.append((fast, slow, fast.published_speed / slow.published_speed, predicted))
+    return found
+
+
+def offloaded() -> Html:
+    """Tabulate how much longer a token took with states on the host."""
+    rows = []
+    for fast, slow, times, predicted in _slowdowns():
+        rows.append(
+            [
+                f"{slow.case.shape.name}, {slow.num_gpus} x {slow.case.box.gpu.name}",
+                others.engine_words(slow.case),
+                slow.case.grade,
+                f"{_batch(fast)} / {_batch(slow)}",
+                three_digits(times),
+                Html(f"<em>{three_digits(predicted)}</em>"),
+            ]
+        )
+    head = ["what", "offloaded", "grade", "batch: on the GPU / offloaded", "times as long", "predicted"]
+    note = (
+        "Of a token, against the fastest row of the same source, model and checkpointing with states on the GPU. "
+        "Batches differ, as offload leaves room for larger ones: micro batch x accumulation."
+    )
+    words = head[1:4]
+    return Html(markup.table("Offload against states on the GPU, measured by others", head, [("", rows)], note, words))
+
+
+def _batch(row: Told) -> str:
+    return f"{row.case.job.micro_batch_size} x {row.case.job.gradient_accumulation_steps}"
+
+
+def checked() -> Html:
+    """Tabulate what can be checked of every row: is it possible, does it fit, how far is theory from it?"""
+    groups: dict[str, list[list[Any]]] = {}
+    for family in ("NVIDIA BERT", "InternEvo", "fms-acceleration", "fms-acceleration liger", "LLaMA on A800",
+                   "DeepSpeed core binding", "BigScience GPT"):  # fmt: skip
+        for row in others.told(family):
+            total = float(row.predicted.total)
+            groups.setdefault(f"{family}: {row.case.source}", []).append(
+                [
+                    row.case.name,
+                    row.case.grade,
+                    three_digits(row.published_speed),
+                    percent(row.share_of_peak),
+                    others.held_at_rest(row.case),
+                    "yes" if row.fits else "no",
+                    Html(f"<em>{three_digits(row.predicted_speed)}</em>"),
+                    signed_percent(total / row.seconds - 1),
+                ]
+            )
+    head = ["what", "grade", "tokens/s a GPU", "of the peak", "bytes a parameter", "fits", "predicted", "time off by"]
+    note = (
+        "Of the peak: model FLOPs, nothing that is recomputed, over the card's dense peak in that precision; above "
+        "100 % a row could not be. Bytes a parameter: of states, where nothing is split; rows of different classes are "
+        "not to be compared as scaling. Fits: predicted. Time off by: predicted over published, less one; the "
+        "constants were fitted to many of these rows (the planner's page has errors without them)."
+    )
+    table = markup.table("Rows that others published", head, list(groups.items()), note, ["grade", head[4], "fits"])
+    return Html(markup.details(f"All {sum(map(len, groups.values()))} rows, and what can be checked of them", table))
+
+
+def follows(pieces: Sequence[str] = ()) -> Html:
+    """What a reader may take from it for a choice."""
+    return Html(
+        markup.paragraphs(
+            *pieces,
+            "Scaling is a matter of the network and of the work per step: before GPUs are added, ask what is sent in a "
+            "step and how long that takes. A column that compares one GPU with several compares two precision classes "
+            "where the library casts parameters up: look at the bytes that a parameter takes.",
+        )
+    )

@@ -1,0 +1,78 @@
+// The planner's page: answers that `zero-study advise` gave beforehand, a script for each model, loaded when it is chosen.
+"use strict";
+{
+  const form = document.getElementById("asked");
+  const out = document.getElementById("answered");
+  const loaded = {};
+  const value = (name) => form.elements[name].value;
+
+  window.planned = (content) => { loaded[content.model] = content.answers; show(); };
+
+  function load(model) {
+    const script = document.createElement("script");
+    script.src = `${form.dataset.folder}/${encodeURIComponent(model)}.js`;
+    script.onerror = () => { out.textContent = `The answers for ${model} could not be loaded from ${script.src}.`; };
+    document.head.append(script);
+    out.textContent = "Loading the answers for this model ...";
+  }
+
+  function element(name, text, parent, kind) {
+    const made = document.createElement(name);
+    made.textContent = text;
+    if (kind) made.className = kind;
+    parent.append(made);
+    return made;
+  }
+
+  function table(rows) {
+    const made = document.createElement("table");
+    const head = made.createTHead().insertRow();
+    for (const name of ["strategy", "fits", "GiB a GPU", "batch", "s/step", "tokens/s a GPU", "MFU"]) {
+      const cell = element("th", name, head);
+      cell.scope = "col";
+    }
+    const body = made.createTBody();
+    const fastest = Math.max(...rows.map((row) => row[11]));
+    for (const [name, , fits, needs, , micro, accumulation, checkpointed, step, low, high, speed, mfu] of rows) {
+      const line = body.insertRow();
+      if (!fits) line.className = "missing";
+      element("th", name, line).scope = "row";
+      element("td", fits ? "yes" : "no", line);
+      element("td", needs, line, "number");
+      element("td", `${micro} x ${accumulation}${checkpointed ? " c" : ""}`, line);
+      element("td", `${step} (${low} to ${high})`, line, "number");
+      const cell = element("td", speed.toLocaleString("en-US"), line, "number barred");
+      cell.style.setProperty("--share", `${(100 * speed) / fastest}%`);
+      element("td", `${mfu} %`, line, "number");
+    }
+    const scroll = document.createElement("div");
+    scroll.className = "table";
+    scroll.append(made);
+    return scroll;
+  }
+
+  function show() {
+    const count = Number(value("gpus"));
+    form.elements.network.disabled = count <= 8;
+    const answers = loaded[value("model")];
+    if (!answers) return load(value("model"));
+    const network = count > 8 ? value("network") : "";
+    const found = answers[[value("gpu"), count, value("length"), value("batch"), network].join("|")];
+    out.replaceChildren();
+    const command = `zero-study advise --model ${value("model")} --gpu ${value("gpu")} --gpus ${count} --sequence-length `
+      + `${value("length")} --global-batch-size ${value("batch") * count}${network ? ` --network-gbps ${network}` : ""}`;
+    if (found.why) {
+      element("p", `No answer: ${found.why}.`, out);
+    } else {
+      element("p", `Predicted, not measured. Recommended: ${found.reason}.`, out, "lead");
+      out.append(table(found.rows));
+      element("p", "batch: micro batch x accumulation, c: activation checkpointing. In parentheses: the interval that "
+        + "held for nine of ten published times of that kind.", out, "note");
+    }
+    element("pre", command, out);
+  }
+
+  form.hidden = false; // and nothing is loaded before somebody asks
+  form.addEventListener("input", show);
+  form.addEventListener("submit", (event) => { event.preventDefault(); show(); });
+}

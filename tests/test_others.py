@@ -1,0 +1,56 @@
+"""The page of what others measured: never called measured here, and each sentence follows from the rows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from study.planner import others
+from study.report.pages import others as page
+
+
+def text_of(piece) -> str:
+    return " ".join(re.sub("<[^>]*>", " ", piece.text).split())
+
+
+def test_rows_are_of_their_family_and_in_order():
+    rows = others.told("InternEvo")
+    assert len(rows) == 20
+    counts = [row.num_gpus for row in rows if others.engine_words(row.case) == "ZeRO-1"]
+    assert counts == sorted(counts)
+    assert all(0 < row.share_of_peak < 1 for row in rows)
+    assert others.told("nobody") == []
+
+
+def test_precision_classes_are_told_apart():
+    mistral = [row for row in others.told("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
+    assert {others.held_at_rest(row.case)[:2].strip() for row in mistral} == {"8", "16"}
+
+
+@pytest.mark.parametrize("draw", [page.data_parallel, page.states_split, page.sharded_memory])
+def test_figures_say_whose_figures_they_are(draw):
+    figure = draw()
+    assert figure.alt.startswith("Measured by others")
+    assert "measured by others" in figure.caption
+    assert "redicted" in figure.caption
+
+
+def test_the_opening_follows_from_the_rows():
+    rows = {row.num_gpus: row for row in others.told("InternEvo") if others.engine_words(row.case) == "ZeRO-1"}
+    share = 100 * rows[1024].published_speed / 4062  # of its printed rate on 8
+    said = text_of(page.opening()).replace("\N{NO-BREAK SPACE}", " ")
+    assert f"each of 1024 kept {share:.0f} %" in said
+    assert "each of 128 kept 95 %" in said
+
+
+def test_every_row_says_what_can_be_checked():
+    text = text_of(page.checked())
+    assert "16 (16-bit compute, fp32 masters)" in text
+    assert "8 (all bf16)" in text
+    assert re.search(r"All \d\d rows", text)
+
+
+def test_offload_is_held_against_states_on_the_gpu_of_the_same_source():
+    text = text_of(page.offloaded())
+    assert text.count("on the host") >= 6

@@ -1,0 +1,41 @@
+"""Does the planner predict what was traced, case by case of the committed grid? No torch is needed to ask."""
+
+from __future__ import annotations
+
+import launching
+import pytest
+
+from study.errors import Refusal
+from study.tracing import grid
+
+GRID = launching.ROOT / "reports" / "predicted" / "traces.json"
+MARGIN = 0.03  # of the traced peak
+
+
+def points() -> list[grid.TracedPoint]:
+    return grid.read(GRID).traces
+
+
+@pytest.mark.parametrize("traced", points(), ids=lambda traced: grid.point_of(traced).name)
+def test_the_planner_predicts_what_was_traced(traced):
+    point = grid.point_of(traced)
+    assert point.predicted.total == pytest.approx(traced.traced.total, rel=MARGIN)
+
+
+def test_an_entry_is_of_its_case():
+    for traced in points():
+        point = grid.point_of(traced)
+        assert (traced.micro_batch_size, traced.sequence_length) == grid.BATCHES[traced.workload]
+        assert (point.job.micro_batch_size, point.job.sequence_length) == grid.BATCHES[traced.workload]
+        assert not point.job.dropout
+
+
+def test_a_case_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="is in no case's name"):
+        list(grid.run(tmp_path / "traces.json", "bert-imdb-huge"))
+
+
+def test_the_grid_has_both_workloads_and_every_size():
+    names = [point.name for point in grid.points()]
+    assert len(set(names)) == len(names)
+    assert {"bert-imdb-large-ddp-2x-bf16", "gpt-wikitext-6b-fsdp2-8x-bf16-checkpointed"} <= set(names)
