@@ -33,7 +33,7 @@ def scaling(name: str, what: str, series: dict[str, list[Told]]) -> Figure:
         handles.append(Line2D([], [], color=INK, linestyle=(0, (2, 2)), label="predicted"))
         everything = [row for rows in series.values() for row in rows]
         _axes(ax, sorted({row.num_gpus for row in everything}))
-        below(canvas, handles, [handle.get_label() for handle in handles])
+        below(canvas, handles, [str(handle.get_label()) for handle in handles])
         alt = "; ".join(
             f"{label}: {three_digits(rows[0].published_speed)} tokens/s a GPU on {rows[0].num_gpus}, "
             f"{three_digits(rows[-1].published_speed)} on {rows[-1].num_gpus}"
@@ -87,7 +87,7 @@ def memory(name: str, what: str, rows: Sequence[Told]) -> Figure:
         counts = sorted({row.num_gpus for own in series.values() for row in own})
         _axes(ax, counts)
         ax.set_ylabel("peak of a GPU, GB")
-        below(canvas, handles, [handle.get_label() for handle in handles])
+        below(canvas, handles, [str(handle.get_label()) for handle in handles])
         alt = "; ".join(
             f"{label}: {three_digits((own[0].peak_bytes or 0) / 1e9)} GB on {own[0].num_gpus}, "
             f"{three_digits((own[-1].peak_bytes or 0) / 1e9)} on {own[-1].num_gpus}"
