@@ -473,6 +473,7 @@ def _merge(packed: Path, records: Path) -> None:
     type=click.Choice(("adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd")),
     default="adamw",
     show_default=True,
+    help="whose states are kept; sgd: without momentum",
 )
 @click.option(
     "--optimizer-kernel",

@@ -407,8 +407,8 @@ def test_peaks_that_fall_as_one_over_the_gpus(said):
 
 
 def test_speeds_that_the_planner_does_not_expect(said):
-    (fast,) = said({**TOKENS, "value": 6600, "strategy": "fsdp"})
-    assert fast[0] == "unexpected"
+    found = said({**TOKENS, "value": 7400, "strategy": "fsdp"})  # which is above the peak, too
+    (fast,) = (line for line in found if line[0] == "unexpected")
     assert "is far above the planner's" in fast[1]
     assert fast[1].endswith("the planner may be wrong")
     (slow,) = said({**TOKENS, "value": 150})

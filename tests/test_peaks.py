@@ -32,9 +32,7 @@ def test_every_peak_is_where_theory_says():
     """Over all committed runs: as predicted, but for what gloo's threads made the count too large, at most."""
     found = theory_view.errors(ALL).peaks
     assert len(found) >= 756
-    assert {e.run: e.beyond for e in found if abs(e.beyond) > 0.06} == pytest.approx(
-        {"model-states/bert-imdb-tiny-fsdp2-1x-seed0-bf16": 0.084}, rel=0.05
-    )
+    assert max(abs(e.beyond) for e in found) <= 0.06
 
 
 def test_states_and_messages_are_those_measured_in_every_run():
@@ -47,7 +45,7 @@ def test_states_and_messages_are_those_measured_in_every_run():
 def test_where_little_is_counted_too_much_nothing_is_explained_by_it():
     exact = [e for e in theory_view.errors(ALL).peaks if e.overcount <= 0.01]
     assert len(exact) >= 78
-    assert max(abs(e.error) for e in exact) <= 0.09
+    assert max(abs(e.error) for e in exact) <= 0.04
     assert sum(abs(e.error) <= 0.03 for e in exact) >= len(exact) - 6
 
 

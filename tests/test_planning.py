@@ -89,7 +89,7 @@ def test_first_words_say_that_nothing_is_measured(advice):
     assert "gpt-j-6b, 6,050,882,784 parameters, on 8 x a100-40gb: 16 sequences of 1,024 tokens per step." in text
     assert f"Recommended: {advice.recommended.strategy.name}: " in text
     assert "Nothing on this page is measured" in text
-    assert "fused, as LLM Foundry has them" in text
+    assert "Assumed: fused kernels; attention sdpa (FlashAttention-2); dropout off; loss fused; adamw, fused." in text
 
 
 def test_what_a_longer_sequence_takes_is_noted():
@@ -271,7 +271,8 @@ def test_errors_stand_beside_rules_of_thumb_and_the_worst_is_named(found):
     text = text_of(shown)
     assert "cannot predict" in text  # the line, without a card, and without a generation
     for row in found.content["errors"]:
-        if row["predictor"] == "planner":
+        # Of families, and so of grade C, the table without them has all.
+        if row["predictor"] == "planner" and (row["by"] not in ("grade", "family") or row["left_out"] == "family"):
             assert row["worst_case"] in text
 
 

@@ -8,7 +8,7 @@ import pytest
 from study.errors import Refusal
 from study.tracing import grid
 
-GRID = launching.ROOT / "reports" / "predicted" / "traces.json"
+GRID = launching.ROOT / "reports" / "predicted" / "validation" / "traces.json"
 MARGIN = 0.03  # of the traced peak
 
 

@@ -54,7 +54,7 @@ class TracedPoint(Facts):
 class TracedGrid(Facts):
     """A file of traced cases."""
 
-    schema_version: Literal[1] = 1
+    traces_version: Literal[1] = 1  # no record, which a schema_version would make it
     status: Literal["traced"] = "traced"
     made_with: dict[str, str]  # versions of LIBRARIES
     traces: list[TracedPoint]
