@@ -80,13 +80,11 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
             return "unknown", "unknown"
         learned = format(statistics.mean(run.held_out[last][metric] for run in by_seed.values()), form)
         if arm == control:
-            return learned, "the control" if strategy == control else f"`{control}`'s weights"
-        if arm != strategy:
-            return learned, f"`{arm}`'s weights"
+            return learned, "the control" if strategy == control else f"as `{control}`, to the bit"
         row, endpoint = arms[arm], decided.primary
         low, mean, high = (f"{100 * value:+z.3f}" for value in (row.low, row.mean, row.high))
         judged = f"within {100 * endpoint.margin:g} %" if row.equivalence == SAME else row.equivalence
-        return learned, f"{mean} % ({low} to {high}), {judged}"
+        return learned, f"{mean} % ({low} to {high}), {judged}{'' if arm == strategy else f', as `{arm}`'}"
 
     return cells
 
