@@ -211,7 +211,7 @@ UNDECIDED = {
             function="loss_difference",
             arguments={"workload": "vision", "strategy": "zero2", "control": "ddp"},
         ),
-        "arguments: no committed records of vision under zero2 and ddp",
+        "workload 'vision': must be one of bert-imdb, gpt-wikitext",
     ),
     "a model that nobody knows": (
         rule(type="theory", function="num_params", arguments={"model": "owner/gpt"}),

@@ -56,6 +56,7 @@ COMMANDS = {
     "advise --model gpt2 --gpu l4": None,
     f"predict buckets {GPU}": None,
     "accuracy": "report",
+    f"check {launching.ROOT / 'tests' / 'tables' / 'torchtitan_h100.csv'}": None,
     "claims": None,
     "claims --json": None,
     "claims --check": "report",
