@@ -191,9 +191,8 @@ def test_the_planner_answers_without_a_server_as_the_command_does(visit):
     seen = visit("planner", viewport=DESKTOP)
     assert not [url for url in seen.asked if url.endswith(".js")]  # before anybody asks
     page = seen.page
-    for label, value in (("Model", "llama-3-8b"), ("GPU", "h100-sxm"), ("How many", "16")):
-        page.get_by_label(label, exact=True).select_option(value)
-    page.get_by_label("Between nodes").select_option("100")
+    for name, value in (("model", "llama-3-8b"), ("gpu", "h100-sxm"), ("gpus", "16"), ("network", "100")):
+        page.locator(f"#asked [name={name}]").select_option(value)
     key = grid.Key("h100-sxm", 16, grid.LENGTHS[0], grid.PER_GPU[0], 100)
     expected = grid.answer("llama-3-8b", key)
     page.wait_for_selector("#answered tbody tr")

@@ -4,7 +4,7 @@
   const form = document.getElementById("asked");
   const out = document.getElementById("answered");
   const loaded = {};
-  const value = (name) => form.elements[name].value;
+  const value = (name) => form.elements.namedItem(name).value; // "length" is what elements have of their own
 
   window.planned = (content) => { loaded[content.model] = content.answers; show(); };
 
