@@ -143,22 +143,9 @@ def _moments(
     shape: ModelShape, engine: Engine, job: Job, rank: int, resting: States, stepping: States
 ) -> list[dict[Part, Numbers]]:
     """List what is held at each of MOMENTS."""
-    block = residual.block_bytes(shape, engine, job)
-    outside = residual.outside_bytes(shape, engine, job)
-    casts = residual.cast_bytes(shape, engine)
     temporary = residual.temporary_bytes(shape, engine, job)
     logits = residual.logit_bytes(shape, job)
-    recomputed = job.recomputed
-    kept = (
-        recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
-    )
-    # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
-    # go as forward ends, before the loss makes more of the logits than a cast.
-    until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
-    at_loss = shape.layers * kept + outside + until_loss
-    # A checkpointed block is computed again, beside its input, which all others still keep.
-    in_last = shape.layers * kept + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
-    in_first = outside + (0 if recomputed else casts) + block
+    at_loss, in_last, in_first = _activations(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # made as parameters are released
     whole = _whole_bytes(shape, engine, job)
@@ -202,6 +189,25 @@ def _moments(
         ),
         _row(stepping, temporary=gradients.stepping + _optimizer_bytes(engine, shape)),
     ]
+
+
+def _activations(shape: ModelShape, engine: Engine, job: Job, logits: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Bytes of activations, with autocast's casts, at the loss and in backward of the last and of the first block."""
+    block = residual.block_bytes(shape, engine, job)
+    outside = residual.outside_bytes(shape, engine, job)
+    casts = residual.cast_bytes(shape, engine)
+    recomputed = job.recomputed
+    kept = (
+        recomputed * residual.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block if recomputed else block
+    )
+    # Autocast's 16-bit weights live as long as what is kept for backward; checkpointed blocks keep none, so that they
+    # go as forward ends, before the loss makes more of the logits than a cast.
+    until_loss = np.maximum(casts - (1 - 4 / residual.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    at_loss = shape.layers * kept + outside + until_loss
+    # A checkpointed block is computed again, beside its input, which all others still keep.
+    in_last = shape.layers * kept + outside + (recomputed * (block + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + block
+    return at_loss, in_last, in_first
 
 
 def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
