@@ -78,13 +78,16 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
         by_seed = decided.runs.of(arm, 1 if arm == "single" else WORLD_SIZE)
         if not by_seed:
             return "unknown", "unknown"
-        learned = format(statistics.mean(run.held_out[last][metric] for run in by_seed.values()), form)
+        mean = format(statistics.mean(run.held_out[last][metric] for run in by_seed.values()), form)
+        learned = mean if arm == strategy else f"as `{arm}`"
         if arm == control:
-            return learned, "the control" if strategy == control else f"as `{control}`, to the bit"
+            return learned, "the control" if strategy == control else f"as `{control}`, to the bit in one start"
         row, endpoint = arms[arm], decided.primary
-        low, mean, high = (f"{100 * value:+z.3f}" for value in (row.low, row.mean, row.high))
+        if arm != strategy:
+            return learned, f"as `{arm}`, to the bit in one start"
+        low, middle, high = (f"{100 * value:+z.3f}" for value in (row.low, row.mean, row.high))
         judged = f"within {100 * endpoint.margin:g} %" if row.equivalence == SAME else row.equivalence
-        return learned, f"{mean} % ({low} to {high}), {judged}{'' if arm == strategy else f', as `{arm}`'}"
+        return learned, f"{middle} % ({low} to {high}), {judged}"
 
     return cells
 

@@ -14,12 +14,15 @@ from study.compare import admitted, markdown, verdict
 from study.compare.admitted import Runs, Wanted
 from study.compare.verdict import SAME, Judged
 from study.compare.words import processes
+from study.files import parse_yaml
 from study.records import find as records
 from study.records.protocol import Endpoint, Protocol
 from study.running import studies
 from study.running.studies import Study
 
 MODELS = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
+DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # beside the protocols, whose text is what the runs bear
+ONE_START = 5  # times as far as the next: then a mean over starts tells of one of them
 
 
 class Table(NamedTuple):
@@ -107,6 +110,22 @@ def plain(decided: Decided) -> str:
     return (
         f"{first}. Single trainings moved by up to {_size(abs(_furthest(rows)[1]), endpoint)}, and plain ones whose "
         f"first weights differ in the last digit by up to {_size(float(np.abs(apart).max()), endpoint)}."
+        f"{_one_start(rows)}"
+    )
+
+
+def _one_start(rows: Sequence[Judged]) -> str:
+    """A sentence where all that is seen is one start's: what a mean and its interval cannot say."""
+    by_seed: dict[int, float] = {}
+    for row in rows:
+        for seed, difference in zip(row.seeds, row.differences, strict=True):
+            by_seed[seed] = max(by_seed.get(seed, 0.0), abs(float(difference)))
+    *others, largest = sorted(by_seed.values())
+    if largest < ONE_START * others[-1]:
+        return ""
+    return (
+        f" Nearly all of that is one start of {len(by_seed)}: in the others no training moved by more than "
+        f"{_size(others[-1], rows[0].endpoint)}. So larger shifts in rarer starts are not excluded."
     )
 
 
@@ -128,8 +147,8 @@ def answer(decided: Decided) -> str:
         else f"Of none was it shown that its runs are further from it {than}"
     )
     return (
-        f"{first}. The single run furthest from its control, by {_size(by, endpoint, True)}, is of {_arm(worst)}. "
-        f"{second}. All of it is of one body, one split and one set of held-out text."
+        f"{first}. The single run furthest from its control, by {_size(by, endpoint, True)}, is of {_arm(worst)}."
+        f"{_one_start(rows)} {second}. All of it is of one body, one split and one set of held-out text."
     )
 
 
@@ -202,11 +221,16 @@ def _of_endpoint(decided: Decided, endpoint: Endpoint) -> Table:
     planned = verdict.power(endpoint.planned_sd, endpoint.margin, _seeds(judged), protocol.significance)
     lowest = min(judged, key=lambda row: row.power)
     power = (
-        f"Power of the test for the margin, were there no difference: planned {planned:.2f} (spread "
-        f"{_size(endpoint.planned_sd, endpoint)}, from the pilot), reached at least {lowest.power:.2f} "
-        f"({_arm(lowest)}, spread {_size(float(lowest.differences.std(ddof=1)), endpoint)})."
+        f"Power of the test for the margin, were there no difference and were runs spread normally: planned "
+        f"{_power(planned)} (spread {_size(endpoint.planned_sd, endpoint)}, from the pilot), reached "
+        f"{_power(lowest.power)} at the least ({_arm(lowest)}, spread "
+        f"{_size(float(lowest.differences.std(ddof=1)), endpoint)})."
     )
     return Table(heading(endpoint), head, [_row(row, _seeds(judged)) for row in judged], [spread, power])
+
+
+def _power(power: float) -> str:
+    return "above 0.99" if power > 0.99 else f"{power:.2f}"
 
 
 def _row(row: Judged, seeds: int) -> list[str]:
@@ -248,18 +272,20 @@ def _target(runs: Runs, protocol: Protocol) -> Table:
 
 
 def basis(decided: Decided) -> list[str]:
-    """When, by which code and under which text the runs were made; what was left out; the pilot."""
+    """When, by which code and under which text the runs were made; what was left out; the pilot; what deviated."""
     runs, protocol, name = decided.runs, decided.protocol, decided.study.name
+    history = parse_yaml(DEVIATIONS.read_text()).get(name, {"committed": "nobody has noted which commit"})
     first, last = (choose(run.started_at for run in runs.taken) for choose in (min, max))
     commits = ", ".join(f"{commit[:10]} ({n})" for commit, n in Counter(run.commit for run in runs.taken).most_common())
     return [
         f"{len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
         f"Commits of the code that ran, and how many: {commits}.",
-        f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} and tagged `{name}`. Each of "
-        "these runs was begun under this text: its outcome has the file's digest.",
+        f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}, and "
+        f"tagged `{name}`. Each of these runs was begun under this text: its outcome has the file's digest.",
         "p of each endpoint are corrected for the number of arms (Holm), and not for the number of endpoints: the "
         "primary one decides.",
         f"Pilot, not among them: {protocol.pilot}",
         *(f"Left out by the protocol: {rule}" for rule in protocol.exclusions),
         *(f"Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),
+        *(f"Deviates from what was fixed: {deviation}" for deviation in history.get("deviations", ())),
     ]
