@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -16,10 +19,11 @@ from study import cli, config
 from study.claims import frozen, ledger, sample, say, verdicts
 from study.claims.ledger import Claim
 from study.claims.observed import Observed
-from study.claims.rules import arithmetic, memory, paper, record, speed, theory, trees
+from study.claims.rules import arithmetic, memory, others, paper, record, speed, theory, trees
 from study.claims.rules.cases import Case, prediction_of
 from study.errors import Refusal
 from study.running import studies
+from study.theory import measured_by_others
 
 PUBLISHED = ("hf-analysis", "zero3-blog", "a100-replication", "stages-analysis")
 
@@ -692,6 +696,123 @@ def test_a_source_with_sentences_has_all_claims_in_them(tmp_path):
     write(tmp_path, lambda claim, source: source.update({"sentences": [TOLD]}))
     with pytest.raises(Refusal, match="was_read: is missing; a source with sentences has it"):
         ledger.read(tmp_path)
+
+
+# ---------------------------------------------------------------- what others measured
+
+PUBLISHED_ROWS = measured_by_others.cases()
+BY_OTHERS = {
+    "type": "others", "quantity": "speed", "asks": "every", "grade": "A",
+    "of": {"engine": "ZeRO-3"}, "to": {"engine": "ZeRO-2"}, "differs": ["engine"],
+}  # fmt: skip
+
+
+def measured(engine: str, speed: float, grade: str = "A", family: str = "them", micro_batch: int = 2, **changes):
+    """One row that others might have published; `engine` is zero2 or zero3."""
+    real = next(case for case in PUBLISHED_ROWS if case.family == "LLaMA on A800" and case.grade == "B")
+    job = dataclasses.replace(real.job, micro_batch_size=micro_batch, gradient_accumulation_steps=1)
+    quantity = "tokens_per_second_per_gpu"
+    stage = dataclasses.replace(real.engine, zero_stage=int(engine[-1]))
+    row = dataclasses.replace(real, name=f"{engine} x {micro_batch}", family=family, grade=grade, quantity=quantity)
+    return dataclasses.replace(row, published=speed, engine=stage, job=job, **changes)
+
+
+@pytest.fixture
+def rows_of(monkeypatch, tmp_path):
+    """Decide the small claim, ZeRO-3 at least as fast as ZeRO-2, by rows of others."""
+
+    def decide(*rows, value=(1, 10), **changes):
+        monkeypatch.setattr(measured_by_others, "cases", lambda kind="times": list(rows))
+        content = {**BY_OTHERS, **changes}
+
+        def change(claim, source):
+            claim["rule"] = content
+            claim["expected"] = {"value": list(value), "unit": "times", "tolerance": {"exact": True}}
+
+        write(tmp_path, change)
+        return verdicts.decide_all(tmp_path)["small.speed.ratio"]
+
+    return decide
+
+
+def test_rows_of_others_decide_on_these_rows_alone(rows_of):
+    found = rows_of(measured("zero3", 1200), measured("zero2", 1000))
+    assert found.verdict == "measured by others to hold"
+    assert found.observed.value == pytest.approx(1.2)
+    assert "which agrees with 1 to 10 on these rows" in found.why
+    assert "measured by others, them, grade A: llama-2-7b in bf16, 8 x a100-80gb" in found.why  # its scope
+    assert found.evidence[-1].startswith("them: https://")  # where they stand, and what was assumed
+
+
+def test_a_verdict_flips_where_the_rows_say_otherwise(rows_of):
+    slow, fast = measured("zero3", 800), measured("zero2", 1000)
+    assert rows_of(slow, fast).verdict == "measured by others to fail"
+    assert rows_of(slow, fast, value=(0, 1)).verdict == "measured by others to hold"
+    assert rows_of(measured("zero3", 1020), fast).verdict == "open"  # a run's repeat may differ by as much
+
+
+def test_what_holds_always_fails_by_one_pair(rows_of):
+    rows = [measured("zero3", 1200), measured("zero2", 1000)]
+    against = [measured("zero3", 700, family="others"), measured("zero2", 1000, family="others")]
+    found = rows_of(*rows, *against)
+    assert found.verdict == "measured by others to fail"
+    assert "the worst of 2 pairs at 0.7 to 1.2" in found.why
+    assert rows_of(*rows, *against, value=(0, 1)).verdict == "measured by others to fail"  # by the other pair
+
+
+def test_what_is_possible_holds_by_one_pair_and_never_fails(rows_of):
+    rows = [measured("zero3", 1200), measured("zero2", 1000)]
+    against = [measured("zero3", 700, family="others"), measured("zero2", 1000, family="others")]
+    assert rows_of(*rows, *against, asks="one").verdict == "measured by others to hold"
+    assert rows_of(*against, asks="one").verdict == "open"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"family": "others"}, {"grade": "B"}, {"grade": "C"}, {"micro_batch": 4}, {"engine": "zero1"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_that_differ_in_more_than_is_asked_are_no_pair(rows_of, other):
+    with pytest.raises(Refusal, match="no two rows of grade A differ in engine alone"):
+        rows_of(measured("zero3", 1200), measured(**{"engine": "zero2", "speed": 1000, **other}))
+
+
+def test_grade_c_decides_nothing(rows_of):
+    with pytest.raises(Refusal, match=r"rule\.others\.grade: 'C'"):
+        rows_of(measured("zero3", 1200), measured("zero2", 1000), grade="C")
+    found = rows_of(measured("zero3", 1200, grade="B"), measured("zero2", 1000), grade="B")
+    assert found.verdict == "measured by others to hold"
+    assert "them, grade B: zero3" in found.evidence[0]
+
+
+def test_whether_it_fits_is_what_a_row_says(monkeypatch):
+    rule = others.ByOthers.model_validate(
+        {
+            "type": "others",
+            "quantity": "fits",
+            "asks": "every",
+            "grade": "B",
+            "of": {"model": "gpt2-xl", "engine": "DDP"},
+        }
+    )
+    real = next(case for case in measured_by_others.cases("memory") if case.quantity == "fits" and case.grade == "B")
+    rows = [dataclasses.replace(real, published=False), dataclasses.replace(real, published=True)]
+    for listed, expected in ((rows[:1], (False, False)), (rows[1:], (True, True)), (rows, (False, True))):
+        monkeypatch.setattr(measured_by_others, "cases", lambda kind="times", listed=listed: listed)
+        assert others.observe(rule, None).interval == expected
+    monkeypatch.setattr(measured_by_others, "cases", lambda kind="times": [])
+    with pytest.raises(ValueError, match="no row of grade AB"):
+        others.observe(rule, None)
+
+
+def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
+    rows = [case for case in measured_by_others.cases() if case.grade != "C"]
+    pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if a.family == b.family and not others._differ(a, b)]
+    apart = [abs(math.log(a.published / b.published)) for a, b in pairs if a.quantity == b.quantity]
+    assert len(apart) >= 6
+    assert 0.01 < max(apart) < others.REPEAT
 
 
 # ---------------------------------------------------------------- freezing

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from study.claims.rules import arithmetic, execution, record, theory
 from study.claims.rules.execution import Execution, Text
+from study.claims.rules.others import ByOthers
 from study.errors import Refusal, refusing
 from study.files import Written, read_yaml
 
@@ -149,6 +150,9 @@ class Undecidable(Written):
     needs: Literal["hardware", "source"] = "hardware"  # source: it does not say enough, or lacks what it promises
 
 
+Rule = Arithmetic | Theory | OfRecords | ByOthers | Execution | Undecidable
+
+
 class Claim(Written):
     """One statement of a source."""
 
@@ -158,7 +162,7 @@ class Claim(Written):
     kind: Kind
     conditions: Text
     expected: Expected
-    rule: Annotated[Arithmetic | Theory | OfRecords | Execution | Undecidable, Field(discriminator="type")]
+    rule: Annotated[Rule, Field(discriminator="type")]
     note: str
 
     @model_validator(mode="after")
@@ -166,6 +170,12 @@ class Claim(Written):
         words = [word for word in self.phrase.split() if re.search(r"\w", word)]
         if len(words) > LONGEST_PHRASE:
             raise ValueError(f"phrase: {len(words)} words, of which {LONGEST_PHRASE} may be quoted; shorten it")
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_quantity(self) -> Claim:
+        if isinstance(self.rule, ByOthers) and isinstance(self.expected.value, bool) != (self.rule.quantity == "fits"):
+            raise ValueError(f"expected.value {self.expected.value!r}: rows of {self.rule.quantity} say another kind")
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ RULES = {
     "arithmetic": "the source's own numbers, or those of what it cites",
     "theory": "the models of memory, communication and time",
     "record": "committed records of runs, on a CPU",
+    "others": "rows that others published, of runs on their machines",
     "execution": "its lines, given to today's engine",
     "undecidable": "not here: it takes hardware that we lack",
 }
@@ -24,6 +25,7 @@ RULES = {
 THREE = (("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"))
 # Verdicts by what stands behind them, the strongest first, as a sentence counts them.
 RUN = ("record", "execution")
+UNRUN = ("theory", "arithmetic", "cited")
 
 
 class Decided(NamedTuple):
@@ -192,13 +194,16 @@ def rested(told: Sequence[Told]) -> str:
     """Say what was run for them: that a source agrees with itself is no evidence."""
     counts = Counter(one.word for one in told)
 
-    def sum_of(words: dict[str, str], ran: bool) -> int:
-        return sum(counts[word] for by, word in words.items() if (by in RUN) is ran)
+    def sum_of(words: dict[str, str], by: tuple[str, ...]) -> int:
+        return sum(counts[words[kind]] for kind in by)
 
+    measured = [counts[words["others"]] for words in (HOLDS, FAILS)]
+    of_others = "{} hold and {} fail by what others measured; ".format(*measured)
     return (
-        f"Of {len(told)} sentences, {sum_of(HOLDS, True)} are reproduced by runs here or work as printed, and "
-        f"{sum_of(FAILS, True)} are contradicted by runs here or by today's engine; {sum_of(HOLDS, False)} hold and "
-        f"{sum_of(FAILS, False)} fail by theory, by what is cited or by the source's own numbers, without a run; "
+        f"Of {len(told)} sentences, {sum_of(HOLDS, RUN)} are reproduced by runs here or work as printed, and "
+        f"{sum_of(FAILS, RUN)} are contradicted by runs here or by today's engine; {of_others if any(measured) else ''}"
+        f"{sum_of(HOLDS, UNRUN)} hold and "
+        f"{sum_of(FAILS, UNRUN)} fail by theory, by what is cited or by the source's own numbers, without a run; "
         f"{counts[verdicts.OPEN]} were tried and stay open; {counts[verdicts.NEEDS]} take hardware that we lack, and "
         f"{counts[verdicts.NEEDS_SOURCE]} what the source does not say."
     )

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from study.claims import ledger
-from study.claims.ledger import Arithmetic, Claim, Execution, Held, OfRecords, Source, Theory, Undecidable
+from study.claims.ledger import Arithmetic, ByOthers, Claim, Execution, Held, OfRecords, Source, Theory, Undecidable
 from study.claims.observed import Observed
-from study.claims.rules import arithmetic, execution, record, theory
+from study.claims.rules import arithmetic, execution, others, record, theory
 from study.errors import Refusal, describe, refusing
 from study.files import load, write_json
 
@@ -24,6 +24,7 @@ SAME = 1e-4  # relative; observed values that differ by less are the same on ano
 HOLDS = {
     "record": "reproduced",
     "execution": "works as printed",
+    "others": "measured by others to hold",
     "theory": "predicted to hold",
     "arithmetic": "adds up",
     "cited": "matches what it cites",
@@ -31,6 +32,7 @@ HOLDS = {
 FAILS = {
     "record": "contradicted by runs",
     "execution": "contradicted by today's engine",
+    "others": "measured by others to fail",
     "theory": "contradicted by theory",
     "arithmetic": "contradicts itself",
     "cited": "contradicts what it cites",
@@ -40,12 +42,15 @@ WORDS = (*HOLDS.values(), *FAILS.values(), OPEN, NEEDS, NEEDS_SOURCE)
 MEANINGS = {
     "reproduced": "our own runs agree, of small models on a CPU; the evidence names them.",
     "works as printed": "today's engine was given the lines, and does with them what the source says.",
+    "measured by others to hold": "rows that others published agree, of their machines. Nothing was run here, and it "
+    "is said of these rows alone: the verdict names source, grade, machine and the worst pair.",
     "predicted to hold": "the models of memory, messages and time agree, and nothing was run.",
     "adds up": "the source's own numbers agree with one another. That is no evidence of a run.",
     "matches what it cites": "it says what the papers say that it cites, or what their formulas give.",
     "contradicted by runs": "our own runs leave it out, of small models on a CPU.",
     "contradicted by today's engine": "today's engine was given the lines, and does something else with them; "
     "older ones were not asked.",
+    "measured by others to fail": "a row that others published leaves it out, of their machines; nothing was run here.",
     "contradicted by theory": "the models of memory, messages and time leave it out, and nothing was run.",
     "contradicts itself": "the source's own numbers leave it out.",
     "contradicts what it cites": "what it cites says something else.",
@@ -61,7 +66,12 @@ def holds(word: str) -> Held:
 
 
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
-WHO: dict[type, str] = {Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records"}
+WHO: dict[type, str] = {
+    Arithmetic: "arithmetic",
+    Execution: "today's engine",
+    OfRecords: "records",
+    ByOthers: "rows of others",
+}
 
 
 class Seen(BaseModel):
@@ -106,11 +116,15 @@ def decide(source: Source, claim: Claim) -> Verdict:
         observed = arithmetic.observe(rule.formula, source.numbers)
     elif isinstance(rule, Execution):
         observed = execution.observe(claim.id, rule)
+    elif isinstance(rule, ByOthers):
+        observed = others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
     else:
         functions = record.FUNCTIONS if isinstance(rule, OfRecords) else theory.FUNCTIONS
         observed = functions[rule.function](**rule.arguments)
     seen = _seen(observed, claim)
     agrees = _holds(seen, claim)
+    if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
+        agrees = None  # that nobody measured such a case leaves none out
     by = decided_by(source, claim)
     word = OPEN if agrees is None else HOLDS[by] if agrees else FAILS[by]
     why = _why(claim, seen, agrees)
@@ -170,7 +184,8 @@ def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
     if isinstance(seen.value, str):
         return _why_word(claim, seen, holds)
     if isinstance(expected.value, bool):
-        said = f"{unit}: {who} say{_s(who)} {_yes(seen.value)}, the source {_yes(expected.value)}"
+        how = f" ({seen.told})" if seen.told else ""
+        said = f"{unit}: {who} say{_s(who)} {_yes(seen.value)}{how}, the source {_yes(expected.value)}"
         return f"{said}." if holds is not None else f"{said}, but the amounts are too near one another to be sure."
     between = ""
     if seen.low is not None and _number(seen.low) != _number(seen.high):
@@ -180,7 +195,7 @@ def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
     if holds is None:
         judged = f"which neither agrees with nor leaves out {wanted}"
     elif holds:
-        judged = f"which agrees with {wanted}"
+        judged = f"which agrees with {wanted}" + (" on these rows" if isinstance(claim.rule, ByOthers) else "")
     else:
         judged = f"where the source has {wanted}"
     return f"{unit}: {who} give{_s(who)} {_number(seen.value)}{between}, {judged}."

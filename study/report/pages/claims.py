@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 from urllib.parse import urlencode
 
 from study.claims import frozen, ledger, sample, say
-from study.claims.ledger import Arithmetic, Claim, Execution, Source, Undecidable
+from study.claims.ledger import Arithmetic, ByOthers, Claim, Execution, Rule, Source, Undecidable
 from study.claims.say import RULES, THREE, Decided, Told
 from study.claims.verdicts import MEANINGS, WORDS, Seen, holds
 from study.report import markup
@@ -295,14 +295,21 @@ def _value(value: bool | float | str) -> str:
     return f"{value:,.6g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
 
 
-def _rule(rule: ledger.Arithmetic | ledger.Theory | ledger.OfRecords | Execution | Undecidable) -> str:
+def _rule(rule: Rule) -> str:
     match rule:
         case Arithmetic() | Undecidable():  # whose formula is in the evidence, and whose box is what would decide it
             return rule.type
         case Execution():
             return f"{rule.type} ({rule.through}){markup.code_block([rule.snippet])}"
-    arguments = ", ".join(f"{name}={value!r}" for name, value in rule.arguments.items())
-    return f"{rule.type}: <code>{html.escape(f'{rule.function}({arguments})', quote=False)}</code>"
+        case ByOthers():
+            asked = rule.model_dump(exclude={"type", "quantity"}, exclude_none=True, exclude_defaults=True)
+            return _called(rule.type, rule.quantity, asked)
+    return _called(rule.type, rule.function, rule.arguments)
+
+
+def _called(kind: str, function: str, given: Mapping[str, object]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"{kind}: <code>{html.escape(f'{function}({arguments})', quote=False)}</code>"
 
 
 def _decider(rule: Undecidable) -> str:
