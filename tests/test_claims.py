@@ -815,6 +815,32 @@ def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     assert 0.01 < max(apart) < others.REPEAT
 
 
+def test_what_others_measured_is_in_no_count_of_runs_or_predictions(now):
+    for name in (name for name, verdict in now.items() if "measured by others" in verdict.verdict):
+        told = [say.Told("a", None, [say.Decided("a", next_claim(name), now[name])])]
+        said = say.rested(told)
+        assert "0 are reproduced by runs here" in said
+        assert "1 hold and 0 fail by what others measured; " in said
+        assert "; 0 hold and 0 fail by theory" in said
+
+
+def next_claim(name: str) -> Claim:
+    return next(claim for source in ledger.read() for claim in source.claims if claim.id == name)
+
+
+def test_a_reading_by_others_has_the_expectation_of_the_one_before(sources):
+    claims = {claim.id: claim for source in sources for claim in source.claims}
+    readings = {name: claim for name, claim in claims.items() if isinstance(claim.rule, ledger.ByOthers)}
+    assert len(readings) == 6
+    for name, claim in readings.items():
+        before = claims[name.removesuffix(".others")]
+        assert (claim.phrase, claim.expected.value, claim.expected.tolerance) == (
+            before.phrase,
+            before.expected.value,
+            before.expected.tolerance,
+        )
+
+
 # ---------------------------------------------------------------- freezing
 
 
