@@ -54,3 +54,14 @@ def test_every_row_says_what_can_be_checked():
 def test_offload_is_held_against_states_on_the_gpu_of_the_same_source():
     text = text_of(page.offloaded())
     assert text.count("on the host") >= 6
+
+
+def test_what_theory_leaves_out_of_a_wide_split_follows_from_the_rows():
+    text = text_of(page.split_over_all()).replace("\N{NO-BREAK SPACE}", " ")
+    whole, within = ({row.num_gpus: row for row in page._split()[name]} for name in ("ZeRO-1", "ZeRO-1 within nodes"))
+    assert f"{whole[512].seconds - within[512].seconds:.1f} s on 512" in text
+    assert max(whole) == 1024
+    short = 1 - whole[1024].predicted.total / whole[1024].seconds
+    assert f"{100 * short:.0f} % on 1,024" in text
+    assert short > 0.2  # or there is nothing to say
+    assert "nobody printed" in text  # what one message costs

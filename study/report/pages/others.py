@@ -46,12 +46,45 @@ def data_parallel() -> Figure:
 
 def states_split() -> Figure:
     """ZeRO-1 over all GPUs, and within a node."""
+    series = _split()
+    what = "A model of 7 billion parameters on A100, four micro steps, 400 Gbit/s between nodes, by InternEvo."
+    return figures.scaling("others-zero1", what, series)
+
+
+def _split() -> dict[str, list[Told]]:
+    """InternEvo's rows of four micro steps, by how far the states are split."""
     series: dict[str, list[Told]] = {}
     for row in others.told("InternEvo"):
         if not row.case.job.activation_checkpointing and row.case.job.gradient_accumulation_steps == 4:
             series.setdefault(others.engine_words(row.case), []).append(row)
-    what = "A model of 7 billion parameters on A100, four micro steps, 400 Gbit/s between nodes, by InternEvo."
-    return figures.scaling("others-zero1", what, series)
+    return series
+
+
+def split_over_all() -> Html:
+    """Say what theory leaves out where states are split over many GPUs, as far as the rows show it."""
+    series = _split()
+    whole, within = ({row.num_gpus: row for row in series[name]} for name in ("ZeRO-1", "ZeRO-1 within nodes"))
+    few, many = (sorted(count for count in whole if count in within)[at] for at in (0, -1))
+    most = max(whole)
+
+    def longer(count: int) -> tuple[float, float]:
+        one, other = whole[count], within[count]
+        return one.seconds - other.seconds, float(one.predicted.total) - float(other.predicted.total)
+
+    def too_short(row: Told) -> str:
+        return percent(1 - float(row.predicted.total) / row.seconds)
+
+    (seen_few, told_few), (seen_many, told_many) = longer(few), longer(many)
+    return Html(
+        markup.paragraphs(
+            f"Split over all GPUs, a step took {seen_few:.1f} s longer than within nodes on {few} GPUs and "
+            f"{seen_many:.1f} s on {many}; predicted are {told_few:.1f} s and {told_many:.1f} s, so that a step is "
+            f"predicted {too_short(whole[many])} too short on {many} and {too_short(whole[most])} on {most:,}. "
+            "InternEvo's program hands updated parameters back by a broadcast from each rank that owns some, with "
+            "nothing beside them; theory counts one all-gather of the same bytes. So what it seems to leave out is the "
+            "number of messages, which grows with the GPUs. What one of them costs on that network nobody printed."
+        )
+    )
 
 
 def sharded_memory() -> Figure:
