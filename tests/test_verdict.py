@@ -164,6 +164,8 @@ def test_what_trains_the_same_is_shown_once():
         ("ddp", "fsdp2"): False
     }
     assert verdict.same_weights(study(), protocol()) == {("ddp", "fsdp2"): None}
+    assert verdict.arms_of_same(same, protocol()) == {"fsdp2": "ddp"}
+    assert not verdict.arms_of_same(study(), protocol())
     assert {row.strategy for row in verdict.judge(same, protocol(), "ddp")} == {"zero3"}
 
 

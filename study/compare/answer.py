@@ -71,7 +71,7 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
     control, last = decided.study.control, max(endpoint.step for endpoint in decided.protocol.endpoints)
     arms = {row.strategy: row for row in decided.on(decided.primary) if row.world_size == WORLD_SIZE}
     arms |= {row.strategy: row for row in decided.on(decided.primary) if row.strategy == "single"}
-    same = {other: arm for (arm, other), shown in verdict.same_weights(decided.runs, decided.protocol).items() if shown}
+    same = verdict.arms_of_same(decided.runs, decided.protocol)
 
     def cells(strategy: str) -> tuple[str, str]:
         arm = same.get(strategy, strategy)

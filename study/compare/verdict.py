@@ -209,3 +209,8 @@ def same_weights(runs: Runs, protocol: Protocol) -> dict[tuple[str, str], bool |
             ]
             found[arm, other] = all(shown) if shown else None
     return found
+
+
+def arms_of_same(runs: Runs, protocol: Protocol) -> dict[str, str]:
+    """The arm whose runs tell of a strategy that was shown to end with its weights to the bit, by strategy."""
+    return {other: arm for (arm, other), shown in same_weights(runs, protocol).items() if shown}

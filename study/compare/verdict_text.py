@@ -62,9 +62,15 @@ class Decided(NamedTuple):
 def decide(folders: Sequence[Path], study: Study) -> Decided:
     """Judge a study that has a protocol. Raises Refusal where the runs do not let the protocol's tests be made."""
     assert study.protocol is not None
-    wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
-    runs = admitted.read(folders, wanted, study.protocol, study.name, study.sha256)
+    runs = admit(folders, study)
     return Decided(study, runs, verdict.judge(runs, study.protocol, study.control), study.protocol)
+
+
+def admit(folders: Sequence[Path], study: Study) -> Runs:
+    """Take the runs that the protocol of a study lets in. Raises Refusal as `admitted.read`."""
+    assert study.protocol is not None
+    wanted = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
+    return admitted.read(folders, wanted, study.protocol, study.name, study.sha256)
 
 
 def decided_in(folders: Sequence[Path], own: str = "") -> list[Decided]:

@@ -79,30 +79,27 @@ def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
 
 @lru_cache(maxsize=2)
 def _table(workload: str) -> pd.DataFrame:
-    """The runs of a workload's study; of one that was fixed in advance without its neighbours, which are no controls.
+    """The runs of a workload's study; of one fixed in advance those of its arms alone: neighbours are no controls.
 
-    There a strategy that trains what an arm trains to the bit, shown once, is told by the arm's runs.
+    An arm's runs stand for every strategy that was shown to end with its weights.
     """
     import pandas as pd
 
-    from study.compare import table
+    from study.compare import table, verdict, verdict_text
 
     if workload not in LEARNED:
         raise ValueError(f"workload {workload!r}: must be one of {', '.join(LEARNED)}")
-    runs = table.read([RECORDS / LEARNED[workload]])
-    protocol = studies.find(LEARNED[workload]).protocol
-    if protocol is None:
+    folder, chosen = RECORDS / LEARNED[workload], studies.find(LEARNED[workload])
+    runs = table.read([folder])
+    if chosen.protocol is None:
         return runs
-    labelled = runs["run_id"].str.endswith(tuple(f"-{label}" for label in (*protocol.neighbours, protocol.once)))
-    arms, once = runs[~labelled], runs[runs["run_id"].str.endswith(f"-{protocol.once}")]
-    told = [arms]
-    for arm, others in protocol.same_as.items():
-        of_arm = arms[(arms["strategy"] == arm) & (arms["world_size"] == WORLD_SIZE)]
-        for other in others:
-            shown = once[once["strategy"] == other]
-            if len(shown) and set(shown["final_sha256"]) <= set(of_arm["final_sha256"]):
-                told.append(of_arm.assign(strategy=other))
-    return pd.concat(told, ignore_index=True)
+    admitted = verdict_text.admit([folder], chosen)
+    arms = runs[runs["run_id"].isin([run.run_id for run in admitted.taken if not run.label])]
+    told = [
+        arms[(arms["strategy"] == arm) & (arms["world_size"] == WORLD_SIZE)].assign(strategy=other)
+        for other, arm in verdict.arms_of_same(admitted, chosen.protocol).items()
+    ]
+    return pd.concat([arms, *told], ignore_index=True)
 
 
 def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, metric: str) -> Observed:
