@@ -545,7 +545,7 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
     if as_grid:
         if study or gpu or num_gpus:
             raise Refusal("--grid answers for models and boxes of its own; leave the study, --gpu and --gpus out")
-        for path in grid.write(output / "planned"):
+        for path in grid.write(output / grid.PLACE.name):
             print(path)
         return
     if study is None:

@@ -10,7 +10,7 @@ from launching import ROOT
 from study import cli, planner
 from study.planner import grid
 
-FOLDER = ROOT / "reports" / "predicted" / "planned"
+FOLDER = ROOT / "reports" / grid.PLACE
 SOME = list(grid.asked_for())[::37]
 
 

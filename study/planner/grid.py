@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from study import files
@@ -17,6 +17,7 @@ from study.errors import Refusal
 from study.planner.asked import Asked
 from study.planner.choose import Option, advise
 
+PLACE = PurePosixPath("predicted/planned")  # of the answers, below the site of which the page is one
 MODELS = ("bert-large", "gpt2", "gpt2-xl", "qwen2.5-1.5b", "gpt-j-6b", "llama-3-8b", "llama-2-13b", "llama-3-70b")
 GPUS = ("t4", "v100-32gb", "l4", "a100-40gb", "a100-80gb", "h100-sxm", "b200")
 COUNTS = (1, 2, 4, 8, 16, 64)

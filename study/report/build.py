@@ -15,6 +15,7 @@ from study.claims import ledger
 from study.compare import verdict_text
 from study.errors import Refusal
 from study.files import ROOT
+from study.planner import grid
 from study.report import colab, index, markup, notebook
 from study.report.shell import STYLE, Frame, Page
 from study.running import studies
@@ -46,8 +47,6 @@ SITE_PAGES = {
 
 PAGES = REPORT_PAGES | SITE_PAGES
 OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
-
-PLANNED = "predicted/planned"  # the answers that the planner's page loads, below a site
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
 OF_TIMES = ("summary", "runtime", "single_vs_multi")  # those that may take times from other records
@@ -134,9 +133,9 @@ def build_site(output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
     parameters |= {name: {"source": name} for name in article_pages()}
     _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output)
-    planned = ROOT / "reports" / PLANNED
-    if planned.is_dir() and planned.resolve() != (output / PLANNED).resolve():
-        shutil.copytree(planned, output / PLANNED, dirs_exist_ok=True)
+    planned, copied = (reports / grid.PLACE for reports in (ROOT / "reports", output))
+    if planned.is_dir() and planned.resolve() != copied.resolve():
+        shutil.copytree(planned, copied, dirs_exist_ok=True)
     write_index(output)
     return first
 

@@ -9,12 +9,10 @@ from study.planner import grid
 from study.report import markup
 from study.report.markup import Html
 
-PLACE = "predicted/planned"  # below the site, of which this is one page
-
 
 def played() -> Html:
     """The form and the place of its answer; hidden where no script runs."""
-    sizes = [path.stat().st_size for path in (ROOT / "reports" / PLACE).glob("*.js")]
+    sizes = [path.stat().st_size for path in (ROOT / "reports" / grid.PLACE).glob("*.js")]
     size = f" A model's answers are a file of at most {max(sizes, default=0) / 1000:.0f} kB, loaded when it is chosen."
     networks = [("" if rate is None else rate, _network(rate)) for rate in grid.NETWORKS]
     fields = [
@@ -26,7 +24,7 @@ def played() -> Html:
         _field("network", "Between nodes", networks, ""),
     ]
     return Html(
-        f'<form id="asked" class="filters" data-folder="{PLACE}" hidden>\n'
+        f'<form id="asked" class="filters" data-folder="{grid.PLACE}" hidden>\n'
         + "\n".join(fields)
         + "\n<button>Answer</button>\n</form>\n"
         '<div id="answered" aria-live="polite"></div>\n'
