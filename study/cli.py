@@ -18,6 +18,7 @@ from study import config
 from study.errors import Refusal, describe_usage
 from study.files import require_clone
 from study.strategy import file
+from study.theory import case
 
 # The tables of `zero-study compare`, by the module of study.compare that makes each.
 VIEWS = {
@@ -439,17 +440,17 @@ def _merge(packed: Path, records: Path) -> None:
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
 @click.option(
     "--precision",
-    type=click.Choice((*get_args(config.Precision), "pure-bf16", "tf32", "fp8")),
+    type=click.Choice(get_args(case.Precision)),
     help="[default: bf16 where the GPU has it, else fp16]",
 )
 @click.option(
     "--activation-checkpointing",
-    type=click.Choice(("full", "selective", "none")),
+    type=click.Choice(get_args(case.Checkpointing)),
     help="recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
 )
 @click.option(
     "--kernels",
-    type=click.Choice(("fused", "transformers")),
+    type=click.Choice(get_args(case.Kernels)),
     default="fused",
     show_default=True,
     help="norms, activation functions and loss in one each, or composed as transformers has them",
@@ -457,7 +458,7 @@ def _merge(packed: Path, records: Path) -> None:
 @click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
 @click.option(
     "--attention",
-    type=click.Choice(("sdpa", "eager", "flash-1")),
+    type=click.Choice(get_args(case.Attention)),
     default="sdpa",
     show_default=True,
     help="PyTorch's (FlashAttention-2), operators, or FlashAttention as of 2022",
@@ -465,19 +466,19 @@ def _merge(packed: Path, records: Path) -> None:
 @click.option("--dropout", is_flag=True, help="with dropout")
 @click.option(
     "--loss-kernel",
-    type=click.Choice(("eager", "upcast", "fused", "chunked")),
+    type=click.Choice(get_args(case.LossKernel)),
     help="fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
 )
 @click.option(
     "--optimizer",
-    type=click.Choice(("adamw", "adamw-8bit", "lamb", "muon", "adafactor", "sgd")),
+    type=click.Choice(get_args(case.Optimizer)),
     default="adamw",
     show_default=True,
     help="whose states are kept; sgd: without momentum",
 )
 @click.option(
     "--optimizer-kernel",
-    type=click.Choice(("fused", "foreach", "loop")),
+    type=click.Choice(get_args(case.OptimizerKernel)),
     default="fused",
     show_default=True,
     help="foreach, PyTorch's default, takes one more copy of what is updated",

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
         "benchmarks claims compare config doctor errors files one_gpu planner preflight published records report run "
-        "running strategy tracing training"
+        "running strategy theory tracing training"
     ),
     "__main__": "cli errors",
 }

@@ -12,13 +12,9 @@ from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
 from study.theory import hardware, shapes
-from study.theory.case import Job, LossKernel, Optimizer, OptimizerKernel, Precision
+from study.theory.case import Attention, Checkpointing, Job, Kernels, LossKernel, Optimizer, OptimizerKernel, Precision
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
-
-Kernels = Literal["transformers", "fused"]
-Attention = Literal["sdpa", "eager", "flash-1"]
-Checkpointing = Literal["full", "selective", "none"]
 
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective"]] = {"full": True, "selective": "selective", "none": False}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:  # the command line lists what these types allow, and does without numpy's import
+    import numpy as np
 
 # Of one configuration a number, of a grid an array of numbers; arrays of one expression must broadcast.
-Numbers = int | float | np.ndarray
+Numbers: TypeAlias = "int | float | np.ndarray"
 
 Device = Literal["none", "cpu", "nvme"]
 Precision = Literal["fp32", "tf32", "bf16-autocast", "fp16-autocast", "bf16", "fp16", "pure-bf16", "fp8"]
@@ -19,6 +20,12 @@ OptimizerKernel = Literal["fused", "foreach", "loop"]
 # What becomes of the logits: transformers casts them to fp32, and its loss keeps copies; the same cast, and a loss
 # that puts the gradient in their place; no cast either; and never all of them at once (fused with the output layer).
 LossKernel = Literal["eager", "upcast", "fused", "chunked"]
+# transformers: its own modules, composed of PyTorch's operators, logits in fp32. fused: activation functions, norms and
+# the loss in one kernel each, as LLM Foundry and Megatron have them.
+Kernels = Literal["fused", "transformers"]
+# sdpa: PyTorch's, FlashAttention-2; flash-1: its first version, as of 2022, in Triton too; eager: operators.
+Attention = Literal["sdpa", "eager", "flash-1"]
+Checkpointing = Literal["full", "selective", "none"]  # as one asks for it
 
 
 @dataclass(frozen=True)
@@ -80,17 +87,16 @@ class Job:
     gradient_accumulation_steps: Numbers = 1
     # Of every transformer block; selective: of every second, or every second product of each, which comes to the same.
     activation_checkpointing: bool | Literal["selective"] = False
-    # sdpa: PyTorch's, FlashAttention-2; flash-1: its first version, as of 2022, in Triton too; eager: operators.
-    attention: Literal["sdpa", "eager", "flash-1"] = "sdpa"
+    attention: Attention = "sdpa"
     dropout: bool = False
-    # transformers: its own modules, composed of PyTorch's operators, logits in fp32. fused: activation functions, norms
-    # and the loss in one kernel each, as LLM Foundry and Megatron have them.
-    kernels: Literal["transformers", "fused"] = "transformers"
+    kernels: Kernels = "transformers"
     compiled: bool = False  # torch.compile, which fuses what transformers composes
     loss_kernel: LossKernel | None = None  # None: as the other kernels are
     device: Literal["cpu", "gpu"] = "gpu"
 
     def __post_init__(self) -> None:
+        import numpy as np
+
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             if isinstance(value := getattr(self, name), np.ndarray):  # whose integers overflow
                 object.__setattr__(self, name, value.astype(float))
