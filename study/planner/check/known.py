@@ -15,7 +15,7 @@ from study.planner.check.table import Row, short
 from study.theory import hardware, shapes
 from study.theory.case import Precision
 from study.theory.hardware import Gpu
-from study.theory.model_states import Parts, paper_bytes_per_parameter
+from study.theory.model_states import MOMENTS_BYTES, STATE_SHARE, Parts, paper_bytes_per_parameter
 from study.theory.shapes import ModelShape
 
 SAME_PARAMS = 0.01  # relative; heads and padded vocabularies differ by less
@@ -46,10 +46,14 @@ _IN_16_BITS = ("mixed", "amp", "autocast", "master", "16")
 _FULL_CHECKPOINTING = {"full", "true", "yes", "1"}
 _NO_CHECKPOINTING = {"none", "no", "false", "0"}
 
-# Bytes of states per parameter in fp32, the least and the most, beside parameters and masters.
-OPTIMIZERS: dict[str, tuple[int, int]] = {
-    "adamw": (8, 8), "adam": (8, 8), "lamb": (8, 8), "muon": (4, 8), "lion": (4, 4), "adafactor": (0, 4), "sgd": (0, 4),
-}  # fmt: skip
+# Bytes of states per parameter in fp32, beside parameters and masters: the least as theory counts them, the most both
+# of Adam's moments, or the one that some may have. Lion, which theory does not know, has one.
+_MOST = {"adafactor": 4.0, "sgd": 4.0}
+OPTIMIZERS: dict[str, tuple[float, float]] = {
+    **{name: (share * MOMENTS_BYTES, _MOST.get(name, MOMENTS_BYTES)) for name, share in STATE_SHARE.items()},
+    "lion": (4, 4),
+}
+OPTIMIZERS["adam"] = OPTIMIZERS["adamw"]
 ADAM = ("adam", "adamw", "lamb")
 
 
