@@ -128,6 +128,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
         (["--model", "x" * 5000, "--gpu", "l4", "--gpus", "1"], "unknown model 'x"),
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
         ([*CASE, "--write", "/proc/x.yaml"], "--write /proc/x.yaml: "),
+        ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read it as JSON"),
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
     ],
 )
@@ -206,6 +207,12 @@ def test_one_process_sends_nothing(capsys):
 def test_a_strategy_of_one_process_has_one_gpu(capsys):
     found = told(capsys, "--model", "llama-2-7b", "--gpu", "l4", "--strategy", "single")
     assert found["fewest_gpus"] == [{"strategy": "single", "num_gpus": None, "free_bytes_per_gpu": None}]
+
+
+@pytest.mark.parametrize(("strategy", "least"), [("fsdp2_hybrid", 4), ("zero3_hpz", 2)])
+def test_groups_of_ranks_are_asked_from_the_fewest_that_they_can_be(capsys, strategy, least):
+    (found,) = told(capsys, "--model", "gpt2", "--gpu", "l4", "--strategy", strategy)["fewest_gpus"]
+    assert (found["strategy"], found["num_gpus"]) == (strategy, least)
 
 
 def test_nothing_is_written_where_nothing_fits(tmp_path):

@@ -224,8 +224,23 @@ def test_rows_of_another_model_are_refused(tmp_path):
     path.write_text(f"{head}\n{first.replace('124131840', '124131841')}\n")
     with pytest.raises(ValueError, match=r"num_params 124131841: mpt-125m has 124131840, in .*rows.csv, line 2"):
         measured_by_others.throughput_rows(path)
-    path.write_text(f"{head}\n{first.replace('a100_40gb', 'a100_41gb')}\n")
-    with pytest.raises(ValueError, match=r"'a100_41gb': not known, or a column that is missing, in .*line 2"):
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("a100_40gb", "a100_41gb", "'a100_41gb': not known, or a column that is missing, in .*, line 2"),
+        (",104,", ",many,", "int.*'many', in .*, line 2"),
+        (",104,", ",0,", "the length, the batch and the speed must be above 0, in .*, line 2"),
+        (",104,", "\n104,", "int.*'', in .*, line 2"),
+        ("125m", "\udcff", "'utf-8' codec can't decode .*, in .*rows.csv"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_refused_with_their_line(tmp_path, old, new, expected):
+    head, first = measured_by_others.THROUGHPUT.read_text().splitlines()[:2]
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{head}\n{first.replace(old, new)}\n", errors="surrogateescape")
+    with pytest.raises(ValueError, match=expected):
         measured_by_others.throughput_rows(path)
 
 

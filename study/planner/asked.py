@@ -112,10 +112,9 @@ class Asked:
         shipped = map(file.read_by_name, file.names())
         return [chosen for chosen in shipped if chosen.could_run(num_gpus) and _makes_sense(chosen, num_gpus)]
 
-    @property
-    def takes_one_process(self) -> bool:
-        """Whether the one strategy that is asked for runs a single process."""
-        return self.strategy is not None and self.strategies(1)[0].distributed_type == "NO"
+    def could_run(self, num_gpus: int) -> bool:
+        """Whether what is asked for trains on this many GPUs; without a strategy some does on any number."""
+        return self.strategy is None or file.read_by_name(self.strategy).could_run(num_gpus)
 
     def batch(self) -> tuple[int, int | None, int | None]:
         """Sequences per GPU and step; micro batch and accumulation where they are given. Refuses to round."""

@@ -170,9 +170,12 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
     """Find the fewest GPUs, a power of two, by strategy, with one sequence a GPU and checkpointed unless refused."""
     shape, asked, notes = find_model(model, asked)
     job = _smallest_job(asked, "--gpus")
+    counts = [count for count in GPU_COUNTS if asked.could_run(count)]
+    if not counts:
+        raise Refusal(f"--strategy {asked.strategy}: runs on no power of two up to {GPU_COUNTS[-1]}; add --gpus")
     fewest: dict[str, tuple[int, float] | None] = {}
-    for num_gpus in GPU_COUNTS:
-        for chosen in [] if num_gpus > 1 and asked.takes_one_process else asked.strategies(num_gpus):
+    for num_gpus in counts:
+        for chosen in asked.strategies(num_gpus):
             if fewest.get(chosen.name) is None:
                 box = asked.box(num_gpus)
                 peak = _peak(shape, asked, chosen, job, box)
@@ -180,8 +183,7 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), 1).zero_stage
     )
-    most = 1 if asked.takes_one_process else GPU_COUNTS[-1]
-    return FewestGpus(asked, shape, notes, fewest, unsharded, most)
+    return FewestGpus(asked, shape, notes, fewest, unsharded, counts[-1])
 
 
 def _smallest_job(asked: Asked, missing: str) -> Job:

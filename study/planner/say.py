@@ -216,7 +216,9 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
 
 
 def check_free(path: Path) -> None:
-    """Raise Refusal where a file cannot be written."""
+    """Raise Refusal where an accelerate file cannot be written."""
+    if path.suffix == ".json":
+        raise Refusal(f"--write {path}: accelerate would read it as JSON, and it is YAML; end the name in .yaml")
     if path.exists():
         raise Refusal(f"--write {path}: is there already; name another file")
     if not path.parent.is_dir():
@@ -248,8 +250,8 @@ def write(advice: Advice, path: Path) -> None:
         if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
             content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
     beside = path.with_suffix(".json")  # which DDP's file cannot name
-    if option.strategy.distributed_type == "MULTI_GPU":  # it would take part unasked
-        check_free(beside)
+    if option.strategy.distributed_type == "MULTI_GPU" and beside.exists():  # it would take part unasked
+        raise Refusal(f"--write {beside}: is there already; name another file")
     if option.strategy.ddp_json is not None:
         comments.append(f"{beside.name} beside it belongs to it. (In your own program: DistributedDataParallelKwargs.)")
     commented = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -54,27 +55,36 @@ class MeasuredRow:
 def throughput_rows(path: Path = THROUGHPUT) -> list[MeasuredRow]:
     """Read the published MPT tables, or other rows of the same tables.
 
-    Raises ValueError for a row whose number of parameters is not that of its shape, or that names what is not known.
+    Raises OSError, and ValueError with file and line for what is no such row: its number of parameters is not that of
+    its shape, it names what is not known, or a number is none.
     """
-    with open(path, newline="") as file:
-        return [_row(line, f"{path}, line {number}") for number, line in enumerate(csv.DictReader(file), 2)]
-
-
-def _row(line: dict[str, str], where: str) -> MeasuredRow:
+    rows, where = [], str(path)
     try:
-        gpu, node_bandwidth = _GPUS[line["gpu"]]
-        sequence_length, num_gpus = int(line["sequence_length"]), int(line["num_gpus"])
-        # The tables' models have as many positions as their sequences have tokens.
-        shape = dataclasses.replace(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
-        resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
-        num_params, checkpointing = int(line["num_params"]), _BOOLEANS[line["activation_checkpointing"]]
-        micro_batch_size = int(line["micro_batch_size"])
-        micro_steps = int(line["gradient_accumulation_steps"])
-        speed, mfu = float(line["tokens_per_second_per_gpu"]), float(line["mfu_percent"]) / 100
+        with open(path, encoding="utf-8", newline="") as file:
+            for number, line in enumerate(csv.DictReader(file, restval=""), 2):
+                where = f"{path}, line {number}"
+                rows.append(_row(line))
     except KeyError as error:
         raise ValueError(f"{error}: not known, or a column that is missing, in {where}") from None
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{error}, in {where}") from None
+    return rows
+
+
+def _row(line: dict[str, str]) -> MeasuredRow:
+    gpu, node_bandwidth = _GPUS[line["gpu"]]
+    sequence_length, num_gpus = int(line["sequence_length"]), int(line["num_gpus"])
+    # The tables' models have as many positions as their sequences have tokens.
+    shape = dataclasses.replace(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
+    resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
+    num_params, checkpointing = int(line["num_params"]), _BOOLEANS[line["activation_checkpointing"]]
+    micro_batch_size = int(line["micro_batch_size"])
+    micro_steps = int(line["gradient_accumulation_steps"])
+    speed, mfu = float(line["tokens_per_second_per_gpu"]), float(line["mfu_percent"]) / 100
     if shape.num_params != num_params:
-        raise ValueError(f"num_params {num_params}: mpt-{line['model']} has {shape.num_params}, in {where}")
+        raise ValueError(f"num_params {num_params}: mpt-{line['model']} has {shape.num_params}")
+    if not all(0 < number < math.inf for number in (sequence_length, micro_batch_size, micro_steps, speed)):
+        raise ValueError("the length, the batch and the speed must be above 0")
     return MeasuredRow(
         model=line["model"],
         fp8=line["precision"] == "amp_fp8",
