@@ -15,17 +15,17 @@ def text_of(piece) -> str:
 
 
 def test_rows_are_of_their_family_and_in_order():
-    rows = others.told("InternEvo")
+    rows = others.runs("InternEvo")
     assert len(rows) == 20
     counts = [row.num_gpus for row in rows if others.engine_words(row.case) == "ZeRO-1"]
     assert counts == sorted(counts)
     assert all(0 < row.share_of_peak < 1 for row in rows)
-    assert others.told("nobody") == []
+    assert others.runs("nobody") == []
 
 
 def test_precision_classes_are_told_apart():
-    mistral = [row for row in others.told("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
-    assert {others.held_at_rest(row.case)[:2].strip() for row in mistral} == {"8", "16"}
+    mistral = [row for row in others.runs("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
+    assert {others.state_bytes(row.case) for row in mistral} == {8, 16}
 
 
 @pytest.mark.parametrize("draw", [page.data_parallel, page.states_split, page.sharded_memory])
@@ -37,7 +37,7 @@ def test_figures_say_whose_figures_they_are(draw):
 
 
 def test_the_opening_follows_from_the_rows():
-    rows = {row.num_gpus: row for row in others.told("InternEvo") if others.engine_words(row.case) == "ZeRO-1"}
+    rows = {row.num_gpus: row for row in others.runs("InternEvo") if others.engine_words(row.case) == "ZeRO-1"}
     share = 100 * rows[1024].published_speed / 4062  # of its printed rate on 8
     said = text_of(page.opening()).replace("\N{NO-BREAK SPACE}", " ")
     assert f"each of 1024 kept {share:.0f} %" in said

@@ -67,8 +67,7 @@ class Timed:
         """The engine, as tables name it."""
         if trust.engine_of(self.shape, self.engine) == "offload":
             return "offload"
-        kinds = {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}
-        return kinds.get(self.engine.kind, f"ZeRO-{self.engine.zero_stage}")
+        return engine_name(self.engine)
 
     @property
     def size(self) -> str:
@@ -90,6 +89,11 @@ class Timed:
         found = hardware.peak_flops_per_second(self.box.gpu, self.engine.precision, tf32=False)
         assert found is not None
         return found
+
+
+def engine_name(engine: Engine) -> str:
+    """Name an engine as tables do."""
+    return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(engine.kind, f"ZeRO-{engine.zero_stage}")
 
 
 @cache

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from study.planner import cross_validation
 from study.theory import measured_by_others, on_box, step_time
 from study.theory.measured_by_others import MeasuredCase
+from study.theory.model_states import paper_bytes_per_parameter
 
 
 @dataclass(frozen=True)
-class Told:
+class PublishedRun:
     """One published configuration with its step time, beside what theory says of it."""
 
     case: MeasuredCase
@@ -36,21 +37,21 @@ class Told:
         return float(step_time.tokens_per_second_per_gpu(self.case.job, self.predicted.total))
 
 
-def told(family: str, model: str = "") -> list[Told]:
+def runs(family: str, model: str = "") -> list[PublishedRun]:
     """List a family's configurations whose time is known, by engine, precision and number of GPUs."""
     memory = {
         case.name: case.published
         for case in measured_by_others.cases("memory")
         if case.family == family and case.quantity == "peak_allocated_bytes"
     }
-    found = []
+    rows = []
     for case in measured_by_others.cases():
         if case.family != family or (model and case.shape.name != model):
             continue
         timed = cross_validation.of_case(case)
         prediction = on_box.predict(case.shape, case.engine, case.job, case.box)
-        found.append(
-            Told(
+        rows.append(
+            PublishedRun(
                 case=case,
                 seconds=timed.seconds,
                 predicted=prediction.step,
@@ -60,13 +61,13 @@ def told(family: str, model: str = "") -> list[Told]:
                 predicted_peak_bytes=float(prediction.peak.total),
             )
         )
-    return sorted(found, key=lambda one: (engine_words(one.case), one.case.engine.precision, one.num_gpus))
+    return sorted(rows, key=lambda row: (engine_words(row.case), row.case.engine.precision, row.num_gpus))
 
 
 def engine_words(case: MeasuredCase) -> str:
     """Name an engine as a legend does."""
     engine = case.engine
-    words = {"torch": "one process", "ddp": "DDP", "fsdp": "FSDP"}.get(engine.kind, f"ZeRO-{engine.zero_stage}")
+    words = cross_validation.engine_name(engine)
     if engine.replicas > 1:
         words += " within nodes"
     offloaded = [
@@ -77,13 +78,19 @@ def engine_words(case: MeasuredCase) -> str:
     return f"{words}, {' and '.join(offloaded)} on the host" if offloaded else words
 
 
-def held_at_rest(case: MeasuredCase) -> str:
-    """Name the precision class: bytes of parameters, gradients and Adam's states that an unsharded element takes."""
-    return {
-        "fp32": "16 (fp32)",
-        "tf32": "16 (fp32)",
-        "pure-bf16": "8 (all bf16)",
-        "bf16": "16 (16-bit compute, fp32 masters)",
-        "fp16": "16 (16-bit compute, fp32 masters)",
-        "fp8": "16 (fp8 compute, fp32 masters)",
-    }.get(case.engine.precision, "16 (autocast over fp32)")
+def state_bytes(case: MeasuredCase) -> float:
+    """Count parameters, gradients and Adam's states by the paper, in bytes per parameter, where nothing is split."""
+    return paper_bytes_per_parameter(0, 1, case.engine.precision).total
+
+
+def states_in_words(case: MeasuredCase) -> str:
+    """Name the precision class, with the bytes that it takes of each parameter."""
+    words = {
+        "fp32": "fp32",
+        "tf32": "fp32",
+        "pure-bf16": "all bf16",
+        "bf16": "16-bit compute, fp32 masters",
+        "fp16": "16-bit compute, fp32 masters",
+        "fp8": "fp8 compute, fp32 masters",
+    }.get(case.engine.precision, "autocast over fp32")
+    return f"{state_bytes(case):g} ({words})"

@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from study.compare.words import three_digits
 from study.planner import others
-from study.planner.others import Told
+from study.planner.others import PublishedRun
 from study.report.figures.drawing import INK, Figure, below, finish, house_style, panels
 
 # Of series: hollow marks for what others measured, dashed lines without marks for what is predicted.
@@ -18,7 +18,7 @@ COLOURS = ("#2E86D0", "#D55E00", "#009E73", "#C0609A", "#A87900", "#7A6FD0")
 MARKERS = ("D", "s", "^", "v", "P", "X")
 
 
-def scaling(name: str, what: str, series: dict[str, list[Told]]) -> Figure:
+def scaling(name: str, what: str, series: dict[str, list[PublishedRun]]) -> Figure:
     """Draw tokens per second and GPU over the number of GPUs, as published and as predicted, one colour a series."""
     with house_style(name):
         canvas, (ax,) = panels([3.4])
@@ -46,7 +46,7 @@ def scaling(name: str, what: str, series: dict[str, list[Told]]) -> Figure:
         return finish(canvas, name, f"Measured by others: {alt}.", caption)
 
 
-def _predicted(ax: Axes, rows: Sequence[Told], colour: str) -> None:
+def _predicted(ax: Axes, rows: Sequence[PublishedRun], colour: str) -> None:
     counts = [row.num_gpus for row in rows]
     ax.plot(counts, [row.predicted_speed for row in rows], color=colour,
             linestyle=(0, (2, 2)), linewidth=1.2)  # fmt: skip
@@ -64,14 +64,13 @@ def _axes(ax: Axes, counts: list[int]) -> None:
     ax.yaxis.set_major_formatter(lambda value, _: three_digits(value))
 
 
-def memory(name: str, what: str, rows: Sequence[Told]) -> Figure:
+def memory(name: str, what: str, rows: Sequence[PublishedRun]) -> Figure:
     """Draw the peak of a GPU over the number of GPUs, as published and as predicted, one colour a model and class."""
-    series: dict[str, list[Told]] = {}
+    series: dict[str, list[PublishedRun]] = {}
     for row in rows:
         if row.peak_bytes is not None:
-            series.setdefault(f"{row.case.shape.name}, {others.held_at_rest(row.case)[:2].strip()} bytes", []).append(
-                row
-            )
+            label = f"{row.case.shape.name}, {others.state_bytes(row.case):g} bytes"
+            series.setdefault(label, []).append(row)
     with house_style(name):
         canvas, (ax,) = panels([3.2])
         handles = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from study.compare.words import three_digits
 from study.planner import others
-from study.planner.others import Told
+from study.planner.others import PublishedRun
 from study.report import markup
 from study.report.figures import others as figures
 from study.report.figures.drawing import Figure
@@ -18,7 +17,7 @@ from study.report.words import percent, signed_percent
 
 def opening() -> Html:
     """What the rows say together, for who knows none of the words."""
-    bert, zero = others.told("NVIDIA BERT", "bert-large"), others.told("InternEvo")
+    bert, zero = others.runs("NVIDIA BERT", "bert-large"), others.runs("InternEvo")
     one, many = (
         next(r for r in bert if r.num_gpus == n and r.case.engine.precision == "fp16-autocast") for n in (1, 128)
     )
@@ -36,8 +35,8 @@ def opening() -> Html:
 
 def data_parallel() -> Figure:
     """BERT-large under DDP."""
-    rows = [row for row in others.told("NVIDIA BERT", "bert-large") if row.case.grade == "A"]
-    series: dict[str, list[Told]] = {}
+    rows = [row for row in others.runs("NVIDIA BERT", "bert-large") if row.case.grade == "A"]
+    series: dict[str, list[PublishedRun]] = {}
     for row in sorted(rows, key=lambda row: row.num_gpus):
         if row.case.box.gpu.name == "a100-80gb":
             series.setdefault(row.case.engine.precision.replace("-autocast", ""), []).append(row)
@@ -51,10 +50,10 @@ def states_split() -> Figure:
     return figures.scaling("others-zero1", what, series)
 
 
-def _split() -> dict[str, list[Told]]:
+def _split() -> dict[str, list[PublishedRun]]:
     """InternEvo's rows of four micro steps, by how far the states are split."""
-    series: dict[str, list[Told]] = {}
-    for row in others.told("InternEvo"):
+    series: dict[str, list[PublishedRun]] = {}
+    for row in others.runs("InternEvo"):
         if not row.case.job.activation_checkpointing and row.case.job.gradient_accumulation_steps == 4:
             series.setdefault(others.engine_words(row.case), []).append(row)
     return series
@@ -71,7 +70,7 @@ def split_over_all() -> Html:
         one, other = whole[count], within[count]
         return one.seconds - other.seconds, float(one.predicted.total) - float(other.predicted.total)
 
-    def too_short(row: Told) -> str:
+    def too_short(row: PublishedRun) -> str:
         return percent(1 - float(row.predicted.total) / row.seconds)
 
     (seen_few, told_few), (seen_many, told_many) = longer(few), longer(many)
@@ -89,7 +88,7 @@ def split_over_all() -> Html:
 
 def sharded_memory() -> Figure:
     """Peaks of one GPU and of FSDP on two and four."""
-    rows = [row for family in ("fms-acceleration", "fms-acceleration liger") for row in others.told(family)
+    rows = [row for family in ("fms-acceleration", "fms-acceleration liger") for row in others.runs(family)
             if row.case.shape.name in ("mistral-7b", "llama-3-8b")]  # fmt: skip
     return figures.memory("others-fsdp", "Full fine-tuning on A100 with checkpointing, by fms-acceleration.", rows)
 
@@ -105,11 +104,11 @@ _OFFLOADED = (
 )
 
 
-def _slowdowns() -> list[tuple[Told, Told, float, float]]:
+def _slowdowns() -> list[tuple[PublishedRun, PublishedRun, float, float]]:
     """Pairs of one family: resident, offloaded, how many times as long a token takes, and as predicted."""
     found = []
     for family, resident, offloaded in _OFFLOADED:
-        rows = others.told(family)
+        rows = others.runs(family)
         for slow in (row for row in rows if others.engine_words(row.case) == offloaded):
             alike = [row for row in rows if others.engine_words(row.case) == resident
                      and row.case.shape == slow.case.shape
@@ -145,7 +144,7 @@ def offloaded() -> Html:
     return Html(markup.table("Offload against states on the GPU, measured by others", head, [("", rows)], note, words))
 
 
-def _batch(row: Told) -> str:
+def _batch(row: PublishedRun) -> str:
     return f"{row.case.job.micro_batch_size} x {row.case.job.gradient_accumulation_steps}"
 
 
@@ -154,7 +153,7 @@ def checked() -> Html:
     groups: dict[str, list[list[Any]]] = {}
     for family in ("NVIDIA BERT", "InternEvo", "fms-acceleration", "fms-acceleration liger", "LLaMA on A800",
                    "DeepSpeed core binding", "BigScience GPT"):  # fmt: skip
-        for row in others.told(family):
+        for row in others.runs(family):
             total = float(row.predicted.total)
             groups.setdefault(f"{family}: {row.case.source}", []).append(
                 [
@@ -162,7 +161,7 @@ def checked() -> Html:
                     row.case.grade,
                     three_digits(row.published_speed),
                     percent(row.share_of_peak),
-                    others.held_at_rest(row.case),
+                    others.states_in_words(row.case),
                     "yes" if row.fits else "no",
                     Html(f"<em>{three_digits(row.predicted_speed)}</em>"),
                     signed_percent(total / row.seconds - 1),
@@ -179,11 +178,10 @@ def checked() -> Html:
     return Html(markup.details(f"All {sum(map(len, groups.values()))} rows, and what can be checked of them", table))
 
 
-def follows(pieces: Sequence[str] = ()) -> Html:
+def follows() -> Html:
     """What a reader may take from it for a choice."""
     return Html(
         markup.paragraphs(
-            *pieces,
             "Scaling is a matter of the network and of the work per step: before GPUs are added, ask what is sent in a "
             "step and how long that takes. A column that compares one GPU with several compares two precision classes "
             "where the library casts parameters up: look at the bytes that a parameter takes.",
