@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from study import files
 from study.errors import Refusal
+from study.planner.asked import CHECKPOINTED
 from study.planner.choose import gib
 from study.theory import model_states, peaks
 from study.theory.on_box import ALLOCATOR_SLACK
@@ -102,7 +103,7 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-CHECKPOINTING = {False: "none", True: "full", "selective": "selective"}
+_CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
 MARKS = {False: "", True: " c", "selective": " s"}
 
 
@@ -197,7 +198,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
         "global_batch_size": job.micro_batch_size * job.gradient_accumulation_steps * prediction.box.num_gpus,
-        "activation_checkpointing": CHECKPOINTING[job.activation_checkpointing],
+        "activation_checkpointing": _CHECKPOINTING[job.activation_checkpointing],
         "largest_micro_batch_size": option.largest_micro_batch,
         "seconds_per_step": float(prediction.step.total),
         "seconds_per_step_low": float(prediction.step.low),

@@ -297,7 +297,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, moment: Mo
 
 def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -> list[Difference]:
     del rank  # every rank's shard is padded to the same size
-    shards = [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
+    shards = _shards(engine, sizes)
     sub_groups = [elements for group in shards for elements in _sub_groups(group, engine.sub_group_size)]
     owned = sum(sub_groups)
     padding = owned - sizes.num_params / engine.world_size
@@ -335,12 +335,8 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, moment: Moment) -
         if engine.offload_optimizer != "none":
             differences.append(Difference("gradients", "offload-gradients-stay", masters * (owned - on_disk)))
         if engine.world_size > 1:  # _post_step
-            whole = sum(
-                shard * engine.world_size
-                for group, parts in zip(sizes.groups, shards, strict=True)
-                for numel, shard in zip(group, parts, strict=True)
-                if numel <= engine.persistence_threshold
-            )
+            small = (n for group in sizes.groups for n in group if n <= engine.persistence_threshold)
+            whole = engine.world_size * sum(-(-n // engine.world_size) for n in small)
             differences.append(Difference("parameters", "persistent-parameters", size * whole))
         return differences
 
@@ -387,7 +383,7 @@ def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
     """Bytes of one rank's share of the secondary copy of the parameters, once all of it is there."""
     if engine.secondary_partition_size == 1:
         return 0.0
-    whole = sum(-(-size // engine.world_size) * engine.world_size for group in sizes.groups for size in group)
+    whole = engine.world_size * sum(map(sum, _shards(engine, sizes)))
     return parameter_bytes(engine.precision) * whole / engine.secondary_partition_size
 
 
@@ -399,6 +395,11 @@ def master_bytes(engine: Engine) -> int:
 def _moment_bytes(engine: Engine) -> int:
     """Per element of Adam's two moments."""
     return 2 * master_bytes(engine)
+
+
+def _shards(engine: Engine, sizes: ParameterSizes) -> list[list[int]]:
+    """Elements of each parameter on one rank at stage 3, padding included, by group."""
+    return [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
 
 
 def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
@@ -414,8 +415,7 @@ def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
 
 def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
     """Elements of one rank's largest sub-group at stage 3, which is what its swap buffers hold."""
-    shards = [[-(-size // engine.world_size) for size in group] for group in sizes.groups]
-    return max(elements for group in shards for elements in _sub_groups(group, engine.sub_group_size))
+    return max(elements for group in _shards(engine, sizes) for elements in _sub_groups(group, engine.sub_group_size))
 
 
 def _bucket_bytes(engine: Engine) -> int:

@@ -39,12 +39,13 @@ _NONE: dict[Arithmetic, tuple[int, int]] = dict.fromkeys(get_args(Arithmetic), (
 _TEMPORARIES = {"fp32": 13.0, "autocast": 15.0, "half": 13.0}
 _NO_PROJECTIONS = {"projections": (0, 0), "wide": 2, "temporaries": _TEMPORARIES}
 _GPT_OUTSIDE = {"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)}
+_SOFTMAX_IN_FP32: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)}
 _LLAMA = BlockBytes(
     hidden={"fp32": (0, 6), "autocast": (4, 5), "half": (2, 4)},
     outside={"fp32": (0, 3), "autocast": (2, 1), "half": (1, 2)},
     projections=(2, 2),
     wide=4,
-    softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
+    softmax=_SOFTMAX_IN_FP32,
     norms=2,
     dropouts=0,
     temporaries={"fp32": 25.0, "autocast": 14.0, "half": 16.0},
@@ -61,7 +62,6 @@ _GEMMA2 = BlockBytes(
     dropouts=0,
     temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
 )
-_SOFTMAX_IN_FP32: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)}
 BLOCKS: dict[Architecture, BlockBytes] = {
     "bert": BlockBytes(
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
@@ -82,7 +82,7 @@ BLOCKS: dict[Architecture, BlockBytes] = {
     "gpt-neo": BlockBytes(
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (2, 6)},
         outside=_GPT_OUTSIDE,
-        softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
+        softmax=_SOFTMAX_IN_FP32,
         norms=4,
         dropouts=2,
         **_NO_PROJECTIONS,
@@ -90,7 +90,7 @@ BLOCKS: dict[Architecture, BlockBytes] = {
     "gpt-j": BlockBytes(
         hidden={"fp32": (0, 6), "autocast": (1, 8), "half": (2, 4)},
         outside=_GPT_OUTSIDE,
-        softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)},
+        softmax=_SOFTMAX_IN_FP32,
         norms=2,
         dropouts=2,
         **_NO_PROJECTIONS,

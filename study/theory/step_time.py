@@ -112,6 +112,7 @@ class StepTime:
 
 
 def tokens_per_second_per_gpu(job: Job, step_seconds: Numbers) -> Numbers:
+    """Divide one rank's tokens of an optimizer step by its seconds."""
     return job.tokens * job.gradient_accumulation_steps / step_seconds
 
 
@@ -260,7 +261,7 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
         loss = loss_backward = 0.0
     else:
         head = sum(product(one) for one in flops.head_products(shape))
-        read, read_backward = LOGIT_BYTES[job.loss](size)
+        read, read_backward = LOGIT_BYTES_MOVED[job.loss](size)
         loss = tokens * shape.output_width * read / speed.memory
         loss_backward = tokens * shape.output_width * read_backward / speed.memory
     casts = 0.0
@@ -275,10 +276,10 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
     )
 
 
-# Per logit, forward and backward, beside the product; the argument is the size of a number. fused and chunked: the loss
-# reads them, its gradient takes their place. eager: cast to fp32, log-softmax, its gradient, cast back; upcast: cast,
-# read, its gradient in their place, cast back.
-LOGIT_BYTES = {
+# Bytes per logit, forward and backward, beside the product, by the bytes of a number. fused and chunked: the loss reads
+# them, its gradient takes their place. eager: cast to fp32, log-softmax, its gradient, cast back; upcast: cast, read,
+# its gradient in their place, cast back.
+LOGIT_BYTES_MOVED = {
     "fused": lambda size: (size, 2 * size),
     "chunked": lambda size: (size, 2 * size),
     "upcast": lambda size: (size + 8, size + 12) if size == 2 else (4, 8),
@@ -371,10 +372,8 @@ class _Moved:
     step: float = 0.0
 
 
-SUBGROUPS = (
-    "subgroup_all_gather",
-    "subgroup_reduce_scatter",
-)  # within a node where they fit; else priced as the world's
+# Within a node where they fit; else priced as the world's.
+SUBGROUPS = ("subgroup_all_gather", "subgroup_reduce_scatter")
 GATHERS = ("all_gather", "subgroup_all_gather", "broadcast")
 
 

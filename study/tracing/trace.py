@@ -131,9 +131,8 @@ def _trace(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None)
         tracker.track_external(model)  # shards of gradients have not been named yet
         stepping = tracker.parts("current")
     computing = tracker.parts("peak")
-    if (
-        engine.optimizer_kernel == "foreach"
-    ):  # torch/optim/adam.py, _multi_tensor_adam: the root of every second moment, at once
+    if engine.optimizer_kernel == "foreach":
+        # torch/optim/adam.py, _multi_tensor_adam: the root of every second moment, at once.
         stepping["temporary_buffers"] += sum(_local(p).nbytes for p in model.parameters())
     if engine.optimizer_kernel == "loop":
         with tracker:

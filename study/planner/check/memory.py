@@ -27,10 +27,6 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
 
 
-def _total(each: Parts) -> float:
-    return each.parameters + each.gradients + each.optimizer_states
-
-
 def _held(each: Parts) -> float:
     """Without gradients, which an optimizer can let go of as it makes them."""
     return each.parameters + each.optimizer_states
@@ -55,7 +51,8 @@ def least_states(case: Reported, masters: Masters) -> Least:
         return Least(alone, alone, f"parameters{split if alone < 2 else ''}", "likely")
     named = "AdamW" if case.optimizer else "AdamW (assumed)"
     what = f"states of {named} {IN_WORDS[masters]}{split}"
-    return Least(min(map(_held, states)), min(map(_total, states)), what, "certain" if case.optimizer else "likely")
+    stepping = min(each.total for each in states)
+    return Least(min(map(_held, states)), stepping, what, "certain" if case.optimizer else "likely")
 
 
 def _sparing(case: Reported) -> Least:
@@ -214,7 +211,7 @@ def _formula(case: Reported, result: Result) -> str | None:
         for precision in CLASSES[masters]:
             for each in stages:
                 parts = paper_bytes_per_parameter(each, case.num_shards or 1, precision)
-                for part in (_total(parts), _held(parts)):
+                for part in (parts.total, _held(parts)):
                     # In the printed unit, and in its twin of powers of two.
                     for size in {part * params, part * params / result.loose}:
                         if result.printed.low <= size < result.printed.high:
@@ -266,7 +263,7 @@ def _classes(case: Reported, result: Result) -> dict[bool, str]:
     for masters, precisions in CLASSES.items():
         for precision in precisions:
             parts = paper_bytes_per_parameter(stage, ranks, precision)
-            for size in (_held(parts), _total(parts)):
+            for size in (_held(parts), parts.total):
                 if SAME_CLASS[0] <= measured / size - 1 <= SAME_CLASS[1]:
                     split = f"{size * ranks:g} / {ranks}" if ranks > 1 and stage == 3 else f"{size:.4g}"
                     found.setdefault(masters != "pure", f"{measured:.3f} bytes a parameter, {split} by formula")
