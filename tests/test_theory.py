@@ -205,6 +205,11 @@ def test_offload_by_the_papers(stage, optimizer, param, expected):
     assert (places.device, places.host, places.disk) == tuple(1000 * value for value in expected)
 
 
+def test_what_is_offloaded_is_split_over_shards_and_not_over_replicas():
+    engine = Engine("fsdp", 3, 8, "bf16", 4, offload_optimizer="cpu", offload_param="cpu", replicas=2)
+    assert paper_bytes_by_place(engine, 1000).host == 1000 * (2 + 12 + 4) / 4
+
+
 MODEL_STATES = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records" / "model-states"
 
 

@@ -150,7 +150,7 @@ def paper_bytes_by_place(engine: Engine, num_params: int) -> Places:
     places[engine.offload_param] += each.parameters
     places[engine.offload_optimizer] += each.optimizer_states
     offloaded = engine.offload_optimizer != "none"
-    places[engine.offload_optimizer] += master_bytes(engine) / engine.world_size if offloaded else each.gradients
+    places[engine.offload_optimizer] += master_bytes(engine) / engine.num_shards if offloaded else each.gradients
     return Places(*(value * num_params for value in places.values()))
 
 

@@ -444,7 +444,7 @@ class _Pcie:
 
 def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     """Count what crosses PCIe as DeepSpeed 0.19.8 sends it: runtime/zero/stage_1_and_2.py and stage3.py."""
-    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.world_size / shape.num_params  # parameters of a rank
+    rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params  # parameters of a rank
     once = parameter_bytes(engine.precision) / rate
     forward, backward = 0.0, 0.0
     if engine.offload_param != "none":  # a shard is sent up before each gather
@@ -484,7 +484,7 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> 
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
         raise ValueError(f"{box.gpu.name}: no local disk is known; give disk_read_bandwidth and disk_write_bandwidth")
-    share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.world_size
+    share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
     read = written = 0.0
     if engine.offload_optimizer == "nvme":  # gradient, master and moments, in fp32; the gradient is written before
         read, written = 16 * share, 16 * share
