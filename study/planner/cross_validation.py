@@ -385,10 +385,10 @@ def _predictions(
 ) -> list[tuple[Timed, str, float]]:
     """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to."""
     return [
-        (one.timed, split, float(one.left_out[split]["planner"] or 0))
+        (one.timed, split, error)
         for one in judged
         for split in splits
-        if split in one.left_out
+        if (error := one.left_out.get(split, {}).get("planner")) is not None
         and trust.engine_of(one.timed.shape, one.timed.engine) == engine
         and (one.timed.grade != "C" or engine == "offload")  # of which little else is known
         and (not known or one.timed.generation in trust.GENERATIONS)

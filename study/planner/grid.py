@@ -92,11 +92,11 @@ def _short(value: Any) -> float:
 
 def write(folder: Path) -> list[Path]:
     """Write FOLDER/<model>.js for every model."""
+    folder.mkdir(parents=True, exist_ok=True)  # before the minutes that the answers take
     paths = []
     for model in MODELS:
         answers = {key.text: answer(model, key) for key in asked_for()}
         content = json.dumps({"model": model, "answers": answers}, separators=(",", ":"), allow_nan=False)
         paths.append(folder / f"{model}.js")
-        folder.mkdir(parents=True, exist_ok=True)
         files.write_whole(paths[-1], f"planned({content});\n".encode())
     return paths
