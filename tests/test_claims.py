@@ -903,3 +903,17 @@ def test_committed_corrections_say_what_moved():
     assert len(second) == 79
     assert sum(one.was in failed and one.became not in failed for one in second) == 49
     assert not [one for one in second if one.was not in failed and one.became in failed]
+
+
+def test_the_ledger_takes_nothing_from_a_study_that_is_not_whole(monkeypatch, tmp_path):
+    """Five of ten starts once decided three claims; the other five opened two of them again."""
+    part = tmp_path / "learning-bert"
+    part.mkdir()
+    for path in (record.RECORDS / "learning-bert").iterdir():
+        lines = path.read_text().splitlines(keepends=True)
+        (part / path.name).write_text("".join(line for line in lines if "-seed9" not in line))
+    monkeypatch.setattr(record, "RECORDS", tmp_path)
+    record._table.cache_clear()
+    with pytest.raises(Refusal, match="planned runs have no outcome yet"):
+        record.loss_difference("bert-imdb", "zero2", "ddp", part="evaluation")
+    record._table.cache_clear()

@@ -52,11 +52,7 @@ def judge(runs: Runs, protocol: Protocol, control: str) -> list[Judged]:
 
     Raises Refusal where a planned run has no outcome yet, and where too few seeds are left for the tests.
     """
-    if runs.missing:
-        raise Refusal(
-            f"{len(runs.missing)} planned runs have no outcome yet, {runs.missing[0]} among them; a study that was "
-            "fixed in advance is judged when it is whole"
-        )
+    require_whole(runs)
     ensembles = find_ensembles(runs, protocol, control)
     size = next(iter(ensembles.values()))[0].world_size
     names = {(run.strategy, run.world_size) for run in runs.taken if not run.label} - {(control, size)}
@@ -71,6 +67,15 @@ def judge(runs: Runs, protocol: Protocol, control: str) -> list[Judged]:
             for row, p in zip(rows, corrected, strict=True)
         ]
     return judged
+
+
+def require_whole(runs: Runs) -> None:
+    """Raise Refusal where a planned run has no outcome yet: who looks before can stop where it pleases."""
+    if runs.missing:
+        raise Refusal(
+            f"{len(runs.missing)} planned runs have no outcome yet, {runs.missing[0]} among them; a study that was "
+            "fixed in advance is judged when it is whole"
+        )
 
 
 def find_ensembles(runs: Runs, protocol: Protocol, control: str) -> dict[int, list[Trained]]:

@@ -94,6 +94,7 @@ def _table(workload: str) -> pd.DataFrame:
     if chosen.protocol is None:
         return runs
     admitted = verdict_text.admit([folder], chosen)
+    verdict.require_whole(admitted)
     arms = runs[runs["run_id"].isin([run.run_id for run in admitted.taken if not run.label])]
     told = [
         arms[(arms["strategy"] == arm) & (arms["world_size"] == WORLD_SIZE)].assign(strategy=other)
