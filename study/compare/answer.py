@@ -83,11 +83,10 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
         if arm == control:
             return learned, "the control" if strategy == control else f"as `{control}`, to the bit in one start"
         row, endpoint = arms[arm], decided.primary
-        if arm != strategy:
-            return learned, f"as `{arm}`, to the bit in one start"
         low, middle, high = (f"{100 * value:+z.3f}" for value in (row.low, row.mean, row.high))
         judged = f"within {100 * endpoint.margin:g} %" if row.equivalence == SAME else row.equivalence
-        return learned, f"{middle} % ({low} to {high}), {judged}"
+        whose = "" if arm == strategy else f", as `{arm}`, to the bit in one start"
+        return learned, f"{middle} % ({low} to {high}), {judged}{whose}"
 
     return cells
 
