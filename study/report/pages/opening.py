@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
+from study.compare.order import in_order
 from study.compare.words import bytes_text, processes, three_digits
 from study.report import markup
 from study.report.markup import Html
@@ -60,16 +63,19 @@ def time_first(compared: pd.DataFrame, control: str) -> Html:
 
 
 def processes_first(runs: pd.DataFrame) -> Html:
-    """What the strategy that shares the most leaves on each process, by their number."""
-    shares: dict[int, float] = {}
-    for block in blocks(runs):
-        for size, members in worlds(block.runs):
-            if (share := _share(members)) is not None:
-                shares[size] = min(share, shares.get(size, share))
+    """What the strategies that share the most and the least leave on each process, by their number."""
+    shares: dict[int, list[tuple[float, str]]] = {}
+    for size, share, strategy in _shares(runs):
+        shares.setdefault(size, []).append((share, strategy))
     if not shares:
         return lead("What a process holds was not measured here.")
-    said = ", ".join(f"{percent(share)} on {processes(size)}" for size, share in sorted(shares.items()))
-    return lead(f"The more processes share a training, the less each need hold of what a full copy takes: {said}.")
+    said = []
+    for size, found in sorted(shares.items()):
+        (least, by), (most, other) = (choose(found, key=lambda one: one[0]) for choose in (min, max))
+        said.append(f"on {processes(size)} as little as {percent(least)} ({by})")
+        said[-1] += f", and by other ways up to {percent(most)} ({other})" if percent(most) != percent(least) else ""
+    words = "The more processes share a training, the less each need hold of what a full copy takes"
+    return lead(f"{words}: {'; '.join(said)}.")
 
 
 def learned_choice(compared: pd.DataFrame, control: str) -> Html:
@@ -134,11 +140,18 @@ def _learned(compared: pd.DataFrame, control: str) -> str:
     )
 
 
-def _share(members: pd.DataFrame) -> float | None:
-    """The least that a process holds of parameters, gradients and optimizer states, over what a full copy takes."""
-    full = members.loc[members["strategy"].isin(["single", "ddp"]), "model_state_bytes"].max()
-    shared = members.loc[members["strategy"] != "single", "model_state_bytes"].min()
-    return None if pd.isna(full) or pd.isna(shared) else float(shared / full)
+def _shares(runs: pd.DataFrame) -> Iterator[tuple[int, float, str]]:
+    """What a process holds of parameters, gradients and optimizer states, over what a full copy takes.
+
+    By processes and strategy, of those that hold less.
+    """
+    for block in blocks(runs):
+        for size, members in worlds(block.runs):
+            held = members.groupby("strategy")["model_state_bytes"].max()
+            full = held[held.index.isin(["single", "ddp"])].max()
+            for strategy in in_order(held.index):
+                if held[strategy] < full:  # not where either is unknown
+                    yield size, float(held[strategy] / full), strategy
 
 
 def _peaks(runs: pd.DataFrame) -> str:
@@ -162,16 +175,11 @@ def _peaks(runs: pd.DataFrame) -> str:
 
 
 def _memory(runs: pd.DataFrame) -> str:
-    found = [
-        (share, size)
-        for block in blocks(runs)
-        for size, members in worlds(block.runs)
-        if (share := _share(members)) is not None
-    ]
+    found = list(_shares(runs))
     if not found:
         return "What each process holds was not measured here beside a full copy"
-    share, size = min(found)
+    size, share, strategy = min(found, key=lambda one: one[1])
     return (
         f"Sharing a model and what its training keeps between {processes(size)} left each with as little as "
-        f"{percent(share)} of what a full copy takes"
+        f"{percent(share)} of what a full copy takes ({strategy})"
     )
