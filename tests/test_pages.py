@@ -237,12 +237,44 @@ def test_what_ended_bit_identical_is_one_row_and_one_mark(study):
     assert sections.bit_identical(pd.concat([study, twins]))[-2:] == [["zero2"], ["zero2_tuned"]]
 
 
+def test_the_least_that_a_process_holds_is_one_strategys(study):
+    said = text_of(pages.processes_first(study))
+    assert "on 2 processes as little as 75" in said
+    assert "(zero2)." in said  # one strategy, no range
+    fsdp2 = study[study["strategy"] == "zero2"].assign(strategy="fsdp2", model_state_bytes=8 * study["num_params"])
+    held = pd.concat([study, fsdp2.set_axis(fsdp2.index + len(study))])
+    assert re.search(
+        r"as little as 50.% \(fsdp2\), and by other ways up to 75.% \(zero2\)", text_of(pages.processes_first(held))
+    )
+    assert re.search(r"as little as 50.% of what a full copy takes \(fsdp2\)", text_of(pages.memory_first(held)))
+
+
 def test_memory_is_of_the_largest_rank(study):
     shown = pages.memory(study)
     mine = study[study["strategy"] == "zero2"]
     unit = cells.unit_of(study, "model_state_bytes")
     assert cells.number(mine["model_state_bytes"].max() / unit.size) in row_of(shown, "zero2").split(" | ")
     assert "hold what the paper's formula says" in text_of(pages.memory_in_words(study))
+
+
+def test_equal_totals_of_other_parts_are_not_what_the_paper_says(study):
+    said = text_of(pages.memory_in_words(study))
+    assert re.match(r"2 of 3 strategies hold .* in every part to within 1.%: single and ddp. Furthest", said)
+    halves = {
+        "gradient_bytes": 2,
+        "optimizer_state_bytes": 6,
+        "paper_gradient_bytes": 4,
+        "paper_optimizer_state_bytes": 4,
+    }
+    zero2 = study["strategy"] == "zero2"
+    by_chance = study.assign(
+        **{name: study[name].mask(zero2, each * study["num_params"]) for name, each in halves.items()}
+    )
+    by_chance["paper_state_bytes"] = by_chance["model_state_bytes"]
+    said = text_of(pages.memory_in_words(by_chance))
+    assert "Of zero2 the total agrees and the parts do not: it holds 0.5 times the gradients and 1.5 times" in said
+    shown = text_of(pages.answer(by_chance, differences.compare(by_chance, "ddp", METRICS), "ddp"))
+    assert "Of zero2 the total alone is the paper's" in shown
 
 
 def test_columns_that_nothing_fills_are_left_out_and_named(study):
@@ -271,6 +303,17 @@ def test_crowded_times_are_not_shown(tmp_path):
     assert cells.number(rate) not in shown
     assert shown.count('<td class="number"></td>') == 1
     assert "Times on 4 processes are left out" in text_of(pages.scaling_in_words(runs, compared))
+
+
+def test_efficiency_in_words_is_of_one_process(tmp_path):
+    for size in (2, 4):
+        write_run(tmp_path, strategy="ddp", world_size=size, machine={"num_cores": 64})
+    runs = table.read([tmp_path])
+    compared = differences.compare(runs, "ddp", METRICS)
+    assert text_of(pages.scaling_in_words(runs, compared)) == "No time can be compared with that of one process."
+    write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 64})
+    said = text_of(pages.scaling_in_words(table.read([tmp_path]), compared))
+    assert said.endswith("of what single on 1 process does.")
 
 
 def test_scaling_efficiency(study):

@@ -280,6 +280,7 @@ def test_scaling_without_single_is_against_the_fewest(tmp_path):
     view = pairs.scaling(table.read([tmp_path])).set_index("world_size")
     assert view.loc[4, "scaling_efficiency"] == pytest.approx(0.6 * 2 / (0.4 * 4), rel=0.05)
     assert view.loc[4, "base"] == "zero2 on 2 processes"
+    assert set(view["base_world_size"]) == {2}
 
 
 def test_no_efficiency_where_processes_share_cores(tmp_path):

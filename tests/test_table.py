@@ -210,6 +210,8 @@ def test_model_states_are_those_of_the_rank_with_most(tmp_path):
     assert row["num_ranks_proved"] == 2
     # arXiv:1910.02054, sec. 5, fp32: parameters whole, gradients and Adam's 8 bytes halved.
     assert row["paper_state_bytes"] == row["num_params"] * (4 + 4 / 2 + 8 / 2)
+    parts = ("paper_parameter_bytes", "paper_gradient_bytes", "paper_optimizer_state_bytes")
+    assert [row[part] / row["num_params"] for part in parts] == [4, 2, 4]
 
 
 def test_an_all_reduce_counts_twice(tmp_path):

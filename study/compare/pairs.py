@@ -199,7 +199,15 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
 
 
 _SUMMARY = ("outcomes", "num_runs", "num_seeds", "micro_batch_size", *SUMMED_UP)
-_EFFICIENCY = ("scaling_efficiency", "tokens_per_second_per_gpu", "num_runs", "base", "base_num_runs", "why")
+_EFFICIENCY = (
+    "scaling_efficiency",
+    "tokens_per_second_per_gpu",
+    "num_runs",
+    "base",
+    "base_world_size",
+    "base_num_runs",
+    "why",
+)
 
 
 def _plain(value: Any) -> str:
@@ -305,6 +313,7 @@ def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
         "tokens_per_second_per_gpu": rate,
         "num_runs": len(runs),
         "base": f"{base_run['strategy']} on {processes(base_run['world_size'])}",
+        "base_world_size": base_run["world_size"],
         "base_num_runs": len(base),
         "why": why,
     }

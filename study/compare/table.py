@@ -91,6 +91,9 @@ COLUMNS: dict[str, str] = {
     "communication_buffer_bytes": "float64",
     "has_computed_buckets": "object",  # DDP's, in records from before they were measured; None: no buffers are known
     "paper_state_bytes": "float64",
+    "paper_parameter_bytes": "float64",
+    "paper_gradient_bytes": "float64",
+    "paper_optimizer_state_bytes": "float64",
     "rank_tensor_bytes": "object",  # of each rank: allocated on a GPU, live tensors on a CPU; None: not measured
     "rank_parts": "object",  # of each rank: its model states by part at two moments, and its peak; None: not measured
     "predicted_parts": "object",  # bytes of the largest rank's peak, as theory says; None: of no model that it knows
@@ -431,7 +434,11 @@ def _model_states(r: Record) -> dict[str, Any]:
     if r.proof:
         facts["has_computed_buckets"] = has_computed_buckets(r)
     if r.proof and r.num_params:
-        facts["paper_state_bytes"] = paper_bytes(engine_of(r), r.num_params, "stepping").total
+        paper = paper_bytes(engine_of(r), r.num_params, "stepping")
+        facts["paper_state_bytes"] = paper.total
+        facts["paper_parameter_bytes"] = paper.parameters
+        facts["paper_gradient_bytes"] = paper.gradients
+        facts["paper_optimizer_state_bytes"] = paper.optimizer_states
     return facts
 
 

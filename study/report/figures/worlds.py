@@ -174,7 +174,7 @@ def _caption(table: pd.DataFrame, measured: pd.DataFrame, with_speed: bool, stat
 
 def _efficiency(scaling: pd.DataFrame) -> str:
     """The sentence about scaling efficiency on the most processes; empty where there is none."""
-    known = scaling[scaling["scaling_efficiency"].notna() & (scaling["world_size"] > 1)]
+    known = scaling[scaling["scaling_efficiency"].notna() & (scaling["world_size"] > scaling["base_world_size"])]
     known = known[known["world_size"] == known["world_size"].max()].set_index("strategy")
     if known.empty:
         return ""

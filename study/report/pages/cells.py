@@ -18,6 +18,20 @@ from study.report.words import listed
 
 NAMED_AT_MOST = 6  # strategies in a sentence
 SMALL = 1e-3  # relative difference, below which per cent are no help
+CLOSE = 0.01  # relative; measured and by the paper
+
+STATE_COLUMNS = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer states": "optimizer_state_bytes",
+    "model states": "model_state_bytes",  # all three
+}
+PAPER_COLUMNS = {
+    "parameters": "paper_parameter_bytes",
+    "gradients": "paper_gradient_bytes",
+    "optimizer states": "paper_optimizer_state_bytes",
+    "model states": "paper_state_bytes",
+}
 
 # What a higher or a lower value is called.
 HIGHER_LOWER = {"final_loss": ("higher", "lower"), "seconds_per_step": ("slower", "faster")}
@@ -109,6 +123,22 @@ def states(row: PageRow) -> str | None:
         (row.runs[name] / row.runs["num_params"]).max() for name in ("model_state_bytes", "paper_state_bytes")
     )
     return None if pd.isna(held) else f"{held:.2f} ({three_digits(paper)})"
+
+
+def against_paper(runs: pd.DataFrame) -> pd.DataFrame:
+    """What each strategy holds over what the paper's formula says, part by part and in all; where that is furthest."""
+    measured = runs.dropna(subset=["paper_state_bytes"])
+    ratios = pd.DataFrame(
+        {part: measured[name] / measured[PAPER_COLUMNS[part]] for part, name in STATE_COLUMNS.items()}
+    )
+    furthest = ratios.groupby(measured["strategy"]).agg(lambda each: each.loc[(each - 1).abs().idxmax()])
+    return furthest.loc[in_order(furthest.index)]
+
+
+def other_parts(ratios: pd.DataFrame) -> list[str]:
+    """The strategies that hold as much as the paper says in all, and not in its parts."""
+    near = (ratios - 1).abs() <= CLOSE
+    return list(ratios.index[near["model states"] & ~near.all(axis=1)])
 
 
 class Verdicts:

@@ -12,12 +12,16 @@ from study.compare.words import bytes_text, computed_note, processes, three_digi
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import (
+    CLOSE,
+    STATE_COLUMNS,
     Verdicts,
+    against_paper,
     final_loss,
     fixed,
     held_out,
     named,
     number,
+    other_parts,
     outcomes,
     peak_column,
     speed,
@@ -27,9 +31,7 @@ from study.report.pages.cells import (
 )
 from study.report.pages.opening import times_decide
 from study.report.pages.runs import SETTING, PageRow, blocks, boxes, by_box, plain, rows, rows_once, table_of
-from study.report.words import count, listed
-
-CLOSE = 0.01  # relative; measured and by the paper
+from study.report.words import count, listed, percent
 
 LOSSES_NOTE = """\
 Final loss: the mean of the last steps, over seeds. Against the control: the verdict, and the relative difference with
@@ -38,8 +40,8 @@ every seed. Held out: perplexity; or accuracy, with one run's binomial 95 % inte
 
 MEMORY_NOTE = """\
 Of the rank with the most, as the optimizer is about to step, on host and device together; peaks over all training
-steps. By the paper: arXiv:1910.02054, sec. 3.1 and 5. Buffers: the engine's communication buffers, which the paper
-does not count. Imbalance: the largest rank's peak over the smallest's. Nothing is summed over ranks."""
+steps. By the paper: model states by arXiv:1910.02054, sec. 3.1 and 5. Buffers: the engine's communication buffers,
+which the paper does not count. Imbalance: the largest rank's peak over the smallest's. Nothing is summed over ranks."""
 
 TIMES_NOTE = """\
 Seconds per step: the slowest rank's, without warm-up and the probed step; median over runs. Middle half: of the
@@ -84,17 +86,23 @@ def memory_in_words(runs: pd.DataFrame) -> Html:
     """How far the measured model states are from the paper's formula."""
 
     def make(here: pd.DataFrame) -> str:
-        measured = here.dropna(subset=["model_state_bytes", "paper_state_bytes"])
-        ratio = (measured["model_state_bytes"] / measured["paper_state_bytes"]).groupby(measured["strategy"]).max()
-        if ratio.empty:
+        ratios = against_paper(here)
+        if ratios.empty:
             return markup.paragraphs("No model states were measured.")
-        near = (ratio - 1).abs() <= CLOSE
-        words = f"{near.sum()} of {count(len(ratio), 'strategy', 'strategies')} hold what the paper's formula says"
-        words += f", to within {100 * CLOSE:g} %: {named(ratio[near].index)}" if near.any() else ""
-        if not near.all():
-            far = ratio[~near]
+        near = (ratios - 1).abs() <= CLOSE
+        as_said = near.all(axis=1)
+        words = f"{as_said.sum()} of {count(len(ratios), 'strategy', 'strategies')} hold what the paper's formula says"
+        words += f", in every part to within {percent(CLOSE)}: {named(ratios[as_said].index)}" if as_said.any() else ""
+        if by_chance := other_parts(ratios):
+            parts = ratios.loc[by_chance[0]].drop("model states")[~near.loc[by_chance[0]]]
+            differ = listed([f"{three_digits(ratio)} times the {name}" for name, ratio in parts.items()])
+            others = f", and so {named(by_chance[1:])}" if by_chance[1:] else ""
+            words += f". Of {by_chance[0]} the total agrees and the parts do not: it holds {differ} of the formula"
+            words += others
+        far = ratios.loc[~near["model states"], "model states"]
+        if len(far):
             most = far.idxmax() if far.max() > 1 else far.idxmin()
-            words += f". Furthest from it is {most}, with {three_digits(far[most])} times as much"
+            words += f". Furthest from it in all is {most}, with {three_digits(far[most])} times as much"
         return markup.paragraphs(f"{words}.")
 
     return by_box(runs, make)
@@ -102,10 +110,7 @@ def memory_in_words(runs: pd.DataFrame) -> Html:
 
 def memory(runs: pd.DataFrame) -> Html:
     """What the rank with the most holds, part by part, beside the paper; and its peak."""
-    parts = {
-        "parameters": "parameter_bytes", "gradients": "gradient_bytes", "optimizer states": "optimizer_state_bytes",
-        "model states": "model_state_bytes", "by the paper": "paper_state_bytes",
-    }  # fmt: skip
+    parts = {**STATE_COLUMNS, "by the paper": "paper_state_bytes"}
 
     def make(here: pd.DataFrame) -> str:
         on_gpu = "cuda" in set(here["device"])
@@ -205,7 +210,8 @@ def scaling_in_words(runs: pd.DataFrame, compared: pd.DataFrame) -> Html:
 
     def make(here: pd.DataFrame) -> str:
         efficiencies = pairs.scaling(here)
-        efficiencies = efficiencies[(efficiencies["world_size"] > 1) & efficiencies["scaling_efficiency"].notna()]
+        of_one = efficiencies["base_world_size"] == 1  # else there is nothing that "what one process does" would be
+        efficiencies = efficiencies[of_one & (efficiencies["world_size"] > 1)].dropna(subset=["scaling_efficiency"])
         sentences = []
         for block in blocks(here):
             of_block = efficiencies[

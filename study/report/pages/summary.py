@@ -11,9 +11,12 @@ from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import (
     Verdicts,
+    against_paper,
     final_loss,
     held_out,
+    named,
     number,
+    other_parts,
     outcomes,
     peak_column,
     states,
@@ -28,7 +31,7 @@ NOTE = """\
 Held out: perplexity; or accuracy, with one run's binomial 95 % interval (seeds are asked the same examples, so their
 mean is no surer). Against the control: the verdict, and the relative difference with its 95 % interval. Model states:
 bytes per parameter on the rank with the most, in parentheses by arXiv:1910.02054. Peak memory: of that rank; live
-tensors on a CPU, allocated on a GPU. Seconds: median."""
+tensors on a CPU, allocated on a GPU."""
 
 MORE_NOTE = """\
 Final loss: the mean of the last steps, over seeds. Seconds: median. Sent: the collectives of a step, an all-reduce
@@ -80,6 +83,9 @@ def answer(
         heading += "; and times, which decide nothing" if took and not decide else ""
         whole = "Every strategy, in what it learned and held" if with_losses else "Every strategy, in what it held"
         note = NOTE if with_losses else NOTE[NOTE.index("Model states") :]
+        note += " Seconds: median." if decide and with_times else ""
+        if by_chance := other_parts(against_paper(here)):
+            note += f" Of {named(by_chance)} the total alone is the paper's: the parts are others."
         rest = table_of(here, "Every strategy: what else was seen", more, MORE_NOTE, words)
         return table_of(here, whole, first, note, words) + markup.details(heading, rest)
 
