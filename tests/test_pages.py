@@ -120,9 +120,8 @@ def test_answer(study):
     assert f"{(mine['model_state_bytes'] / mine['num_params']).max():.2f} (" in found
 
 
-def test_first_sentence_has_the_memory_and_its_price(study):
-    compared = differences.compare(study, "ddp", METRICS)
-    said = pages.first_sentence(study, compared, "ddp", compared)
+def test_memory_has_its_price(study):
+    said = text_of(pages.memory_and_price(study, differences.compare(study, "ddp", METRICS), "ddp"))
     assert said.count(". ") == 0
     assert re.match(
         r"Sharing a model and what its training keeps between 2 processes left each with as little as", said
@@ -142,9 +141,7 @@ def test_times_that_decide_nothing_are_not_drawn(study):
     assert "<details" in pages.times(study, compared, "ddp").text
     assert "slower" not in pages.answer(study, compared, "ddp").text.partition("More columns")[0]
     assert "Speed per process" not in pages.worlds_drawn(study, compared).text
-    assert "as long as where" not in pages.first_sentence(study, compared, "ddp", compared)
-    quiet = differences.compare(study, "ddp", METRICS)
-    assert "as long as where" in pages.first_sentence(study, compared, "ddp", quiet)  # where others' times count
+    assert "as long as where" not in pages.memory_and_price(study, compared, "ddp").text
     assert "seconds per step" not in pages.answer(study, compared, "ddp", with_times=False).text
 
 
@@ -168,7 +165,12 @@ def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
     rest = markup.Html(shown.text.partition("More columns")[2])
     assert row_of(rest, "zero1").startswith("2 | 2 2 out of memory | unknown |")
     assert "1 1 killed" in row_of(rest, "zero3")
-    for piece in (shown, pages.losses(runs, compared, "ddp"), pages.times(runs, compared, "ddp"), pages.memory(runs)):
+    for piece in (
+        shown,
+        pages.other_losses(runs, compared, "ddp", []),
+        pages.times(runs, compared, "ddp"),
+        pages.memory(runs),
+    ):
         assert "nan" not in text_of(piece).lower().split()
     listed = text_of(pages.without_result(runs))
     assert "killed killed, host memory is full" in listed
@@ -212,7 +214,16 @@ def test_figure_of_nothing_says_so(tmp_path):
 def test_the_answer_says_what_was_run(study):
     said = text_of(pages.basis(study))
     assert said.startswith(f"From {len(study)} runs of 3 strategies on Synthetic CPU, 8 cores, 2026-01-01.")
-    assert text_of(pages.title("Is 1 < 2?", "Yes.")) == "Is 1 < 2? Yes."
+    assert text_of(pages.title("Is 1 < 2?", markup.Html("Yes."))) == "Is 1 < 2? Yes."
+
+
+def test_what_a_study_decides_is_told_by_it_alone(study):
+    compared = differences.compare(study, "ddp", METRICS)
+    shown = pages.answer(study, compared, "ddp", with_losses=False)
+    assert "held out" not in shown.text
+    assert "final loss" not in shown.text.lower()
+    assert "Seconds: median" in shown.text
+    assert "Seconds" not in pages.answer(study, compared, "ddp", with_times=False).text
 
 
 # ---------------------------------------------------------------- each page's own
@@ -220,13 +231,13 @@ def test_the_answer_says_what_was_run(study):
 
 def test_what_ended_bit_identical_is_one_row_and_one_mark(study):
     compared = differences.compare(study, "ddp", ["final_loss"])
-    shown = pages.losses(study, compared, "ddp")
+    shown = pages.other_losses(study, compared, "ddp", [])
     same = study.copy()
     reference = same[same["strategy"] == "ddp"].drop_duplicates("seed").set_index("seed")["final_sha256"]
     zero2 = same["strategy"] == "zero2"
     same.loc[zero2, "final_sha256"] = same.loc[zero2, "seed"].map(reference)
     assert row_of(shown, "zero2").startswith("2 | 3 |")
-    together = pages.losses(same, compared, "ddp").text
+    together = pages.other_losses(same, compared, "ddp", []).text
     assert '<th scope="row">ddp, zero2<small>bit-identical</small></th>' in together
     assert together.count("zero2") == 1
     twins = study[study["strategy"] == "zero2"].assign(strategy="zero2_tuned")

@@ -10,7 +10,7 @@ import pytest
 import synthetic
 
 from study import cli
-from study.compare import admitted, pilot, verdict, verdict_text
+from study.compare import admitted, differences, pilot, table, verdict, verdict_text
 from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
@@ -227,13 +227,29 @@ def test_a_page_shows_what_the_command_says():
     assert "margin: 1 %" in figure
     assert "ddp from weights one" in figure
     tables = pages.decided_tables([found]).text
-    for table in verdict_text.tables(found):
-        for cell in (cell for row in table.rows for cell in row):
+    for shown in verdict_text.tables(found):
+        for cell in (cell for row in shown.rows for cell in row):
             assert html.escape(str(cell).replace("`", "")) in tables
     assert "zero3 on 2 learned otherwise" in pages.decided_choice([found]).text
     assert "no reason to take one of these" in pages.decided_choice([decided(study())]).text
     wide = pages.decided_choice([decided(study(spread=0.05))]).text
     assert "for 1 of 1 the margin could not be shown" in wide
+
+
+def test_losses_that_a_study_decides_are_not_told_beside_it(tmp_path):
+    for workload in ("bert-imdb", "gpt-wikitext"):
+        for strategy in ("ddp", "zero2"):
+            synthetic.write_run(tmp_path, workload=workload, strategy=strategy)
+    runs = table.read([tmp_path])
+    compared = differences.compare(runs, "ddp", ["final_loss"])
+    found = [decided(study())]
+    assert found[0].workload == "bert-imdb"
+    shown = pages.other_losses(runs, compared, "ddp", found).text
+    assert shown.startswith("<details>\n<summary>GPT: no study fixed in advance asks this of it. 1 start of 40 steps")
+    assert "bert-imdb" not in shown
+    of_bert = runs[runs["workload"] == "bert-imdb"]
+    assert pages.other_losses(of_bert, compared, "ddp", found).text == ""
+    assert "bert-imdb" in pages.other_losses(of_bert, compared, "ddp", []).text
 
 
 def test_a_report_judges_the_studies_that_have_a_protocol(tmp_path):

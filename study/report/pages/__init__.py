@@ -1,11 +1,18 @@
 """What does a page say? Tables, figures and sentences from the tidy table; no number in them is typed."""
 
-from study.report.pages.decided import decide, decided_choice, decided_drawn, decided_first, decided_tables
+from study.report.pages.decided import (
+    decide,
+    decided_choice,
+    decided_drawn,
+    decided_first,
+    decided_tables,
+    other_losses,
+)
 from study.report.pages.drawn import answer_drawn, compared_drawn, drawn, loss_curves, times_drawn, worlds_drawn
 from study.report.pages.opening import (
-    first_sentence,
     learned_choice,
     losses_first,
+    memory_and_price,
     memory_choice,
     memory_first,
     processes_first,
@@ -21,7 +28,6 @@ from study.report.pages.predicted import (
 )
 from study.report.pages.questions import (
     largest_batch,
-    losses,
     memory,
     memory_in_words,
     proof,
@@ -46,19 +52,19 @@ __all__ = [
     "decided_first",
     "decided_tables",
     "drawn",
-    "first_sentence",
     "held_fixed",
     "largest_batch",
     "learned_choice",
     "load",
     "loss_curves",
-    "losses",
     "losses_first",
     "memory",
+    "memory_and_price",
     "memory_choice",
     "memory_first",
     "memory_in_words",
     "not_comparable",
+    "other_losses",
     "predicted_memory",
     "predicted_memory_drawn",
     "predicted_times",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from study.compare import verdict_text
-from study.compare.verdict_text import Decided
+from study.compare.verdict_text import MODELS, Decided
 from study.errors import Refusal
 from study.report import markup
 from study.report.figures.decided import decided as figure
 from study.report.markup import Html
 from study.report.pages.opening import lead
+from study.report.pages.questions import losses
 from study.report.pages.runs import in_project
+from study.report.words import count, listed
 
 
 def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
@@ -67,6 +71,24 @@ def decided_tables(found: Sequence[Decided]) -> Html:
         basis = markup.items([_bare(line) for line in verdict_text.basis(each)])
         parts.append(markup.details("What it rests on: protocol, dates, code, what was left out", basis))
     return Html("\n".join(parts))
+
+
+def other_losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str, found: Sequence[Decided]) -> Html:
+    """The losses of runs whose question no study here was fixed in advance to decide: folded where there is one."""
+    if not found:
+        return losses(runs, compared, control)
+    rest = runs[~runs["workload"].isin({each.workload for each in found})]
+    if rest.empty:
+        return Html("")
+    what = listed([MODELS[workload] for workload in sorted(rest["workload"].unique())])
+    seeds, steps = (rest.groupby("workload")[name] for name in ("seed", "num_steps"))
+    least, most = int(steps.min().min()), int(steps.max().max())
+    heading = (
+        f"{what}: no study fixed in advance asks this of it. {count(int(seeds.nunique().max()), 'start')} of "
+        f"{least if least == most else f'{least} to {most}'} steps, compared after they had run: a test that all ways "
+        "compute the same, not of what is learned in the end"
+    )
+    return Html(markup.details(heading, losses(rest, compared, control).text))
 
 
 def _bare(cell: object) -> str:

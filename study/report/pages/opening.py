@@ -19,9 +19,9 @@ NOISE = 0.5
 SHOWN = 0.001  # relative; smaller differences would read as 0.0 %
 
 
-def title(question: str, sentence: str) -> Html:
-    """The question, and one sentence of an answer."""
-    return Html(f"<h1>{markup.escape(question)}</h1>\n{lead(sentence).text}")
+def title(question: str, *answers: Html) -> Html:
+    """The question, and what answers it, the first in one sentence."""
+    return Html("\n".join([f"<h1>{markup.escape(question)}</h1>", *(answer.text for answer in answers)]))
 
 
 def lead(sentence: str | Html) -> Html:
@@ -39,10 +39,10 @@ def times_decide(compared: pd.DataFrame) -> bool:
     return noise(compared) <= NOISE
 
 
-def first_sentence(runs: pd.DataFrame, compared: pd.DataFrame, control: str, times: pd.DataFrame) -> str:
-    """What a report found: by how much memory falls, at what price; `times`: the comparisons of times that count."""
+def memory_and_price(runs: pd.DataFrame, times: pd.DataFrame, control: str) -> Html:
+    """By how much memory falls, at what price; `times`: the comparisons of times that count."""
     price = slowest(times, control) if times_decide(times) else ""
-    return f"{_memory(runs)}; {price or _learned(compared, control)}."
+    return Html(markup.paragraphs(f"{_memory(runs)}{'; ' if price else ''}{price}."))
 
 
 def losses_first(compared: pd.DataFrame, control: str) -> Html:

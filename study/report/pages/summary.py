@@ -33,9 +33,7 @@ mean is no surer). Against the control: the verdict, and the relative difference
 bytes per parameter on the rank with the most, in parentheses by arXiv:1910.02054. Peak memory: of that rank; live
 tensors on a CPU, allocated on a GPU."""
 
-MORE_NOTE = """\
-Final loss: the mean of the last steps, over seeds. Seconds: median. Sent: the collectives of a step, an all-reduce
-twice."""
+MORE_NOTE = "Sent: the collectives of a step, an all-reduce twice."
 
 
 def basis(runs: pd.DataFrame) -> Html:
@@ -52,7 +50,7 @@ def answer(
 ) -> Html:
     """The answer in one table per box: what each strategy learned, holds and sends, and how long it takes.
 
-    Losses and times may be told by others: then these runs' losses are a click away, and their times nowhere.
+    Losses and times may be told by others, a study that was fixed in advance and quieter runs: then not by these.
     """
     loss, speed = (Verdicts(compared, control, metric) for metric in ("final_loss", "seconds_per_step"))
     decide = times_decide(compared)
@@ -73,20 +71,21 @@ def answer(
         }
         more: dict[str, Callable[[PageRow], Any]] = {
             "runs": outcomes,
-            "final loss": final_loss,
-            **({} if with_losses else learned),
+            **({"final loss": final_loss} if with_losses else {}),
             **({} if decide else took),
             f"sent per step, {sent.name}": lambda row: number(row.runs["collective_bytes"].max() / sent.size),
         }
         words = [f"loss against {control}", f"time against {control}"]
-        heading = "More columns: runs, losses, messages"
+        heading = f"More columns: runs, {'losses, ' if with_losses else ''}messages"
         heading += "; and times, which decide nothing" if took and not decide else ""
         whole = "Every strategy, in what it learned and held" if with_losses else "Every strategy, in what it held"
         note = NOTE if with_losses else NOTE[NOTE.index("Model states") :]
         note += " Seconds: median." if decide and with_times else ""
         if by_chance := other_parts(against_paper(here)):
             note += f" Of {named(by_chance)} the total alone is the paper's: the parts are others."
-        rest = table_of(here, "Every strategy: what else was seen", more, MORE_NOTE, words)
+        more_note = MORE_NOTE + (" Final loss: the mean of the last steps, over seeds." if with_losses else "")
+        more_note += " Seconds: median." if took and not decide else ""
+        rest = table_of(here, "Every strategy: what else was seen", more, more_note, words)
         return table_of(here, whole, first, note, words) + markup.details(heading, rest)
 
     return by_box(runs, make)
