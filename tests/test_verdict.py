@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +227,10 @@ def test_a_page_shows_what_the_command_says():
     assert "zero3 on 2 processes 3" in figure  # for who does not see it
     assert "margin: 1 %" in figure
     assert "ddp from weights one" in figure
+    assert ">higher, further</" in figure  # both tests, in the row
+    assert "first row, of each neighbour to the mean of its seed's 2 others" in figure
+    faint = set(re.findall(r"[^-]opacity: ([\d.]+)", figure))
+    assert faint <= {"0.15", "0.1", "1"}  # the grid and the margin, and no run
     tables = pages.decided_tables([found]).text
     for shown in verdict_text.tables(found):
         for cell in (cell for row in shown.rows for cell in row):

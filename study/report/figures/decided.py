@@ -14,6 +14,7 @@ from study.compare.verdict import SAME, Judged
 from study.compare.verdict_text import Decided
 from study.compare.words import processes, three_digits
 from study.report.figures.drawing import INK, Figure, below, beside, finish, house_style, panels, rows, style
+from study.report.words import count
 
 LABEL_CHARACTERS = 28
 
@@ -33,10 +34,10 @@ def decided(study: Decided) -> Figure:
         ax.add_patch(Rectangle((-100 * endpoint.margin, -0.6), 200 * endpoint.margin, len(labels) + 0.2, facecolor=INK,
                                alpha=0.1, linewidth=0))  # fmt: skip
         ax.axvline(0, color=INK, linewidth=0.8)
-        _dots(ax, 0, apart, INK)
+        _rings(ax, 0, apart, INK)
         for row, arm in enumerate(judged, start=1):
             look = style(arm.strategy)
-            _dots(ax, row, arm.differences, look.color)
+            _rings(ax, row, arm.differences, look.color)
             ax.hlines(row, 100 * arm.low, 100 * arm.high, color=look.color, linewidth=2.5)
             ax.plot(100 * arm.mean, row, marker=look.marker, color=look.color, markersize=7, linestyle="none")
             beside(ax, row, _word(arm))
@@ -46,13 +47,14 @@ def decided(study: Decided) -> Figure:
         ax.xaxis.set_major_formatter(lambda value, _: three_digits(value))
         ax.set_xlabel(f"{words}, difference to {control} in {unit}")
         below(canvas, [Patch(facecolor=INK, alpha=0.1, linewidth=0)], [f"margin: {100 * endpoint.margin:g} {unit}"])
-        return finish(canvas, name, _alt(study, words, unit), _caption(study, apart, words, unit))
+        return finish(canvas, name, _alt(study, words, unit), _caption(study, words, unit))
 
 
-def _dots(ax: Axes, row: int, values: np.ndarray, color: str) -> None:
+def _rings(ax: Axes, row: int, values: np.ndarray, color: str) -> None:
     """Single runs, a little above and below their row in turn, so that equal ones are told apart."""
-    heights = row + 0.16 * (np.arange(len(values)) % 3 - 1)
-    ax.plot(100 * values, heights, marker="o", markersize=3, color=color, alpha=0.45, linestyle="none")
+    heights = row + 0.2 * (np.arange(len(values)) % 3 - 1)
+    ax.plot(100 * values, heights, marker="o", markersize=5, color=color, markerfacecolor="none", markeredgewidth=1.1,
+            linestyle="none", clip_on=False)  # fmt: skip
 
 
 def _label(study: Decided, arm: Judged) -> str:
@@ -61,7 +63,8 @@ def _label(study: Decided, arm: Judged) -> str:
 
 
 def _word(arm: Judged) -> str:
-    return "within" if arm.equivalence == SAME else arm.equivalence
+    """What both tests say."""
+    return f"{'within' if arm.equivalence == SAME else arm.equivalence}{', further' if arm.further else ''}"
 
 
 def _alt(study: Decided, words: str, unit: str) -> str:
@@ -72,12 +75,15 @@ def _alt(study: Decided, words: str, unit: str) -> str:
     return f"Mean difference to {study.study.control} in {words}: {'; '.join(said)}."
 
 
-def _caption(study: Decided, apart: np.ndarray, words: str, unit: str) -> str:
+def _caption(study: Decided, words: str, unit: str) -> str:
     endpoint, seeds = study.primary, {len(row.seeds) for row in study.on(study.primary)}
+    apart_of = len(study.protocol.neighbours)
     confidence = f"{100 * (1 - 2 * study.protocol.significance):g} %"
     return (
-        f"{study.model}, {words}: difference to the mean of {study.study.control} and its neighbours of the same seed. "
-        f"Small: single runs. Large: their mean, with its {confidence} interval, over {min(seeds)} seeds. Grey: the "
-        f"margin of {100 * endpoint.margin:g} {unit}, fixed before the runs. The first row has neighbours: runs of "
-        f"{study.study.control} whose first weights differ by one unit in the last place."
+        f"{study.model}, {words}: difference to the mean of {study.study.control} and its neighbours, runs of "
+        f"{study.study.control} whose first weights differ by one unit in the last place, of the same seed; in the "
+        f"first row, of each neighbour to the mean of its seed's {count(apart_of - 1, 'other')}. Rings: single runs. "
+        f"Filled: their mean, with its {confidence} interval, over {min(seeds)} seeds. Grey: the margin of "
+        f"{100 * endpoint.margin:g} {unit}, fixed before the runs; within: the mean is, as a test shows. Further: than "
+        "neighbours are from one another, as another test shows, which is no question of the margin."
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from study.compare import pairs
 from study.compare.order import in_order
-from study.compare.words import Unit, bytes_text, bytes_unit, three_digits
+from study.compare.words import Unit, bytes_text, bytes_unit, processes, three_digits
 from study.report.figures.drawing import (
     INK,
     Figure,
@@ -26,7 +26,7 @@ from study.report.figures.setting import crowded, runs_counted, setting, unmeasu
 from study.report.figures.speed import LOGARITHMIC_FROM
 from study.report.words import listed
 
-DODGE = 0.8  # octaves over which the strategies of one world size are spread, so that no point covers another
+SPREAD = 0.7  # of the room of one number of processes, over which its strategies stand, so that none covers another
 
 
 def world_sizes(table: pd.DataFrame, with_speed: bool = True) -> Figure:
@@ -61,11 +61,11 @@ def world_sizes(table: pd.DataFrame, with_speed: bool = True) -> Figure:
             if unit and strategy in held.index:
                 _draw_states(axes[-1], held.loc[strategy] / unit.size, _places(table, strategy), style(strategy))
         if with_speed:
-            _mark_shared(axes[0], table, worlds[-1])
+            _mark_shared(axes[0], table, worlds)
             _scale_speed(axes[0], speed["max"].max())
         if unit:
             _scale_states(axes[-1], bytes_held, unit)
-        _scale_worlds(axes[-1], worlds)
+        _scale_worlds(axes, worlds)
         drawn = [s for s in strategies if s in speed.index or s in bytes_held.index]
         handles = [_handle(strategy) for strategy in drawn] + ([_handle_of_paper()] if unit else [])
         notes = [f"{where}: {why}" for where, why in missing.items()]
@@ -83,13 +83,13 @@ def world_sizes(table: pd.DataFrame, with_speed: bool = True) -> Figure:
 
 
 def _places(table: pd.DataFrame, strategy: str) -> pd.Series:
-    """Where a strategy's points stand, by its numbers of processes: those on equally many are spread around that."""
+    """Where a strategy's points stand, by its numbers of processes: each of these has a room, the first around 0."""
     places = {}
-    for size, runs in table.groupby("world_size"):
+    for room, (size, runs) in enumerate(table.groupby("world_size")):
         there = in_order(runs["strategy"])
         if strategy in there:
             aside = there.index(strategy) / (len(there) - 1) - 0.5 if len(there) > 1 else 0.0
-            places[int(size)] = size * 2.0 ** (DODGE * aside)
+            places[int(size)] = room + SPREAD * aside
     return pd.Series(places, dtype=float)
 
 
@@ -107,13 +107,13 @@ def _draw_states(ax: Axes, held: pd.DataFrame, places: pd.Series, look: Style) -
             markeredgewidth=1.5)  # fmt: skip
 
 
-def _mark_shared(ax: Axes, table: pd.DataFrame, most: int) -> None:
+def _mark_shared(ax: Axes, table: pd.DataFrame, worlds: list[int]) -> None:
     """Shade the numbers of processes that shared cores or GPUs."""
     shared = table.loc[table["oversubscribed"].astype(bool), "world_size"]
     if shared.empty:
         return
-    at = int(shared.min()) / 2**0.5
-    ax.axvspan(at, most * 2**0.5, color=INK, alpha=0.06, linewidth=0)
+    at = worlds.index(int(shared.min())) - 0.5
+    ax.axvspan(at, len(worlds) - 0.5, color=INK, alpha=0.06, linewidth=0)
     ax.annotate("cores or GPUs shared", (at, 1), xytext=(4, -3), va="top", style="italic",
                 xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
 
@@ -135,13 +135,16 @@ def _scale_states(ax: Axes, bytes_held: pd.Series, unit: Unit) -> None:
     ax.set_ylabel(f"model states of a rank, {unit.name}")
 
 
-def _scale_worlds(ax: Axes, worlds: list[int]) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xlim(worlds[0] / 2**0.5, worlds[-1] * 2**0.5)  # beyond half of `DODGE`
-    ax.xaxis.set_major_locator(FixedLocator(worlds))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
-    ax.set_xlabel("processes, one global batch")
+def _scale_worlds(axes: list[Axes], worlds: list[int]) -> None:
+    """A room for each number of processes, with a wall between two."""
+    for ax in axes:
+        ax.grid(False, axis="x")
+        ax.tick_params(axis="x", length=0)
+        for wall in range(len(worlds) - 1):
+            ax.axvline(wall + 0.5, color=INK, linewidth=0.8, alpha=0.3)
+    axes[-1].set_xlim(-0.5, len(worlds) - 0.5)
+    axes[-1].set_xticks(range(len(worlds)), [processes(size) for size in worlds])
+    axes[-1].set_xlabel("one global batch")
 
 
 def _handle(strategy: str) -> Line2D:
