@@ -342,7 +342,7 @@ def test_largest_batch(tmp_path):
 
 
 def test_one_batch_is_no_choice(study):
-    assert text_of(pages.largest_batch(study)).startswith("Every strategy was run at one global batch")
+    assert pages.largest_batch(study).text == ""
 
 
 def test_proof(tmp_path):
@@ -356,10 +356,8 @@ def test_proof(tmp_path):
         "stage that was asked. In 3 of 3 every process counted what it holds."
     )
     shown = pages.proof(runs)
-    assert row_of(shown, "zero3_cpu_offload").startswith(
-        "2 | 1 | 2 | DeepSpeedEngine | DeepSpeedCPUAdam | 3 | cpu | cpu |"
-    )
-    assert ">zero1</th>" not in shown.text
+    assert row_of(shown, "zero3_cpu_offload on 2").startswith("3 | DeepSpeedEngine | cpu | cpu |")
+    assert ">zero1 on 2</th>" not in shown.text
     other = runs.assign(zero_stage=runs["zero_stage"].where(runs["strategy"] != "zero2", 1))
     assert "and 1 of the 2 by DeepSpeed" in text_of(pages.proof_in_words(other))
 

@@ -50,6 +50,11 @@ def counted(counts: Iterable[int], noun: str) -> str:
     return f"n = {least} {many}" if least == most else f"n = {least} to {most} {many}"
 
 
+def verdict_word(metric: str, verdict: str) -> str:
+    """A verdict as it is said of times: of those a higher one is slower."""
+    return {"higher": "slower", "lower": "faster"}.get(verdict, verdict) if metric == "seconds_per_step" else verdict
+
+
 def listed(words: Sequence[Any]) -> str:
     words = [str(word) for word in words]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

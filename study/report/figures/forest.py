@@ -15,7 +15,7 @@ from study.compare.order import in_order
 from study.compare.words import powers, processes, three_digits
 from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows, style
 from study.report.figures.setting import setting
-from study.report.words import counted, listed
+from study.report.words import counted, listed, verdict_word
 
 WORDS = {
     "loss_area": "mean loss over all steps",
@@ -94,7 +94,7 @@ def _draw(ax: Axes, row: int, comparison: pd.Series, scale: float) -> None:
         ax.hlines(row, *ends, color=look.color, linewidth=2)
     ax.plot(comparison["relative_difference"] * scale, row, marker=look.marker, color=look.color, markersize=7,
             markerfacecolor=look.color if has_interval else "none", linestyle="none")  # fmt: skip
-    beside(ax, row, comparison["verdict"])
+    beside(ax, row, verdict_word(comparison["metric"], comparison["verdict"]))
 
 
 def _alt(ordered: pd.DataFrame, labels: list[str], percent: bool) -> str:
@@ -107,7 +107,8 @@ def _alt(ordered: pd.DataFrame, labels: list[str], percent: bool) -> str:
         alt += f"{_text(relative[high], percent)} ({labels[high]})"
     alt += f"; margin {_text(margin, percent)} either way." if margin > 0 else "; no margin."
     for verdict, members in ordered.groupby("verdict", sort=False):
-        alt += f" {verdict.capitalize()}: {', '.join(labels[row] for row in members.index)}."
+        word = verdict_word(members["metric"].iloc[0], verdict)
+        alt += f" {word.capitalize()}: {', '.join(labels[row] for row in members.index)}."
     return alt
 
 

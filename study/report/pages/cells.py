@@ -14,7 +14,7 @@ from study.compare.words import Unit, bytes_unit, three_digits
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.runs import SETTING, PageRow
-from study.report.words import listed
+from study.report.words import listed, verdict_word
 
 NAMED_AT_MOST = 6  # strategies in a sentence
 SMALL = 1e-3  # relative difference, below which per cent are no help
@@ -32,9 +32,6 @@ PAPER_COLUMNS = {
     "optimizer states": "paper_optimizer_state_bytes",
     "model states": "paper_state_bytes",
 }
-
-# What a higher or a lower value is called.
-HIGHER_LOWER = {"final_loss": ("higher", "lower"), "seconds_per_step": ("slower", "faster")}
 
 
 def number(value: float) -> str | None:
@@ -172,8 +169,7 @@ class Verdicts:
         return "; ".join(f"\N{PLUS-MINUS SIGN}{relative(margin).lstrip('+')}" for margin in margins) or None
 
     def _words(self, comparison: dict[str, Any]) -> str:
-        higher, lower = HIGHER_LOWER[self.metric]
-        word = {"higher": higher, "lower": lower}.get(comparison["verdict"], comparison["verdict"])
+        word = verdict_word(self.metric, comparison["verdict"])
         if pd.isna(comparison["relative_difference"]):
             return word
         interval = ""

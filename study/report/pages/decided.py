@@ -8,6 +8,7 @@ import pandas as pd
 
 from study.compare import verdict_text
 from study.compare.verdict_text import MODELS, Decided
+from study.compare.words import processes
 from study.errors import Refusal
 from study.report import markup
 from study.report.figures.decided import decided as figure
@@ -59,18 +60,37 @@ def decided_choice(found: Sequence[Decided]) -> Html:
 
 
 def decided_tables(found: Sequence[Decided]) -> Html:
-    """Every endpoint arm by arm, the steps to the target, what trains the same; and what it all rests on."""
+    """Every endpoint arm by arm, what decides first; steps to the target, what trains the same, what it rests on."""
     parts = []
     for each in found:
-        parts.append(
-            f"<h3>{markup.escape(each.study.question)}</h3>\n{markup.paragraphs(_bare(verdict_text.answer(each)))}"
-        )
+        parts.append(f"<h3>{markup.escape(each.study.question)}</h3>\n{markup.paragraphs(_beyond_chance(each))}")
         for table in verdict_text.tables(each):
-            rows = [[_bare(cell) for cell in row] for row in table.rows]
-            parts.append(markup.table(table.title, table.head, [("", rows)], " ".join(table.notes), table.head))
+            columns = sorted(range(len(table.head)), key=lambda i: (i > 0, not table.head[i].endswith("?")))
+            head = [table.head[i] for i in columns]
+            rows = [[_cell(row[i]) for i in columns] for row in table.rows]
+            parts.append(markup.table(table.title, head, [("", rows)], _bare(" ".join(table.notes)), head))
         basis = markup.items([_bare(line) for line in verdict_text.basis(each)])
         parts.append(markup.details("What it rests on: protocol, dates, code, what was left out", basis))
     return Html("\n".join(parts))
+
+
+def _beyond_chance(study: Decided) -> str:
+    """Which arms stray further than the smallest change carries the control, for who knows none of our words."""
+    rows, control = study.on(study.primary), study.study.control
+    further = [f"{row.strategy} on {processes(row.world_size)}" for row in rows if row.further]
+    others = f"of the other {len(rows) - len(further)} this could not be shown" if further else ""
+    found = (
+        f"Trainings by {listed(further)} ended further from these than these end from one another, by more than "
+        f"chance explains; {others}"
+        if further
+        else "Of no way to train could it be shown that its trainings end further from these than these do from one "
+        "another"
+    )
+    return (
+        f"How far does chance alone carry a training? Each plain one ({control}) was repeated "
+        f"{count(len(study.protocol.neighbours), 'time')} with first weights that differ in nothing but their last "
+        f"digit. {found}. All of it is of one starting model and one set of text that no training saw."
+    )
 
 
 def other_losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str, found: Sequence[Decided]) -> Html:
@@ -89,6 +109,12 @@ def other_losses(runs: pd.DataFrame, compared: pd.DataFrame, control: str, found
         "compute the same, not of what is learned in the end"
     )
     return Html(markup.details(heading, losses(rest, compared, control).text))
+
+
+def _cell(cell: object) -> str | Html:
+    """What stands in parentheses below what it is of: a phone has no room beside."""
+    first, _, rest = _bare(cell).partition(" (")
+    return Html(f"{markup.escape(first)}<small>{markup.escape(rest.removesuffix(')'))}</small>") if rest else first
 
 
 def _bare(cell: object) -> str:

@@ -168,7 +168,7 @@ def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
 
 
 def largest_batch(runs: pd.DataFrame) -> Html:
-    """What each strategy does at the largest global batch that fits, where a study tried several."""
+    """What each strategy does at the largest global batch that fits; nothing where a study tried one alone."""
 
     def make(here: pd.DataFrame) -> str:
         largest = pairs.largest_batch(here)
@@ -196,8 +196,8 @@ def largest_batch(runs: pd.DataFrame) -> Html:
 
     tried = runs.groupby(["workload", "size", "strategy", "world_size"])["global_batch_size"].nunique()
     if tried.max() == 1:
-        return Html(markup.paragraphs("Every strategy was run at one global batch, so none is the largest that fits."))
-    return by_box(runs, make)
+        return Html("")  # none is the largest that fits
+    return Html(f"<h2>The largest batch that fits</h2>\n{by_box(runs, make).text}")
 
 
 # ---------------------------------------------------------------- processes
@@ -302,9 +302,9 @@ def proof_in_words(runs: pd.DataFrame) -> Html:
 def proof(runs: pd.DataFrame) -> Html:
     """What was asked, and what the engine said it was when it was built."""
     columns = {
-        "engine": "engine_class", "optimizer": "optimizer_class", "stage": "zero_stage",
-        "optimizer offload": "offload_optimizer_device", "parameter offload": "offload_param_device",
-        "sharded": "partitioned_parameters",
+        "stage": "zero_stage", "engine": "engine_class", "optimizer offload": "offload_optimizer_device",
+        "parameter offload": "offload_param_device", "sharded": "partitioned_parameters",
+        "optimizer": "optimizer_class",
     }  # fmt: skip
     more = {
         "precision": "precision", "backend": "backend", "clipping": "gradient_clipping", "overlap": "overlap_comm",
@@ -323,9 +323,9 @@ def proof(runs: pd.DataFrame) -> Html:
                     counts = sorted(alike["num_ranks_proved"].dropna().unique())
                     ranks = ", ".join(f"{ranks:.0f}" for ranks in counts) or None
                     facts = [_proved(name, alike.iloc[0][name]) for name in columns.values()]
-                    lines.append([row.strategy, row.world_size, len(alike), ranks, *facts])
+                    lines.append([f"{row.strategy} on {row.world_size}", *facts, len(alike), ranks])
             groups.append((f"{workload} {size}", lines))
-        return markup.table(caption, ["asked", "processes", "runs", "ranks", *columns], groups, PROOF_NOTE, words)
+        return markup.table(caption, ["asked", *columns, "runs", "ranks"], groups, PROOF_NOTE, words)
 
     def make(here: pd.DataFrame) -> str:
         return shown(here, "What was asked, and what ran", columns) + markup.details(

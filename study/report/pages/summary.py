@@ -66,8 +66,8 @@ def answer(
         first: dict[str, Callable[[PageRow], Any]] = {
             **(learned if with_losses else {}),
             **(took if decide else {}),
-            "model states (paper)": states,
             f"peak memory, {peak.name}": lambda row: number(row.runs[peak_column(here)].max() / peak.size),
+            "model states (paper)": states,
         }
         more: dict[str, Callable[[PageRow], Any]] = {
             "runs": outcomes,
