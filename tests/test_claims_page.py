@@ -78,9 +78,13 @@ def test_tally_counts_every_sentence_and_each_number_is_a_filter(committed):
     assert tuple(MEANINGS) == WORDS
 
 
-def test_opening_leads_with_what_was_run():
+def test_opening_says_what_became_of_them_and_the_tally_by_what():
     found = alone(decided("a.x"), decided("a.y", BAD), decided("a.z", "adds up"), decided("a.w", "open"))
-    said = text_of(claims.opening(found).text)
+    opened = claims.opening(found).text
+    assert "Of 4 sentences in which 1 published text say" in text_of(opened)
+    assert "2 hold, 1 do not, and 1 could not be decided here." in text_of(opened)
+    assert '<title id="verdicts-title">Sentences by source. a: 2 hold, 1 do not, 1 open.</title>' in opened
+    said = text_of(claims.tally(found).text)
     assert (
         "Of 4 sentences, 1 are reproduced by runs here or work as printed, and 1 are contradicted by runs here" in said
     )

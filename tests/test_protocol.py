@@ -298,6 +298,13 @@ def test_the_pages_parts_are_made_of_it(run_small):
 # ---------------------------------------------------------------- the committed results
 
 
+def test_sentences_name_faults_in_words_before_their_labels():
+    said = pages.protocol_in_words(effects.read(COMMITTED))._repr_html_()
+    assert "one model for all arms (same-model) is enough to make ZeRO look better" in said
+    assert "gone once one of these is mended: one model for all arms (same-model), all arms in one process" in said
+    assert "the printed one, and every other that hands over the settings in the printed way" in said
+
+
 def test_the_committed_results_are_whole():
     found = effects.read(COMMITTED)
     assert found["settings"]["data"] == "files"

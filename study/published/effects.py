@@ -38,40 +38,52 @@ class Program(NamedTuple):
 class Defect(NamedTuple):
     """What is wrong in the published program, and what the mended one does instead."""
 
+    short: str  # the published way, in a few words
     published: str
     mended: str
 
 
 DEFECTS = {
     "settings-unread": Defect(
+        "settings that nothing reads",
         "The DeepSpeed settings are assigned to TrainingArguments after these were built, and nothing reads them "
         "there: the arm called ZeRO is plain training.",
         "They are given when TrainingArguments is built, with a batch size and a launcher's variables.",
     ),
     "same-model": Defect(
+        "one model for all arms",
         "Every arm trains the same model object, so that ZeRO's go on from what plain training has learned.",
         "Each arm has a model of its own.",
     ),
     "batch-differs": Defect(
+        "batches of 8 beside batches of 16",
         "The table sets plain training at batch 8 beside ZeRO at batch 16; the row of ZeRO at 8 is commented out.",
         "Batch 8 beside batch 8.",
     ),
     "head-unseeded": Defect(
-        "The classifier's weights are drawn before any seed is set.", "Equal seeds draw equal weights in both arms."
+        "first weights drawn without a seed",
+        "The classifier's weights are drawn before any seed is set.",
+        "Equal seeds draw equal weights in both arms.",
     ),
     "one-seed": Defect(
-        "Split, order and dropout have the seed 42 at every start.", "Each repeat has its own, the same in both arms."
+        "one seed at every start",
+        "Split, order and dropout have the seed 42 at every start.",
+        "Each repeat has its own, the same in both arms.",
     ),
     "one-process": Defect(
-        "All arms run in one process.", "Each arm has a process of its own, and so a model and a head of its own."
+        "all arms in one process",
+        "All arms run in one process.",
+        "Each arm has a process of its own, and so a model and a head of its own.",
     ),
-    "fixed-order": Defect("Plain training goes first.", "ZeRO goes first."),
-    "peak-kept": Defect("The peak of memory is never reset.", "Each arm's own peak."),
+    "fixed-order": Defect("plain training always first", "Plain training goes first.", "ZeRO goes first."),
+    "peak-kept": Defect("a peak that is never reset", "The peak of memory is never reset.", "Each arm's own peak."),
     "timing-span": Defect(
+        "a time in which everything is",
         "The time is that of all of train(): engine set-up, first steps, evaluations and a checkpoint are in it.",
         "The median training step without the first five, per review.",
     ),
     "losses-of-few": Defect(
+        "losses of a few reviews",
         "The losses are those of the last ten steps (80 reviews at batch 8, 160 at 16) and of 200 held-out reviews.",
         "Those of all reviews in the last epoch, and of ten times as many held-out ones, none of which is trained on.",
     ),
@@ -79,7 +91,11 @@ DEFECTS = {
 
 # Wrong too, but in no number.
 IN_WORDS = {
-    "label": Defect("Rows are called Stage2, over settings of stage 3.", "Rows are called what the engine says."),
+    "label": Defect(
+        "wrong names of rows",
+        "Rows are called Stage2, over settings of stage 3.",
+        "Rows are called what the engine says.",
+    ),
 }
 
 _THREE = ("plain-8", "zero-8", "zero-16")  # as published

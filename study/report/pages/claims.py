@@ -14,6 +14,7 @@ from study.claims.ledger import Arithmetic, ByOthers, Claim, Execution, Rule, So
 from study.claims.say import RULES, THREE, Decided, Told
 from study.claims.verdicts import MEANINGS, WORDS, Seen, holds
 from study.report import markup
+from study.report.figures.verdicts import verdicts as draw_verdicts
 from study.report.markup import Html, escape
 from study.report.pages.opening import lead
 from study.report.words import count
@@ -28,10 +29,16 @@ def articles() -> list[Source]:
 
 
 def opening(told: Sequence[Told]) -> Html:
-    """Say what there is, by what was run for it first, and lead to each article."""
-    of_articles = [one for one in told if one.sentence is not None]
-    shown = of_articles or told
-    parts = [lead(f"What do published articles say of ZeRO, and does it hold? {say.rested(shown)}").text]
+    """Say what became of the articles' sentences, draw it, and lead to each article."""
+    shown = [one for one in told if one.sentence is not None] or told
+    came = Counter(holds(one.word) for one in shown)
+    of_source = {name: Counter(holds(one.word) for one in shown if one.source == name) for name in _names(shown)}
+    words = (
+        f"Of {count(len(shown), 'sentence')} in which {count(len(of_source), 'published text')} say what it costs and "
+        f"saves to share a training among processors, {came['yes']} hold, {came['no']} do not, and {came['open']} "
+        "could not be decided here."
+    )
+    parts = [lead(words).text, draw_verdicts(of_source)._repr_html_()]
     for source in articles():
         three = "".join(f"<br><b>{head}</b>: {escape(getattr(source, name))}" for head, name in THREE)
         address = f'<a href="{source.source}.html">{escape(source.title)}</a>'
@@ -47,7 +54,7 @@ def opening(told: Sequence[Told]) -> Html:
 def tally(told: Sequence[Told]) -> Html:
     """Count verdicts by source."""
     counts = Counter((one.source, one.word) for one in told)
-    names = list(dict.fromkeys(one.source for one in told))
+    names = _names(told)
     rows = [
         [_word(word), *(_filter(counts[name, word], source=name, verdict=word) for name in names)]
         for word in WORDS
@@ -59,12 +66,18 @@ def tally(told: Sequence[Told]) -> Html:
     return Html(
         "\n".join(
             [
+                markup.paragraphs(say.rested([one for one in told if one.sentence is not None] or told)),
                 markup.table("Verdicts by source", ["verdict", *names], [("", rows)]),
                 markup.details("What a verdict means", markup.items(meanings)),
                 markup.details("How a claim is decided", markup.items(rules)),
             ]
         )
     )
+
+
+def _names(told: Iterable[Told]) -> list[str]:
+    """The sources, in the order of the ledger."""
+    return list(dict.fromkeys(one.source for one in told))
 
 
 def _filter(shown: int, **asked: str) -> Html:
@@ -111,7 +124,8 @@ def corrected() -> Html:
         "expectation is frozen, and a change of it is listed here or fails the check."
     )
     table = markup.table("Corrections", head, list(groups.items()), words=head)
-    return Html(markup.paragraphs(words) + markup.details("Every one, with its reason", table))
+    every = markup.details("Every one, with its reason", f'<div class="prose">{table}</div>')
+    return Html(markup.paragraphs(words) + every)
 
 
 def second_reading() -> Html:
@@ -170,7 +184,7 @@ def _instead(remedy: str) -> Html:
 
 def _said(reason: str) -> Html:
     """A reason, with what it quotes of code as such."""
-    return Html(_QUOTED.sub(r"<code>\1</code>", html.escape(reason, quote=False)))
+    return Html(_QUOTED.sub(r'<code class="command">\1</code>', html.escape(reason, quote=False)))
 
 
 # ---------------------------------------------------------------- the list
@@ -313,5 +327,5 @@ def _called(kind: str, function: str, given: Mapping[str, object]) -> str:
 
 
 def _decider(rule: Undecidable) -> str:
-    command = f"<code>{escape(rule.command)}</code>" if rule.command else "this study has no command for it"
-    return f"{escape(rule.box)}: {escape(rule.run)}<br>{command}"
+    command = markup.code_block([rule.command]) if rule.command else "<br>this study has no command for it"
+    return f"{escape(rule.box)}: {escape(rule.run)}{command}"

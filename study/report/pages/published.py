@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from study.compare.words import bytes_text, three_digits
@@ -15,7 +15,7 @@ from study.report.markup import Html
 from study.report.pages import runs
 from study.report.pages.cells import relative
 from study.report.pages.opening import lead
-from study.report.words import count, listed
+from study.report.words import count
 
 # As the program prints them; it has no plain training at 16.
 LABELS = {
@@ -83,8 +83,7 @@ def protocol_scope(results: Mapping[str, Any]) -> Html:
     head = effects.effect(results, effects.LEFT_ALONE["head-unseeded"], "validation loss")
     lines = [
         f"It shows what the defects do to a {settings['size']} BERT in {count(settings['epochs'], 'epoch')}. The "
-        "published effects are BERT-large's at epoch 5 on a GPU, and need not come of them (zero-study protocol "
-        "--size large --epochs 5 --data hub)."
+        "published effects are BERT-large's at epoch 5 on a GPU, and need not come of them."
     ]
     if body is not None:
         lines.append(
@@ -93,47 +92,68 @@ def protocol_scope(results: Mapping[str, Any]) -> Html:
         )
     if head is not None:
         lines.append(f"One start says little: arms that differ in the head's first weights alone are {_effect(head)}.")
-    return Html(markup.items(lines))
+    there = markup.paragraphs(
+        Html("To run it there: <code>zero-study protocol --size large --epochs 5 --data hub</code>.")
+    )
+    return Html(markup.items(lines) + there)
 
 
 def protocol_in_words(results: Mapping[str, Any]) -> Html:
-    """Say what the published program finds, what the mended one finds, and which defects alone find ZeRO better."""
+    """Say what the published program finds, what the mended one finds, and which faults make the difference."""
     lines = []
     for metric in METRICS:
         published, mended = (effects.effect(results, one, metric) for one in (effects.AS_PUBLISHED, effects.MENDED))
         left = {name: effects.effect(results, one, metric) for name, one in effects.LEFT_ALONE.items()}
         alone = [name for name, one in left.items() if one is not None and one.word == "better"]
-        makes = f"Alone, it is made by {listed(alone)}" if alone else "No defect alone is seen to make ZeRO better"
+        makes = (
+            f"Left alone in a program that is otherwise mended, {_in_short(alone)} is enough to make ZeRO look better"
+            if alone
+            else "No fault alone is seen to make ZeRO look better"
+        )
         if published is not None and published.word == "better":
             mending = {name: effects.effect(results, one, metric) for name, one in effects.MENDED_ALONE.items()}
             adds = {name: effects.added(results, name, metric) for name in mending}
             cures = [
                 name for name, one in adds.items() if one and one.word == "better" and mending[name].word != "better"
             ]
-            makes += f"; it goes with any one of {listed(cures)} mended" if cures else "; no single mend removes it"
+            gone = f"the effect is gone once one of these is mended: {_in_short(cures, ', ')}"
+            makes += f". In the printed program {gone if cures else 'no single mend removes the effect'}"
         lines.append(
             markup.led(
                 metric.capitalize(),
-                f"as published {_effect(published)}; with all defects mended {_effect(mended)}. {makes}.",
+                f"As printed, the program finds {_effect(published)}; with all of its faults mended, "
+                f"{_effect(mended)}. {makes}.",
             )
         )
     lines.append(markup.led("What ran", _mislabelled(results)))
     return Html(markup.items(lines))
 
 
+def _in_short(names: Sequence[str], between: str = " or ") -> str:
+    """Defects as a sentence names them, each with its label in the tables."""
+    return between.join(f"{DEFECTS[name].short} ({name})" for name in names)
+
+
 def _mislabelled(results: Mapping[str, Any]) -> str:
-    """Say in which programs an arm was not what it is called."""
+    """Say in how many programs an arm was not what it is called, and why."""
     of: dict[str, list[dict[str, Any]]] = {name: [] for name in PROGRAMS}
     for key, run in results["runs"].items():
         of[key.partition("/")[0]] += [arm for arm in run["arms"] if "error" not in arm]
     stages = {
         name: {(arm["arm"].partition("-")[0], arm["ran"]["zero_stage"]) for arm in arms} for name, arms in of.items()
     }
-    no_zero = [name for name, ran in stages.items() if ("zero", None) in ran]
-    words = [f"No arm called ZeRO was any in {listed(no_zero)}"] if no_zero else []
+    with_zero = [name for name, ran in stages.items() if "zero" in dict(ran)]
+    no_zero = [name for name in with_zero if ("zero", None) in stages[name]]
+    words = []
+    if no_zero:
+        words = [
+            f"In {len(no_zero)} of {len(with_zero)} programs with an arm that is called ZeRO, it was plain training"
+        ]
+        if no_zero == [name for name in with_zero if not PROGRAMS[name].honoured]:
+            words[0] += ": the printed one, and every other that hands over the settings in the printed way"
     words += [
-        f"Plain training was ZeRO of stage {stage} in {name}, because the engine before it in that process had left "
-        "its setting in the environment"
+        f"In one, plain training was ZeRO of stage {stage}, because the engine before it in that process had left its "
+        f"setting in the environment ({name})"
         for name, ran in stages.items()
         for kind, stage in ran
         if kind == "plain" and stage is not None
@@ -313,8 +333,9 @@ def _interval(effect: Effect) -> str:
 def _cell(effect: Effect | None) -> Html | None:
     if effect is None:
         return None
-    interval = "" if effect.low is None else f"{relative(effect.low)} to {relative(effect.high)}, "
-    return Html(f"{markup.escape(relative(effect.mean))}<small>{markup.escape(interval + effect.word)}</small>")
+    below = [] if effect.low is None else [f"{relative(effect.low)} to {relative(effect.high)}"]
+    below.append(effect.word)
+    return Html(relative(effect.mean) + "".join(f"<small>{markup.escape(line)}</small>" for line in below))
 
 
 def _points(effect: Effect | None) -> Html | None:
