@@ -132,7 +132,8 @@ def test_ink_and_font_are_the_pages(drawn, kind):
 
 def test_a_notebook_shows_the_caption(drawn):
     figure = drawing.Figure("name", "<svg/>", "alt", "a < b & c")
-    assert figure._repr_html_() == ('<figure class="plot"><svg/><figcaption>a &lt; b &amp; c</figcaption></figure>')
+    part = '<div class="drawing" role="group" tabindex="0"><svg/></div>'
+    assert figure._repr_html_() == f'<figure class="plot">{part}<figcaption>a &lt; b &amp; c</figcaption></figure>'
 
 
 @pytest.mark.parametrize("kind", ALL)

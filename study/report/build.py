@@ -37,7 +37,7 @@ REPORT_PAGES = {
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
 }
-# and those that read none, which a site has once.
+# and those that belong to none, which a site has once.
 SITE_PAGES = {
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
     "others": Page("others.html", "Others", "What did others measure on one GPU and on many, and what can be checked?"),
@@ -126,7 +126,7 @@ def _own_verdict(study: str, folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def build_site(output: Path) -> Path:
-    """Make the pages that read no runs, and the index of the reports in the folders of `output`; return the index."""
+    """Make the pages that belong to no report, and the index of the reports in `output`; return the index."""
     first = output / index.PAGE.file
     if first.exists() and not _is_site(output):
         raise Refusal(f"--output {output}: its {first.name} is not that of a site; name the folder of all reports")

@@ -1,4 +1,4 @@
-"""Which reports are there? The first page of a site: what it is about, every report, and what needs no runs."""
+"""Which reports are there? The first page of a site: what it is about, every report, and what belongs to none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ about them.</p>
 strategy is one way to spread it, such as a full copy for each processor (<code>ddp</code>) or a share of everything
 (<code>zero3</code>). A rank is one of the processes that train together.</p>
 {reports}
-<h2>Pages that need no runs</h2>
+<h2>Pages that belong to no report</h2>
 <dl class="ways">
 {pages}
 </dl>"""

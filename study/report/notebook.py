@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ CELL_TIMEOUT_SECONDS = 600
 
 # Cells that are for a notebook and not for a page: the badge, the set-up, and what papermill was given.
 NOT_SHOWN = {"colab", "parameters", "injected-parameters"}
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]i?B|m?s|points)(?![\w-]))")  # before it no line breaks
 
 
 def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None:
@@ -76,7 +79,7 @@ def shown(executed: Path) -> tuple[str, str]:
         for cell in nbformat.read(executed, as_version=4).cells
         if not NOT_SHOWN.intersection(cell.metadata.get("tags", []))
     ]
-    body = "\n".join(part for cell in cells for part in _shown_cell(cell))
+    body = _UNIT.sub("\N{NO-BREAK SPACE}", "\n".join(part for cell in cells for part in _shown_cell(cell)))
     return body, "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 

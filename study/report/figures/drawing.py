@@ -21,7 +21,7 @@ from matplotlib.transforms import IdentityTransform
 from study.compare.words import three_digits
 from study.report.markup import folded
 
-WIDTH_INCHES = 6.0  # at the width of a phone its text is then still 9 pixels high
+WIDTH_INCHES = 6.0  # beyond the width of a phone, on which a drawing scrolls: its text would be 8 pixels high
 POINTS_PER_INCH = 72  # also the dots per inch of a canvas, so that its pixels are points
 WIDTH_POINTS = WIDTH_INCHES * POINTS_PER_INCH
 PIXELS_PER_POINT = 4 / 3
@@ -97,7 +97,8 @@ class Figure:
     caption: str
 
     def _repr_html_(self) -> str:
-        return f'<figure class="plot">{self.svg}<figcaption>{folded(self.caption)}</figcaption></figure>'
+        drawing = f'<div class="drawing" role="group" tabindex="0">{self.svg}</div>'  # which a phone scrolls
+        return f'<figure class="plot">{drawing}<figcaption>{folded(self.caption)}</figcaption></figure>'
 
 
 # ---------------------------------------------------------------- strategies
