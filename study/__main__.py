@@ -42,7 +42,8 @@ def main() -> None:
             raise
         status = _refuse(message)
     except KeyboardInterrupt:
-        print("zero-study: interrupted; finished runs are kept", file=sys.stderr)
+        kept = "; finished runs are kept" if sys.argv[1:2] in (["run"], ["train"], ["gpu"]) else ""
+        print(f"zero-study: interrupted{kept}", file=sys.stderr)
         status = 130
     except BrokenPipeError:  # `zero-study compare ... | head`: what is left to say has no reader
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -461,7 +461,7 @@ def _merge(packed: Path, records: Path) -> None:
     type=click.Choice(get_args(case.Attention)),
     default="sdpa",
     show_default=True,
-    help="PyTorch's (FlashAttention-2), operators, or FlashAttention as of 2022",
+    help="PyTorch's (FlashAttention-2 where the card and the type have it), operators, or FlashAttention as of 2022",
 )
 @click.option("--dropout", is_flag=True, help="with dropout")
 @click.option(
@@ -485,6 +485,11 @@ def _merge(packed: Path, records: Path) -> None:
 )
 @click.option("--network-gbps", type=float, metavar="GBIT", help="of a node to all others [default: as one rents it]")
 @click.option("--gpus-per-node", type=NUMBER, help="[default: as one rents it]")
+@click.option(
+    "--shard-group-size",
+    type=NUMBER,
+    help="GPUs that share one copy of the states (hybrid sharding, ZeRO-1 within nodes) [default: hybrid, a node's]",
+)
 @click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
 @click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
 @click.option("--trace", is_flag=True, help="also trace the model over fake tensors, a minute or less a strategy")

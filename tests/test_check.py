@@ -52,6 +52,7 @@ EXPECTED = {
     "llm_c_scripts": [((6,), "certain", "423 TFLOP/s a GPU of model FLOPs (256 x 2,048 tokens / 0.15 s / 8 GPUs")],
     "deepspeed_muon": [((2, 3), "likely", "3.10 GiB less (34.5 GiB and 31.4 GiB) is more than states can give")],
     "baisya_ddp_fsdp": [
+        ((2, 4, 6, 8, 10, 14, 17, 20, 23), "likely", "row 2: 85.9 TFLOP/s a GPU of model FLOPs (16,521 tok/s x 5.2"),
         ((5,), "likely", f"15,619 MB {TOO_LITTLE}"),
         ((7,), "likely", f"16,104 MB {TOO_LITTLE}"),
         ((9,), "likely", f"30,224 MB {TOO_LITTLE}"),
@@ -151,6 +152,8 @@ TOKENS = {**TIMED, "metric": "tokens_per_second_per_gpu", "unit": "tok/s/GPU"}
 PEAK = {**TIMED, "metric": "peak_memory_allocated", "unit": "GiB"}
 RESTING = {**LLAMA, "metric": "memory_allocated_after_step", "unit": "bytes"}
 CHECKPOINTED = {"act_ckpt": "full"}
+FP32 = {**TOKENS, "model": "gpt2", "num_gpus": 1, "strategy": "single", "precision": "fp32", "seq_len": 1024,
+        "global_batch": 2}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,11 @@ CHECKPOINTED = {"act_ckpt": "full"}
          "likely", "12 x 32 x 4,096 x 65,536 of attention"),
         ({**LLAMA, "metric": "tflops_per_gpu", "value": 400, "unit": "TFLOP/s/GPU"}, "likely", "above the 312"),
         ({**LLAMA, "metric": "tflops", "value": 8000, "unit": "TFLOP/s"}, "certain", "/ 8 GPUs is above the 312"),
-        ({**LLAMA, "metric": "mfu", "value": "104", "unit": "%"}, "likely", "104 % is above the 312"),
+        ({**LLAMA, "metric": "mfu", "value": "104", "unit": "%"}, "likely", "104 % is more than a whole peak"),
+        ({**FP32, "value": 150_000}, "likely", "above the 19.5 of a100-80gb in fp32, unless fp32 stands for TF32"),
+        ({**FP32, "value": 900_000}, "certain", "above the 156 of a100-80gb in tf32"),
+        ({**TOKENS, "precision": "fp8", "value": 3000}, "likely", "a100-80gb: no unit for fp8, which could only be"),
+        ({**TOKENS, "gpu": "t4", "value": 10, "act_ckpt": "full"}, "likely", "t4: no unit for bf16"),
     ],
 )  # fmt: skip
 def test_more_flops_than_the_card_has(said, row, certainty, words):
@@ -186,7 +193,8 @@ def test_more_flops_than_the_card_has(said, row, certainty, words):
     "change",
     [
         {"value": 3500},
-        {"value": 9000, "precision": "fp8"},  # A100 has none
+        {**FP32, "value": 15_000},
+        {**FP32, "value": 150_000, "precision": "tf32"},
         {"value": 9000, "gpu": "h100"},
         {"value": 9000, "gpu": "rtx-4090"},  # not known
         {"value": 9000, "notes": "LoRA"},
@@ -497,10 +505,12 @@ def test_no_file_and_a_folder(tmp_path):
 def test_what_is_not_understood_is_named(tmp_path):
     rows = [{**TOKENS, "value": 3000}, {**TOKENS, "value": 3000, "seq_len": "alpaca", "gpu": "titan"}]
     rows += [{**TOKENS, "value": 8, "unit": "it/s", "extra": "of a column that nobody asks for"}]
+    rows += [{**TOKENS, "value": -8}] * 7
     text = check.text(check.check(write(tmp_path / "table.csv", rows)))
-    assert "seq_len 'alpaca' (1 x)" in text
-    assert "tokens_per_second_per_gpu in 'it/s' (1 x)" in text
-    assert "gpu 'titan' (1 x)" in text
+    assert "seq_len 'alpaca' (row 3)" in text
+    assert "tokens_per_second_per_gpu in 'it/s' (row 4)" in text
+    assert "gpu 'titan' (row 3)" in text
+    assert "value '-8' (rows 5, 6, 7, 8, 9 and 2 more)" in text
     assert "extra" not in text
 
 

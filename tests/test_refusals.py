@@ -22,7 +22,7 @@ import yaml
 from data_folder import make_data_dir
 from launching import ROOT, attempt, environment, words
 
-from study import files
+from study import __main__, cli, files
 from study.config import build_config
 from study.errors import Refusal
 from study.preflight.checks import check
@@ -427,6 +427,20 @@ def test_interrupt(folder):
     assert found.failure.error.startswith("Interrupted: interrupted by SIGTERM")
     assert found.steps_done == len(schema.read_steps(run_dir)) >= 2
     assert found.steps_sha256 == files.sha256(run_dir / "steps.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("run", "interrupted; finished runs are kept"), ("advise", "interrupted")]
+)
+def test_what_an_interrupt_keeps(command, said, monkeypatch, capsys):
+    def interrupted(_words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["zero-study", command])
+    with pytest.raises(SystemExit, match="130"):
+        __main__.main()
+    assert capsys.readouterr().err == f"zero-study: {said}\n"
 
 
 def _has_lines(path: Path, number: int) -> bool:

@@ -208,6 +208,21 @@ def test_the_planner_answers_without_a_server_as_the_command_does(visit):
     assert (seen.said, seen.failed) == ([], [])
 
 
+def test_a_model_that_loads_is_asked_for_once_and_one_that_fails_says_nothing_of_another(visit):
+    page = visit("planner", viewport=DESKTOP).page
+    page.evaluate("window.scripts = []; document.head.append = (script) => window.scripts.push(script); 0")
+    for name, value in (("model", "gpt2"), ("gpu", "h100-sxm"), ("gpus", "16"), ("model", "gpt2-xl")):
+        page.locator(f"#asked [name={name}]").select_option(value)
+    sources = page.evaluate("window.scripts.map(script => script.src)")
+    assert [source.rsplit("/", 1)[1] for source in sources] == ["gpt2.js", "gpt2-xl.js"]
+    page.evaluate("window.scripts[0].onerror()")
+    assert page.locator("#answered").inner_text().startswith("Loading")
+    page.evaluate("window.scripts[1].onerror()")
+    assert page.locator("#answered").inner_text().startswith("The answers for gpt2-xl could not be loaded")
+    page.locator("#asked [name=gpus]").select_option("8")
+    assert page.evaluate("window.scripts.length") == 3
+
+
 def test_without_javascript_the_planner_asks_for_nothing(visit):
     seen = visit("planner", java_script_enabled=False)
     assert not seen.page.locator("#asked").is_visible()

@@ -28,6 +28,7 @@ _KNOWN: dict[str, tuple[str | None, ...]] = {
     "optimizer_kernel": get_args(OptimizerKernel),
 }
 
+_IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
 DEFAULT_LENGTH = 1024  # tokens
 SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
@@ -55,10 +56,13 @@ class Asked:
     optimizer_kernel: OptimizerKernel = "fused"
     network_gbps: float | None = None  # Gbit/s of a node to all others; None: as one rents it
     gpus_per_node: int | None = None
+    shard_group_size: int | None = (
+        None  # GPUs that share one copy of the states; None: a node's, where files have groups
+    )
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        for name in (*counts, "gpus_per_node"):
+        for name in (*counts, "gpus_per_node", "shard_group_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
@@ -102,9 +106,11 @@ class Asked:
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """The one asked for, or all that train on this many GPUs."""
+        if self.shard_group_size is not None and self.strategy is None:
+            raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}; add one of them")
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
-            if not chosen.could_run(num_gpus):
+            if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 one = chosen.distributed_type == "NO"
                 does, other = ("runs one process", "ddp") if one else ("has groups of ranks", "zero3_tuned or fsdp2")
                 raise Refusal(f"--strategy {self.strategy}: {does}, --gpus asks for {num_gpus}; take {other}")
@@ -114,7 +120,26 @@ class Asked:
 
     def could_run(self, num_gpus: int) -> bool:
         """Whether what is asked for trains on this many GPUs; without a strategy some does on any number."""
+        if self.shard_group_size is not None:
+            return num_gpus % self.shard_group_size == 0
         return self.strategy is None or file.read_by_name(self.strategy).could_run(num_gpus)
+
+    def replicas(self, chosen: Strategy, num_gpus: int) -> int:
+        """How many copies of its states a strategy holds, each split over a group of GPUs: one a node where a file has
+        groups, and within a single node as many as the file has. Raises Refusal where it cannot have groups."""
+        size = self.shard_group_size
+        if size is None:
+            if chosen.mesh is None:
+                return 1
+            nodes = self.box(num_gpus).num_nodes
+            return nodes if 1 < nodes < num_gpus else chosen.mesh[0]
+        if chosen.mesh is None and chosen.zero_stage not in (1, 2):
+            raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups; take --strategy {_IN_GROUPS}")
+        if size == 1 or num_gpus % size:
+            raise Refusal(
+                f"--shard-group-size {size}: --gpus {num_gpus} must be a multiple of it, and it of two or more"
+            )
+        return num_gpus // size
 
     def batch(self) -> tuple[int, int | None, int | None]:
         """Sequences per GPU and step; micro batch and accumulation where they are given. Refuses to round."""

@@ -11,7 +11,7 @@ from study.errors import Refusal, refusing
 from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import engines, file
 from study.strategy.file import Strategy
-from study.theory import on_box, peaks, shapes
+from study.theory import on_box, peaks, shapes, trust
 from study.theory.case import Engine, Job
 from study.theory.hardware import Box
 from study.theory.on_box import Prediction
@@ -20,6 +20,9 @@ from study.theory.shapes import ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
 EQUALLY_FAST = 0.03
+# Seconds that a GPU computes for a layer in a micro step: no published time of grades A and B has less than this. Of
+# those of grade C that have, most took 3 to 5 times what is predicted.
+SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -31,6 +34,7 @@ class Option:
     strategy: Strategy
     prediction: Prediction
     largest_micro_batch: int
+    is_short: bool  # too short a step for its interval
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,18 @@ def advise(model: str, asked: Asked) -> Advice:
     box = asked.box()
     asked.batch()  # what is wrong with it is wrong for every strategy
     _ = asked.chosen_precision
-    options = []
+    options, left_out = [], dict[str, list[str]]()
     for chosen in asked.strategies(asked.num_gpus):
         try:
             options.append(_option(shape, box, asked, chosen))
         except Refusal as refusal:
             if asked.strategy is not None:
                 raise
-            notes.append(f"{chosen.name} is left out: {refusal}")
+            left_out.setdefault(str(refusal), []).append(chosen.name)
+    notes += [f"left out: {', '.join(names)}: {why}" for why, names in left_out.items()]
     if not options:
         raise Refusal(notes[-1])
+    notes += [*_unlike(options), *_short(options)]
     recommended, reason = _recommend(options)
     return Advice(shape, asked, box, notes, options, recommended, reason)
 
@@ -81,7 +87,28 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
                 predictions.append(on_box.predict(shape, engine, job, box))
         # The fastest that fits; where none does, what misses least.
         best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
-        return Option(chosen, best, on_box.largest_micro_batch(shape, engine, best.job, box))
+        largest = on_box.largest_micro_batch(shape, engine, best.job, box)
+    computed = best.step.forward + best.step.backward + best.step.recompute
+    is_short = computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps
+    return Option(chosen, best, largest, bool(is_short))
+
+
+def _unlike(options: Sequence[Option]) -> list[str]:
+    """Say which optimizer, card and engines no published time has."""
+    found = options[0].prediction
+    what = [*trust.unlike(found.engine, found.box)]
+    what += [option.strategy.name for option in options if not trust.is_published(option.prediction.engine)]
+    return [f"no published time has {', '.join(what)}"] if what else []
+
+
+def _short(options: Sequence[Option]) -> list[str]:
+    """Say which steps are shorter than those that intervals are known of."""
+    names = [option.strategy.name for option in options if option.is_short]
+    whose = "all" if len(names) == len(options) else ", ".join(names)
+    return [
+        f"short steps ({whose}), below {1e3 * SHORTEST:g} ms of computing a layer and micro step: launching kernels, "
+        "hardly counted, may bound them; most that are published took 3 to 5 times what is predicted: no upper end"
+    ] if names else []  # fmt: skip
 
 
 def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
@@ -181,7 +208,7 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
                 peak = _peak(shape, asked, chosen, job, box)
                 fewest[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
     unsharded = frozenset(
-        name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), 1).zero_stage
+        name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), counts[-1]).zero_stage
     )
     return FewestGpus(asked, shape, notes, fewest, unsharded, counts[-1])
 
@@ -201,7 +228,14 @@ def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box)
 
 def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int) -> Engine:
     engine = engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
-    return dataclasses.replace(engine, optimizer=asked.optimizer, optimizer_kernel=asked.optimizer_kernel)
+    if asked.strategy is not None and engine.kind == "deepspeed" and asked.optimizer_kernel != "fused":
+        raise Refusal(f"--optimizer-kernel {asked.optimizer_kernel}: {chosen.name} has DeepSpeed's own; leave it out")
+    return dataclasses.replace(
+        engine,
+        optimizer=asked.optimizer,
+        optimizer_kernel=asked.optimizer_kernel,
+        replicas=asked.replicas(chosen, num_gpus),
+    )
 
 
 def _fits(peak: Peak, box: Box) -> bool:

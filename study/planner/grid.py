@@ -19,7 +19,7 @@ from study.planner.choose import Option, advise
 
 PLACE = PurePosixPath("predicted/planned")  # of the answers, below the site of which the page is one
 MODELS = ("bert-large", "gpt2", "gpt2-xl", "qwen2.5-1.5b", "gpt-j-6b", "llama-3-8b", "llama-2-13b", "llama-3-70b")
-GPUS = ("t4", "v100-32gb", "l4", "a100-40gb", "a100-80gb", "h100-sxm", "b200")
+GPUS = ("t4", "v100-32gb", "l4", "a100-40gb", "a100-80gb", "h100-sxm", "h200", "b200")
 COUNTS = (1, 2, 4, 8, 16, 64)
 LENGTHS = (512, 2048)
 PER_GPU = (8, 32)  # sequences of the global batch
@@ -80,7 +80,9 @@ def _row(option: Option) -> list[Any]:
         int(job.micro_batch_size),
         int(job.gradient_accumulation_steps),
         int(job.recomputed),
-        *(_short(value) for value in (found.step.total, found.step.low, found.step.high)),
+        _short(found.step.total),
+        _short(found.step.low),
+        None if option.is_short else _short(found.step.high),
         round(float(found.tokens_per_second_per_gpu)),
         round(100 * float(found.mfu)),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from study import files
 from study.errors import Refusal
 from study.planner.asked import CHECKPOINTED
 from study.planner.choose import gib
-from study.theory import model_states, peaks
+from study.strategy import file
+from study.theory import hardware, model_states, peaks
 from study.theory.on_box import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def text(advice: Advice) -> str:
     lines = [
         f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
         f"{asked.sequence_length:,} tokens a sequence",
-        *textwrap.wrap(f"Assumed: {assumed(asked, box)}.", LINE),
+        f"Assumed: {assumed(asked, box, _groups(advice))}.",
         "Predicted, not measured; what the intervals of times rest on stands under the table.",
         *(f"Note: {note}." for note in advice.notes),
         "",
@@ -75,7 +76,8 @@ def _evidence(advice: Advice) -> list[str]:
     """Say which errors the intervals rest on, once for the strategies that share them."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
-        names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
+        if not option.is_short:  # of which a note says that none is known
+            names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
     lines = [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
     return [part for line in lines for part in textwrap.wrap(line, LINE)]
 
@@ -107,20 +109,35 @@ _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
 MARKS = {False: "", True: " c", "selective": " s"}
 
 
-def assumed(asked: Asked, box: Box) -> str:
+def assumed(asked: Asked, box: Box, groups: str = "") -> str:
     """Say what a prediction assumes beside the table, in the words of the options."""
     job = asked.job()
     kernels = "compiled" if asked.compile else {"fused": "fused kernels", "transformers": "transformers' own kernels"}[
         asked.kernels
     ]  # fmt: skip
-    attention = {"sdpa": "sdpa (FlashAttention-2)", "flash-1": "FlashAttention of 2022"}.get(asked.attention, "eager")
-    network = (
-        f", {box.node_bandwidth * 8e-9:g} Gbit/s between nodes of {box.gpus_per_node}" if box.num_nodes > 1 else ""
-    )
-    return (
-        f"{kernels}; attention {attention}; dropout {'on' if asked.dropout else 'off'}; loss {job.loss}; "
-        f"{asked.optimizer}, {asked.optimizer_kernel}{network}"
-    )
+    # FlashAttention-2 takes 16-bit types, on cards since Ampere; elsewhere PyTorch has another kernel without scores.
+    has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in asked.chosen_precision
+    attention = {
+        "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
+        "flash-1": "FlashAttention of 2022",
+    }.get(asked.attention, "eager")
+    own = " (DeepSpeed: its own)" if asked.optimizer_kernel != "fused" else ""
+    said = [
+        kernels,
+        f"attention {attention}",
+        f"dropout {'on' if asked.dropout else 'off'}",
+        f"loss {job.loss}",
+        f"{asked.optimizer}, {asked.optimizer_kernel}{own}",
+        f"nodes of {box.gpus_per_node}, {box.node_bandwidth * 8e-9:g} Gbit/s" if box.num_nodes > 1 else "",
+        groups,
+    ]
+    return "; ".join(filter(None, said))
+
+
+def _groups(advice: Advice) -> str:
+    """Say how many GPUs share a copy of the states, where not all of them do."""
+    grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
+    return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
 
 
 def _short(seconds: float) -> str:
@@ -140,7 +157,8 @@ def _row(option: Option) -> list[str]:
         gib(prediction.free_bytes),
         batch,
         str(option.largest_micro_batch),
-        f"{prediction.step.total:.3g} ({_short(prediction.step.low)}-{_short(prediction.step.high)})",
+        f"{prediction.step.total:.3g} ({_short(prediction.step.low)}-"
+        f"{'?' if option.is_short else _short(prediction.step.high)})",
         f"{prediction.tokens_per_second_per_gpu:,.0f}",
         f"{100 * prediction.mfu:.0f} %",
         f"{prediction.communicated_bytes / 1e9:.2f}",
@@ -166,7 +184,7 @@ def content(advice: Advice) -> dict[str, Any]:
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
         "sequence_length": advice.asked.sequence_length,
-        "assumed": assumed(advice.asked, advice.box),
+        "assumed": assumed(advice.asked, advice.box, _groups(advice)),
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
@@ -202,8 +220,8 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "largest_micro_batch_size": option.largest_micro_batch,
         "seconds_per_step": float(prediction.step.total),
         "seconds_per_step_low": float(prediction.step.low),
-        "seconds_per_step_high": float(prediction.step.high),
-        "seconds_per_step_rests_on": prediction.step.evidence.sentence,
+        "seconds_per_step_high": None if option.is_short else float(prediction.step.high),
+        "seconds_per_step_rests_on": None if option.is_short else prediction.step.evidence.sentence,
         "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
         "mfu": float(prediction.mfu),
         "communicated_bytes_per_step": round(prediction.communicated_bytes),
@@ -234,9 +252,14 @@ def write(advice: Advice, path: Path) -> None:
     option, box = advice.recommended, advice.box
     precision = option.prediction.engine.precision
     content = {**option.strategy.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    replicas, shards = option.prediction.engine.replicas, option.prediction.engine.num_shards
     if option.strategy.mesh:
-        shards = box.num_gpus // option.strategy.mesh[0]
-        content["parallelism_config"] = {**content["parallelism_config"], "parallelism_config_dp_shard_size": shards}
+        sizes = {"parallelism_config_dp_replicate_size": replicas, "parallelism_config_dp_shard_size": shards}
+        content["parallelism_config"] = {**content["parallelism_config"], **sizes}
+    elif replicas > 1:
+        raise Refusal(
+            f"--write {path}: DeepSpeed splits stages 1 and 2 over all GPUs only; leave --shard-group-size out"
+        )
     comments = [
         f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
         "What is trained are flags of the study's trainer:",
@@ -284,7 +307,7 @@ def text_of_largest(largest: LargestModels) -> str:
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
     asked = largest.asked
     head = f"The largest GPT (width x layers, as GPT-3's are) on {asked.num_gpus} x {asked.box().gpu.name}"
-    return "\n".join([_with_conditions(head, asked), "", *_aligned(rows)])
+    return "\n".join([*_with_conditions(head, asked, asked.box(), largest.shapes), "", *_aligned(rows)])
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
@@ -294,7 +317,13 @@ def content_of_largest(largest: LargestModels) -> dict[str, Any]:
          "num_params": shape.num_params if shape else None}
         for name, shape in largest.shapes.items()
     ]  # fmt: skip
-    return {"gpu": largest.asked.box().gpu.name, "num_gpus": largest.asked.num_gpus, "largest_models": models}
+    box = largest.asked.box()
+    return {
+        "gpu": box.gpu.name,
+        "num_gpus": box.num_gpus,
+        "assumed": _assumed_of_memory(largest.asked, box, largest.shapes),
+        "largest_models": models,
+    }
 
 
 def text_of_fewest(fewest: FewestGpus) -> str:
@@ -308,7 +337,7 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     notes = [f"Note: {note}." for note in fewest.notes]
     never = ["", "never: it does not shard, so that every GPU holds all of the model."]
     foot = never if any(row[1] == "never" for row in rows) else []
-    return "\n".join([_with_conditions(head, asked), *notes, "", *_aligned(rows), *foot])
+    return "\n".join([*_with_conditions(head, asked, asked.box(1), fewest.fewest), *notes, "", *_aligned(rows), *foot])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
@@ -325,13 +354,24 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
     return {
         **_model_content(shape),
         "gpu": fewest.asked.box(1).gpu.name,
+        "assumed": _assumed_of_memory(fewest.asked, fewest.asked.box(1), fewest.fewest),
         "notes": fewest.notes,
         "fewest_gpus": strategies,
     }
 
 
-def _with_conditions(head: str, asked: Asked) -> str:
+def _assumed_of_memory(asked: Asked, box: Box, names: Iterable[str]) -> str:
+    """The same where strategies are asked on several numbers of GPUs, or models."""
+    size, hybrids = asked.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
+    groups = f"{', '.join(hybrids)} with one copy of the states a node, in a single node two" if hybrids else ""
+    return assumed(asked, box, f"groups of {size}" if size else groups)
+
+
+def _with_conditions(head: str, asked: Asked, box: Box, names: Iterable[str]) -> list[str]:
     checkpointed = {"none": "", "selective": ", selectively checkpointed"}.get(
         asked.activation_checkpointing or "full", ", checkpointed"
     )
-    return f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured."
+    return [
+        f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured.",
+        f"Assumed: {_assumed_of_memory(asked, box, names)}.",
+    ]

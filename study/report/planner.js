@@ -4,16 +4,23 @@
   const form = document.getElementById("asked");
   const out = document.getElementById("answered");
   const loaded = {};
+  const loading = new Set();
   const value = (name) => form.elements.namedItem(name).value; // "length" is what elements have of their own
 
   window.planned = (content) => { loaded[content.model] = content.answers; show(); };
 
   function load(model) {
+    out.textContent = "Loading the answers for this model ...";
+    if (loading.has(model)) return;
+    loading.add(model);
     const script = document.createElement("script");
     script.src = `${form.dataset.folder}/${encodeURIComponent(model)}.js`;
-    script.onerror = () => { out.textContent = `The answers for ${model} could not be loaded from ${script.src}.`; };
+    script.onerror = () => {
+      loading.delete(model); // the next input tries again
+      script.remove();
+      if (value("model") === model) out.textContent = `The answers for ${model} could not be loaded from ${script.src}.`;
+    };
     document.head.append(script);
-    out.textContent = "Loading the answers for this model ...";
   }
 
   function element(name, text, parent, kind) {
@@ -40,7 +47,7 @@
       element("td", fits ? "yes" : "no", line);
       element("td", needs, line, "number");
       element("td", `${micro} x ${accumulation}${checkpointed ? " c" : ""}`, line);
-      element("td", `${step} (${low} to ${high})`, line, "number");
+      element("td", `${step} (${low} to ${high ?? "?"})`, line, "number");
       const cell = element("td", speed.toLocaleString("en-US"), line, "number barred");
       cell.style.setProperty("--share", `${(100 * speed) / fastest}%`);
       element("td", `${mfu} %`, line, "number");
@@ -67,7 +74,8 @@
       element("p", `Predicted, not measured. Recommended: ${found.reason}.`, out, "lead");
       out.append(table(found.rows));
       element("p", "batch: micro batch x accumulation, c: activation checkpointing. In parentheses: the interval that "
-        + "held for nine of ten published times of that kind.", out, "note");
+        + "held for nine of ten published times of that kind; no upper end where launching kernels may bound short steps.",
+        out, "note");
     }
     element("pre", command, out);
   }

@@ -91,7 +91,7 @@ def advised_engine(chosen: Strategy, hidden: int, world_size: int, asked: Precis
     Raises Refusal for fp8 of another engine than FSDP2, of which nothing is known.
     """
     if asked == "fp8" and chosen.distributed_type != "FSDP":
-        raise Refusal(f"fp8 is predicted under FSDP2 only, not under {chosen.name}")
+        raise Refusal("fp8 is predicted under FSDP2 only; take another precision or strategy")
     return engine_of(chosen, hidden, world_size, precision_class(chosen, asked))
 
 

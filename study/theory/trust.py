@@ -30,6 +30,25 @@ LEFT_OUT: dict[Distance, tuple[str, ...]] = {
 
 GENERATIONS = ("Ampere", "Hopper", "Volta")  # of the rows that constants are fitted to
 COUNTS = (1, 1024)  # the fewest and the most GPUs of these rows
+# What published times are of, all grades: whatever else is asked was never held against any.
+PUBLISHED_GPUS = ("t4", "v100-16gb", "v100-32gb", "a100-40gb", "a100-80gb", "h100-sxm", "h200")
+PUBLISHED_OPTIMIZERS = ("adamw", "lamb", "adafactor", "sgd")
+# Kind, stage, where the optimizer and the parameters are, whether states are split in groups, or parameters kept twice.
+PUBLISHED_ENGINES = (
+    ("torch", 0, "none", "none", False, False),
+    ("ddp", 0, "none", "none", False, False),
+    ("deepspeed", 0, "none", "none", False, False),
+    ("deepspeed", 1, "none", "none", False, False),
+    ("deepspeed", 1, "none", "none", True, False),
+    ("deepspeed", 2, "none", "none", False, False),
+    ("deepspeed", 2, "cpu", "none", False, False),
+    ("deepspeed", 3, "none", "none", False, False),
+    ("deepspeed", 3, "cpu", "none", False, False),
+    ("deepspeed", 3, "cpu", "cpu", False, False),
+    ("fsdp", 3, "none", "none", False, False),
+    ("fsdp", 3, "none", "none", True, False),
+    ("fsdp", 3, "cpu", "cpu", False, False),
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,25 @@ EVIDENCE: dict[tuple[EngineKind, Distance], Evidence] = {
         Evidence("offload", "new generation", 2.6, 14, LEFT_OUT["new generation"], 14, 14, 0.299, 0.579, 0.791),
     )
 }
+
+
+def unlike(engine: Engine, box: Box) -> list[str]:
+    """Name the optimizer and the card, where no published time has them."""
+    named = ((engine.optimizer, PUBLISHED_OPTIMIZERS), (box.gpu.name, PUBLISHED_GPUS))
+    return [name for name, known in named if name not in known]
+
+
+def is_published(engine: Engine) -> bool:
+    """Say whether a published time has an engine of this kind."""
+    return kind_of(engine) in PUBLISHED_ENGINES
+
+
+def kind_of(engine: Engine) -> tuple[str, int, str, str, bool, bool]:
+    """Say of which kind an engine is, as PUBLISHED_ENGINES lists them."""
+    return (
+        engine.kind, engine.zero_stage, engine.offload_optimizer, engine.offload_param, engine.replicas > 1,
+        engine.secondary_partition_size > 1,
+    )  # fmt: skip
 
 
 def engine_of(shape: ModelShape, engine: Engine) -> EngineKind:

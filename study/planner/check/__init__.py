@@ -5,7 +5,6 @@ What `zero-study check` answers. It says what is suspicious; that it says nothin
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ class Checked:
 
     num_rows: int
     outcomes: dict[str, Outcome]
-    unread: Counter[str]  # cells that are not understood
+    unread: dict[str, list[int]]  # cells that are not understood, with their rows
 
     @property
     def suspicions(self) -> list[Suspicion]:
@@ -56,8 +55,10 @@ def check(path: Path) -> Checked:
     """Check a table; raises Refusal where it cannot be read."""
     table = read(path)
     cases = [Reported(row) for row in table.rows]
-    unread = Counter(table.unread)
-    unread.update(what for case in cases for what in case.unread)
+    unread = {what: [*rows] for what, rows in table.unread.items()}
+    for case in cases:
+        for what in case.unread:
+            unread.setdefault(what, []).append(case.row.number)
     return Checked(len(cases), {name: make(cases) for name, make in CHECKS.items()}, unread)
 
 
@@ -65,7 +66,8 @@ def text(checked: Checked) -> str:
     """Say each suspicion in one line, and at the end what was looked at."""
     lines = [f"{_rows(found.rows)}: {found.certainty}: {found.text}" for found in checked.suspicions]
     if unread := checked.unread:
-        named = ", ".join(f"{what} ({count} x)" for what, count in unread.most_common(MOST_UNREAD))
+        commonest = sorted(unread.items(), key=lambda item: -len(item[1]))[:MOST_UNREAD]
+        named = ", ".join(f"{what} ({_some(rows)})" for what, rows in commonest)
         more = f" and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
         lines.append(f"Not understood, so not used: {named}{more}.")
     looked = ", ".join(f"{name} {len(outcome.looked_at)}" for name, outcome in checked.outcomes.items())
@@ -77,5 +79,10 @@ def text(checked: Checked) -> str:
     return "\n".join(lines)
 
 
-def _rows(numbers: tuple[int, ...]) -> str:
+def _rows(numbers: Sequence[int]) -> str:
     return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _some(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - MOST_UNREAD} more" if len(numbers) > MOST_UNREAD else ""
+    return f"{_rows(numbers[:MOST_UNREAD])}{more}"

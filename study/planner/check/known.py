@@ -175,6 +175,11 @@ class Reported:
         return found
 
     @property
+    def says_fp32(self) -> bool:
+        """Whether products should be in fp32, though some call TF32 so."""
+        return self.multiplies_in == ("fp32", "tf32") and "tf32" not in self.row.cells["precision"].casefold()
+
+    @property
     def is_timed(self) -> bool:
         """Whether the planner's times are for this precision: not in fp8, nor where fp32 may be TF32."""
         has_tf32 = any("tf32" in gpu.peak_flops_per_second for gpu in self.cards)

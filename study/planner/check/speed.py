@@ -117,42 +117,57 @@ def _blocks(case: Reported) -> tuple[int, int]:
     return (layers, hidden) if layers and hidden else (0, 0)
 
 
-def peak_of(case: Reported) -> tuple[float, Gpu, str] | None:
-    """The highest peak that card and precision may mean."""
+def _peaks(case: Reported) -> list[tuple[float, Gpu, str]]:
+    """The highest peak that card and precision may mean; where fp32 may be TF32, that and then fp32's."""
     peaks = [
         (gpu.peak_flops_per_second[kind], gpu, kind)
         for gpu in case.cards
         for kind in case.multiplies_in
         if kind in gpu.peak_flops_per_second
     ]
-    return max(peaks, key=lambda found: found[0], default=None)
+    highest = max(peaks, key=lambda found: found[0], default=None)
+    plain = [found for found in peaks if found[2] == "fp32"] if case.says_fp32 else []
+    in_fp32 = max(plain, key=lambda found: found[0], default=None)
+    return list(dict.fromkeys(filter(None, (highest, in_fp32))))
 
 
 def above_the_peak(cases: Sequence[Reported]) -> Outcome:
     """FLOP/s that the card does not have."""
     outcome = Outcome()
+    too_fast_for_fp32: dict[str, list[tuple[Reported, str]]] = defaultdict(list)
     for case in cases:
-        result, peak = case.row.result, peak_of(case)
-        if result is None or peak is None:
+        result, rate, work = case.row.result, rate_of(case), _work(case)
+        if result is None or not case.cards:
             continue
-        limit = f"the {peak[0] / 1e12:g} of {peak[1].name} in {peak[2]}"
-        if result.quantity in ("flops", "mfu"):
+        peaks = _peaks(case)
+        if not peaks:
+            names, kinds = " and ".join(gpu.name for gpu in case.cards), " or ".join(case.multiplies_in)
             outcome.look([case])
-            _printed_flops(case, result, peak[0], limit, outcome)
-            continue
-        rate, work = rate_of(case), _work(case)
-        if rate is None or work is None:
-            continue
-        outcome.look([case])
-        if found := _over(case, rate, work, peak[0]):
-            certainty, said = found
-            assumed = "" if rate.counts_tokens else ", if sequences are as long as that"
-            assumed += "" if work.is_known else ", if every parameter is trained and meets every token"
-            outcome.suspect([case], certainty, f"{said} is above {limit}{assumed}")
+            outcome.suspect([case], "likely", f"{names}: no unit for {kinds}, which could only be emulated")
+        for number, (peak, gpu, kind) in enumerate(peaks):
+            limit = f"the {peak / 1e12:g} of {gpu.name} in {kind}"
+            if result.quantity in ("flops", "mfu"):
+                found = _printed_flops(case, result, peak, limit)
+            elif rate is None or work is None:
+                break
+            else:
+                found = _over(case, rate, work, peak, limit)
+            outcome.look([case])
+            if found:
+                certainty, said = found
+                if number:
+                    too_fast_for_fp32[gpu.name].append((case, said))
+                else:
+                    outcome.suspect([case], certainty, said)
+                break
+    for rows in too_fast_for_fp32.values():
+        first = f"row {rows[0][0].row.number}: " if len(rows) > 1 else ""
+        unless = "unless fp32 stands for TF32, PyTorch's default until 1.11"
+        outcome.suspect([case for case, _ in rows], "likely", f"{first}{rows[0][1]}, {unless}")
     return outcome
 
 
-def _over(case: Reported, rate: Rate, work: _Work, peak: float) -> tuple[Certainty, str] | None:
+def _over(case: Reported, rate: Rate, work: _Work, peak: float, limit: str) -> tuple[Certainty, str] | None:
     """Hold what must be multiplied against a peak, by the least of what is printed."""
     again = work.again if case.checkpointing else 0.0
     if rate.least * (work.causal + again) <= peak:
@@ -163,6 +178,9 @@ def _over(case: Reported, rate: Rate, work: _Work, peak: float) -> tuple[Certain
         said += f", {_tera(rate.tokens * (work.causal + again))} with checkpointing's second forward pass,"
     elif work.is_known and work.full > work.least:
         said += f", {_tera(rate.tokens * work.least)} of them without attention,"
+    said += f" is above {limit}"
+    said += "" if rate.counts_tokens else ", if sequences are as long as that"
+    said += "" if work.is_known else ", if every parameter is trained and meets every token"
     return "certain" if is_certain else "likely", said
 
 
@@ -170,17 +188,17 @@ def _tera(per_second: float) -> str:
     return f"{per_second / 1e12:.3g}"
 
 
-def _printed_flops(case: Reported, result: Result, peak: float, limit: str, outcome: Outcome) -> None:
+def _printed_flops(case: Reported, result: Result, peak: float, limit: str) -> tuple[Certainty, str] | None:
     """A printed rate of FLOPs, or MFU; counts with what a causal mask leaves out are up to twice what is multiplied."""
     gpus = 1 if result.per_gpu or result.quantity == "mfu" else case.num_gpus or 1
     share = result.printed.low / gpus / (1.0 if result.quantity == "mfu" else peak)
-    if share > 1:
-        certainty: Certainty = "certain" if share > 2 else "likely"
-        by_gpus = f" / {case.num_gpus:,} GPUs" if result.quantity == "flops" and gpus > 1 else ""
-        counted = (
-            "however FLOPs are counted" if share > 2 else "unless much attention is counted that a mask leaves out"
-        )
-        outcome.suspect([case], certainty, f"{result.text}{by_gpus} is above {limit}, {counted}")
+    if share <= 1:
+        return None
+    certainty: Certainty = "certain" if share > 2 else "likely"
+    by_gpus = f" / {case.num_gpus:,} GPUs" if result.quantity == "flops" and gpus > 1 else ""
+    counted = "however FLOPs are counted" if share > 2 else "unless much attention is counted that a mask leaves out"
+    above = "more than a whole peak" if result.quantity == "mfu" else f"above {limit}"
+    return certainty, f"{result.text}{by_gpus} is {above}, {counted}"
 
 
 # ---------------------------------------------------------------- against itself

@@ -100,16 +100,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows, and the cells that are not understood with how often they are there."""
+    """The rows, and the cells that are not understood with the rows where they are."""
 
     rows: tuple[Row, ...]
-    unread: Mapping[str, int]
+    unread: Mapping[str, list[int]]
 
 
 def read(path: Path) -> Table:
     """Read a table; raises Refusal with one line where it is none, or where a whole column is not understood."""
     head, lines = _lines(path)
-    rows, unread = [], dict[str, int]()
+    rows, unread = [], dict[str, list[int]]()
     for number, line in lines:
         if len(line) > len(head):
             raise Refusal(f"{path}: row {number} has {len(line)} cells, the head {len(head)}; quote cells with a comma")
@@ -121,7 +121,7 @@ def read(path: Path) -> Table:
             continue
         result = _result(cells)
         for slip in _unread(cells, result):
-            unread[slip] = unread.get(slip, 0) + 1
+            unread.setdefault(slip, []).append(number)
         rows.append(Row(number, cells, result))
     if not rows:
         raise Refusal(f"{path}: has no row under its head; give a row for each result")
@@ -190,7 +190,11 @@ def _unread(cells: Mapping[str, str], result: Result | None) -> Iterator[str]:
             yield f"{name} {short(cells[name])}"
     if cells["value"] and result is None and cells["value"].casefold() not in OUT_OF_MEMORY:
         is_number = read_number(cells["value"]) is not None
-        yield f"{cells['metric'] or 'a value'} in {short(cells['unit'])}" if is_number else short(cells["value"])
+        yield (
+            f"{cells['metric'] or 'a value'} in {short(cells['unit'])}"
+            if is_number
+            else f"value {short(cells['value'])}"
+        )
 
 
 def _is_understood(name: str, cell: str) -> bool:
