@@ -67,7 +67,7 @@ def advise(model: str, asked: Asked) -> Advice:
     notes += [f"left out: {', '.join(names)}: {why}" for why, names in left_out.items()]
     if not options:
         raise Refusal(notes[-1])
-    notes += [*_unlike(options), *_short(options)]
+    notes += _short(options)
     recommended, reason = _recommend(options)
     return Advice(shape, asked, box, notes, options, recommended, reason)
 
@@ -91,14 +91,6 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps
     return Option(chosen, best, largest, bool(is_short))
-
-
-def _unlike(options: Sequence[Option]) -> list[str]:
-    """Say which optimizer, card and engines no published time has."""
-    found = options[0].prediction
-    what = [*trust.unlike(found.engine, found.box)]
-    what += [option.strategy.name for option in options if not trust.is_published(option.prediction.engine)]
-    return [f"no published time has {', '.join(what)}"] if what else []
 
 
 def _short(options: Sequence[Option]) -> list[str]:

@@ -29,7 +29,7 @@ from study.theory.step_time import Constants
 ROBUST_SCALE = 0.03
 # Where rows say nothing of a constant, as those of one node say nothing of hops, it stays near what one would guess. A
 # factor of e away from the guess counts as much as one row that is 3 % off.
-GUESS = Constants(0.8, 0.35, 0.6, 50e-6)
+GUESS = Constants(0.8, 0.35, 0.6, 50e-6, step_time.UNHIDDEN)
 FOUNDRY = "LLM Foundry"  # whose rows vary sizes, lengths and counts on purpose: little is left to fit without them
 MOST_OF_FAMILY = 10  # rows of another family that count: more are of one stack and one box
 NINE_OF_TEN = 0.9
@@ -47,6 +47,8 @@ class Timed:
     name: str
     family: str
     grade: str
+    collected_as: str  # the grade before what theory had to assume
+    outside: str  # why the model does not describe it; empty: it does
     shape: ModelShape
     engine: Engine
     job: Job
@@ -55,8 +57,9 @@ class Timed:
 
     @property
     def fitted(self) -> bool:
-        """Whether the constants of its generation are fitted to it: not where much is assumed, or the host decides."""
-        return self.grade != "C" and self.kind != "offload"
+        """Whether the constants of its generation are fitted to it: not where much is assumed, the host decides, or the
+        model does not describe it."""
+        return self.grade != "C" and self.kind != "offload" and not self.outside
 
     @property
     def generation(self) -> str:
@@ -91,9 +94,7 @@ class Timed:
         return found
 
 
-def engine_name(engine: Engine) -> str:
-    """Name an engine as tables do."""
-    return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(engine.kind, f"ZeRO-{engine.zero_stage}")
+engine_name = trust.engine_name
 
 
 @cache
@@ -111,7 +112,7 @@ def published() -> list[Timed]:
 def of_row(row: MeasuredRow) -> Timed:
     """Read a row of the published tables as a step time."""
     seconds = float(row.job.tokens * row.job.gradient_accumulation_steps / row.tokens_per_second_per_gpu)
-    return Timed(row.title, FOUNDRY, "A", row.shape, row.engine, row.job, row.box, seconds)
+    return Timed(row.title, FOUNDRY, "A", "A", "", row.shape, row.engine, row.job, row.box, seconds)
 
 
 def of_case(case: MeasuredCase) -> Timed:
@@ -127,7 +128,8 @@ def of_case(case: MeasuredCase) -> Timed:
     else:
         each = flops.hardware_flops_per_sequence(shape, job.sequence_length, job.recomputed)
         seconds = float(sequences * each / (case.published * 1e12))
-    return Timed(case.name, case.family, case.grade, shape, case.engine, job, case.box, seconds)
+    judged = case.grade, case.collected_as, case.outside
+    return Timed(case.name, case.family, *judged, shape, case.engine, job, case.box, seconds)
 
 
 # ---------------------------------------------------------------- what is fitted
@@ -285,13 +287,29 @@ def _errors(fitted: Fitted, timed: Timed) -> Errors:
 
 # ---------------------------------------------------------------- tables
 
-GROUPINGS: dict[str, Callable[[Timed], Any]] = {
-    "grade": lambda timed: FOUNDRY if timed.family == FOUNDRY else timed.grade,
-    "family": lambda timed: f"{timed.family}, {timed.grade}",
-    "generation": lambda timed: timed.generation,
-    "engine": lambda timed: timed.kind,
-    "model size": lambda timed: timed.size,
-    "GPU count": lambda timed: timed.box.num_gpus,
+OUTSIDE = "outside what the model describes"
+
+
+def _grades(timed: Timed) -> list[str]:
+    """The groups of a time: its grade where the model describes it; with all others of its grade; as collected."""
+    if timed.family == FOUNDRY:
+        return [FOUNDRY]
+    described = [f"{timed.grade}, {OUTSIDE}" if timed.outside else timed.grade]
+    return [*described, f"{timed.grade}, all", f"{timed.collected_as}, all, as collected"]
+
+
+def _family(timed: Timed) -> str:
+    return f"{timed.family}, {timed.grade}{', outside' if timed.outside else ''}"
+
+
+# Each time is in one or more groups.
+GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
+    "grade": _grades,
+    "family": lambda timed: [_family(timed)],
+    "generation": lambda timed: [timed.generation],
+    "engine": lambda timed: [timed.kind],
+    "model size": lambda timed: [timed.size],
+    "GPU count": lambda timed: [timed.box.num_gpus],
 }
 
 
@@ -325,7 +343,8 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
                     if predictor == COMPARED:  # on the line's own cases, to be compared with it
                         errors = {COMPARED: errors["planner"]} if errors.get("line per GPU") is not None else {}
                     if (error := errors.get(predictor)) is not None:
-                        found.setdefault(group(one.timed), []).append((one.timed.name, error))
+                        for name in group(one.timed):
+                            found.setdefault(name, []).append((one.timed.name, error))
                 rows += [
                     {"left_out": split, "predictor": predictor, "by": grouping, "group": str(name)}
                     | summarize(of_group)
@@ -376,21 +395,34 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
         "inside": sum(_factor(error) <= spread for _, _, error in predictions),
         "tried": tried,
         "held": held,
+        **_outside(judged, engine, splits, distance != "new generation", spread, held, tried),
         **summarize((timed.name, error) for timed, _, error in predictions),
     }
 
 
+def _outside(
+    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool, spread: float, held: int,
+    tried: int,
+) -> dict[str, int]:  # fmt: skip
+    """Count also the predictions of grades A and B that no factor was made from: the model does not describe them."""
+    others = [] if engine == "offload" else _predictions(judged, engine, splits, known, described=False)
+    inside = sum(_factor(error) <= spread for _, _, error in others)
+    return {"tried_all": tried + len(others), "held_all": held + inside}
+
+
 def _predictions(
-    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool
+    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool, described: bool = True
 ) -> list[tuple[Timed, str, float]]:
-    """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to."""
+    """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
+    `described`: only of times that the model describes, or only of the others."""
     return [
         (one.timed, split, error)
         for one in judged
         for split in splits
         if (error := one.left_out.get(split, {}).get("planner")) is not None
         and trust.engine_of(one.timed.shape, one.timed.engine) == engine
-        and (one.timed.grade != "C" or engine == "offload")  # of which little else is known
+        # Of offload little else is known.
+        and (engine == "offload" or (one.timed.grade != "C" and described != bool(one.timed.outside)))
         and (not known or one.timed.generation in trust.GENERATIONS)
     ]
 

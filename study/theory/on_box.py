@@ -130,7 +130,7 @@ def predicted_memory(case: MeasuredCase) -> float | bool:
     peak = peaks.peak(case.shape, case.engine, case.job)
     if case.quantity == "fits":
         return bool(fits(peak, case.box))
-    if case.quantity == "peak_allocated_bytes":
+    if case.quantity in ("peak_allocated_bytes", "peak_unknown_bytes"):
         return float(peak.total)
     gpu = case.box.gpu
     outside = gpu.memory_bytes - usable_memory_bytes(gpu, case.box.num_gpus) if case.quantity == "used_bytes" else 0
