@@ -42,6 +42,8 @@ def test_the_opening_follows_from_the_rows():
     said = text_of(page.opening()).replace("\N{NO-BREAK SPACE}", " ")
     assert f"each of 1024 kept {share:.0f} %" in said
     assert "each of 128 kept 95 %" in said
+    assert "on 400 Gbit/s between nodes" in said
+    assert "2.3 to 10.4 times as long" in said
 
 
 def test_every_row_says_what_can_be_checked():
@@ -49,6 +51,8 @@ def test_every_row_says_what_can_be_checked():
     assert "16 (16-bit compute, fp32 masters)" in text
     assert "8 (all bf16)" in text
     assert re.search(r"All \d\d rows", text)
+    assert text.count("no it trained") == 6
+    assert text.count("sequences binned by length") == 2
 
 
 def test_offload_is_held_against_states_on_the_gpu_of_the_same_source():

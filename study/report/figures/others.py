@@ -40,8 +40,8 @@ def scaling(name: str, what: str, series: dict[str, list[PublishedRun]]) -> Figu
             for label, rows in series.items()
         )
         caption = (
-            f"{what} Hollow marks: measured by others. Dashed: predicted, as theory's constants stand; a band would "
-            "be the interval of the table. Nothing here was measured by this study."
+            f"{what} Hollow marks: measured by others. Dashed: predicted, as theory's constants stand. Nothing here "
+            "was measured by this study."
         )
         return finish(canvas, name, f"Measured by others: {alt}.", caption)
 
