@@ -111,6 +111,7 @@ def pairs(rule: ByOthers) -> Iterator[Pair]:
     """All pairs of a source that differ in what the rule names and in nothing else."""
     assert rule.to is not None
     rows = [case for case in measured_by_others.cases() if case.quantity in TIMES and case.grade in _grades(rule)]
+    rows = [case for case in rows if not case.outside]  # such times differ by more than REPEAT from run to run
     for of, to in itertools.permutations(rows, 2):
         if of.family == to.family and rule.of.has(of) and rule.to.has(to) and _differ(of, to) <= {*rule.differs}:
             yield Pair(of, to, _speed(of) / _speed(to))
