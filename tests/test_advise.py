@@ -386,18 +386,8 @@ def test_answers_of_memory_say_what_they_assume(capsys):
 def test_what_no_published_time_has_is_said(capsys):
     asked = ["--model", "gpt2-xl", "--gpus", "8", "--strategy"]
     muon = printed(capsys, *asked, "fsdp2", "--gpu", "l4", "--optimizer", "muon")
-    assert note(muon, "no published") == ["Note: no published time has muon, l4."]
-    assert note(printed(capsys, *asked, "zero3_hpz", "--gpu", "h200"), "no published") == [
-        "Note: no published time has zero3_hpz."
-    ]
-    assert not note(printed(capsys, *asked, "fsdp2", "--gpu", "h200"), "no published")
-
-
-def test_published_cards_optimizers_and_engines_are_those_of_the_rows():
-    cases = [*measured_by_others.cases(), *measured_by_others.throughput_rows()]
-    assert {case.box.gpu.name for case in cases} == {*trust.PUBLISHED_GPUS}
-    assert {case.engine.optimizer for case in cases} == {*trust.PUBLISHED_OPTIMIZERS}
-    assert {trust.kind_of(case.engine) for case in cases} == {*trust.PUBLISHED_ENGINES}
+    assert "no published row has the optimizer muon or the card l4" in " ".join(muon.split())
+    assert "no published row" not in " ".join(printed(capsys, *asked, "fsdp2", "--gpu", "h100").split())
 
 
 def test_strategies_that_are_left_out_for_one_reason_take_one_line(capsys):
