@@ -291,28 +291,18 @@ def note(text: str, begin: str) -> list[str]:
 
 def test_a_short_step_has_no_upper_end(capsys):
     """The interval was never held against steps in which the host's launches of kernels may count."""
-    arguments = [
-        "--model",
-        "gpt2",
-        "--gpu",
-        "a100-80gb",
-        "--gpus",
-        "8",
-        "--strategy",
-        "ddp",
-        "--sequence-length",
-        "512",
-    ]
-    short, long = ([*arguments, "--micro-batch-size", size] for size in ("1", "64"))
+    arguments = ["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "ddp"]
+    arguments += ["--sequence-length", "512", "--micro-batch-size"]
+    short, long = ([*arguments, size] for size in ("1", "64"))
     text = printed(capsys, *short)
     assert len(note(text, "short steps (all), below 4 ms of computing a layer and micro step")) == 1
     assert "-?)" in text
-    assert "either way held" not in text
+    assert "a factor of" not in text
     (option,) = told(capsys, *short)["strategies"]
     assert option["seconds_per_step_high"] is None is option["seconds_per_step_rests_on"]
     text = printed(capsys, *long)
     assert not note(text, "short steps")
-    assert "either way held" in text
+    assert "a factor of" in text
 
 
 def test_where_steps_are_short_is_by_the_published_times():
@@ -321,8 +311,9 @@ def test_where_steps_are_short_is_by_the_published_times():
     for case in [*measured_by_others.cases(), *(row for row in measured_by_others.throughput_rows() if not row.fp8)]:
         step = step_time.seconds(case.shape, case.engine, case.job, case.box)
         computed = (step.forward + step.backward + step.recompute) / case.job.gradient_accumulation_steps
-        if computed < choose.SHORTEST * case.shape.layers:
-            assert case.grade == "C"
+        with_offload = trust.engine_of(case.shape, case.engine) == "offload"
+        if computed < choose.SHORTEST * case.shape.layers and not with_offload:
+            assert case.outside or case.grade == "C", case.name  # no interval rests on it
             ratios.append(cross_validation.of_case(case).seconds / step.total)
     assert len(ratios) > 10
     assert 2.5 < statistics.median(ratios) < max(ratios) < 6

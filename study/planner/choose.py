@@ -20,8 +20,8 @@ from study.theory.shapes import ModelShape
 
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
 EQUALLY_FAST = 0.03
-# Seconds that a GPU computes for a layer in a micro step: no published time of grades A and B has less than this. Of
-# those of grade C that have, most took 3 to 5 times what is predicted.
+# Seconds that a GPU computes for a layer in a micro step: no published time that an interval rests on has less than
+# this, but for one with offload, whose host is slower still. Of others most took 3 to 5 times what is predicted.
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -90,7 +90,7 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
         largest = on_box.largest_micro_batch(shape, engine, best.job, box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps
-    return Option(chosen, best, largest, bool(is_short))
+    return Option(chosen, best, largest, bool(is_short) and trust.engine_of(shape, engine) != "offload")
 
 
 def _short(options: Sequence[Option]) -> list[str]:

@@ -100,10 +100,11 @@ def speed(advice: Advice) -> Html:
         dollars = prediction.dollars_per_billion_tokens
         price = markup.missing("unknown") if dollars is None else f"{dollars:,.0f}"
         total, low, high = map(number, (prediction.step.total, prediction.step.low, prediction.step.high))
+        interval = f"{low} to {'unknown' if option.is_short else high}"
         rows.append(
             [
                 option.strategy.name,
-                Html(f"{total}<small>{low} to {high}</small>") if prediction.fits else markup.missing("does not fit"),
+                Html(f"{total}<small>{interval}</small>") if prediction.fits else markup.missing("does not fit"),
                 number(prediction.tokens_per_second_per_gpu) if prediction.fits else "",
                 price if prediction.fits else "",
                 percent(prediction.mfu) if prediction.fits else "",
