@@ -43,7 +43,8 @@ def protocol(**changes) -> Protocol:
 def trained(strategy="ddp", seed=0, loss=0.5, world_size=2, label="", final="", accuracy=0.8) -> Trained:
     name = f"bert-imdb-tiny-{strategy}-{world_size}x-seed{seed}" + (f"-{label}" if label else "")
     held_out = {50: {"loss": 1.2 * loss, "accuracy": accuracy}, 100: {"loss": loss, "accuracy": accuracy}}
-    return Trained(name, strategy, world_size, seed, label, held_out, final or name, f"start {seed}", "2026-11-21", "c")
+    start = f"start {seed}"
+    return Trained(name, strategy, world_size, seed, label, held_out, loss, final or name, start, "2026-11-21", "c")
 
 
 def made_up(taken, missing=()) -> Runs:
@@ -218,6 +219,17 @@ def test_the_plain_sentence_has_the_worst_beside_the_mean():
     assert "Single trainings moved by up to" in same
     apart = verdict_text.plain(decided(study(shift=0.03)))
     assert "could be shown of none of 1 ways: not of zero3 on 2 processes" in apart
+
+
+def test_training_loss_is_told_last_and_not_judged():
+    shown = verdict_text.tables(decided(study(shift=0.03)))
+    table = next(table for table in shown if table.title.startswith("Training loss"))
+    ((arm, mean, worst),) = table.rows
+    assert (arm, table.head) == ("`zero3` on 2", ["arm", "mean difference, %", "worst seed, %"])
+    assert 2.5 < float(mean) < 3.5 < float(worst) + 1
+    assert table.notes == [
+        "No endpoint, and no test is made of it: what a training says of text that it has seen comes last."
+    ]
 
 
 def test_a_page_shows_what_the_command_says():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +11,11 @@ from study.compare.table import libraries
 from study.config import NOT_TRAINED, RunConfig
 from study.errors import Refusal
 from study.records import find as records
+from study.records.find import RecordFile
 from study.records.protocol import Protocol
 from study.records.schema import Outcome, Record
 
+LAST_STEPS = 10  # of training, whose losses are told and not judged
 # Where text and weights lie differs from box to box; their digests are compared.
 _PLACES = NOT_TRAINED | {"data", "init", "weights"}
 
@@ -35,6 +38,7 @@ class Trained(NamedTuple):
     seed: int
     label: str  # of the neighbours' part or of the one that shows what trains the same; else ""
     held_out: dict[int, dict[str, float]]  # step -> metric -> value
+    training_loss: float  # the mean of the last LAST_STEPS
     final_sha256: str
     initial_sha256: str
     started_at: str
@@ -63,7 +67,7 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
     planned = {run.run_id: run for run in wanted}
     labels = (*protocol.neighbours, protocol.once)
     seen: dict[str, tuple[Any, ...]] = {}
-    records_of: dict[str, Record] = {}
+    files_of: dict[str, RecordFile] = {}
     left_out: dict[str, str] = {}
     for run in records.find_runs(folders):
         outcome = run.outcome
@@ -75,12 +79,12 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
         record = None if run.record is None else run.record.record
         if reason := _reason(planned.get(run_id), outcome, record, protocol, sha256):
             left_out[run_id] = reason
-        elif record is not None:
-            records_of[run_id] = record
+        elif run.record is not None:
+            files_of[run_id] = run.record
     if not seen:
         raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
-    left_out |= _unlike(records_of)
-    taken = [_trained(record, labels) for run_id, record in records_of.items() if run_id not in left_out]
+    left_out |= _unlike({run_id: file.record for run_id, file in files_of.items()})
+    taken = [_trained(file, labels) for run_id, file in files_of.items() if run_id not in left_out]
     left_out |= _other_starts(taken, protocol)
     return Runs(
         [run for run in taken if run.run_id not in left_out],
@@ -156,7 +160,8 @@ def _other_starts(taken: list[Trained], protocol: Protocol) -> dict[str, str]:
     return wrong
 
 
-def _trained(record: Record, labels: Sequence[str]) -> Trained:
+def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
+    record = file.record
     assert record.initial_parameters is not None  # every ok record has both
     assert record.final_parameters is not None
     return Trained(
@@ -169,6 +174,7 @@ def _trained(record: Record, labels: Sequence[str]) -> Trained:
             int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}
             for line in record.evaluation
         },
+        training_loss=statistics.mean(line["loss"] for line in records.steps_of(file)[-LAST_STEPS:]),
         final_sha256=record.final_parameters.sha256,
         initial_sha256=record.initial_parameters.sha256,
         started_at=record.started_at,

@@ -197,7 +197,7 @@ def _unit(endpoint: Endpoint) -> str:
 def tables(decided: Decided) -> list[Table]:
     """A table for each endpoint, the steps to the target, and what trains the same to the bit."""
     found = [_of_endpoint(decided, endpoint) for endpoint in decided.protocol.endpoints]
-    found.append(_target(decided.runs, decided.protocol))
+    found += [_target(decided.runs, decided.protocol), _training(decided)]
     same = verdict.same_weights(decided.runs, decided.protocol)
     if same:
         words = {True: "yes", False: "no", None: "not shown: no such run"}
@@ -272,6 +272,23 @@ def _target(runs: Runs, protocol: Protocol) -> Table:
         )
     title = f"Steps to a held-out loss of {target.loss:g} (looked at every {target.every} steps)"
     return Table(title, ["arm", "reached", "steps: median (range)"], rows)
+
+
+def _training(decided: Decided) -> Table:
+    runs, control = decided.runs, decided.study.control
+    ensembles = verdict.find_ensembles(runs, decided.protocol, control)
+    rows = []
+    for arm in decided.on(decided.primary):
+        by_seed = runs.of(arm.strategy, arm.world_size)
+        each = [
+            100 * (by_seed[seed].training_loss / statistics.mean(run.training_loss for run in ensembles[seed]) - 1)
+            for seed in arm.seeds
+        ]
+        worst = max(each, key=abs)
+        rows.append([f"`{arm.strategy}` on {arm.world_size}", f"{statistics.mean(each):+z.3f}", f"{worst:+z.3f}"])
+    note = "No endpoint, and no test is made of it: what a training says of text that it has seen comes last."
+    title = f"Training loss, mean of the last {admitted.LAST_STEPS} steps"
+    return Table(title, ["arm", "mean difference, %", "worst seed, %"], rows, [note])
 
 
 # ---------------------------------------------------------------- what it rests on
