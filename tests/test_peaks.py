@@ -98,6 +98,8 @@ def test_published_memory(case):
         # Whose modules are not transformers': keys of one head for all, and without checkpointing the masters' model.
         other_blocks = case.shape.name == "santacoder" or case.family == "DeepSpeed bf16 masters"
         assert predicted == pytest.approx(case.published, rel=0.3 if other_blocks else 0.12)
+    elif case.quantity == "peak_unknown_bytes":  # one row, whose source counts fewer bytes a block than is kept
+        assert predicted > 3 * case.published
     else:  # with caches, workspaces, or gradients that FSDP1 keeps between steps
         assert predicted == pytest.approx(case.published, rel=0.6)
 

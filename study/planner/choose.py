@@ -21,7 +21,7 @@ from study.theory.shapes import ModelShape
 # Strategies this close to the fastest are taken for equally fast: then the simplest is recommended.
 EQUALLY_FAST = 0.03
 # Seconds that a GPU computes for a layer in a micro step: no published time that an interval rests on has less than
-# this, but for one with offload, whose host is slower still. Of others most took 3 to 5 times what is predicted.
+# this, but for one with offload, whose host is slower still. Others took 1.1 to 5.4 times what is predicted.
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -95,12 +95,17 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
 
 def _short(options: Sequence[Option]) -> list[str]:
     """Say which steps are shorter than those that intervals are known of."""
-    names = [option.strategy.name for option in options if option.is_short]
-    whose = "all" if len(names) == len(options) else ", ".join(names)
-    return [
+    short = [option for option in options if option.is_short]
+    if not short:
+        return []
+    whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
+    said = (
         f"short steps ({whose}), below {1e3 * SHORTEST:g} ms of computing a layer and micro step: launching kernels, "
-        "hardly counted, may bound them; most that are published took 3 to 5 times what is predicted: no upper end"
-    ] if names else []  # fmt: skip
+        "hardly counted, may bound them; published ones took 1.1 to 5.4 times what is predicted, most about 3 to 5: no "
+        "upper end"
+    )
+    lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
+    return [said, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
 
 
 def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:

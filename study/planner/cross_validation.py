@@ -383,7 +383,7 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
         group = SPLITS[split]
         others = [one for one in predictions if group(one[0]) != group(timed)]
         if others:
-            tried, held = tried + 1, held + (_factor(error) <= max(least, _bound(others)))
+            tried, held = tried + 1, held + (_factor(error) <= _bound(others))
     spread = max(least, _bound(predictions))
     return {
         "engine": engine,

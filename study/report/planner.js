@@ -73,8 +73,9 @@
     } else {
       element("p", `Predicted, not measured. Recommended: ${found.reason}.`, out, "lead");
       out.append(table(found.rows));
-      element("p", "batch: micro batch x accumulation, c: activation checkpointing. In parentheses: the interval that "
-        + "held for nine of ten published times of that kind; no upper end where launching kernels may bound short steps.",
+      element("p", "batch: micro batch x accumulation, c: activation checkpointing. In parentheses: an interval made of "
+        + "nine of ten published times of that kind; how often such a one held for others stands under \"How far can one "
+        + "trust it?\". No upper end where launching kernels may bound short steps.",
         out, "note");
     }
     element("pre", command, out);

@@ -50,7 +50,8 @@ COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
 }
 # Of all published times.
 OPTIMIZERS = frozenset({"adafactor", "adamw", "lamb", "sgd"})
-CARDS = frozenset({"a100-40gb", "a100-80gb", "h100-sxm", "h200", "t4", "v100-16gb", "v100-32gb"})
+# A T4 stands in for the Titan RTX of one row, and is no card of theirs.
+CARDS = frozenset({"a100-40gb", "a100-80gb", "h100-sxm", "h200", "v100-16gb", "v100-32gb"})
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,10 @@ class Evidence:
         what = {
             "fsdp": "FSDP on A100 and H100",
             "resident": "one process, DDP and DeepSpeed on A100, H100 and V100",
-            "offload": "offload on A100, H100, V100 and Titan RTX",
+            "offload": "offload on A100, H100 and V100",
         }[self.engine]
+        if self.engine == "offload" and self.distance == "new generation":
+            what += ", and on a Titan RTX"
         *most, last = self.left_out
         without = f"{', '.join(most)} or {last}" if most else last
         lacking = f"; no published row has {' or '.join(self.lacks)}" if self.lacks else ""
@@ -93,17 +96,17 @@ EVIDENCE: dict[tuple[EngineKind, Distance], Evidence] = {
     (found.engine, found.distance): found
     for found in (
         Evidence("fsdp", "known", 1.3, 131, LEFT_OUT["known"], 290, 272, 0.0443, 0.213, -0.408, 268, 290),
-        Evidence("fsdp", "new count", 1.3, 131, LEFT_OUT["new count"], 131, 125, 0.0504, 0.225, -0.407, 125, 131),
+        Evidence("fsdp", "new count", 1.3, 131, LEFT_OUT["new count"], 131, 125, 0.0504, 0.225, -0.407, 123, 131),
         Evidence(
             "fsdp", "new generation", 1.55, 131, LEFT_OUT["new generation"], 131, 120, 0.194, 0.421, 0.742, 122, 131
         ),
         Evidence("resident", "known", 1.55, 73, LEFT_OUT["known"], 219, 210, 0.0708, 0.293, 0.913, 208, 219),
-        Evidence("resident", "new count", 1.55, 73, LEFT_OUT["new count"], 73, 70, 0.073, 0.313, 0.913, 70, 73),
+        Evidence("resident", "new count", 1.55, 73, LEFT_OUT["new count"], 73, 70, 0.073, 0.313, 0.913, 68, 73),
         Evidence(
-            "resident", "new generation", 1.55, 73, LEFT_OUT["new generation"], 73, 71, 0.144, 0.254, 0.617, 71, 73
+            "resident", "new generation", 1.55, 73, LEFT_OUT["new generation"], 73, 71, 0.144, 0.254, 0.617, 70, 73
         ),
         Evidence("offload", "known", 2.35, 13, LEFT_OUT["known"], 39, 39, 0.364, 0.556, -0.572, 30, 39),
-        Evidence("offload", "new count", 2.35, 13, LEFT_OUT["new count"], 13, 13, 0.358, 0.564, -0.572, 13, 13),
+        Evidence("offload", "new count", 2.35, 13, LEFT_OUT["new count"], 13, 13, 0.358, 0.564, -0.572, 10, 13),
         Evidence("offload", "new generation", 2.4, 14, LEFT_OUT["new generation"], 14, 14, 0.301, 0.577, 0.792, 13, 14),
     )
 }

@@ -111,15 +111,13 @@ def predicted_times(table: pd.DataFrame) -> Figure:
         ax.set_xlabel(f"predicted {unit.name} per step (axis logarithmic)")
         marks = [Line2D([], [], color=INK, linestyle="none", marker="o", markersize=7, markerfacecolor="none"),
                  Line2D([], [], color=INK, linewidth=1.2, linestyle=(0, (3, 2)))]  # fmt: skip
-        below(canvas, marks, ["predicted", "nine of ten within"])
+        below(canvas, marks, ["predicted", "interval of nine of ten published"])
 
         least, most = seconds.idxmin(), seconds.idxmax()
         alt = f"Predicted time of a step under {len(seconds)} strategies that fit: from {unit.text(seconds[least])} "
         alt += f"({least}) to {unit.text(seconds[most])} ({most})." + without_value(missing)
-        caption = (
-            f"{NO_RUN} Time of an optimizer step; nine of ten times it is expected on the dashed line. Strategies "
-        )
-        caption += "whose lines overlap, theory does not rank."
+        caption = f"{NO_RUN} Time of an optimizer step; dashed: the interval that nine of ten published times gave. "
+        caption += "Strategies whose lines overlap, theory does not rank."
         return finish(canvas, name, alt, caption + about.words + without_value(missing))
 
 

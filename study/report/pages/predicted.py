@@ -27,7 +27,7 @@ A rank's peak is that of its tensors. Whether it fits also counts what the alloc
 offload needs of host and disk."""
 
 TIMES_NOTE = """\
-Small: between which times the step is expected in nine of ten cases. Strategies whose intervals overlap, theory does
+Small: the interval that nine of ten published times of that kind gave. Strategies whose intervals overlap, theory does
 not rank."""
 
 
