@@ -518,8 +518,8 @@ def doors() -> str:
                 f"describe, by {both(every)} ({collected['count']} as collected: {both(collected)}); the aim, "
                 f"{percent(AIM, 0)} at the 90th percentile, is met "
                 f"{('with neither', 'without them', 'with both')[met]}. Where one setting is assumed it misses by "
-                f"{both(assumed)} ({assumed['count']}; {both(supposed)} for all {supposed['count']}), where more is by {both(indicative)} ({indicative['count']}), offload by "
-                f"{both(offload)} ({offload['count']}).",
+                f"{both(assumed)} ({assumed['count']}; {both(supposed)} for all {supposed['count']}), where more is by "
+                f"{both(indicative)} ({indicative['count']}), offload by {both(offload)} ({offload['count']}).",
                 width=140,
                 subsequent_indent="  ",
             ),
