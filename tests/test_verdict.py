@@ -15,6 +15,7 @@ from study.compare import admitted, differences, pilot, table, verdict, verdict_
 from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
+from study.files import parse_yaml
 from study.records import schema
 from study.records.protocol import Protocol
 from study.report import pages
@@ -219,6 +220,18 @@ def test_the_plain_sentence_has_the_worst_beside_the_mean():
     assert "Single trainings moved by up to" in same
     apart = verdict_text.plain(decided(study(shift=0.03)))
     assert "could be shown of none of 1 ways: not of zero3 on 2 processes" in apart
+
+
+def test_where_nothing_moved_no_start_is_called_the_cause():
+    still = decided(study(spread=0.0, arm_spread=0.0))
+    assert "one start of" not in verdict_text.plain(still)
+    assert "one start of" not in verdict_text.answer(still)
+
+
+def test_deviations_are_of_studies_that_were_fixed():
+    history = parse_yaml(verdict_text.DEVIATIONS.read_text())
+    assert {name for name in studies.names() if studies.find(name).protocol} == set(history)
+    assert all("committed" in told for told in history.values())
 
 
 def test_training_loss_is_told_last_and_not_judged():

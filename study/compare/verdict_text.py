@@ -21,7 +21,7 @@ from study.running import studies
 from study.running.studies import Study
 
 MODELS = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
-DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # beside the protocols, whose text is what the runs bear
+DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # no part of a protocol, whose digest the runs bear
 ONE_START = 5  # times as far as the next: then a mean over starts tells of one of them
 
 
@@ -127,7 +127,7 @@ def _one_start(rows: Sequence[Judged]) -> str:
         for seed, difference in zip(row.seeds, row.differences, strict=True):
             by_seed[seed] = max(by_seed.get(seed, 0.0), abs(float(difference)))
     *others, largest = sorted(by_seed.values())
-    if largest < ONE_START * others[-1]:
+    if largest <= ONE_START * others[-1]:  # nothing moved at all, too
         return ""
     return (
         f" Nearly all of that is one start of {len(by_seed)}: in the others no training moved by more than "

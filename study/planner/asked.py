@@ -56,9 +56,7 @@ class Asked:
     optimizer_kernel: OptimizerKernel = "fused"
     network_gbps: float | None = None  # Gbit/s of a node to all others; None: as one rents it
     gpus_per_node: int | None = None
-    shard_group_size: int | None = (
-        None  # GPUs that share one copy of the states; None: a node's, where files have groups
-    )
+    shard_group_size: int | None = None  # GPUs to a copy of the states; None: a node's, where files have groups
 
     def __post_init__(self) -> None:
         counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")

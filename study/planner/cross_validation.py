@@ -70,7 +70,7 @@ class Timed:
         """The engine, as tables name it."""
         if trust.engine_of(self.shape, self.engine) == "offload":
             return "offload"
-        return engine_name(self.engine)
+        return trust.engine_name(self.engine)
 
     @property
     def size(self) -> str:
@@ -92,9 +92,6 @@ class Timed:
         found = hardware.peak_flops_per_second(self.box.gpu, self.engine.precision, tf32=False)
         assert found is not None
         return found
-
-
-engine_name = trust.engine_name
 
 
 @cache

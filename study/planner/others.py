@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from study.planner import cross_validation
-from study.theory import measured_by_others, on_box, step_time
+from study.theory import measured_by_others, on_box, step_time, trust
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.model_states import paper_bytes_per_parameter
 
@@ -67,7 +67,7 @@ def runs(family: str, model: str = "") -> list[PublishedRun]:
 def engine_words(case: MeasuredCase) -> str:
     """Name an engine as a legend does."""
     engine = case.engine
-    words = cross_validation.engine_name(engine)
+    words = trust.engine_name(engine)
     if engine.replicas > 1:
         words += " within nodes"
     offloaded = [

@@ -29,8 +29,7 @@ LEFT_OUT: dict[Distance, tuple[str, ...]] = {
 }
 
 GENERATIONS = ("Ampere", "Hopper", "Volta")  # of the rows that constants are fitted to
-COUNTS = (1, 1024)  # the fewest and the most GPUs of these rows, whatever the engine
-# The same by engine and generation, as a test finds them; what is not here no such row has.
+# The fewest and the most GPUs of these rows by engine and generation, as a test finds them; what is not here none has.
 COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
     ("DDP", "Ampere"): (8, 128),
     ("DDP", "Volta"): (8, 16),
@@ -48,6 +47,7 @@ COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
     ("one process", "Hopper"): (1, 1),
     ("one process", "Volta"): (1, 1),
 }
+MOST_GPUS = max(most for _, most in COUNTS_OF.values())
 # Of all published times.
 OPTIMIZERS = frozenset({"adafactor", "adamw", "lamb", "sgd"})
 # A T4 stands in for the Titan RTX of one row, and is no card of theirs.

@@ -12,9 +12,9 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from study.claims.observed import Observed
 from study.claims.rules.cases import around
@@ -25,19 +25,21 @@ from study.planner.others import engine_words
 from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
 
+A_LIST = Field(strict=False)  # so that a list of the file becomes a tuple
 REPEAT = 0.02  # relative; rows of one setting that a source measured twice are up to 1.7 % apart
 
 Part = Literal[
     "model", "engine", "precision", "gpus", "micro_batch", "accumulation", "batch", "sequence_length", "checkpointing"
 ]
+Several = Annotated[tuple[Text, ...], A_LIST]
 
 
 class Rows(Written):
     """Which rows; None: any."""
 
     model: Text | None = None
-    engine: Text | tuple[Text, ...] | None = None  # as the page of what others measured names it
-    precision: Text | tuple[Text, ...] | None = None
+    engine: Text | Several | None = None  # as the page of what others measured names it
+    precision: Text | Several | None = None
     gpu: Text | None = None
     micro_batch: int | None = None
     sequence_length: int | None = None
@@ -60,19 +62,7 @@ class ByOthers(Written):
     grade: Literal["A", "B"]  # the lowest that is let in
     of: Rows
     to: Rows | None = None
-    differs: tuple[Part, ...] = ()  # batch: of a GPU and step, which otherwise is equal
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, content: Any) -> Any:
-        """A list of the file is a tuple here."""
-        if not isinstance(content, dict):
-            return content
-        read = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-        for side in ("of", "to"):
-            if isinstance(rows := read.get(side), dict):
-                read[side] = {key: tuple(value) if isinstance(value, list) else value for key, value in rows.items()}
-        return read
+    differs: Annotated[tuple[Part, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
 
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:

@@ -68,7 +68,7 @@ def _jobs(case: Reported) -> Iterator[Job]:
 def predicted_times(case: Reported) -> list[tuple[Job, StepTime]]:
     """Predict a step under each setting that the row may mean; none where the planner cannot, or was never tried."""
     shape, gpus = case.shape, case.num_gpus
-    if shape is None or gpus is None or gpus > trust.COUNTS[1] or len(case.cards) != 1:
+    if shape is None or gpus is None or gpus > trust.MOST_GPUS or len(case.cards) != 1:
         return []
     if case.sharding is None or case.sharding.in_groups or not (
         case.has_whole_states and case.computes_all and case.is_timed

@@ -190,11 +190,8 @@ def _unread(cells: Mapping[str, str], result: Result | None) -> Iterator[str]:
             yield f"{name} {short(cells[name])}"
     if cells["value"] and result is None and cells["value"].casefold() not in OUT_OF_MEMORY:
         is_number = read_number(cells["value"]) is not None
-        yield (
-            f"{cells['metric'] or 'a value'} in {short(cells['unit'])}"
-            if is_number
-            else f"value {short(cells['value'])}"
-        )
+        in_unit = f"{cells['metric'] or 'a value'} in {short(cells['unit'])}"
+        yield in_unit if is_number else f"value {short(cells['value'])}"
 
 
 def _is_understood(name: str, cell: str) -> bool:
