@@ -83,7 +83,13 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
             files_of[run_id] = run.record
     if not seen:
         raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
-    left_out |= _unlike({run_id: file.record for run_id, file in files_of.items()})
+    found = {run_id: file.record for run_id, file in files_of.items()}
+    left_out |= _unlike(found, ("libraries", "text"))
+    # Where each machine has a body of its own, the two are the same within a start.
+    starts = {record.seed if protocol.weights_sha256 is None else None for record in found.values()}
+    for seed in starts:
+        of_start = {run_id: record for run_id, record in found.items() if seed in (None, record.seed)}
+        left_out |= _unlike(of_start, ("box", "body"))
     taken = [_trained(file, labels) for run_id, file in files_of.items() if run_id not in left_out]
     left_out |= _other_starts(taken, protocol)
     return Runs(
@@ -104,7 +110,7 @@ def _reason(
         return f"it ended {outcome.status}"
     if outcome.study_sha256 != sha256:
         return "it was begun under another text of the study's file"
-    if record.weights_sha256 != protocol.weights_sha256:
+    if protocol.weights_sha256 not in (None, record.weights_sha256):
         return "it started from another body"
     if record.continues is not None:
         return "it began with another run's checkpoint"
@@ -123,18 +129,19 @@ def _reason(
     return None
 
 
-def _unlike(found: dict[str, Record]) -> dict[str, str]:
-    """Runs on another box, with other libraries or on other text than most."""
+def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
+    """Runs that differ from most of these in their box, libraries, text or body."""
     facts = {
         run_id: {
             "box": records.box_of(record),
             "libraries": libraries(record.machine),
             "text": (record.data or {}).get("digest"),
+            "body": record.weights_sha256,
         }
         for run_id, record in found.items()
     }
     odd: dict[str, str] = {}
-    for name in ("box", "libraries", "text"):
+    for name in names:
         values = [each[name] for each in facts.values()]
         most = max(values, key=values.count, default=None)
         odd |= {
