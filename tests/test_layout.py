@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "compare": "config errors files models records running theory",
     "planner": "config errors files records running strategy theory",
     "tracing": "config errors files models planner records strategy theory",
+    "conformance": "errors files preflight",
     "doctor": "errors files preflight running strategy",
     "published": "compare config errors files preflight records running training workloads",
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
@@ -47,8 +48,8 @@ MAY_IMPORT = {
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config doctor errors files one_gpu planner preflight published records report run "
-        "running strategy theory tracing training"
+        "benchmarks claims compare config conformance doctor errors files one_gpu planner preflight published records "
+        "report run running strategy theory tracing training"
     ),
     "__main__": "cli errors",
 }

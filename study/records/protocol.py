@@ -54,8 +54,8 @@ class Protocol(Written):
     once: str = Field(min_length=1)  # the label of the part that shows it
     significance: Share = 0.05  # of each one-sided test, and of that against the neighbours after Holm's correction
     exclusions: Names  # in words: which runs are left out
-    # Of the body that every run starts from. None: each machine trains its own by the study's command, and makes all runs of
-    # a start, so that what is compared has one machine and one body.
+    # Of the body that every run starts from. None: each machine trains its own by the study's command, and makes all
+    # runs of a start, so that what is compared has one machine and one body.
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
     @model_validator(mode="after")

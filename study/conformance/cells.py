@@ -1,0 +1,111 @@
+"""Which ways of training are asked? A cell is one: engine, precision class, ranks, accumulation, clipping, and a twist.
+
+The processes that train a cell run under any release of the engines: nothing here needs more than Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NUM_STEPS = 4
+BATCH_SIZE = 12  # sequences of a step: divides by 1, 2 and 3 micro batches on 1, 2 and 4 ranks
+ODD_BATCH_SIZE = 11  # divides by none
+MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
+
+# Parameters, forward and backward in; gradients are summed in; masters are always in fp32.
+#   fp32           all of it in fp32
+#   autocast       fp32 parameters, matrix products in bf16
+#   bf16           bf16 parameters and gradients, summed in bf16
+#   bf16_fp32_sum  bf16 parameters and gradients, summed in fp32
+PRECISIONS = ("fp32", "autocast", "bf16", "bf16_fp32_sum")
+
+# The engines, and the precision classes that each offers. DDP has no masters; FSDP2's are its sharded parameters.
+ENGINES = {
+    "ddp": ("fp32", "autocast"),
+    "fsdp2": ("fp32", "bf16_fp32_sum"),
+    **dict.fromkeys(
+        (
+            "zero0", "zero1", "zero1_cpu_offload", "zero2", "zero2_cpu_offload", "zero3", "zero3_cpu_offload",
+            "zero3_nvme_offload",
+        ),
+        PRECISIONS,
+    ),
+}  # fmt: skip
+
+# What a script may do beside the plain step.
+TWISTS = {
+    "tied": "the output layer shares the embedding's weights",
+    "frozen": "some parameters are not trained",
+    "two_backward": "two losses of one forward pass, each with a backward pass of its own",
+    "uneven": "a batch that does not divide: micro batches of different sizes",
+    "checkpointing": "activation checkpointing",
+    "resume": "after two steps saved, and taken up by a new engine",
+}
+PLAIN = "plain"
+SAVED_AFTER = 2  # steps
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One way of training."""
+
+    engine: str
+    precision: str
+    num_ranks: int
+    accumulation: int
+    clipping: bool
+    twist: str = PLAIN
+
+    @property
+    def name(self) -> str:
+        """As the command line, pages and records name it: zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
+        words = [self.engine, self.precision, f"{self.num_ranks}-rank{'s'[: self.num_ranks > 1]}"]
+        words += [f"accumulation-{self.accumulation}", *["clipped"][: self.clipping]]
+        return "/".join([*words, *[self.twist][: self.twist != PLAIN]])
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the model has to be one that is swapped: DeepSpeed swaps nothing below 1 MiB of a rank."""
+        return "nvme" in self.engine
+
+    @property
+    def batch_size(self) -> int:
+        return ODD_BATCH_SIZE if self.twist == "uneven" else BATCH_SIZE
+
+    @property
+    def question(self) -> Cell:
+        """What the reference is asked for this cell: it has no engine, and many cells ask the same.
+
+        How gradients are summed is left to the bound, which is that of bf16.
+        """
+        changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
+        if self.twist in ("checkpointing", "resume"):
+            changed["twist"] = PLAIN
+        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
+
+    def micro_batches(self, rank: int) -> list[range]:
+        """The sequences of one step that a rank is given, one range for each micro batch."""
+        num_parts = self.num_ranks * self.accumulation
+        size, left = divmod(self.batch_size, num_parts)
+        ends = list(itertools.accumulate((size + (i < left) for i in range(num_parts)), initial=0))
+        parts = [range(first, end) for first, end in itertools.pairwise(ends)]
+        return parts[rank :: self.num_ranks]
+
+
+def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
+    """Every cell: plain ones under each accumulation, clipped and not; each twist once for a class and its ranks.
+
+    Twists are asked with two micro batches; two backward passes with one, so that both are the step's last.
+    """
+    cells = []
+    for engine in engines:
+        for precision, ranks in itertools.product(ENGINES[engine], num_ranks):
+            plain = itertools.product((1, 2, 3), (False, True))
+            cells += [Cell(engine, precision, ranks, *how) for how in plain]
+            cells += [
+                Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
+            ]
+    return cells

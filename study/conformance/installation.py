@@ -1,0 +1,92 @@
+"""Does this installation train what it says? Its matrix, as one JSON."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from study.conformance import launch, releases
+from study.conformance.cells import Cell
+from study.conformance.judge import References, judge
+from study.preflight import extensions
+
+PACKAGES = ("torch", "deepspeed", "accelerate")
+
+# DeepSpeed's extensions, and the word in the names of the engines that load them.
+NEEDED = {"deepspeed_shm_comm": "zero", "cpu_adam": "offload", "async_io": "nvme"}
+
+# An engine that cannot do something and says so, in the words of Python; anything else is a crash.
+REFUSALS = ("AssertionError", "NotImplementedError", "NotOffered", "ValueError", "DeepSpeedConfigError")
+MESSAGE_LENGTH = 300
+
+
+def examine(
+    cells: Sequence[Cell], say: Callable[[str], None] = print, *, deepspeed: str | None = None, **how: Any
+) -> dict[str, Any]:
+    """Train every cell and judge it: same, wrong, refused (the engine said that it cannot) or crashed.
+
+    `deepspeed`: a release to take in place of the installed one. `how` is passed on to `launch.train`.
+    """
+    how.setdefault("environment", _environment(cells, deepspeed))
+    began = time.monotonic()
+    references = References()
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        failures = launch.train(cells, Path(scratch), say=say, **how)
+        trained = time.monotonic()
+        say("holding them against the reference ...")
+        for number, cell in enumerate(cells):
+            if cell in failures:
+                found[cell.name] = failed(failures[cell])
+            else:
+                paths = launch.traces(Path(scratch), number, cell.num_ranks)
+                left = [torch.load(path, weights_only=True) for path in paths]
+                found[cell.name] = judge(cell, references.of(cell), left)
+    return {
+        "versions": installed() | ({"deepspeed": deepspeed} if deepspeed else {}),
+        "python": platform.python_version(),
+        "num_cores": os.cpu_count(),
+        "examined_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": {"training": round(trained - began), "judging": round(time.monotonic() - trained)},
+        "cells": found,
+    }
+
+
+def _environment(cells: Sequence[Cell], deepspeed: str | None) -> dict[str, str]:
+    """What the processes that train are started with. Raises Refusal where an extension is missing."""
+    if deepspeed is not None:
+        return releases.environment(deepspeed)
+    extensions.use_own_folder()
+    extensions.check({name for name, word in NEEDED.items() if any(word in cell.engine for cell in cells)})
+    return dict(os.environ)
+
+
+def failed(failure: launch.Failure) -> dict[str, Any]:
+    """The verdict on a cell that was not trained to its end."""
+    kind, _, message = failure.message.partition(": ")
+    refused = failure.stage != "ended" and kind in REFUSALS and bool(message)
+    return {
+        "verdict": "refused" if refused else "crashed",
+        "stage": failure.stage,
+        "message": failure.message[:MESSAGE_LENGTH],
+    }
+
+
+def installed() -> dict[str, str]:
+    """The versions of the engines, of those that are there."""
+    there = {}
+    for name in PACKAGES:
+        try:
+            there[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return there

@@ -1,0 +1,117 @@
+"""Is what an engine trained the same as the reference, within what rounding explains? A verdict for each cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from study.conformance import reference
+from study.conformance.cells import NUM_STEPS, Cell
+from study.conformance.probe import sampled
+from study.conformance.reference import Expected
+
+
+def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The verdict on what the ranks of one cell left (`probe.train`): same or wrong, and how.
+
+    `share_of_bound` is how far the furthest quantity is, as a share of how far rounding may carry it: above 1 is wrong.
+    """
+    shares: dict[str, list[float]] = {}  # of each quantity, by step; the worst rank
+    for found in ranks:
+        for quantity, (by_step, bounds) in _deviations(expected, found).items():
+            ratios = [_ratio(away, bound) for away, bound in zip(by_step, bounds, strict=True)]
+            shares[quantity] = [max(pair) for pair in zip(ratios, shares.get(quantity, ratios), strict=True)]
+    share, quantity = max((max(ratios), quantity) for quantity, ratios in shares.items())
+    verdict = {
+        "verdict": "same" if share <= 1 else "wrong",
+        "share_of_bound": _shown(share),
+        "of": quantity,
+        "seconds": round(max(found["seconds"] for found in ranks), 3),
+    }
+    if share > 1:
+        verdict["first_step"] = 1 + min(
+            step for ratios in shares.values() for step, ratio in enumerate(ratios) if ratio > 1
+        )
+        verdict["beyond"] = sorted(quantity for quantity, ratios in shares.items() if max(ratios) > 1)
+        verdict["norm_scale"] = [
+            _shown(norm / float(right)) if norm is not None else None
+            for norm, right in zip(ranks[0]["norms"], expected.norms, strict=True)
+        ]
+        verdict["update_scale"] = _update_scale(expected, ranks[0])
+        verdict["ranks_apart"] = _ranks_apart(ranks)
+    return verdict
+
+
+def _deviations(expected: Expected, found: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+    """How far one rank's quantities are from the reference's, as `Expected` says, and may be: by step.
+
+    Where the engine shows masters, its weights have to be these, rounded: bit by bit.
+    """
+    bounds = {quantity: bound.tolist() for quantity, bound in expected.bounds.items()}
+    away = {"loss": [abs(a / float(b) - 1) for a, b in zip(found["losses"], expected.losses, strict=True)]}
+    if None not in found["norms"]:
+        away["norm"] = [abs(a / float(b) - 1) for a, b in zip(found["norms"], expected.norms, strict=True)]
+    for kind, right in (("masters", expected.masters), ("weights", expected.weights)):
+        for name in found[kind][0]:
+            start = sampled(expected.start[name]).double()
+            distances = []
+            for step in range(NUM_STEPS):
+                own = found["masters"][step].get(name) if kind == "weights" else None
+                there = sampled(right[name][step]).double()
+                if own is not None:
+                    rounded = torch.equal(expected.weights[name], expected.masters[name])
+                    there = (own if rounded else own.bfloat16()).double()
+                    bounds[f"weights/{name}"] = [0.0] * NUM_STEPS
+                moved = sampled(expected.masters[name][step]).double() - start
+                distance = (found[kind][step][name].double() - there).norm()
+                distances.append(float(distance / moved.norm()) if moved.any() else float(distance))
+            away[f"{kind}/{name}"] = distances
+    return {quantity: (by_step, bounds[quantity]) for quantity, by_step in away.items()}
+
+
+def _ratio(away: float, bound: float) -> float:
+    """A deviation as a share of its bound, which is 0 for what must not move."""
+    if math.isnan(away):
+        return math.inf
+    return away / bound if bound else (math.inf if away else 0.0)
+
+
+def _update_scale(expected: Expected, found: dict[str, Any]) -> list[float | None]:
+    """How much of the reference's way the weights went, after every step: 1 is all of it, 0 is at right angles."""
+    scales = []
+    for step in range(NUM_STEPS):
+        along = whole = 0.0
+        for name, weights in (found["weights"][step] | found["masters"][step]).items():
+            start = sampled(expected.start[name]).double()
+            moved = sampled(expected.masters[name][step]).double() - start
+            along += float((weights.double() - start) @ moved)
+            whole += float(moved @ moved)
+        scales.append(_shown(along / whole))
+    return scales
+
+
+def _ranks_apart(ranks: Sequence[dict[str, Any]]) -> bool:
+    """Whether the ranks end with different weights."""
+    last = [found["weights"][-1] for found in ranks]
+    return any(not torch.equal(last[0][name], other[name]) for other in last[1:] for name in last[0])
+
+
+def _shown(number: float) -> float | None:
+    """Four digits are enough to read and to compare; None for what is no number."""
+    return float(f"{number:.4g}") if math.isfinite(number) else None
+
+
+class References:
+    """The reference of each cell, worked out once for all the engines that are asked the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Cell, Expected] = {}
+
+    def of(self, cell: Cell) -> Expected:
+        question = cell.question
+        if question not in self._known:
+            self._known[question] = reference.expect(question)
+        return self._known[question]

@@ -1,0 +1,211 @@
+"""What should a cell give? One process, the whole batch, sums in fp64, AdamW written out: no engine.
+
+How far may an engine be from it? As far as rounding goes in its precision class, found by Monte Carlo arithmetic
+(Parker, 1997): the training is done again, cut into the cell's micro batches, with every result of an operation wrong
+by up to one unit of roundoff, drawn anew. The bound is MARGIN times the furthest of those draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from study.conformance import toy
+from study.conformance.cells import MAX_NORM, NUM_STEPS, Cell
+
+ROUNDOFF_FP32, ROUNDOFF_BF16 = 2.0**-24, 2.0**-8
+MARGIN = 8
+NUM_DRAWS, NUM_DRAWS_LARGE = 16, 4
+CLIPPING_EPSILON = 1e-6  # torch and DeepSpeed add it to the norm
+
+# What no bound is below, where all draws happen to fall on the reference: some units of fp32.
+FLOOR = 16 * ROUNDOFF_FP32
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reference gives, and how far from it an engine may be; of steps 1 to NUM_STEPS.
+
+    Losses are relative to the loss, norms to the norm. Of a parameter: the distance of its values to the reference's,
+    as a share of how far the reference has moved since the start (2-norms).
+    """
+
+    losses: torch.Tensor  # NUM_STEPS
+    norms: torch.Tensor
+    start: dict[str, torch.Tensor]
+    masters: dict[str, torch.Tensor]  # NUM_STEPS x the parameter's shape
+    weights: dict[str, torch.Tensor]  # what is computed with: the masters, rounded to the class
+    bounds: dict[str, torch.Tensor]  # loss, norm, masters/NAME, weights/NAME: NUM_STEPS each
+
+
+class _Rounded(torch.autograd.Function):
+    """Make each number wrong by up to `roundoff` of it, and its gradient too; the first draw stays exact."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor, roundoff: float, generator: torch.Generator) -> torch.Tensor:
+        context.roundoff, context.generator = roundoff, generator
+        return _noisy(values, roundoff, generator)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return _noisy(gradient, context.roundoff, context.generator), None, None
+
+
+class _AsBf16(torch.autograd.Function):
+    """Round to bf16; the gradient goes through as it is."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.bfloat16().double()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) -> torch.Tensor:
+    errors = torch.rand(values.shape, generator=generator).mul_(2).sub_(1).mul_(roundoff)
+    errors[0] = 0
+    return values * (1 + errors.double())
+
+
+def expect(cell: Cell) -> Expected:
+    """Train the reference and its draws as this cell's question (`Cell.question`) says."""
+    model = toy.Toy(cell)
+    names = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large else NUM_DRAWS)
+    start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+    masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
+    first = {name: torch.zeros_like(value) for name, value in masters.items()}
+    second = {name: torch.zeros_like(value) for name, value in masters.items()}
+    generator = torch.Generator().manual_seed(0)
+    rate = toy.learning_rate(cell)
+    losses, norms, history = [], [], []
+    for step in range(NUM_STEPS):
+        loss, gradients = _gradients(cell, {name for name in names if names[name]}, masters, step, generator)
+        losses.append(loss)
+        norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
+        norms.append(norm)
+        scale = (MAX_NORM / (norm + CLIPPING_EPSILON)).clamp(max=1) if cell.clipping else torch.ones_like(norm)
+        for name, gradient in gradients.items():
+            gradient = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
+            masters[name] = _updated(masters[name], gradient, first[name], second[name], step + 1, rate)
+            masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
+        history.append(dict(masters))
+    every = {name: torch.stack([at[name] for at in history], 1) for name in names}  # draws x steps x shape
+    return _with_bounds(cell, torch.stack(losses, 1), torch.stack(norms, 1), start, every)
+
+
+def _gradients(
+    cell: Cell, trained: set[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
+    roundoff = ROUNDOFF_FP32 if cell.precision == "fp32" else ROUNDOFF_BF16
+    batch = toy.tokens(cell, step)
+    loss = torch.zeros(len(next(iter(masters.values()))), dtype=torch.float64)
+    total: dict[str, torch.Tensor] = {}
+    for rank in range(cell.num_ranks):
+        own: dict[str, torch.Tensor] = {}
+        for part in cell.micro_batches(rank):
+            values = {name: value.detach().requires_grad_(name in trained) for name, value in masters.items()}
+            tokens = batch[part.start : part.stop]
+            shares = _losses(cell, values, tokens, roundoff, generator)
+            share = torch.stack(shares).sum(0)
+            torch.autograd.backward(share.sum())
+            loss = loss + share.detach()
+            for name in trained:
+                gradient = values[name].grad
+                assert gradient is not None
+                found = _noisy(gradient, roundoff, generator)
+                own[name] = _noisy(own[name] + found, roundoff, generator) if name in own else found
+        for name, found in own.items():
+            total[name] = _noisy(total[name] + found, roundoff, generator) if name in total else found
+    return loss, total
+
+
+def _losses(
+    cell: Cell, values: dict[str, torch.Tensor], tokens: torch.Tensor, roundoff: float, generator: torch.Generator
+) -> list[torch.Tensor]:
+    """The shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
+    in_bf16 = cell.precision != "fp32"
+
+    def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:
+        noisy: torch.Tensor = _Rounded.apply(tensor, unit, generator)  # type: ignore[no-untyped-call]
+        return noisy
+
+    def as_bf16(tensor: torch.Tensor) -> torch.Tensor:
+        kept: torch.Tensor = _AsBf16.apply(tensor) if in_bf16 else tensor  # type: ignore[no-untyped-call]
+        return kept
+
+    def linear(inputs: torch.Tensor, name: str) -> torch.Tensor:
+        weight = values[f"{name}.weight" if f"{name}.weight" in values else "embedding.weight"]  # tied
+        weight = rounded(as_bf16(weight), ROUNDOFF_FP32)
+        outputs = rounded(inputs) @ weight.mT
+        if f"{name}.bias" in values:
+            outputs = outputs + as_bf16(values[f"{name}.bias"])[:, None]
+        return rounded(outputs)
+
+    table = values["embedding.weight"]
+    if cell.precision == "bf16":  # autocast looks up in fp32
+        table = as_bf16(table)
+    embedded = rounded(table[:, tokens[:, :-1].flatten()])  # draws x positions x width
+    inner = rounded(torch.tanh(linear(embedded, "block.up")))
+    hidden = rounded(embedded + linear(inner, "block.down"))
+    logits = linear(hidden, "head")
+    num_targets = cell.batch_size * toy.LENGTH
+    targets = tokens[:, 1:].flatten()
+    chosen = logits.log_softmax(-1)[:, torch.arange(len(targets)), targets]
+    found = [-chosen.sum(1) / num_targets]
+    if cell.twist == "two_backward":
+        found.append(toy.SECOND_LOSS_SHARE * hidden.square().flatten(1).sum(1) / num_targets)
+    return found
+
+
+def _updated(
+    master: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    step: int,
+    learning_rate: float,
+) -> torch.Tensor:
+    """AdamW's step; the two moments are changed in place."""
+    beta1, beta2 = toy.BETAS
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
+    divisor = (second / (1 - beta2**step)).sqrt() + toy.EPSILON
+    kept = master * (1 - learning_rate * toy.WEIGHT_DECAY)
+    return kept - learning_rate * (first / (1 - beta1**step)) / divisor
+
+
+def _with_bounds(
+    cell: Cell,
+    losses: torch.Tensor,
+    norms: torch.Tensor,
+    start: dict[str, torch.Tensor],
+    every: dict[str, torch.Tensor],
+) -> Expected:
+    rounded = {name: value.bfloat16().double() if cell.precision == "bf16" else value for name, value in every.items()}
+    bounds = {"loss": _furthest(losses / losses[:1] - 1), "norm": _furthest(norms / norms[:1] - 1)}
+    for kind, values in (("masters", every), ("weights", rounded)):
+        for name, value in values.items():
+            moved = (every[name][0] - start[name]).flatten(1).norm(dim=1)
+            away = (value - value[:1]).flatten(2).norm(dim=2)
+            # What is not trained may not move at all.
+            bounds[f"{kind}/{name}"] = _furthest(away / moved) if moved.all() else torch.zeros(NUM_STEPS)
+    return Expected(
+        losses=losses[0],
+        norms=norms[0],
+        start=start,
+        masters={name: value[0] for name, value in every.items()},
+        weights={name: value[0] for name, value in rounded.items()},
+        bounds=bounds,
+    )
+
+
+def _furthest(deviations: torch.Tensor) -> torch.Tensor:
+    """The bound of each step: of the draws (rows), the furthest so far."""
+    furthest = deviations.abs().max(0).values.cummax(0).values
+    return MARGIN * furthest + FLOOR

@@ -1,0 +1,84 @@
+"""The probe with faults planted: FAULTS, a JSON of the names of cells, says which of them each is trained with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from study.conformance import engines, probe, toy
+from study.conformance.cells import Cell
+
+
+def plant(engine: Any, fault: str) -> None:
+    """Make an engine wrong in one way, as releases have been."""
+    run, step = engine.run, engine.step
+    parameters = list(engine.model.parameters())
+    if fault == "a dropped micro batch":
+        given = []
+
+        def drop(tokens: torch.Tensor, is_last: bool) -> float:
+            given.append(is_last)
+            return run(tokens if is_last else tokens[:0], is_last)
+
+        engine.run = drop
+    elif fault == "a doubled norm":
+        engine.step = lambda: 2 * step()
+    elif fault == "a wrong scale":
+
+        def scale() -> float:
+            for parameter in parameters:
+                parameter.grad.mul_(0.75)
+            return step()
+
+        engine.step = scale
+    elif fault == "a skipped master update":
+        skipped = engine.optimizer.param_groups[0]["params"].pop(2)
+        assert skipped.requires_grad
+    elif fault == "masters in bf16":
+
+        def round_masters() -> float:
+            norm = step()
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter.copy_(parameter.bfloat16())
+            return norm
+
+        engine.step = round_masters
+    elif fault == "a missing all-reduce":
+        engine.run = lambda tokens, is_last: run(tokens, False)
+    elif fault == "a stale parameter on one rank":
+        stale = parameters[1].detach().clone()
+
+        def keep() -> float:
+            norm = step()
+            if torch.distributed.get_rank() == 1:
+                with torch.no_grad():
+                    parameters[1].copy_(stale)
+            return norm
+
+        engine.step = keep
+    else:
+        assert fault == "none", fault
+
+
+def main() -> None:
+    faults, offset = json.loads(os.environ["FAULTS"]), int(os.environ.get("OFFSET", "0"))
+    build, tokens = engines.build, toy.tokens
+
+    def build_wrong(cell: Cell, scratch: Path) -> Any:
+        engine = build(cell, scratch)
+        plant(engine, faults.get(cell.name, "none"))
+        return engine
+
+    engines.build = build_wrong
+    toy.tokens = lambda cell, step: tokens(cell, step + offset)
+    probe.main(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

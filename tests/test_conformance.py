@@ -1,0 +1,251 @@
+"""Does the matrix call right what is right, and wrong what is wrong?"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+
+import conformance_faults
+import launching
+import pytest
+import torch
+
+from study import cli
+from study.conformance import cells, engines, installation, judge, launch, reference, say, toy
+from study.conformance.cells import Cell
+from study.errors import Refusal
+
+PLAIN = Cell("ddp", "fp32", 2, 2, False)
+
+
+# ---------------------------------------------------------------- cells
+
+
+def test_the_matrix_asks_each_cell_once():
+    asked = cells.matrix((1, 2, 4))
+    assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
+    assert {cell.engine for cell in asked} == set(cells.ENGINES)
+    assert {cell.twist for cell in asked} == {cells.PLAIN, *cells.TWISTS}
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells.matrix((1, 2, 4)) if cell.engine == "ddp"], ids=str)
+def test_micro_batches_are_the_whole_batch(cell):
+    parts = [part for rank in range(cell.num_ranks) for part in cell.micro_batches(rank)]
+    assert sorted(i for part in parts for i in part) == list(range(cell.batch_size))
+    assert all(len(cell.micro_batches(rank)) == cell.accumulation for rank in range(cell.num_ranks))
+    assert min(map(len, parts)) > 0 or cell.batch_size < len(parts)
+
+
+def test_names_say_what_a_cell_is():
+    assert PLAIN.name == "ddp/fp32/2-ranks/accumulation-2"
+    named = Cell("zero2", "bf16", 1, 3, True, "tied")
+    assert named.name == "zero2/bf16/1-rank/accumulation-3/clipped/tied"
+
+
+# ---------------------------------------------------------------- the toy
+
+
+def test_the_toy_begins_with_the_same_numbers_everywhere():
+    """Written out, since another release of torch must draw them, too."""
+    assert toy.uniform((4,), 0).tolist() == pytest.approx(FIRST, abs=1e-15)
+    drawn = toy.uniform((100_000,), 7)
+    assert abs(drawn.mean()) < 0.01
+    assert drawn.std() == pytest.approx(1 / 3**0.5, rel=0.01)
+
+
+FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.055561812636884866]
+
+
+def test_its_weights_are_numbers_that_bf16_has():
+    for parameter in toy.Toy(PLAIN).parameters():
+        assert torch.equal(parameter, parameter.bfloat16().float())
+
+
+def test_the_large_toy_is_one_that_is_swapped():
+    model = toy.Toy(dataclasses.replace(PLAIN, engine="zero3_nvme_offload"))
+    assert 4 * sum(parameter.numel() for parameter in model.parameters()) / 2 > 1 << 20
+
+
+# ---------------------------------------------------------------- the reference
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        PLAIN,
+        dataclasses.replace(PLAIN, clipping=True),
+        *(dataclasses.replace(PLAIN, twist=twist) for twist in ("tied", "frozen", "uneven", "two_backward")),
+    ],
+    ids=str,
+)
+def test_the_reference_is_what_torch_gives_in_fp64(cell):
+    model = toy.Toy(cell).double()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=toy.LEARNING_RATE, betas=toy.BETAS, eps=toy.EPSILON, weight_decay=toy.WEIGHT_DECAY
+    )
+    expected = reference.expect(cell)
+    for step in range(cells.NUM_STEPS):
+        batch = toy.tokens(cell, step)
+        loss = sum(toy.losses(cell, model(batch[:, :-1]), batch[:, 1:]))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, cells.MAX_NORM if cell.clipping else float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        assert float(expected.losses[step]) == pytest.approx(float(loss.detach()), rel=1e-12)
+        assert float(expected.norms[step]) == pytest.approx(float(norm), rel=1e-12)
+        assert float(norm) > cells.MAX_NORM  # or clipping would not act
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(expected.masters[name][step], parameter.detach(), rtol=1e-11, atol=1e-13)
+
+
+def test_bounds_are_those_of_the_class():
+    """Far below what a step moves, and in fp32 far below what bf16 may be off."""
+    wide = reference.expect(dataclasses.replace(PLAIN, precision="bf16")).bounds
+    for quantity, narrow in reference.expect(PLAIN).bounds.items():
+        assert narrow.max() < 1e-4, quantity
+        if not quantity.startswith("weights"):
+            assert 100 * narrow.max() < wide[quantity].max() < 0.15, quantity
+
+
+def test_what_is_not_trained_may_not_move():
+    bounds = reference.expect(dataclasses.replace(PLAIN, twist="frozen")).bounds
+    assert {name for name in bounds if not bounds[name].any()} == {
+        f"{kind}/{name}" for kind in ("masters", "weights") for name in toy.FROZEN
+    }
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def _trace(expected: reference.Expected, **changed: object) -> dict[str, object]:
+    """What a rank leaves that trained as the reference did."""
+    steps = range(cells.NUM_STEPS)
+    return {
+        "losses": expected.losses.tolist(),
+        "norms": expected.norms.tolist(),
+        "masters": [{} for _ in steps],
+        "weights": [
+            {name: value[step].flatten().float() for name, value in expected.weights.items()} for step in steps
+        ],
+        "seconds": 0.1,
+        **changed,
+    }
+
+
+def test_the_reference_is_the_same_as_itself():
+    expected = reference.expect(PLAIN)
+    verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected)])
+    assert verdict["verdict"] == "same"
+    assert verdict["share_of_bound"] < 0.5
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), 1.001])
+def test_a_loss_that_is_another_is_wrong(wrong):
+    expected = reference.expect(PLAIN)
+    losses = [*expected.losses.tolist()[:2], *(wrong * loss for loss in expected.losses.tolist()[2:])]
+    verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected, losses=losses)])
+    assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 3, ["loss"])
+    assert verdict["ranks_apart"] is False
+    assert "wrong from step 3" in say.how(verdict)
+    json.dumps(verdict, allow_nan=False)
+
+
+def test_weights_that_are_not_the_masters_are_wrong():
+    cell = dataclasses.replace(PLAIN, engine="zero2", precision="bf16")
+    expected = reference.expect(cell)
+    masters = [
+        {name: value[step].flatten().float() for name, value in expected.masters.items()}
+        for step in range(cells.NUM_STEPS)
+    ]
+    trace = _trace(expected, masters=masters)
+    assert judge.judge(cell, expected, [trace])["verdict"] == "same"
+    trace["weights"][3]["head.weight"] = trace["weights"][2]["head.weight"]
+    verdict = judge.judge(cell, expected, [trace])
+    assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 4, ["weights/head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("message", "stage", "verdict"),
+    [
+        ("NotImplementedError: unsupported mix", "built", "refused"),
+        ("AssertionError: not with this stage", "trained", "refused"),
+        ("AssertionError: ", "built", "crashed"),
+        ("RuntimeError: The size of tensor a", "trained", "crashed"),
+        ("AssertionError: said as it died", "ended", "crashed"),
+    ],
+)
+def test_a_refusal_is_one_that_says_why(message, stage, verdict):
+    assert installation.failed(launch.Failure(message, stage))["verdict"] == verdict
+
+
+def test_every_engine_has_a_configuration():
+    for cell in cells.matrix((2,)):
+        if cell.engine.startswith("zero"):
+            written = engines.config(cell, Path("swap"))
+            assert written["zero_optimization"]["stage"] == int(cell.engine[4])
+            assert ("offload_optimizer" in written["zero_optimization"]) == ("offload" in cell.engine)
+            assert written["gradient_clipping"] == (cells.MAX_NORM if cell.clipping else 0)
+
+
+# ---------------------------------------------------------------- launches
+
+FAULTS = {
+    "ddp/fp32/2-ranks/accumulation-2": "a dropped micro batch",
+    "ddp/fp32/2-ranks/accumulation-2/clipped": "a doubled norm",
+    "ddp/fp32/2-ranks/accumulation-3": "a wrong scale",
+    "ddp/fp32/2-ranks/accumulation-1": "a missing all-reduce",
+    "ddp/fp32/2-ranks/accumulation-1/clipped": "a stale parameter on one rank",
+    "ddp/autocast/2-ranks/accumulation-2": "a dropped micro batch",
+    "ddp/autocast/2-ranks/accumulation-3": "a wrong scale",
+    "ddp/autocast/2-ranks/accumulation-1": "a missing all-reduce",
+    "ddp/autocast/2-ranks/accumulation-1/clipped": "a stale parameter on one rank",
+    "fsdp2/bf16_fp32_sum/2-ranks/accumulation-2": "a skipped master update",
+    "fsdp2/bf16_fp32_sum/2-ranks/accumulation-3": "masters in bf16",
+    "fsdp2/bf16_fp32_sum/2-ranks/accumulation-1/clipped": "a doubled norm",
+}
+
+
+@pytest.mark.launches
+def test_planted_faults_are_called_wrong_and_right_engines_right():
+    asked = cells.matrix((2,), ("ddp", "fsdp2"))
+    given = dict(os.environ) | {
+        "FAULTS": json.dumps(FAULTS),
+        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
+    }
+    found = installation.examine(asked, environment=given, module="conformance_faults")["cells"]
+    # DDP does not reduce the gradients of a second backward pass.
+    wrong = {name for name in found if "ddp" in name and "two_backward" in name}
+    verdicts = {name: cell["verdict"] for name, cell in found.items()}
+    assert verdicts == {cell.name: "wrong" if cell.name in {*FAULTS, *wrong} else "same" for cell in asked}
+    apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
+    assert apart == {*wrong, *(name for name, fault in FAULTS.items() if "all-reduce" in fault or "stale" in fault)}
+
+
+@pytest.mark.launches
+def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
+    output = tmp_path / "matrix.json"
+    words = ["--only", "zero2/", "--only", "2-ranks/accumulation-2", "--ranks", "2", "--output", str(output)]
+    done = launching.attempt(["zero-study", "conformance", *words])
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix = json.loads(output.read_text())
+    assert collections.Counter(cell["verdict"] for cell in matrix["cells"].values()) == {"same": 28}
+    assert done.stdout.splitlines()[-len(say.lines(matrix)) :] == say.lines(matrix)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "zero9"], "--only zero9: no cell's name has that"),
+        (["--ranks", "0"], "--ranks 0: write numbers of processes"),
+        (["--deepspeed", "newest"], "--deepspeed newest: name a release"),
+        (["--output", "nowhere/matrix.json"], "its folder is not there"),
+    ],
+)
+def test_bad_requests_are_one_line(words, said):
+    with pytest.raises(Refusal, match=re.escape(said)):
+        cli.run(["conformance", *words])
