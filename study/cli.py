@@ -318,7 +318,7 @@ def _require(*modules: str) -> None:
 @zero_study.command("conformance")
 @click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this, and every other TEXT")
 @click.option("--ranks", default="1,2", metavar="NUMBERS", help="how many processes, with commas between")
-@click.option("--deepspeed", metavar="VERSION", help="another release than the installed one, beside the same torch")
+@click.option("--deepspeed", metavar="VERSION", help="another release than the installed one, its plain cells alone")
 @click.option("--output", type=PATH, help="JSON file to write")
 def _conformance(only: tuple[str, ...], ranks: str, deepspeed: str | None, output: Path | None) -> int:
     """Train a toy in every way that the installed engines offer, and hold each against a reference without an engine.
@@ -330,18 +330,19 @@ def _conformance(only: tuple[str, ...], ranks: str, deepspeed: str | None, outpu
 
     if not re.fullmatch(r"[1-9](,[1-9])*", ranks):
         raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
-    asked = [cell for cell in cells.matrix(sorted({*map(int, ranks.split(","))})) if all(t in cell.name for t in only)]
+    matrix = cells.of_release() if deepspeed else cells.matrix(sorted({int(number) for number in ranks.split(",")}))
+    asked = [cell for cell in matrix if all(text in cell.name for text in only)]
     if not asked:
         raise Refusal(
             f"--only {' --only '.join(only)}: no cell's name has that; zero2/bf16/2-ranks/accumulation-2 is one"
         )
     if output is not None and not output.absolute().parent.is_dir():
         raise Refusal(f"--output {output}: its folder is not there")
-    matrix = installation.examine(asked, lambda line: print(line, flush=True), deepspeed=deepspeed)
+    found = installation.examine(asked, lambda line: print(line, flush=True), deepspeed=deepspeed)
     if output is not None:
-        files.write_json(output, matrix)
-    print("\n".join(say.lines(matrix)))
-    return int(any(cell["verdict"] in say.FAULTS for cell in matrix["cells"].values()))
+        files.write_json(output, found)
+    print("\n".join(say.lines(found)))
+    return int(any(cell["verdict"] in say.FAULTS for cell in found["cells"].values()))
 
 
 @zero_study.command("export")

@@ -109,3 +109,12 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
                 Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
             ]
     return cells
+
+
+def of_release() -> list[Cell]:
+    """The cells that a release is asked which is not installed: plain ones of DeepSpeed's engines, on two ranks."""
+    return [
+        cell
+        for cell in matrix((2,))
+        if cell.engine.startswith("zero") and not cell.is_large and cell.twist == PLAIN and cell.accumulation < 3
+    ]

@@ -8,6 +8,8 @@ and DeepSpeed can run it.
 from __future__ import annotations
 
 import datetime
+import functools
+import gc
 import json
 import os
 import sys
@@ -35,8 +37,11 @@ def main(folder: Path) -> None:
     control = torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=CONTROL_SECONDS))
     asked = json.loads((folder / "cells.json").read_text())
     if any(written["engine"].startswith("zero") for _, written in asked):
+        import cpuinfo  # comes with DeepSpeed, which asks it for a second whenever it loads an extension
         import deepspeed
 
+        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+        gc.freeze()  # each engine collects garbage dozens of times, a third of a second each over what was imported
         deepspeed.init_distributed("gloo")
     for number, written in asked:
         cell = Cell(**written)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from study.errors import Refusal
 from study.files import ROOT
+from study.preflight import extensions
 
 FOLDER = ROOT / ".releases"
 BUILD_SECONDS = 1800
@@ -46,6 +47,7 @@ def environment(version: str, folder: Path = FOLDER) -> dict[str, str]:
             if path.suffix in (".cpp", ".h", ".py"):
                 digest.update(path.read_bytes())
                 os.utime(path, (0, 0))  # not newer than what another release has compiled of it
+    extensions.use_own_folder()  # and with it the ninja of this Python
     there = os.environ | {
         "PYTHONPATH": str(current),
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions" / digest.hexdigest()[:12]),

@@ -42,6 +42,7 @@ SITE_PAGES = {
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
     "others": Page("others.html", "Others", "What did others measure on one GPU and on many, and what can be checked?"),
     "protocol": Page("protocol.html", "Protocol", 'Which defects of a published program make "ZeRO is better"?'),
+    "conformance": Page("conformance.html", "Versions", "Which releases of the engines train what they say?"),
     "claims": Page("claims.html", "Claims", "What became of each published claim, and where do the sources disagree?"),
 }
 

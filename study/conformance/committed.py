@@ -1,0 +1,47 @@
+"""Which matrices have been committed, a file for each installation that was examined?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from study import files
+from study.conformance import known_bad, say
+from study.files import ROOT
+
+PLACE = ROOT / "reports" / "conformance"
+
+
+def read(folder: Path = PLACE) -> list[dict[str, Any]]:
+    """The matrices, of the oldest release of DeepSpeed first. Raises Refusal where a file is none."""
+    matrices = [files.load(path, "a matrix of conformance") for path in folder.glob("*.json")]
+    return sorted(matrices, key=lambda matrix: known_bad.release(matrix["versions"]["deepspeed"]))
+
+
+def worst(verdicts: Mapping[str, int]) -> str:
+    """What to say of several cells at once: wrong where one is, then crashed, refused, same."""
+    return next(verdict for verdict in ("wrong", "crashed", "refused", "same") if verdicts.get(verdict))
+
+
+def by_group(matrix: Mapping[str, Any], twist: bool) -> dict[str, Counter[str]]:
+    """How often each verdict was given, by engine and class; of plain cells, or of those with a twist."""
+    counts: dict[str, Counter[str]] = {}
+    for group, names in say.grouped(matrix["cells"]).items():
+        asked = [name for name in names if bool(twist_of(name)) == twist]
+        if asked:
+            counts[group] = Counter(matrix["cells"][name]["verdict"] for name in asked)
+    return counts
+
+
+def twist_of(name: str) -> str:
+    """What a cell does beside the plain step, by its name; empty: nothing."""
+    last = name.rpartition("/")[2]
+    return "" if last == "clipped" or last.startswith("accumulation-") else last
+
+
+def column_of(name: str) -> str:
+    """A cell's name without engine, class and ranks: what it asks of each of them."""
+    words = name.split("/")[3:]
+    return twist_of(name).replace("_", " ") or " ".join(words).replace("accumulation-", "micro batches: ")

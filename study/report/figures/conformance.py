@@ -1,0 +1,80 @@
+"""Where do engines train what they say? Grids of verdicts: of one installation, and over the releases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from study.conformance import committed, say
+from study.report.figures.drawing import INK, Figure, below, finish, house_style, panels, rows
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "same": {"marker": ".", "color": "#009E73", "s": 22},
+    "wrong": {"marker": "X", "color": "#D55E00", "s": 60, "linewidth": 0},
+    "refused": {"marker": "_", "color": INK, "s": 36},
+    "crashed": {"marker": "s", "facecolor": "none", "edgecolor": INK, "s": 28},
+}
+MEANINGS = {
+    "same": "same",
+    "wrong": "wrong, and silent",
+    "refused": "refused",
+    "crashed": "stopped with an error",
+}
+
+
+def installation(matrix: Mapping[str, Any]) -> Figure:
+    """The cells of one installation: engines and classes down, what is asked of them across; the worst of its ranks."""
+    groups = say.grouped(matrix["cells"])
+    columns = list(dict.fromkeys(committed.column_of(name) for name in matrix["cells"]))
+    columns.sort(key=lambda column: not column.startswith("micro"))
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for group, names in groups.items():
+        for name in names:
+            verdict = matrix["cells"][name]["verdict"]
+            counts.setdefault((group, committed.column_of(name)), Counter())[verdict] += 1
+    at = {key: committed.worst(found) for key, found in counts.items()}
+    deepspeed = matrix["versions"]["deepspeed"]
+    caption = (
+        f"DeepSpeed {deepspeed} and torch {matrix['versions']['torch']} on a CPU, by engine, precision class and what was "
+        "asked: the worst verdict of one and two processes. Wrong means further from a reference without an engine than "
+        "rounding explains, with no message and exit status 0."
+    )
+    return _grid("conformance", list(groups), columns, at, caption)
+
+
+def releases(matrices: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> Figure:
+    """Plain training under each release: engines and classes down, releases across."""
+    columns = [matrix["versions"]["deepspeed"] for matrix in matrices]
+    at = {}
+    for version, matrix in zip(columns, matrices, strict=True):
+        for group, counts in committed.by_group(matrix, twist=False).items():
+            at[group, version] = committed.worst(counts)
+    caption = (
+        "Plain training on two processes under each release of DeepSpeed, the worst of the cells that were asked (one to "
+        "three micro batches, with and without clipping). Engines and classes that are the same throughout are left out."
+    )
+    return _grid("conformance-releases", list(groups), columns, at, caption)
+
+
+def _grid(
+    name: str, groups: Sequence[str], columns: Sequence[str], at: Mapping[tuple[str, str], str], caption: str
+) -> Figure:
+    with house_style(name):
+        canvas, (ax,) = panels([0.24 * len(groups) + 1.3])
+        rows(ax, [group.replace("_", " ") for group in groups])
+        for verdict, look in LOOKS.items():
+            places = [(columns.index(column), groups.index(group)) for (group, column), v in at.items()
+                      if v == verdict and group in groups]  # fmt: skip
+            ax.scatter(*zip(*places, strict=True), **look) if places else None
+        ax.set_xticks(range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor")
+        ax.xaxis.tick_top()
+        ax.set_xlim(-0.6, len(columns) - 0.4)
+        used = [verdict for verdict in LOOKS if verdict in at.values()]
+        handles = [ax.scatter([], [], **LOOKS[verdict]) for verdict in used]
+        below(canvas, handles, [MEANINGS[verdict] for verdict in used])
+        told = [
+            f"{group}: {', '.join(f'{column} {at[group, column]}' for column in columns if (group, column) in at)}"
+            for group in groups
+        ]
+        return finish(canvas, name, f"Verdicts by engine and class. {'; '.join(told)}.", caption)

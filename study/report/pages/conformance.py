@@ -1,0 +1,79 @@
+"""Do the engines train what they say, release by release? Committed matrices as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from study.conformance import committed, say
+from study.conformance.cells import TWISTS
+from study.report import markup
+from study.report.figures import conformance as figures
+from study.report.figures.drawing import Figure
+from study.report.markup import Html
+from study.report.pages.opening import lead
+from study.report.words import count
+
+
+def opening() -> Html:
+    """Say how many ways of training are right under the newest release, and draw them."""
+    newest = committed.read()[-1]
+    verdicts = Counter(cell["verdict"] for cell in newest["cells"].values())
+    plain = Counter()
+    for counts in committed.by_group(newest, twist=False).values():
+        plain += counts
+    words = (
+        f"Of {len(newest['cells'])} ways to train a small model with DeepSpeed {newest['versions']['deepspeed']} or with "
+        f"PyTorch's own engines, {verdicts['same']} train what a program without an engine trains; "
+        f"{verdicts['wrong']} train something else and say nothing, "
+        f"{verdicts['refused'] + verdicts['crashed']} are refused or stop with an error. Of the plain ones, with one loss "
+        f"and nothing special, {plain['wrong']} of {sum(plain.values())} are wrong."
+    )
+    return Html(lead(words).text + figures.installation(newest)._repr_html_())
+
+
+def by_release() -> Html | Figure:
+    """The releases beside each other, where more than one was examined."""
+    matrices = committed.read()
+    groups = [
+        group
+        for group in committed.by_group(matrices[-1], twist=False)
+        if any(committed.worst(committed.by_group(m, twist=False).get(group, {"same": 1})) != "same" for m in matrices)
+    ]
+    return figures.releases(matrices, groups)
+
+
+def follows() -> Html:
+    """What a reader does with it."""
+    newest = committed.read()[-1]
+    wrong: dict[str, list[str]] = {}
+    for group, names in say.grouped(newest["cells"]).items():
+        for name in names:
+            if newest["cells"][name]["verdict"] == "wrong":
+                wrong.setdefault(committed.twist_of(name), []).append(group)
+    lines = []
+    for twist, groups in wrong.items():
+        asked = TWISTS[twist] if twist else "plain training"
+        lines.append(markup.led(asked.capitalize(), f"wrong under {', '.join(dict.fromkeys(groups))}."))
+    return Html(markup.items(lines) + markup.paragraphs(ASK))
+
+
+ASK = (
+    "Ask your own installation with `zero-study conformance`; it takes minutes on a CPU. The trainer of this project "
+    "refuses a release that is known to train wrongly what a run asks for."
+)
+
+
+def every_fault() -> Html:
+    """Each cell that is not the same under the newest release, and how."""
+    newest = committed.read()[-1]
+    rows: dict[str, list[list[str]]] = {}
+    for name, cell in newest["cells"].items():
+        if cell["verdict"] != "same":
+            rows.setdefault(cell["verdict"], []).append([name, say.how(cell)])
+    head = ["cell", "how"]
+    return Html(
+        "\n".join(
+            markup.details(f"{count(len(listed), verdict + ' cell')}", markup.table(verdict, head, [("", listed)], words=head))
+            for verdict, listed in rows.items()
+        )
+    )
