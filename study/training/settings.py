@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from study.strategy.file import Strategy
-
 Value = bool | int | float | str | None
 Reader = Callable[[Any, Any], Any]  # of a DeepSpeed engine and its ZeRO optimizer, or torch's at stage 0
 
@@ -133,9 +131,9 @@ def read(engine: Any, optimizer: Any) -> dict[str, Value]:
     return {key: _plain(reader(engine, optimizer)) for key, reader in READERS.items()}
 
 
-def asked(strategy: Strategy) -> Iterator[tuple[str, Value]]:
-    """The keys that a strategy's JSON sets to a value, as `read` writes them; "auto" is the run's to fill in."""
-    for key, value in _flat(strategy.deepspeed_json or {}):
+def asked(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
+    """The keys that a DeepSpeed JSON sets to a value, as `read` writes them; "auto" is for others to fill in."""
+    for key, value in _flat(content):
         if value != "auto" and key not in PRINTS:
             yield key, DTYPES[value] if key == "communication_data_type" else value
 
