@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "planner": "config errors files records running strategy theory",
     "tracing": "config errors files models planner records strategy theory",
     "doctor": "errors files preflight running strategy",
+    "prove": "conformance doctor training",
     "published": "compare config errors files preflight records running training workloads",
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
     "report": "claims compare config errors files planner published records running strategy theory",
