@@ -365,10 +365,11 @@ def test_keys_that_nothing_reads_are_said():
 
 LOOP = """
 import sys, torch
-from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from study import prove
 plugin = DeepSpeedPlugin(zero_stage=2, gradient_clipping=1.0) if "--stage-2" in sys.argv else None
-accelerator = Accelerator(deepspeed_plugin=plugin)
+# Without a GPU accelerate finds no backend for DeepSpeed by itself.
+accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters())
 batches = torch.utils.data.DataLoader(torch.ones(16, 64), batch_size=2)

@@ -144,7 +144,7 @@ class _Watch:
             autocast = step.autocast_dtype
             stored = built.precision(facts["parameter_dtypes"])
             facts["precision"] = stored if autocast is None else f"{built.precision(dtype_names({autocast}))}-autocast"
-            held = hold([d for d in self._demands if d.name in ("engine", "precision")], facts)
+            held = hold([demand for demand in self._demands if demand.name == "precision"], facts)
         else:
             held = hold([], facts)
         differences, notes = hold_step(self._demands, facts, step.forward_passes, step.clipped_at)
