@@ -164,7 +164,8 @@ class _Watch:
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
         if _rank() == 0:
-            print(*lines, *say.of_findings(differences, notes), sep="\n", flush=True)
+            # A progress bar may stand in the line.
+            print("", *lines, *say.of_findings(differences, notes), sep="\n", flush=True)
             self._output.parent.mkdir(parents=True, exist_ok=True)
             self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
         if self._strict and differences:
