@@ -345,6 +345,11 @@ def test_a_cell_known_to_be_wrong_is_said(known_bad):
     assert surprising() == ["this cell is wrong"]
 
 
+def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
+    monkeypatch.delattr(sys.modules["study.conformance.known_bad"], "wrong")
+    assert surprising()[0].startswith("releases known to be wrong: not looked up, ImportError: ")
+
+
 def test_surprises(known_bad):
     assert surprising(gradient_clipping=1.0) == [
         "gradient_clipping: nobody asked for a number, the gradients are clipped at 1.0"
