@@ -101,11 +101,16 @@ def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
     return found
 
 
-def unread_keys(content: dict[str, Any]) -> list[str]:
-    """What a DeepSpeed JSON has and nothing reads, by the project's rules."""
+def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
+    """What somebody asked for in a DeepSpeed JSON and nothing reads, by the project's rules.
+
+    `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
+    """
     from study.doctor.engine import findings
 
-    return [f"{f.key}: {f.message or 'nothing reads it'}" for f in findings("", content) if f.effect == "ignored"]
+    names = {demand.name for demand in demands}
+    ignored = [f for f in findings("", content) if f.effect == "ignored" and f.key in names]
+    return [f"{f.key}: {f.message or 'nothing reads it'}" for f in ignored]
 
 
 def _known_bad(facts: dict[str, Any]) -> str | None:

@@ -104,7 +104,7 @@ class _Watch:
             sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
             notes = [*held.notes, *surprises(self._demands, self._facts)]
             if built.is_deepspeed(self._model):
-                notes += unread_keys(self._model._config._param_dict)
+                notes += unread_keys(self._model._config._param_dict, self._demands)
             lines = [*say.of_built(self._facts), say.of_asked(sources, held.num_agreed)]
             self._tell(lines, held.differences, notes)
             self._hook = built.base_optimizer(self._optimizer).register_step_pre_hook(self._before_update)
