@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "tracing": "config errors files models planner records strategy theory",
     "conformance": "errors files preflight",
     "doctor": "errors files preflight running strategy",
+    "prove": "conformance doctor training",
     "published": "compare config errors files preflight records running training workloads",
     "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
     "report": "claims compare config errors files planner published records running strategy theory",

@@ -60,7 +60,7 @@ ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}
 def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual, tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps({"zero_optimization": ZERO2, **content}))
     run = Run(build_config(), read_strategy(path), 2, tmp_path)
-    everything = {**dict.fromkeys(settings.READERS), **dict(settings.asked(run.strategy))}
+    everything = {**dict.fromkeys(settings.READERS), **dict(settings.asked(run.strategy.deepspeed_json))}
     found = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
     proof.verify(found, run)
     with pytest.raises(Refusal) as caught:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from study.records.schema import Sharding
 from study.run import Run
+from study.training.engine import facts_of_sharding
 from study.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -75,39 +74,9 @@ def shard_on_cpu(
         accelerator.state.device_mesh = mesh.get_device_mesh("cpu")
 
 
-def _groups(model: torch.nn.Module) -> list[Any]:
-    """The groups of parameters that are gathered together, the root's first (torch 2.13)."""
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
-    return list({id(group): group for group in groups}.values())  # one may be of several modules
-
-
-def _unit(group: Any) -> str:
-    """The classes of a group's modules; `fully_shard` has put one of its own in front of each."""
-    return "+".join(type(module).__bases__[1].__name__ for module in group.modules)
-
-
 def read_sharding(model: torch.nn.Module, block: str) -> Sharding:
     """Read what was sharded from the modules themselves; `block` is the blocks' class. Rank-local: no collective."""
-    groups = _groups(model)
-    policies = {group.mp_policy for group in groups}
-    parameters = list(model.parameters())
-    meshes = {tuple(p.device_mesh.shape) for p in parameters if isinstance(p, DTensor)}
-    return Sharding(
-        units=dict(Counter(map(_unit, groups))),
-        reshard_after_forward=all(group.post_forward_mesh_info for group in groups if _unit(group) == block),
-        sharded_parameters=sum(isinstance(p, DTensor) and p.placements[-1].is_shard() for p in parameters),
-        unsharded_parameters=sum(not isinstance(p, DTensor) for p in parameters),
-        mesh=list(*meshes) if len(meshes) == 1 else [],
-        compute_dtypes=dtype_names({policy.param_dtype or torch.float32 for policy in policies}),
-        reduce_dtypes=dtype_names({policy.reduce_dtype or policy.param_dtype or torch.float32 for policy in policies}),
-        offloads=bool(groups) and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
-    )
-
-
-def dtype_names(dtypes: set[torch.dtype]) -> list[str]:
-    """Types as a proof writes them: bfloat16, float32."""
-    return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return Sharding(**facts_of_sharding(model, block))
 
 
 def reshard(model: torch.nn.Module) -> None:

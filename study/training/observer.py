@@ -148,7 +148,7 @@ class Observer:
             stack.enter_context(probe)
             yield
         hook.remove()
-        self.collectives = probe.collectives()
+        self.collectives = [Collective(**issued._asdict()) for issued in probe.issued()]
         self.resting_states = self._states()
         if peak is not None:
             self._memory.note_tensors("steady_steps", peak)

@@ -19,8 +19,9 @@ from study.records.schema import Proof, Sharding
 from study.run import Run
 from study.training import settings
 from study.training.accelerators import uses_gloo
-from study.training.fsdp import dtype_names, read_sharding
-from study.training.measure.memory import engine_tensors
+from study.training.engine import backend, dtype_names, facts_of_deepspeed
+from study.training.fsdp import read_sharding
+from study.training.measure.states import engine_tensors
 from study.workloads import WORKLOADS
 
 
@@ -41,7 +42,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
     facts: dict[str, Any] = {
         "world_size": dist.get_world_size() if dist.is_initialized() else 1,
         "distributed_type": accelerator.distributed_type.value,
-        "backend": _backend(accelerator.device),
+        "backend": backend(accelerator.device),
         "device": accelerator.device.type,
         "engine_class": type(engine).__name__,
         "optimizer_class": type(base_optimizer(optimizer)).__name__,
@@ -59,20 +60,13 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         facts["autocast_dtype"] = {"no": None, "bf16": "bfloat16", "fp16": "float16"}[autocast]
         facts["precision"] = "fp32" if autocast == "no" else f"{autocast}-autocast"
         return Proof(**facts)
-    facts |= _facts_of_deepspeed(model)
+    facts |= facts_of_deepspeed(model)
     facts["settings"] = settings.read(model, innermost(optimizer))
     if facts["zero_stage"]:
         facts |= _facts_of_zero(model, innermost(optimizer), facts["zero_stage"])
     if run.strategy.offloads_to_nvme:
         facts["swap_folder"] = _shown(_swap_folder_in_use(innermost(optimizer), list(model.parameters())))
     return Proof(**facts)
-
-
-def _backend(device: torch.device) -> str | None:
-    """The backend that moves a device's tensors; a group may have one for each device (accelerate's FSDP has)."""
-    if not dist.is_initialized():
-        return None
-    return str(dist.distributed_c10d._get_default_group()._get_backend(device).name())
 
 
 def _facts_of_fsdp(model: Any, block: str) -> dict[str, Any]:
@@ -86,30 +80,6 @@ def _facts_of_fsdp(model: Any, block: str) -> dict[str, Any]:
         "offload_param_device": device,
         "precision": "+".join(precisions.get(dtype, dtype) for dtype in sharding.compute_dtypes),
     }
-
-
-def _facts_of_deepspeed(engine: Any) -> dict[str, Any]:
-    """What a DeepSpeed engine says of itself, whatever its stage."""
-    zero = engine._config.zero_config
-    devices = {
-        key: "none" if part is None else str(getattr(part.device, "value", part.device))
-        for key, part in (("optimizer", zero.offload_optimizer), ("param", zero.offload_param))
-    }
-    stage = engine.zero_optimization_stage()
-    facts = {
-        "gradient_clipping": engine.gradient_clipping(),
-        "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
-        "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
-        "zero_stage": stage,
-        "offload_optimizer_device": devices["optimizer"],
-        "offload_param_device": devices["param"],
-        "precision": _deepspeed_precision(engine),
-        "accumulation_dtype": str(engine.get_data_types()[1]).removeprefix("torch."),
-        "overlap_comm": zero.overlap_comm if stage else None,
-    }
-    if engine.torch_autocast_enabled():
-        facts["autocast_dtype"] = str(engine.torch_autocast_dtype()).removeprefix("torch.")
-    return facts
 
 
 def _facts_of_zero(engine: Any, optimizer: Any, stage: int) -> dict[str, Any]:
@@ -142,12 +112,6 @@ def _shown(folder: Path | None) -> str | None:
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-def _deepspeed_precision(engine: Any) -> str:
-    if engine.torch_autocast_enabled():
-        return {torch.bfloat16: "bf16-autocast", torch.float16: "fp16-autocast"}[engine.torch_autocast_dtype()]
-    return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
-
-
 def _swap_folder_in_use(optimizer: Any, parameters: list[Any]) -> Path | None:
     """The folder that the engine's swappers were given; None where no swapper was built."""
     swapper = getattr(optimizer, "optimizer_swapper", None)
@@ -166,7 +130,7 @@ def verify(proof: Proof, run: Run) -> None:
         actual = getattr(proof.sharding if name in Sharding.model_fields else proof, name)
         if actual != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {actual}; {remedy}")
-    for key, wanted in settings.asked(run.strategy):
+    for key, wanted in settings.asked(run.strategy.deepspeed_json or {}):
         actual = (proof.settings or {}).get(key)
         if actual != wanted:
             raise Refusal(

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from study.strategy.file import Strategy
-
 Value = bool | int | float | str | None
 Reader = Callable[[Any, Any], Any]  # of a DeepSpeed engine and its ZeRO optimizer, or torch's at stage 0
 
@@ -130,14 +128,19 @@ PRINTS = {"steps_per_print"}  # accelerate puts infinity in its place, which no 
 
 def read(engine: Any, optimizer: Any) -> dict[str, Value]:
     """Read every key from a DeepSpeed engine, whether or not a file sets it: a default, too, is a setting."""
-    return {key: _plain(reader(engine, optimizer)) for key, reader in READERS.items()}
+    return {key: value(key, engine, optimizer) for key in READERS}
 
 
-def asked(strategy: Strategy) -> Iterator[tuple[str, Value]]:
-    """The keys that a strategy's JSON sets to a value, as `read` writes them; "auto" is the run's to fill in."""
-    for key, value in _flat(strategy.deepspeed_json or {}):
-        if value != "auto" and key not in PRINTS:
-            yield key, DTYPES[value] if key == "communication_data_type" else value
+def value(key: str, engine: Any, optimizer: Any) -> Value:
+    """Read one key, as JSON has it. Raises AttributeError and the like where a release keeps it elsewhere."""
+    return _plain(READERS[key](engine, optimizer))
+
+
+def asked(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
+    """The keys that a DeepSpeed JSON sets to a value, as `read` writes them; "auto" is for others to fill in."""
+    for key, wanted in _flat(content):
+        if wanted != "auto" and key not in PRINTS:
+            yield key, DTYPES[wanted] if key == "communication_data_type" else wanted
 
 
 def _flat(section: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

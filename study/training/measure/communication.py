@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.records.schema import Collective
+
+class Issued(NamedTuple):
+    """The collectives of one kind that a rank issued."""
+
+    kind: str  # subgroup_ before it: among some of the ranks only
+    count: int
+    bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+
 
 # Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none.
 _WHOLE = {
@@ -86,5 +93,5 @@ class CollectiveProbe(TorchDispatchMode):
             _wait(result)
         return result
 
-    def collectives(self) -> list[Collective]:
-        return [Collective(kind=k, count=self._count[k], bytes=self._bytes[k]) for k in sorted(self._count)]
+    def issued(self) -> list[Issued]:
+        return [Issued(kind, self._count[kind], self._bytes[kind]) for kind in sorted(self._count)]

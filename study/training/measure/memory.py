@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,91 +14,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from study.records.schema import ModelStateBytes, PeakMemory
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested lists and dicts."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, dict):
-        yield from (t for value in values.values() for t in _tensors(value))
-    elif isinstance(values, (list, tuple)):
-        yield from (t for value in values for t in _tensors(value))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor (FSDP2) that this rank holds; any other tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-class _Ledger:
-    """Counts storages once, in the category that claims them first."""
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-        self.by_device: dict[str, int] = {}
-
-    def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
-        """Return the bytes of new storages, and how many of them the tensors themselves cover."""
-        held = 0
-        covered: dict[tuple[int, int], int] = {}
-        new: set[int] = set()
-        for tensor in map(_local, tensors):
-            storage = tensor.untyped_storage()
-            if tensor.device.type == "meta" or storage.nbytes() == 0:
-                continue
-            pointer = storage.data_ptr()
-            if pointer not in self._seen:
-                self._seen.add(pointer)
-                new.add(pointer)
-                held += storage.nbytes()
-                kind = tensor.device.type
-                self.by_device[kind] = self.by_device.get(kind, 0) + storage.nbytes()
-            if pointer in new:
-                size = tensor.numel() * tensor.element_size()
-                covered[(pointer, tensor.storage_offset())] = max(
-                    size, covered.get((pointer, tensor.storage_offset()), 0)
-                )
-        return held, min(held, sum(covered.values()))
-
-
-def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
-    """Collect the tensors of each model state from wherever the engine keeps them.
-
-    Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
-    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py and, for bf16 stage 1, bf16_optimizer.py).
-    """
-    parameters = list(model.parameters())
-    base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
-    masters = [
-        *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
-        *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
-        *_tensors(getattr(optimizer, "fp32_groups_flat_partition", [])),
-    ]
-    states = list(_tensors([dict(state) for state in base.state.values()]))
-    working = [
-        *(p.data for p in parameters),
-        *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")),
-        *(t for p in parameters if (t := getattr(p, "ds_secondary_tensor", None)) is not None),
-        *_tensors(getattr(optimizer, "bit16_groups_flat", [])),
-        *_tensors(getattr(optimizer, "bf16_groups_flat", [])),
-        *_tensors(getattr(optimizer, "lp_param_buffer", None)),
-    ]
-    gradients = [
-        *_tensors(getattr(optimizer, "averaged_gradients", {})),
-        *_tensors(getattr(optimizer, "all_grad_tensors", {})),
-        *_tensors(getattr(optimizer, "grad_partitions_flat_buffer", None)),
-        *_tensors(getattr(optimizer, "accumulated_grads_in_cpu", {})),
-        *_tensors(getattr(optimizer, "fp32_groups_gradients_flat", [])),
-        *(t.grad for t in [*parameters, *masters] if t.grad is not None),
-    ]
-    buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
-    return {
-        "parameters": working,
-        "gradients": gradients,
-        "optimizer_states": [*masters, *states],
-        "communication_buffers": list(_tensors(buckets)),
-    }
+from study.training.measure.states import Ledger, count_states
 
 
 def model_state_bytes(
@@ -109,24 +24,9 @@ def model_state_bytes(
 
     `bucket_bytes`: of DDP's buckets, as `BucketBytes` measured them; None: not DDP, or its buckets are not asked for.
     """
-    ledger = _Ledger()
-    tensors = engine_tensors(model, optimizer)
-    counts = {name: ledger.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
-    # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
-    held, counts["gradients"] = ledger.claim(tensors["gradients"])
-    counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
-    if bucket_bytes is not None:
-        gradients = tensors["gradients"]
-        # Gradients that share storages are views of the buckets, which are then among them.
-        if len({g.untyped_storage().data_ptr() for g in gradients}) < len(gradients):
-            bucket_bytes -= held
-        counts["communication_buffers"] += bucket_bytes
-        kind = tensors["parameters"][0].device.type
-        ledger.by_device[kind] = ledger.by_device.get(kind, 0) + bucket_bytes
     return ModelStateBytes(
-        **counts,
+        **count_states(model, optimizer, bucket_bytes),
         swapped=None if swap_folder is None else _files_bytes(swap_folder),
-        by_device=ledger.by_device,
     )
 
 
@@ -143,7 +43,7 @@ def swap_traffic() -> tuple[int, int]:
 def _live_tensor_bytes() -> int:
     """Bytes of all CPU storages that Python can reach."""
     gc.collect()
-    ledger = _Ledger()
+    ledger = Ledger()
     # Exact types, because isinstance wakes lazy module proxies that gc also holds.
     kinds = (torch.Tensor, torch.nn.Parameter)
     return ledger.claim(o for o in gc.get_objects() if type(o) in kinds and o.device.type == "cpu")[0]

@@ -1,0 +1,14 @@
+"""What did anybody's script really build, and what did one of its optimizer steps hold and send?
+
+    from study import prove
+
+    trainer.add_callback(prove.callback())    # transformers' Trainer, TRL
+    prove.watch(model, optimizer)             # any other loop: after prepare, deepspeed.initialize or fully_shard
+
+It needs torch and what the script has imported itself.
+"""
+
+from study.prove.findings import NotAsAsked
+from study.prove.watching import callback, watch
+
+__all__ = ["NotAsAsked", "callback", "watch"]

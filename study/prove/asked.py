@@ -1,0 +1,131 @@
+"""What was asked for, and by whom? A file, the script's TrainingArguments, and the launcher's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from study.training import settings
+
+Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or what one would hold
+
+
+class Demand(NamedTuple):
+    """One thing that somebody asked for."""
+
+    name: str  # a fact of what is built, or a dotted key of a DeepSpeed JSON
+    value: Any
+    source: str
+
+
+# What the launcher passes on, and keys of an accelerate file -> facts.
+_ENVIRONMENT = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "zero_stage",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "offload_optimizer_device",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "offload_param_device",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_GRADIENT_CLIPPING": "gradient_clipping",
+    "ACCELERATE_MIXED_PRECISION": "precision",
+    "FSDP_RESHARD_AFTER_FORWARD": "reshard_after_forward",
+    "FSDP_OFFLOAD_PARAMS": "offloads",
+    "WORLD_SIZE": "world_size",
+}
+_FILE = {
+    "deepspeed_config.zero_stage": "zero_stage",
+    "deepspeed_config.offload_optimizer_device": "offload_optimizer_device",
+    "deepspeed_config.offload_param_device": "offload_param_device",
+    "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "deepspeed_config.gradient_clipping": "gradient_clipping",
+    "fsdp_config.fsdp_reshard_after_forward": "reshard_after_forward",
+    "fsdp_config.fsdp_offload_params": "offloads",
+    "mixed_precision": "precision",
+    "num_processes": "world_size",
+}
+_OPEN = (None, "auto")  # values that leave it to others
+
+
+def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
+    """What `accelerate launch` or `torchrun` passed on; nothing where neither started this process."""
+    has = {name: environment.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("DEEPSPEED", "FSDP")}
+    demands = [
+        Demand(fact, _read(environment[name]), f"the launcher ({name})")
+        for name, fact in _ENVIRONMENT.items()
+        if name in environment and (has["FSDP"] or not name.startswith("FSDP_"))
+    ]
+    engine = None
+    if has["DEEPSPEED"]:
+        engine = "DeepSpeed"
+        path = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+        if path != "none":
+            demands += by_json(json.loads(Path(path).read_text()), path)
+    elif has["FSDP"]:
+        engine = f"FSDP{environment.get('FSDP_VERSION', '1')}"
+    elif "ACCELERATE_DYNAMO_BACKEND" in environment and int(environment.get("WORLD_SIZE", "1")) > 1:
+        engine = "DDP"  # accelerate's launcher names neither
+    if engine is not None:
+        demands.append(Demand("engine", engine, "the launcher"))
+    return [demand for demand in demands if demand.value not in _OPEN]
+
+
+def by_arguments(arguments: Any) -> list[Demand]:
+    """What the script's TrainingArguments say, defaults too: Trainer clips at 1.0 where nobody names a number."""
+    source = "TrainingArguments"
+    demands = [
+        Demand("gradient_accumulation_steps", arguments.gradient_accumulation_steps, source),
+        Demand("gradient_clipping", arguments.max_grad_norm, source),
+        Demand("precision", "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no", source),
+    ]
+    written = getattr(arguments, "deepspeed", None)
+    if written:
+        content = written if isinstance(written, dict) else json.loads(Path(written).read_text())
+        demands += by_json(content, source if isinstance(written, dict) else str(written))
+    return demands
+
+
+def by_file(asked: Asked) -> list[Demand]:
+    """What a file asks for, or what one would hold. Raises ValueError where it is neither YAML nor JSON."""
+    if isinstance(asked, dict):
+        return by_json(asked, "asked=")
+    path = Path(asked)
+    if path.suffix == ".json":
+        return by_json(json.loads(path.read_text()), str(path))
+    if path.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"{path}: asked= takes an accelerate file (.yaml), a DeepSpeed JSON or a dict")
+    import yaml  # which accelerate needs as well
+
+    return list(_by_accelerate(yaml.safe_load(path.read_text()), str(path)))
+
+
+def by_json(content: dict[str, Any], source: str) -> list[Demand]:
+    """What a DeepSpeed JSON asks for, key by key; "auto" asks for nothing."""
+    engine = [Demand("engine", "DeepSpeed", source)] if "zero_optimization" in content else []
+    return [*engine, *(Demand(key, value, source) for key, value in settings.asked(content))]
+
+
+def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:
+    for key, fact in _FILE.items():
+        section, _, name = key.rpartition(".")
+        value = (content.get(section) or {} if section else content).get(name)
+        if value not in _OPEN:
+            yield Demand(fact, value, source)
+    kind = content.get("distributed_type")
+    if kind == "DEEPSPEED":
+        yield Demand("engine", "DeepSpeed", source)
+        path = (content.get("deepspeed_config") or {}).get("deepspeed_config_file")
+        if path:
+            yield from by_json(json.loads(Path(path).read_text()), str(path))
+    elif kind == "FSDP":
+        yield Demand("engine", f"FSDP{(content.get('fsdp_config') or {}).get('fsdp_version', 1)}", source)
+    elif str(kind).startswith("MULTI_") and content.get("num_processes", 1) > 1:
+        yield Demand("engine", "DDP", source)
+
+
+def _read(text: str) -> Any:
+    """A value of the environment: 2, 1.0, True, or the word."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text

@@ -1,0 +1,151 @@
+"""Is what was built what was asked? Differences, and what a user may not expect though nobody asked otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from study.prove.asked import Demand
+
+# Keys of a DeepSpeed JSON -> facts that have a value without DeepSpeed too.
+_FACTS = {
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
+    "zero_optimization.offload_param.device": "offload_param_device",
+}
+
+
+class NotAsAsked(RuntimeError):
+    """What was built is not what was asked; only with `strict=True`."""
+
+
+class Held(NamedTuple):
+    """Demands, held against facts."""
+
+    differences: list[str]  # not as asked
+    notes: list[str]
+    num_agreed: int
+    unread: list[str]  # demands that no fact answers
+
+
+def hold(demands: Sequence[Demand], facts: dict[str, Any]) -> Held:
+    """Hold each demand against what was built; of several for one thing, the last was asked by the strongest source."""
+    engine = next((d for d in reversed(demands) if d.name == "engine"), None)
+    if engine is not None and engine.value != facts["engine"]:
+        said = f"engine: asked {engine.value} by {engine.source}, built {_named(facts)}"
+        if facts["engine"] == "DDP" and facts["device"] == "cpu" and engine.value.startswith("FSDP"):
+            said += " (accelerate drops FSDP on a CPU)"
+        size = [demand for demand in demands if demand.name == "world_size"]
+        return Held([said, *hold(size, facts).differences], [], 0, [])
+    strongest = {_fact(demand): demand for demand in demands}
+    differences, notes, agreed, unread = [], [], 0, []
+    for demand in demands:
+        name, decides = _fact(demand), strongest[_fact(demand)]
+        known, actual = _built(name, facts)
+        if not known:
+            unread.append(f"{name} ({demand.source})")
+        elif _same(name, demand.value, actual):
+            agreed += 1
+        elif demand is decides:
+            differences.append(f"{name}: asked {demand.value} by {demand.source}, built {actual}")
+        elif demand.value != decides.value:
+            notes.append(f"{name}: {demand.source} says {demand.value}; {decides.source} overrides it")
+    return Held(differences, notes, agreed, unread)
+
+
+def hold_step(
+    demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None
+) -> tuple[list[str], list[str]]:
+    """Hold what the step did against what was asked: differences, and notes."""
+    differences, notes = [], []
+    strongest = {_fact(demand): demand for demand in demands}
+    clipping, accumulation = strongest.get("gradient_clipping"), strongest.get("gradient_accumulation_steps")
+    has_number = facts["gradient_accumulation_steps"] is not None  # DeepSpeed, which clips by itself too
+    if not has_number and clipping is not None and clipping.value != (clipped_at or 0):
+        seen = "no call of torch's clip_grad_norm_" if clipped_at is None else f"clipping at {clipped_at}"
+        differences.append(f"gradient_clipping: asked {clipping.value} by {clipping.source}, the step had {seen}")
+    elif not has_number and clipping is None and clipped_at is not None:
+        notes.append(f"gradient_clipping: no file asks for it, the script clips at {clipped_at}")
+    if not has_number and accumulation is not None and forward_passes < accumulation.value:
+        differences.append(
+            f"gradient_accumulation_steps: asked {accumulation.value} by {accumulation.source}, the step had "
+            f"{forward_passes} forward pass(es)"
+        )
+    number = facts["gradient_accumulation_steps"] or (accumulation.value if accumulation else forward_passes)
+    if forward_passes > number:
+        notes.append(
+            f"gradient_accumulation_steps: {number}, and the step had {forward_passes} forward passes; the script "
+            "accumulates by itself, or calls the model more than once"
+        )
+    return differences, notes
+
+
+def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
+    """What nobody asked otherwise, and a user may not expect."""
+    found = []
+    names = {_fact(demand) for demand in demands}
+    if facts["gradient_clipping"] and "gradient_clipping" not in names:
+        found.append(
+            f"gradient_clipping: nobody asked for a number, the gradients are clipped at {facts['gradient_clipping']}"
+        )
+    if facts["world_size"] > 1 and facts.get("partitioned_parameters") == 0:
+        found.append("stage 3 shards none of the parameters: each is below the engine's persistence threshold")
+    if facts["world_size"] > 1 and facts["engine"] == "none":
+        found.append(
+            f"{facts['world_size']} ranks, and nothing keeps their models alike: the model is a plain "
+            f"{facts['engine_class']}"
+        )
+    if facts["engine"] == "DeepSpeed" and (wrong := _known_bad(facts)):
+        found.append(wrong)
+    return found
+
+
+def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
+    """What somebody asked for in a DeepSpeed JSON and nothing reads, by the project's rules.
+
+    `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
+    """
+    from study.doctor.engine import findings
+
+    names = {demand.name for demand in demands}
+    ignored = [f for f in findings("", content) if f.effect == "ignored" and f.key in names]
+    return [f"{f.key}: {f.message or 'nothing reads it'}" for f in ignored]
+
+
+def _known_bad(facts: dict[str, Any]) -> str | None:
+    """A sentence with what is wrong in this release of DeepSpeed with these settings, if anything is known."""
+    try:
+        from study.conformance.known_bad import wrong
+
+        said: str | None = wrong(
+            deepspeed=sys.modules["deepspeed"].__version__,
+            zero_stage=facts["zero_stage"],
+            offloads=[device for device in (facts["offload_optimizer_device"],) if device != "none"],
+            precision=facts["precision"],
+        )
+    except Exception as error:  # it needs pydantic, which a script may not have; what else is proven does not
+        return f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
+    return said
+
+
+def _fact(demand: Demand) -> str:
+    return _FACTS.get(demand.name, demand.name)
+
+
+def _built(name: str, facts: dict[str, Any]) -> tuple[bool, Any]:
+    """Whether a fact is known, and its value."""
+    for where in (facts, facts.get("settings", {})):
+        if where.get(name) is not None:
+            return True, where[name]
+    return name in facts.get("settings", {}), None
+
+
+def _same(name: str, asked: Any, actual: Any) -> bool:
+    if name == "precision":  # by the launcher's word, whichever way the engine does it
+        return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(asked), str(asked))
+    return bool(asked == actual)
+
+
+def _named(facts: dict[str, Any]) -> str:
+    return facts["engine"] if facts["engine"] != "none" else f"a plain {facts['engine_class']}"

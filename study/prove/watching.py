@@ -1,0 +1,216 @@
+"""When is a script looked at? As it begins, and over one optimizer step; then nothing of it is left in the training."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from study import __version__
+from study.prove import built, say
+from study.prove.asked import Asked, Demand, by_arguments, by_file, by_json, by_launcher
+from study.prove.findings import NotAsAsked, hold, hold_step, surprises, unread_keys
+from study.prove.step import Step
+from study.training.engine import dtype_names
+from study.training.measure.states import count_states
+
+PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
+
+
+def watch(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    asked: Asked | None = None,
+    strict: bool = False,
+    output: str | Path = "proof.json",
+) -> None:
+    """Prove what `model` and `optimizer` are, and count the third optimizer step from now.
+
+    Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
+    optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
+    on. `output`: a JSON, which rank 0 writes. Raises NotAsAsked with `strict`, on every rank, and nothing else.
+    """
+    _Watch(strict, Path(output)).begin(model, optimizer, asked, None)
+
+
+def callback(*, asked: Asked | None = None, strict: bool = False, output: str | Path | None = None) -> Any:
+    """Make a callback that does the same for transformers' Trainer, and for TRL's.
+
+    What its TrainingArguments ask for counts too. `output`: None is proof.json in the Trainer's output folder.
+    """
+    from transformers import TrainerCallback
+
+    class Prove(TrainerCallback):
+        def __init__(self) -> None:
+            self._watch: _Watch | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
+            """Wait for the outermost module that has the model in it: Trainer does not tell which that is."""
+            model, optimizer = found["model"], found["optimizer"]
+            self._watch = proof = _Watch(strict, Path(output or Path(args.output_dir, "proof.json")))
+
+            def begin(module: torch.nn.Module, _: Any) -> None:
+                if module.training and any(part is model for part in module.modules()):
+                    handle.remove()
+                    proof.begin(module, optimizer, asked, args)
+
+            handle = register_module_forward_pre_hook(begin)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self._watch is not None:
+                self._watch.end()
+
+    return Prove()
+
+
+class _Watch:
+    """Reads back what was built, then counts one step, then is gone."""
+
+    def __init__(self, strict: bool, output: Path) -> None:
+        self._strict = strict
+        self._output = output
+        self._steps = 0
+        self._last: int | None = None  # DeepSpeed's number of the last step seen
+        self._step: Step | None = None
+        self._hook: Any = None
+        self._content: dict[str, Any] = {}
+
+    def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any) -> None:
+        """Read back, hold it against what was asked, and wait for the step."""
+        with self._out_of_the_way():
+            self._model = built.uncompiled(model)
+            self._optimizer = built.engine_optimizer(self._model, optimizer)
+            self._facts = built.read_back(self._model, optimizer)
+            self._demands = _demands(self._model, asked, arguments)
+            held = hold(self._demands, self._facts)
+            self._content = {
+                "made_by": f"zero-study {__version__}, study.prove",
+                "built": self._facts,
+                "asked": [demand._asdict() for demand in self._demands],
+                "not_read_back": held.unread,
+                "not_as_asked": [],
+                "notes": [],
+                "step": None,
+            }
+            sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
+            notes = [*held.notes, *surprises(self._demands, self._facts)]
+            if built.is_deepspeed(self._model):
+                notes += unread_keys(self._model._config._param_dict, self._demands)
+            lines = [*say.of_built(self._facts), say.of_asked(sources, held.num_agreed)]
+            self._tell(lines, held.differences, notes)
+            self._hook = built.base_optimizer(self._optimizer).register_step_pre_hook(self._before_update)
+            atexit.register(self.end)
+
+    def end(self) -> None:
+        """Leave the training. Says so where the step was not reached."""
+        if self._hook is not None:
+            self._leave()
+            _print(f"proof: training ended after {self._steps} step(s), and none of them was counted")
+
+    def _before_update(self, *_: Any) -> None:
+        """Begin with the update before the proved step, and end with its own: one whole turn, whatever the engine."""
+        with self._out_of_the_way():
+            number = getattr(self._model, "global_steps", None)
+            if number is not None and number == self._last:
+                return  # DeepSpeed updates once per group or sub-group; the first time is enough
+            # An overflow of fp16 skips an update.
+            skipped = number is not None and self._last is not None and number != self._last + 1
+            self._last = number
+            self._steps += 1
+            step = self._step
+            if step is not None:
+                step.close()
+                if not skipped and not step.is_disturbed:
+                    self._prove(step)
+                    return
+            if self._steps >= PROVED_STEP - 1:
+                self._step = Step(self._model, self._facts["device"])
+
+    def _prove(self, step: Step) -> None:
+        """Say what the step did, and leave."""
+        states = count_states(self._model, self._optimizer)
+        self._leave()
+        facts = self._facts
+        if facts["precision"] is None:  # only the step itself says it
+            autocast = step.autocast_dtype
+            stored = built.precision(facts["parameter_dtypes"])
+            facts["precision"] = stored if autocast is None else f"{built.precision(dtype_names({autocast}))}-autocast"
+            held = hold([demand for demand in self._demands if demand.name == "precision"], facts)
+        else:
+            held = hold([], facts)
+        differences, notes = hold_step(self._demands, facts, step.forward_passes, step.clipped_at)
+        self._content["step"] = counted = {
+            "number": self._steps,
+            "forward_passes": step.forward_passes,
+            "clipped_at": step.clipped_at,
+            "model_states": states,
+            "collectives": [issued._asdict() for issued in step.collectives()],
+        }
+        lines = say.of_step(counted, facts["precision"], facts["num_params"])
+        self._tell(lines, [*held.differences, *differences], [*held.notes, *notes])
+        _print(f"proof: all of it is in {self._output}")
+
+    def _tell(self, lines: list[str], differences: list[str], notes: list[str]) -> None:
+        """Print and write on rank 0; raise NotAsAsked on every rank where it is strict."""
+        self._content["not_as_asked"] += differences
+        self._content["notes"] += notes
+        if _rank() == 0:
+            # A progress bar may stand in the line.
+            print("", *lines, *say.of_findings(differences, notes), sep="\n", flush=True)
+            self._output.parent.mkdir(parents=True, exist_ok=True)
+            self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
+        if self._strict and differences:
+            raise NotAsAsked("; ".join(differences))
+
+    def _leave(self) -> None:
+        """Take back every hook and mode."""
+        if self._step is not None:
+            self._step.close()
+        if self._hook is not None:
+            self._hook.remove()
+        self._step = self._hook = None
+        atexit.unregister(self.end)
+
+    @contextmanager
+    def _out_of_the_way(self) -> Iterator[None]:
+        """An error of the proof's own is a line, and no end of anybody's training."""
+        try:
+            yield
+        except NotAsAsked:
+            self._leave()
+            raise
+        except Exception as error:
+            self._leave()
+            print(f"proof: not made on rank {_rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
+
+
+def _demands(model: Any, asked: Asked | None, arguments: Any) -> list[Demand]:
+    """What was asked, the weakest source first."""
+    demands = by_launcher()
+    if arguments is not None:
+        demands += by_arguments(arguments)
+    if asked is not None:
+        demands += by_file(asked)
+    if built.is_deepspeed(model) and not any(demand.name == "engine" for demand in demands):
+        # Nobody filled this in between the script and the engine.
+        demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
+    return demands
+
+
+def _rank() -> int:
+    """This process's rank, also where the group is gone or was never made."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def _print(line: str) -> None:
+    if _rank() == 0:
+        print(line, flush=True)

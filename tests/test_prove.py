@@ -1,0 +1,452 @@
+"""The proof for anybody's script: what it reads back, what it says, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import launching
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from study import prove
+from study.prove.asked import by_arguments, by_file, by_json, by_launcher
+from study.prove.findings import hold, hold_step, surprises, unread_keys
+
+LAUNCHED = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+    "ACCELERATE_GRADIENT_CLIPPING": "auto",
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "FSDP_OFFLOAD_PARAMS": "false",  # says nothing: FSDP is not used
+    "WORLD_SIZE": "2",
+}
+STAGE_2: dict[str, Any] = {
+    "engine": "DeepSpeed",
+    "engine_class": "DeepSpeedEngine",
+    "zero_stage": 2,
+    "offload_optimizer_device": "none",
+    "offload_param_device": "none",
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+    "precision": "fp32",
+    "world_size": 2,
+    "device": "cpu",
+    "settings": {"zero_optimization.stage": 2, "zero_optimization.overlap_comm": False, "fp16.loss_scale": None},
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """No launcher's environment, and a folder of the test's own."""
+    for name in (*LAUNCHED, "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_FSDP", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train(model: Any, optimizer: Any, steps: int, accumulation: int = 1, clip: float | None = None) -> None:
+    for _ in range(steps):
+        for _ in range(accumulation):
+            model(torch.ones(2, 8)).sum().backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def proof(path: str = "proof.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(path).read_text())
+    return found
+
+
+NUM_PARAMS = 8 * 16 + 16 + 16 + 1
+
+
+# ---------------------------------------------------------------- a loop
+
+
+def test_a_plain_loop_is_read_back_and_one_step_counted(capsys):
+    model, optimizer = make()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 4)
+    found = proof()
+    assert (found["built"]["engine"], found["built"]["num_params"], found["step"]["number"]) == ("none", NUM_PARAMS, 3)
+    states = found["step"]["model_states"]
+    assert states["parameters"] == states["gradients"] == 4 * NUM_PARAMS
+    assert states["optimizer_states"] == 8 * NUM_PARAMS + 4 * 4  # moments, and a step count a tensor
+    assert found["step"]["collectives"] == []
+    said = capsys.readouterr().out.splitlines()
+    assert "proof  asked         unknown: no file and no launcher says it (asked= names a file)" in said
+    assert "proof  step 3        1 forward pass(es) in fp32" in said
+    assert len([line for line in said if line]) <= 10
+
+
+def test_nothing_is_left_behind():
+    model, optimizer = make()
+    clip = torch.nn.utils.clip_grad_norm_
+    prove.watch(model, optimizer)
+    train(model, optimizer, 2)
+    assert torch._C._len_torch_dispatch_stack() == 1
+    train(model, optimizer, 1)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert torch.nn.utils.clip_grad_norm_ is clip
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_collectives_of_ddp_are_counted(group):
+    model, optimizer = make()
+    model = DistributedDataParallel(model)
+    prove.watch(model, optimizer)
+    train(model, optimizer, 4)
+    found = proof()
+    assert (found["built"]["engine"], found["built"]["backend"]) == ("DDP", "gloo")
+    assert {"kind": "all_reduce", "count": 1, "bytes": 4 * NUM_PARAMS} in found["step"]["collectives"]
+
+
+def test_accumulation_clipping_and_autocast_are_seen_in_the_step(capsys):
+    model, optimizer = make()
+    forward = model.forward
+    model.forward = torch.autocast("cpu", torch.bfloat16)(forward)  # as accelerate does
+    prove.watch(model, optimizer)
+    train(model, optimizer, 3, accumulation=2, clip=0.5)
+    found = proof()
+    assert (found["step"]["forward_passes"], found["step"]["clipped_at"]) == (2, 0.5)
+    assert found["built"]["precision"] == "bf16-autocast"
+    assert found["notes"] == ["gradient_clipping: no file asks for it, the script clips at 0.5"]
+    assert "2 forward pass(es) in bf16-autocast, gradients clipped at 0.5" in capsys.readouterr().out
+
+
+def test_a_step_with_an_evaluation_in_it_is_not_the_one():
+    model, optimizer = make()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 2)
+    model.eval()
+    model(torch.ones(1, 8))
+    assert torch._C._len_torch_dispatch_stack() == 0
+    model.train()
+    train(model, optimizer, 2)
+    assert proof()["step"]["number"] == 4
+
+
+def test_an_error_of_its_own_ends_no_training(capsys):
+    model, optimizer = make()
+    prove.watch(model, "no optimizer")
+    train(model, optimizer, 4)
+    said = capsys.readouterr().out
+    assert said == (
+        "proof: not made on rank 0, ValueError: no torch optimizer: str; write prove.watch(model, optimizer); "
+        "training goes on\n"
+    )
+
+
+def test_an_unreadable_wish_ends_no_training(capsys):
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked="absent.yaml")
+    train(model, optimizer, 4)
+    assert "FileNotFoundError" in capsys.readouterr().out
+
+
+def test_strict_raises_as_the_training_begins():
+    model, optimizer = make()
+    asked = {"zero_optimization": {"stage": 3}}
+    with pytest.raises(prove.NotAsAsked, match=r"^engine: asked DeepSpeed by asked=, built a plain Sequential$"):
+        prove.watch(model, optimizer, asked=asked, strict=True)
+    assert proof()["not_as_asked"] == ["engine: asked DeepSpeed by asked=, built a plain Sequential"]
+
+
+def test_strict_raises_after_the_step_and_leaves_nothing():
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
+    expected = r"^gradient_accumulation_steps: asked 4 by asked=, the step had 2 forward pass\(es\)$"
+    with pytest.raises(prove.NotAsAsked, match=expected):
+        train(model, optimizer, 4, accumulation=2)
+    assert not optimizer._optimizer_step_pre_hooks
+    train(model, optimizer, 2)
+
+
+# ---------------------------------------------------------------- Trainer's callback
+
+
+def arguments(**changes: Any) -> SimpleNamespace:
+    defaults = {
+        "output_dir": "out", "gradient_accumulation_steps": 1, "max_grad_norm": 1.0, "bf16": False, "fp16": False,
+        "deepspeed": None,
+    }  # fmt: skip
+    return SimpleNamespace(**defaults | changes)
+
+
+def test_callback_finds_the_module_that_is_called(group):
+    model, optimizer = make()
+    outermost = DistributedDataParallel(model)
+    made = prove.callback()
+    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    train(outermost, optimizer, 4, clip=1.0)
+    made.on_train_end(arguments(), None, None)
+    found = proof("out/proof.json")
+    assert (found["built"]["engine"], found["not_as_asked"]) == ("DDP", [])
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_callback_says_where_the_step_was_not_reached(capsys):
+    model, optimizer = make()
+    made = prove.callback()
+    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    train(model, optimizer, 2)
+    made.on_train_end(arguments(), None, None)
+    assert capsys.readouterr().out.endswith("proof: training ended after 2 step(s), and none of them was counted\n")
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_what_trainer_asks_for_is_held_against_the_step():
+    model, optimizer = make()
+    made = prove.callback()
+    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    train(model, optimizer, 3)
+    assert proof("out/proof.json")["not_as_asked"] == [
+        "gradient_clipping: asked 1.0 by TrainingArguments, the step had no call of torch's clip_grad_norm_"
+    ]
+
+
+# ---------------------------------------------------------------- what was asked
+
+
+def test_launcher_says_what_was_asked():
+    asked = {demand.name: demand.value for demand in by_launcher(LAUNCHED)}
+    assert asked == {
+        "engine": "DeepSpeed",
+        "zero_stage": 2,
+        "offload_optimizer_device": "none",
+        "gradient_accumulation_steps": 1,
+        "precision": "no",
+        "world_size": 2,
+    }
+    assert by_launcher({}) == []
+
+
+def test_launcher_of_accelerate_that_names_no_engine_asks_for_ddp():
+    environment = {"ACCELERATE_DYNAMO_BACKEND": "no", "WORLD_SIZE": "2"}
+    assert ("engine", "DDP", "the launcher") in by_launcher(environment)
+    assert "engine" not in {demand.name for demand in by_launcher({"WORLD_SIZE": "2"})}  # torchrun
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2_cpu_offload", "zero3_tuned", "fsdp2"])
+def test_file_says_what_was_asked(name, monkeypatch):
+    monkeypatch.chdir(launching.ROOT)  # from where the files name their JSON
+    asked = {demand.name: demand.value for demand in by_file(launching.ROOT / "accelerate_configs" / f"{name}.yaml")}
+    assert asked["world_size"] == 2
+    kind = name.split("_")[0].rstrip("0123456789")
+    assert asked["engine"] == {"ddp": "DDP", "zero": "DeepSpeed", "fsdp": "FSDP2"}[kind]
+    assert asked.get("zero_stage", asked.get("zero_optimization.stage")) == (int(name[4]) if kind == "zero" else None)
+
+
+def test_file_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match=r"^a\.txt: asked= takes an accelerate file"):
+        by_file("a.txt")
+
+
+def test_arguments_name_a_json(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "overlap_comm": "auto"}}))
+    names = [demand.name for demand in by_arguments(arguments(deepspeed=str(path)))]
+    assert names[-2:] == ["engine", "zero_optimization.stage"]
+
+
+# ---------------------------------------------------------------- asked and built
+
+
+def test_another_stage_is_found():
+    held = hold(by_json({"zero_optimization": {"stage": 3, "overlap_comm": True}}, "ds.json"), STAGE_2)
+    assert held.differences == [
+        "zero_stage: asked 3 by ds.json, built 2",
+        "zero_optimization.overlap_comm: asked True by ds.json, built False",
+    ]
+
+
+def test_what_is_as_asked_is_counted():
+    held = hold(by_launcher(LAUNCHED), STAGE_2)
+    assert (held.differences, held.notes, held.num_agreed, held.unread) == ([], [], 6, [])
+
+
+def test_unknown_is_no_difference():
+    held = hold(by_json({"optimizer": {"type": "Adam"}}, "ds.json"), STAGE_2)
+    assert (held.differences, held.unread) == ([], ["optimizer.type (ds.json)"])
+
+
+def test_another_engine_says_all():
+    held = hold(by_launcher(LAUNCHED), {**STAGE_2, "engine": "DDP", "world_size": 1})
+    assert held.differences == [
+        "engine: asked DeepSpeed by the launcher, built DDP",
+        "world_size: asked 2 by the launcher (WORLD_SIZE), built 1",
+    ]
+
+
+def test_the_strongest_source_decides():
+    demands = [*by_launcher(LAUNCHED), *by_json({"gradient_accumulation_steps": 4}, "ds.json")]
+    held = hold(demands, {**STAGE_2, "gradient_accumulation_steps": 4})
+    assert held.differences == []
+    assert held.notes == [
+        "gradient_accumulation_steps: the launcher (ACCELERATE_GRADIENT_ACCUMULATION_STEPS) says 1; "
+        "ds.json overrides it"
+    ]
+    assert hold(demands, STAGE_2).differences == ["gradient_accumulation_steps: asked 4 by ds.json, built 1"]
+
+
+def test_an_accumulation_of_the_scripts_own_is_noted():
+    differences, notes = hold_step(by_launcher(LAUNCHED), STAGE_2, forward_passes=4, clipped_at=None)
+    assert (differences, len(notes)) == ([], 1)
+    assert notes[0].startswith("gradient_accumulation_steps: 1, and the step had 4 forward passes")
+
+
+def surprising(**changes: Any) -> list[str]:
+    return surprises(by_launcher(LAUNCHED), {**STAGE_2, "gradient_clipping": 0.0, **changes})
+
+
+@pytest.fixture
+def known_bad(monkeypatch) -> dict[str, Any]:
+    """What study.conformance.known_bad was asked; it knows nothing bad, unless told."""
+    asked: dict[str, Any] = {"answer": None}
+    module = ModuleType("study.conformance.known_bad")
+    module.wrong = lambda **cell: asked.update(cell) or asked["answer"]  # type: ignore[attr-defined]
+    package = ModuleType("study.conformance")
+    package.known_bad = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "study.conformance", package)
+    monkeypatch.setitem(sys.modules, "study.conformance.known_bad", module)
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.0.1"))
+    return asked
+
+
+def test_a_cell_known_to_be_wrong_is_said(known_bad):
+    assert surprising(offload_optimizer_device="cpu") == []
+    assert known_bad == {
+        "answer": None, "deepspeed": "0.0.1", "zero_stage": 2, "offloads": ["cpu"], "precision": "fp32",
+    }  # fmt: skip
+    known_bad["answer"] = "this cell is wrong"
+    assert surprising() == ["this cell is wrong"]
+
+
+def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
+    monkeypatch.delattr(sys.modules["study.conformance.known_bad"], "wrong")
+    assert surprising()[0].startswith("releases known to be wrong: not looked up, ImportError: ")
+
+
+def test_surprises(known_bad):
+    assert surprising(gradient_clipping=1.0) == [
+        "gradient_clipping: nobody asked for a number, the gradients are clipped at 1.0"
+    ]
+    assert len(surprising(partitioned_parameters=0)) == 1
+    assert surprising(engine="none", engine_class="Bert") == [
+        "2 ranks, and nothing keeps their models alike: the model is a plain Bert"
+    ]
+
+
+def test_keys_that_nothing_reads_are_said():
+    written = {"zero_optimization": {"stage": 2}, "gradient_cliping": 1.0}
+    filled = {**written, "zero_optimization": {"stage": 2, "offload_param": {"device": "none", "nvme_path": "none"}}}
+    found = unread_keys(filled, by_json(written, "ds.json"))
+    assert [text.partition(":")[0] for text in found] == ["gradient_cliping"]
+
+
+# ---------------------------------------------------------------- real launches
+
+LOOP = """
+import sys, torch
+from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+from study import prove
+plugin = DeepSpeedPlugin(zero_stage=2, gradient_clipping=1.0) if "--stage-2" in sys.argv else None
+# Without a GPU accelerate finds no backend for DeepSpeed by itself.
+accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+batches = torch.utils.data.DataLoader(torch.ones(16, 64), batch_size=2)
+model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+prove.watch(model, optimizer, strict="--strict" in sys.argv)
+for batch in batches:
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+print("TRAINED", flush=True)
+"""
+
+ENGINE = """
+import torch, deepspeed
+from study import prove
+asked = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1},
+         "optimizer": {"type": "Adam", "params": {"lr": 0.001, "torch_adam": True}}}
+model = torch.nn.Linear(64, 64)
+engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=asked)
+prove.watch(engine, asked={**asked, "gradient_accumulation_steps": 4})
+for _ in range(8):
+    engine.backward(engine(torch.ones(2, 64)).sum())
+    engine.step()
+print("TRAINED", flush=True)
+"""
+
+
+def launch(strategy: str, script: str, folder: Path, *flags: str) -> Any:
+    (folder / "script.py").write_text(script)
+    file = launching.ROOT / "accelerate_configs" / f"{strategy}.yaml"
+    words = ["accelerate", "launch", "--config_file", file, "--main_process_port", "0", "script.py", *flags]
+    return launching.attempt(words, cwd=folder, env={"DS_ACCELERATOR": "cpu"})
+
+
+@pytest.mark.launches
+def test_a_script_that_builds_another_stage_is_stopped(tmp_path):
+    done = launch("zero3", LOOP, tmp_path, "--stage-2", "--strict")
+    assert done.returncode != 0
+    assert "NotAsAsked: zero_stage: asked 3 by the launcher (ACCELERATE_DEEPSPEED_ZERO_STAGE), built 2" in done.stderr
+    assert "TRAINED" not in done.stdout
+
+
+@pytest.mark.launches
+def test_a_loop_under_stage_2(tmp_path):
+    done = launch("zero2", LOOP, tmp_path)
+    assert done.stdout.count("TRAINED") == 2, done.stderr
+    found = proof(str(tmp_path / "proof.json"))
+    assert found["not_as_asked"] == []
+    assert "gradient_clipping: nobody asked for a number, the gradients are clipped at 1.0" in found["notes"]
+    num_params = 64 * 65
+    assert found["built"]["num_params"] == num_params
+    each = {part: found["step"]["model_states"][part] / num_params for part in ("parameters", "optimizer_states")}
+    assert each["parameters"] == pytest.approx(4, rel=0.05)
+    assert each["optimizer_states"] == pytest.approx(6, rel=0.05)  # half of the masters and moments
+    assert {"all_gather", "all_reduce"} <= {one["kind"] for one in found["step"]["collectives"]}
+
+
+@pytest.mark.launches
+def test_a_bare_engine_with_another_accumulation_is_found(tmp_path):
+    done = launch("zero1", ENGINE, tmp_path)
+    assert done.stdout.count("TRAINED") == 2, done.stderr
+    difference = "gradient_accumulation_steps: asked 4 by asked=, built 2"
+    assert f"proof  NOT AS ASKED  {difference}\n" in done.stdout
+    found = proof(str(tmp_path / "proof.json"))
+    assert found["not_as_asked"] == [difference]
+    assert found["step"]["forward_passes"] == 2
+
+
+@pytest.mark.launches
+def test_it_needs_torch_alone():
+    unwanted = ["pydantic", "click", "yaml", "psutil", "accelerate", "deepspeed", "transformers"]
+    code = f"import sys; from study import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
+    done = launching.attempt(["python", "-c", code])
+    assert done.stdout.split() == ["LOADED"], done.stderr
