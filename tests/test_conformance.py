@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import conformance_faults
 import launching
@@ -15,9 +16,13 @@ import pytest
 import torch
 
 from study import cli
-from study.conformance import cells, engines, installation, judge, launch, reference, say, toy
+from study import run as run_module
+from study.config import build_config
+from study.conformance import cells, committed, engines, installation, judge, launch, reference, say, toy
 from study.conformance.cells import Cell
 from study.errors import Refusal
+from study.preflight import checks, known_bad
+from study.strategy import file
 
 PLAIN = Cell("ddp", "fp32", 2, 2, False)
 
@@ -249,3 +254,60 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
 def test_bad_requests_are_one_line(words, said):
     with pytest.raises(Refusal, match=re.escape(said)):
         cli.run(["conformance", *words])
+
+
+# ---------------------------------------------------------------- what is known
+
+MATRICES = {matrix["versions"]["deepspeed"]: matrix for matrix in committed.read()}
+
+
+def test_the_committed_matrices_are_of_the_releases_they_name():
+    assert {path.stem for path in committed.PLACE.glob("*.json")} == set(MATRICES)
+    newest = list(MATRICES)[-1]
+    assert f"deepspeed=={newest}" in (launching.ROOT / "constraints.txt").read_text().splitlines()
+    assert {cell.name for cell in cells.matrix()} == set(MATRICES[newest]["cells"])
+    names = {cell.name for cell in cells.of_release()}
+    assert all(set(matrix["cells"]) == names for version, matrix in MATRICES.items() if version != newest)
+
+
+def _wrong(matrix: dict[str, Any]) -> set[tuple[str, str]]:
+    """Engines and classes of which a plain cell is wrong."""
+    cells = matrix["cells"].items()
+    return {tuple(name.split("/")[:2]) for name, cell in cells
+            if cell["verdict"] == "wrong" and not committed.twist_of(name)}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", MATRICES)
+def test_what_is_known_to_be_wrong_is_what_was_found(version):
+    known = {
+        (engine, precision)
+        for fault in known_bad.read()
+        if known_bad.covers(fault, version)
+        for engine in fault.engines
+        for precision in fault.precisions
+    }
+    asked = {tuple(name.split("/")[:2]) for name in MATRICES[version]["cells"]}
+    assert known & asked == _wrong(MATRICES[version])
+
+
+@pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)
+def test_a_fault_names_a_cell_and_releases_that_show_it(fault):
+    assert fault.first in MATRICES
+    assert fault.last in MATRICES
+    for version in (fault.first, fault.last):
+        assert MATRICES[version]["cells"][fault.cell]["verdict"] == "wrong"
+
+
+def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch):
+    run = run_module.make_run(build_config("bert-imdb"), file.read_by_name("zero2"), 2)
+    checks._check_release(run)
+    monkeypatch.setattr(checks.importlib.metadata, "version", lambda name: "0.18.2")
+    with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly"):
+        checks._check_release(run)
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("0.19.8", (0, 19, 8)), ("2.13.0+cpu", (2, 13, 0)), ("1.2.dev0", (1, 2))]
+)
+def test_releases_are_ordered_by_their_numbers(version, numbers):
+    assert known_bad.release(version) == numbers

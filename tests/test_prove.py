@@ -324,14 +324,14 @@ def surprising(**changes: Any) -> list[str]:
 
 @pytest.fixture
 def known_bad(monkeypatch) -> dict[str, Any]:
-    """What study.conformance.known_bad was asked; it knows nothing bad, unless told."""
+    """What study.preflight.known_bad was asked; it knows nothing bad, unless told."""
     asked: dict[str, Any] = {"answer": None}
-    module = ModuleType("study.conformance.known_bad")
+    module = ModuleType("study.preflight.known_bad")
     module.wrong = lambda **cell: asked.update(cell) or asked["answer"]  # type: ignore[attr-defined]
     package = ModuleType("study.conformance")
     package.known_bad = module  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "study.conformance", package)
-    monkeypatch.setitem(sys.modules, "study.conformance.known_bad", module)
+    monkeypatch.setitem(sys.modules, "study.preflight.known_bad", module)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.0.1"))
     return asked
 
@@ -346,7 +346,7 @@ def test_a_cell_known_to_be_wrong_is_said(known_bad):
 
 
 def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
-    monkeypatch.delattr(sys.modules["study.conformance.known_bad"], "wrong")
+    monkeypatch.delattr(sys.modules["study.preflight.known_bad"], "wrong")
     assert surprising()[0].startswith("releases known to be wrong: not looked up, ImportError: ")
 
 

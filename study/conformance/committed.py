@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from study import files
-from study.conformance import known_bad, say
+from study.conformance import say
 from study.files import ROOT
+from study.preflight import known_bad
 
 PLACE = ROOT / "reports" / "conformance"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import math
 
 from study import files
 from study.errors import Refusal
 from study.files import refuses_more
-from study.preflight import extensions
+from study.preflight import extensions, known_bad
 from study.records.schema import CUT_OFF
 from study.run import Run
 from study.workloads import sources
@@ -20,6 +21,7 @@ def check(run: Run) -> None:
     _check_precision(run)
     _check_devices(run)
     _check_packages(run)
+    _check_release(run)
     _check_swap_dir(run)
     # DeepSpeed's communication on a CPU loads one more extension, at every stage.
     on_cpu = {"deepspeed_shm_comm"} if run.strategy.distributed_type == "DEEPSPEED" and not _num_gpus() else set()
@@ -138,6 +140,25 @@ def _check_packages(run: Run) -> None:
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise Refusal(f"--log-with {tracker}: the package is not installed; run: pip install {tracker}")
+
+
+def _check_release(run: Run) -> None:
+    """Refuse a release of DeepSpeed that is known to train wrongly what the run asks for, and to say nothing."""
+    strategy, config = run.strategy, run.config
+    if strategy.zero_stage is None:
+        return
+    precision = "fp32" if config.precision == "fp32" else "autocast" if "autocast" in config.precision else "bf16"
+    if precision == "bf16" and config.accumulation_dtype == "fp32":
+        precision = "bf16_fp32_sum"
+    device = strategy.offload_optimizer_device
+    found = known_bad.wrong(
+        deepspeed=importlib.metadata.version("deepspeed"),
+        zero_stage=strategy.zero_stage,
+        offloads=() if device == "none" else (device,),
+        precision=precision,
+    )
+    if found:
+        raise Refusal(f"{found}; run: pip install -c constraints.txt deepspeed")
 
 
 def _check_swap_dir(run: Run) -> None:

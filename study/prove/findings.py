@@ -116,7 +116,7 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 def _known_bad(facts: dict[str, Any]) -> str | None:
     """A sentence with what is wrong in this release of DeepSpeed with these settings, if anything is known."""
     try:
-        from study.conformance.known_bad import wrong
+        from study.preflight.known_bad import wrong
 
         said: str | None = wrong(
             deepspeed=sys.modules["deepspeed"].__version__,

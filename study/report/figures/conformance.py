@@ -36,9 +36,9 @@ def installation(matrix: Mapping[str, Any]) -> Figure:
     at = {key: committed.worst(found) for key, found in counts.items()}
     deepspeed = matrix["versions"]["deepspeed"]
     caption = (
-        f"DeepSpeed {deepspeed} and torch {matrix['versions']['torch']} on a CPU, by engine, precision class and what was "
-        "asked: the worst verdict of one and two processes. Wrong means further from a reference without an engine than "
-        "rounding explains, with no message and exit status 0."
+        f"DeepSpeed {deepspeed} and torch {matrix['versions']['torch']} on a CPU, by engine, precision class and what "
+        "was asked: the worst verdict of one and two processes. Wrong means further from a reference without an engine "
+        "than rounding explains, with no message and exit status 0."
     )
     return _grid("conformance", list(groups), columns, at, caption)
 
@@ -51,8 +51,8 @@ def releases(matrices: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> Fi
         for group, counts in committed.by_group(matrix, twist=False).items():
             at[group, version] = committed.worst(counts)
     caption = (
-        "Plain training on two processes under each release of DeepSpeed, the worst of the cells that were asked (one to "
-        "three micro batches, with and without clipping). Engines and classes that are the same throughout are left out."
+        "Plain training on two processes under each release of DeepSpeed: the worst of four cells, with one and two "
+        "micro batches, clipped and not. Engines and classes that are the same throughout are left out."
     )
     return _grid("conformance-releases", list(groups), columns, at, caption)
 

@@ -18,15 +18,15 @@ def opening() -> Html:
     """Say how many ways of training are right under the newest release, and draw them."""
     newest = committed.read()[-1]
     verdicts = Counter(cell["verdict"] for cell in newest["cells"].values())
-    plain = Counter()
+    plain: Counter[str] = Counter()
     for counts in committed.by_group(newest, twist=False).values():
         plain += counts
     words = (
-        f"Of {len(newest['cells'])} ways to train a small model with DeepSpeed {newest['versions']['deepspeed']} or with "
-        f"PyTorch's own engines, {verdicts['same']} train what a program without an engine trains; "
+        f"Of {len(newest['cells'])} ways to train a small model with DeepSpeed {newest['versions']['deepspeed']} or "
+        f"with PyTorch's own engines, {verdicts['same']} train what a program without an engine trains; "
         f"{verdicts['wrong']} train something else and say nothing, "
-        f"{verdicts['refused'] + verdicts['crashed']} are refused or stop with an error. Of the plain ones, with one loss "
-        f"and nothing special, {plain['wrong']} of {sum(plain.values())} are wrong."
+        f"{verdicts['refused'] + verdicts['crashed']} are refused or stop with an error. Of the plain ones, with one "
+        f"loss and nothing special, {plain['wrong']} of {sum(plain.values())} are wrong."
     )
     return Html(lead(words).text + figures.installation(newest)._repr_html_())
 
@@ -73,7 +73,9 @@ def every_fault() -> Html:
     head = ["cell", "how"]
     return Html(
         "\n".join(
-            markup.details(f"{count(len(listed), verdict + ' cell')}", markup.table(verdict, head, [("", listed)], words=head))
+            markup.details(
+                f"{count(len(listed), verdict + ' cell')}", markup.table(verdict, head, [("", listed)], words=head)
+            )
             for verdict, listed in rows.items()
         )
     )

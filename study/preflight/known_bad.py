@@ -1,6 +1,6 @@
-"""Which releases are known to train wrongly and to say nothing? What the committed matrices found, in a short table.
+"""Which releases are known to train wrongly and to say nothing? What `zero-study conformance` found, in a short table.
 
-A test holds known_bad.yaml against them.
+A test holds known_bad.yaml against the committed matrices.
 """
 
 from __future__ import annotations
