@@ -299,7 +299,7 @@ def test_a_fault_names_a_cell_and_releases_that_show_it(fault):
 
 
 def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch):
-    run = run_module.make_run(build_config("bert-imdb"), file.read_by_name("zero2"), 2)
+    run = run_module.make_run(build_config(), file.read_by_name("zero2"), 2)
     checks._check_release(run)
     monkeypatch.setattr(checks.importlib.metadata, "version", lambda name: "0.18.2")
     with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly"):

@@ -29,7 +29,7 @@ PAGES = sorted(
     for pattern in ("README.md", "docs/*.md", "reports/README.md", "reports/*/README.md")
     for path in ROOT.glob(pattern)
 )
-LANGUAGES = {"sh", "text", "yaml"}
+LANGUAGES = {"python", "sh", "text", "yaml"}
 LONGEST_README = 120  # lines
 WIDEST_LINE = 98  # characters of a block: what GitHub shows of it without scrolling
 

@@ -106,6 +106,7 @@ def test_page_shows_results_and_folds_code(site, name):
         "others": "page.opening()",
         "protocol": "published.load_protocol(",
         "claims": "say.sentences(",
+        "conformance": "page.opening()",
     }
     source = "times or records" if name == "runtime" else "records"
     load = of_no_runs[name] if name in report.SITE_PAGES else f"pages.load({source}, box, workload)"

@@ -303,8 +303,8 @@ def basis(decided: Decided) -> list[str]:
     return [
         f"{len(runs.taken)} of {runs.num_planned} planned runs, begun between {first} and {last}.",
         f"Commits of the code that ran, and how many: {commits}.",
-        f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}, and "
-        f"tagged `{name}`. Each of these runs was begun under this text: its outcome has the file's digest.",
+        f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}. "
+        "Each of these runs was begun under this text: its outcome has the file's digest.",
         "p of each endpoint are corrected for the number of arms (Holm), and not for the number of endpoints: the "
         "primary one decides.",
         f"Pilot, not among them: {protocol.pilot}",

@@ -56,7 +56,8 @@ def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
     clipped = "" if step["clipped_at"] is None else f", gradients clipped at {step['clipped_at']}"
     return [
         _line(f"step {step['number']}", f"{step['forward_passes']} forward pass(es) in {precision}{clipped}"),
-        _line("held", f"{sum(parts.values()):.3f} bytes per parameter ({each}) of {num_params:,}, by rank 0"),
+        _line("held", f"{sum(parts.values()):.3f} bytes per parameter of {num_params:,}, by rank 0"),
+        _line("of which", each),
         _line("sent", sent or "nothing"),
     ]
 
