@@ -21,6 +21,11 @@ def read(folder: Path = PLACE) -> list[dict[str, Any]]:
     return sorted(matrices, key=lambda matrix: known_bad.release(matrix["versions"]["deepspeed"]))
 
 
+def faults() -> list[known_bad.Fault]:
+    """What is known to be wrong, the newest last."""
+    return sorted(known_bad.read(), key=lambda fault: (known_bad.release(fault.first), fault.id))
+
+
 def worst(verdicts: Mapping[str, int]) -> str:
     """What to say of several cells at once: wrong where one is, then crashed, refused, same."""
     return next(verdict for verdict in ("wrong", "crashed", "refused", "same") if verdicts.get(verdict))

@@ -36,8 +36,8 @@ CELL_SECONDS = 90
 def main(folder: Path) -> None:
     """Train each cell in a process of its own, forked from one that has imported everything.
 
-    Engines leave traces: where one process trained cell after cell, DeepSpeed 0.17.5 reported norms of ZeRO-1 and 2 that
-    were 65,536 times too large, and reports them rightly alone.
+    Engines leave traces: where one process trained cell after cell, DeepSpeed 0.17.5 carried the wrong norms that its
+    stages 1 and 2 have under autocast into engines that have right ones alone.
     """
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)

@@ -31,8 +31,8 @@ def opening() -> Html:
     return Html(lead(words).text + figures.installation(newest)._repr_html_())
 
 
-def by_release() -> Html | Figure:
-    """The releases beside each other, where more than one was examined."""
+def by_release() -> Figure:
+    """The releases beside each other."""
     matrices = committed.read()
     groups = [
         group
@@ -42,23 +42,35 @@ def by_release() -> Html | Figure:
     return figures.releases(matrices, groups)
 
 
+def faults() -> Html:
+    """What is wrong in which releases, and where its developers write about it."""
+    lines = []
+    for fault in committed.faults():
+        threads = ", ".join(f'<a href="{thread}">{thread.split("/")[-1]}</a>' for thread in fault.threads)
+        span = fault.first if fault.first == fault.last else f"{fault.first} to {fault.last}"
+        words = f"{', '.join(fault.engines)} in {', '.join(fault.precisions)}: {fault.what}"
+        lines.append(Html(markup.led(span, words).text + (f" (thread {threads})" if threads else "")))
+    return Html(markup.items(lines))
+
+
 def follows() -> Html:
-    """What a reader does with it."""
+    """What a reader does with it: what is wrong under plain training, and what only with a twist."""
     newest = committed.read()[-1]
-    wrong: dict[str, list[str]] = {}
-    for group, names in say.grouped(newest["cells"]).items():
-        for name in names:
-            if newest["cells"][name]["verdict"] == "wrong":
-                wrong.setdefault(committed.twist_of(name), []).append(group)
+    wrong: dict[str, dict[str, None]] = {"": {}}
+    for name, cell in newest["cells"].items():
+        if cell["verdict"] == "wrong":
+            wrong.setdefault(committed.twist_of(name), {})[" ".join(name.split("/")[:2])] = None
     lines = []
     for twist, groups in wrong.items():
-        asked = TWISTS[twist] if twist else "plain training"
-        lines.append(markup.led(asked.capitalize(), f"wrong under {', '.join(dict.fromkeys(groups))}."))
+        shown = [group for group in groups if not twist or group not in wrong[""]]
+        if shown or not twist:
+            asked = TWISTS[twist] if twist else "plain training"
+            lines.append(markup.led(asked.capitalize(), f"Wrong under {', '.join(shown) or 'nothing'}."))
     return Html(markup.items(lines) + markup.paragraphs(ASK))
 
 
 ASK = (
-    "Ask your own installation with `zero-study conformance`; it takes minutes on a CPU. The trainer of this project "
+    "Ask your own installation: zero-study conformance. It takes minutes on a CPU. The trainer of this project "
     "refuses a release that is known to train wrongly what a run asks for."
 )
 
