@@ -32,6 +32,7 @@ COMMANDS = {
     "gpu --plan": "train",
     "gpu": "train",
     "extensions": "train",
+    "conformance": "train",
     "export runs": "train",
     f"collect {RECORDS} collected": None,
     f"compare {RECORDS}": "report",

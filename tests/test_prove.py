@@ -352,7 +352,7 @@ def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
 
 def test_surprises(known_bad):
     assert surprising(gradient_clipping=1.0) == [
-        "gradient_clipping: nobody asked for a number, the gradients are clipped at 1.0"
+        "gradient_clipping: nobody asked, the gradients are clipped at 1.0"
     ]
     assert len(surprising(partitioned_parameters=0)) == 1
     assert surprising(engine="none", engine_class="Bert") == [
@@ -424,7 +424,7 @@ def test_a_loop_under_stage_2(tmp_path):
     assert done.stdout.count("TRAINED") == 2, done.stderr
     found = proof(str(tmp_path / "proof.json"))
     assert found["not_as_asked"] == []
-    assert "gradient_clipping: nobody asked for a number, the gradients are clipped at 1.0" in found["notes"]
+    assert "gradient_clipping: nobody asked, the gradients are clipped at 1.0" in found["notes"]
     num_params = 64 * 65
     assert found["built"]["num_params"] == num_params
     each = {part: found["step"]["model_states"][part] / num_params for part in ("parameters", "optimizer_states")}
