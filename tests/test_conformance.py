@@ -232,6 +232,24 @@ def test_planted_faults_are_called_wrong_and_right_engines_right():
 
 
 @pytest.mark.launches
+@pytest.mark.parametrize("offset", [100, 200])
+def test_right_engines_are_right_whatever_the_numbers(offset, monkeypatch):
+    """94 runs of each: with those of the matrix, 282 of engines that are right."""
+    drawn = toy.tokens
+    monkeypatch.setattr(toy, "tokens", lambda cell, step: drawn(cell, step + offset))
+    asked = cells.matrix((1, 2), ("ddp", "fsdp2"))
+    asked = [cell for cell in asked if (cell.engine, cell.twist, cell.num_ranks) != ("ddp", "two_backward", 2)]
+    given = dict(os.environ) | {
+        "FAULTS": "{}",
+        "OFFSET": str(offset),
+        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
+    }
+    found = installation.examine(asked, environment=given, module="conformance_faults")["cells"]
+    assert collections.Counter(cell["verdict"] for cell in found.values()) == {"same": 94}
+    assert max(cell["share_of_bound"] for cell in found.values()) < 0.5
+
+
+@pytest.mark.launches
 def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     output = tmp_path / "matrix.json"
     words = ["--only", "zero2/", "--only", "2-ranks/accumulation-2", "--ranks", "2", "--output", str(output)]

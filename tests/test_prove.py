@@ -351,9 +351,7 @@ def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
 
 
 def test_surprises(known_bad):
-    assert surprising(gradient_clipping=1.0) == [
-        "gradient_clipping: nobody asked, the gradients are clipped at 1.0"
-    ]
+    assert surprising(gradient_clipping=1.0) == ["gradient_clipping: nobody asked, the gradients are clipped at 1.0"]
     assert len(surprising(partitioned_parameters=0)) == 1
     assert surprising(engine="none", engine_class="Bert") == [
         "2 ranks, and nothing keeps their models alike: the model is a plain Bert"
