@@ -86,9 +86,7 @@ def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
     found = []
     names = {_fact(demand) for demand in demands}
     if facts["gradient_clipping"] and "gradient_clipping" not in names:
-        found.append(
-            f"gradient_clipping: nobody asked, the gradients are clipped at {facts['gradient_clipping']}"
-        )
+        found.append(f"gradient_clipping: nobody asked, the gradients are clipped at {facts['gradient_clipping']}")
     if facts["world_size"] > 1 and facts.get("partitioned_parameters") == 0:
         found.append("stage 3 shards none of the parameters: each is below the engine's persistence threshold")
     if facts["world_size"] > 1 and facts["engine"] == "none":
