@@ -325,6 +325,18 @@ def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch)
 
 
 @pytest.mark.parametrize(
+    ("precision", "sums_in_fp32", "is_wrong"),
+    [("fp32", True, False), ("bf16-autocast", True, True), ("bf16", False, False), ("bf16", True, True)],
+)
+def test_precision_is_asked_as_records_name_it(precision, sums_in_fp32, is_wrong):
+    """Of 0.17.5, which is wrong under autocast and, where gradients of bf16 are added up in fp32, under offload."""
+    said = known_bad.wrong(
+        deepspeed="0.17.5", zero_stage=1, offloads=["cpu"], precision=precision, sums_in_fp32=sums_in_fp32
+    )
+    assert (said is not None) == is_wrong
+
+
+@pytest.mark.parametrize(
     ("version", "numbers"), [("0.19.8", (0, 19, 8)), ("2.13.0+cpu", (2, 13, 0)), ("1.2.dev0", (1, 2))]
 )
 def test_releases_are_ordered_by_their_numbers(version, numbers):

@@ -37,6 +37,7 @@ STAGE_2: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "gradient_clipping": 1.0,
     "precision": "fp32",
+    "accumulation_dtype": "float32",
     "world_size": 2,
     "device": "cpu",
     "settings": {"zero_optimization.stage": 2, "zero_optimization.overlap_comm": False, "fp16.loss_scale": None},
@@ -328,9 +329,6 @@ def known_bad(monkeypatch) -> dict[str, Any]:
     asked: dict[str, Any] = {"answer": None}
     module = ModuleType("study.preflight.known_bad")
     module.wrong = lambda **cell: asked.update(cell) or asked["answer"]  # type: ignore[attr-defined]
-    package = ModuleType("study.conformance")
-    package.known_bad = module  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "study.conformance", package)
     monkeypatch.setitem(sys.modules, "study.preflight.known_bad", module)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.0.1"))
     return asked
@@ -340,6 +338,7 @@ def test_a_cell_known_to_be_wrong_is_said(known_bad):
     assert surprising(offload_optimizer_device="cpu") == []
     assert known_bad == {
         "answer": None, "deepspeed": "0.0.1", "zero_stage": 2, "offloads": ["cpu"], "precision": "fp32",
+        "sums_in_fp32": True,
     }  # fmt: skip
     known_bad["answer"] = "this cell is wrong"
     assert surprising() == ["this cell is wrong"]

@@ -147,15 +147,13 @@ def _check_release(run: Run) -> None:
     strategy, config = run.strategy, run.config
     if strategy.zero_stage is None:
         return
-    precision = "fp32" if config.precision == "fp32" else "autocast" if "autocast" in config.precision else "bf16"
-    if precision == "bf16" and config.accumulation_dtype == "fp32":
-        precision = "bf16_fp32_sum"
     device = strategy.offload_optimizer_device
     found = known_bad.wrong(
         deepspeed=importlib.metadata.version("deepspeed"),
         zero_stage=strategy.zero_stage,
         offloads=() if device == "none" else (device,),
-        precision=precision,
+        precision=config.precision,
+        sums_in_fp32=config.accumulation_dtype == "fp32",
     )
     if found:
         raise Refusal(f"{found}; run: pip install -c constraints.txt deepspeed")

@@ -46,13 +46,26 @@ def covers(fault: Fault, version: str) -> bool:
     return release(fault.first) <= release(version) <= release(fault.last)
 
 
-def wrong(*, deepspeed: str, zero_stage: int, offloads: Sequence[str], precision: str) -> str | None:
+def wrong(
+    *, deepspeed: str, zero_stage: int, offloads: Sequence[str], precision: str, sums_in_fp32: bool
+) -> str | None:
     """Say what this release of DeepSpeed trains wrongly of what is asked; None: nothing that is known.
 
-    `offloads`: the devices that optimizer states go to (cpu, nvme). `precision`: as the matrix names the classes.
+    `offloads`: the devices that optimizer states go to (cpu, nvme). `precision`: as records name the classes.
+    `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32.
     """
-    suffix = "".join(f"_{device}_offload" for device in offloads)
+    engine = f"zero{zero_stage}{''.join(f'_{device}_offload' for device in offloads)}"
+    asked = _class_of(precision, sums_in_fp32)
     for fault in read():
-        if covers(fault, deepspeed) and f"zero{zero_stage}{suffix}" in fault.engines and precision in fault.precisions:
+        if covers(fault, deepspeed) and engine in fault.engines and asked in fault.precisions:
             return f"DeepSpeed {deepspeed} trains {fault.cell} wrongly ({fault.what})"
     return None
+
+
+def _class_of(precision: str, sums_in_fp32: bool) -> str:
+    """The matrix's name of a class; it has none in fp16, which takes DeepSpeed the way of bf16."""
+    if precision == "fp32":
+        return precision
+    if precision.endswith("-autocast"):
+        return "autocast"
+    return "bf16_fp32_sum" if sums_in_fp32 else "bf16"

@@ -121,6 +121,7 @@ def _known_bad(facts: dict[str, Any]) -> str | None:
             zero_stage=facts["zero_stage"],
             offloads=[device for device in (facts["offload_optimizer_device"],) if device != "none"],
             precision=facts["precision"],
+            sums_in_fp32=facts["accumulation_dtype"] == "float32",
         )
     except Exception as error:  # it needs pydantic, which a script may not have; what else is proven does not
         return f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
