@@ -317,10 +317,10 @@ def _require(*modules: str) -> None:
 
 @zero_study.command("conformance")
 @click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this, and every other TEXT")
-@click.option("--ranks", default="1,2", metavar="NUMBERS", help="how many processes, with commas between")
+@click.option("--ranks", metavar="NUMBERS", help="how many processes, with commas between [default: 1,2]")
 @click.option("--deepspeed", metavar="VERSION", help="another release than the installed one, its plain cells alone")
 @click.option("--output", type=PATH, help="JSON file to write")
-def _conformance(only: tuple[str, ...], ranks: str, deepspeed: str | None, output: Path | None) -> int:
+def _conformance(only: tuple[str, ...], ranks: str | None, deepspeed: str | None, output: Path | None) -> int:
     """Train a toy in every way that the installed engines offer, and hold each against a reference without an engine.
 
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
@@ -328,16 +328,19 @@ def _conformance(only: tuple[str, ...], ranks: str, deepspeed: str | None, outpu
     _require(*TRAINING[:1], "deepspeed")
     from study.conformance import cells, installation, say
 
-    if not re.fullmatch(r"[1-9](,[1-9])*", ranks):
+    if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
         raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
-    matrix = cells.of_release() if deepspeed else cells.matrix(sorted({int(number) for number in ranks.split(",")}))
+    if ranks is not None and deepspeed is not None:
+        raise Refusal(f"--ranks {ranks}: another release is examined on two processes; leave it out")
+    numbers = sorted({int(number) for number in (ranks or "1,2").split(",")})
+    matrix = cells.matrix(numbers) if deepspeed is None else cells.of_release()
     asked = [cell for cell in matrix if all(text in cell.name for text in only)]
     if not asked:
         raise Refusal(
             f"--only {' --only '.join(only)}: no cell's name has that; zero2/bf16/2-ranks/accumulation-2 is one"
         )
-    if output is not None and not output.absolute().parent.is_dir():
-        raise Refusal(f"--output {output}: its folder is not there")
+    if output is not None:
+        files.require_folder(output)
     found = installation.examine(asked, lambda line: print(line, flush=True), deepspeed=deepspeed)
     if output is not None:
         files.write_json(output, found)

@@ -71,6 +71,12 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
+def require_folder(output: Path) -> None:
+    """Raise Refusal where the folder that a file is to be written to is not there."""
+    if not output.absolute().parent.is_dir():
+        raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
+
+
 def check_name(name: str, what: str) -> str:
     """Return a name of a run, a strategy or a study, which becomes a file's. Raises Refusal where it cannot be one."""
     said = repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "...")

@@ -266,7 +266,8 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
         (["--only", "zero9"], "--only zero9: no cell's name has that"),
         (["--ranks", "0"], "--ranks 0: write numbers of processes"),
         (["--deepspeed", "newest"], "--deepspeed newest: name a release"),
-        (["--output", "nowhere/matrix.json"], "its folder is not there"),
+        (["--output", "nowhere/matrix.json"], "--output nowhere/matrix.json: there is no folder nowhere; make it"),
+        (["--deepspeed", "0.18.2", "--ranks", "2"], "--ranks 2: another release is examined on two processes"),
     ],
 )
 def test_bad_requests_are_one_line(words, said):

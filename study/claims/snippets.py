@@ -62,8 +62,7 @@ def execute_all(asked: Sequence[str], path: Path) -> None:
 
     Raises Refusal for what cannot be executed, and RunFailed where a claim's lines could not be.
     """
-    if not path.parent.is_dir():
-        raise Refusal(f"--output {path}: there is no folder {path.parent}; make it")
+    files.require_folder(path)
     extensions.use_own_folder()
     os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(execution.ROOT)})
     FRESH.set_forkserver_preload(["deepspeed", "transformers.trainer"])

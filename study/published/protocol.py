@@ -85,8 +85,7 @@ def _check(config: RunConfig, output: Path) -> None:
             f"--size {config.size}: its body would be trained from scratch, which works for {', '.join(TRAINED_HERE)}; "
             "add --data hub for published weights"
         )
-    if not output.parent.is_dir():
-        raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
+    files.require_folder(output)
     if (num_gpus := len(this_machine.find().gpu_memory_bytes)) > 1:  # Trainer would train plain arms on all of them
         raise Refusal(
             f"the protocol runs on one GPU, this machine has {num_gpus}; hide the others (CUDA_VISIBLE_DEVICES=0)"

@@ -225,8 +225,7 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
     """Measure what the file lacks of these traps, or of all. Raises Refusal, and RunFailed where a launch failed."""
     if unknown := [name for name in names if name not in TRAPS]:
         raise Refusal(f"--trap {unknown[0]}: is unknown; take one of {', '.join(TRAPS)}")
-    if not output.parent.is_dir():
-        raise Refusal(f"--output {output}: there is no folder {output.parent}; make it")
+    files.require_folder(output)
     config = RunConfig(
         **{"data": "files", "data_dir": data_dir} if data_dir else {},
         **{name: SETTINGS[name] for name in SETTINGS if name in RunConfig.model_fields},
