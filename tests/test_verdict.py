@@ -337,11 +337,11 @@ def wanted(seeds=(0, 1)):
             yield Wanted(name_of(strategy, seed, label), strategy, 2, config.model_copy(update={"seed": seed, **nudge}))
 
 
-def all_of_it(folder, seeds=(0, 1), without=()):
+def all_of_it(folder, seeds=(0, 1), without=(), **changes):
     for run in wanted(seeds):
         if run.run_id not in without:
             label = run.run_id.rpartition("-")[2]
-            write(folder, run.strategy, run.config.seed, label if label.startswith("nudged") else "")
+            write(folder, run.strategy, run.config.seed, label if label.startswith("nudged") else "", **changes)
 
 
 def let_in(folder, **changes) -> Runs:
@@ -384,6 +384,19 @@ def test_what_is_not_as_planned_is_left_out_with_the_reason(tmp_path, changes, s
     assert list(found.left_out) == [name]
     assert said in found.left_out[name]
     assert len(found.taken) == 9
+
+
+def test_a_body_of_each_machine_is_one_within_a_start(tmp_path):
+    """Start 1 was made on a machine of its own; one of its runs has the body of the other."""
+    name = name_of("zero3", 1)
+    all_of_it(tmp_path, seeds=(0,))
+    all_of_it(tmp_path, seeds=(1,), without=[name], weights_sha256="b" * 64)
+    write(tmp_path, "zero3", 1, weights_sha256="a" * 64)
+    found = let_in(tmp_path, weights_sha256=None)
+    assert found.left_out == {name: "its body is another than that of most"}
+    assert len(found.taken) == 9
+    # Under a protocol that names a body the whole of start 1 but that run is another's.
+    assert set(let_in(tmp_path).left_out) == {run.run_id for run in wanted((1,))} - {name}
 
 
 def test_a_neighbour_that_starts_where_another_run_does_is_none(tmp_path):

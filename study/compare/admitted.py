@@ -85,10 +85,11 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
         raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
     found = {run_id: file.record for run_id, file in files_of.items()}
     left_out |= _unlike(found, ("libraries", "text"))
-    # Where each machine has a body of its own, the two are the same within a start.
-    starts = {record.seed if protocol.weights_sha256 is None else None for record in found.values()}
-    for seed in starts:
-        of_start = {run_id: record for run_id, record in found.items() if seed in (None, record.seed)}
+    # Where each machine has a body of its own, the two are the same within a start; else throughout.
+    starts: dict[int | None, dict[str, Record]] = {}
+    for run_id, record in found.items():
+        starts.setdefault(record.seed if protocol.weights_sha256 is None else None, {})[run_id] = record
+    for of_start in starts.values():
         left_out |= _unlike(of_start, ("box", "body"))
     taken = [_trained(file, labels) for run_id, file in files_of.items() if run_id not in left_out]
     left_out |= _other_starts(taken, protocol)

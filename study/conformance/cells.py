@@ -48,7 +48,7 @@ PLAIN = "plain"
 SAVED_AFTER = 2  # steps
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Cell:
     """One way of training."""
 
@@ -62,9 +62,13 @@ class Cell:
     @property
     def name(self) -> str:
         """As the command line, pages and records name it: zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
-        words = [self.engine, self.precision, f"{self.num_ranks}-rank{'s'[: self.num_ranks > 1]}"]
-        words += [f"accumulation-{self.accumulation}", *["clipped"][: self.clipping]]
-        return "/".join([*words, *[self.twist][: self.twist != PLAIN]])
+        ranks = "1-rank" if self.num_ranks == 1 else f"{self.num_ranks}-ranks"
+        words = [self.engine, self.precision, ranks, f"accumulation-{self.accumulation}"]
+        if self.clipping:
+            words.append("clipped")
+        if self.twist != PLAIN:
+            words.append(self.twist)
+        return "/".join(words)
 
     @property
     def is_large(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,11 @@ def worst(verdicts: Mapping[str, int]) -> str:
     return next(verdict for verdict in ("wrong", "crashed", "refused", "same") if verdicts.get(verdict))
 
 
-def by_group(matrix: Mapping[str, Any], twist: bool) -> dict[str, Counter[str]]:
-    """How often each verdict was given, by engine and class; of plain cells, or of those with a twist."""
-    counts: dict[str, Counter[str]] = {}
-    for group, names in say.grouped(matrix["cells"]).items():
-        asked = [name for name in names if bool(twist_of(name)) == twist]
-        if asked:
-            counts[group] = Counter(matrix["cells"][name]["verdict"] for name in asked)
-    return counts
+def by_group(matrix: Mapping[str, Any], asked: Collection[str]) -> dict[str, str]:
+    """The worst verdict of the cells of these names, by engine and class."""
+    cells = matrix["cells"]
+    groups = say.grouped(name for name in cells if name in asked)
+    return {group: worst(Counter(cells[name]["verdict"] for name in names)) for group, names in groups.items()}
 
 
 def twist_of(name: str) -> str:

@@ -21,7 +21,7 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
     """
     shares: dict[str, list[float]] = {}  # of each quantity, by step; the worst rank
     for found in ranks:
-        for quantity, (by_step, bounds) in _deviations(expected, found).items():
+        for quantity, (by_step, bounds) in _deviations(cell, expected, found).items():
             ratios = [_ratio(away, bound) for away, bound in zip(by_step, bounds, strict=True)]
             shares[quantity] = [max(pair) for pair in zip(ratios, shares.get(quantity, ratios), strict=True)]
     share, quantity = max((max(ratios), quantity) for quantity, ratios in shares.items())
@@ -45,12 +45,13 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
     return verdict
 
 
-def _deviations(expected: Expected, found: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+def _deviations(cell: Cell, expected: Expected, found: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
     """How far one rank's quantities are from the reference's, as `Expected` says, and may be: by step.
 
     Where the engine shows masters, its weights have to be these, rounded: bit by bit.
     """
     bounds = {quantity: bound.tolist() for quantity, bound in expected.bounds.items()}
+    in_bf16 = cell.question.precision == "bf16"
     away = {"loss": [abs(a / float(b) - 1) for a, b in zip(found["losses"], expected.losses, strict=True)]}
     if None not in found["norms"]:
         away["norm"] = [abs(a / float(b) - 1) for a, b in zip(found["norms"], expected.norms, strict=True)]
@@ -62,8 +63,7 @@ def _deviations(expected: Expected, found: dict[str, Any]) -> dict[str, tuple[li
                 own = found["masters"][step].get(name) if kind == "weights" else None
                 there = sampled(right[name][step]).double()
                 if own is not None:
-                    rounded = torch.equal(expected.weights[name], expected.masters[name])
-                    there = (own if rounded else own.bfloat16()).double()
+                    there = (own.bfloat16() if in_bf16 else own).double()
                     bounds[f"weights/{name}"] = [0.0] * NUM_STEPS
                 moved = sampled(expected.masters[name][step]).double() - start
                 distance = (found[kind][step][name].double() - there).norm()

@@ -53,15 +53,15 @@ def main(folder: Path) -> None:
         _import_what_it_did(folder / f"{rank}.modules")
 
 
-def _import_engines(engines: Collection[str]) -> None:
+def _import_engines(names: Collection[str]) -> None:
     """Import and load once what every cell needs, before the first is forked. No thread may have been started."""
-    if any(engine.startswith("zero") for engine in engines):
+    if any(name.startswith("zero") for name in names):
         import cpuinfo  # comes with DeepSpeed, which asks it for a second whenever it loads an extension
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         ShareMemCommBuilder().load()
-    if any("offload" in engine for engine in engines):
+    if any("offload" in name for name in names):
         from deepspeed.ops.op_builder import CPUAdamBuilder
 
         CPUAdamBuilder().load()

@@ -19,7 +19,7 @@ from study.conformance.cells import Cell
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence
 WIDTH, HIDDEN = 24, 40
-LARGE_WIDTH, LARGE_HIDDEN = 192, 1536  # 602,336 parameters: more than 1 MiB in fp32 on each of two ranks
+LARGE_WIDTH, LARGE_HIDDEN = 192, 1536  # 603,840 parameters: more than 1 MiB in fp32 on each of two ranks
 FROZEN = ("block.up.weight", "block.up.bias")
 
 # With an epsilon far above the gradients Adam's step is nearly proportional to them: weights show a wrong scale.

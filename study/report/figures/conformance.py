@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,36 +24,37 @@ MEANINGS = {
 
 def installation(matrix: Mapping[str, Any]) -> Figure:
     """The cells of one installation: engines and classes down, what is asked of them across; the worst of its ranks."""
-    groups = say.grouped(matrix["cells"])
-    columns = list(dict.fromkeys(committed.column_of(name) for name in matrix["cells"]))
-    columns.sort(key=lambda column: not column.startswith("micro"))
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for group, names in groups.items():
-        for name in names:
-            verdict = matrix["cells"][name]["verdict"]
-            counts.setdefault((group, committed.column_of(name)), Counter())[verdict] += 1
-    at = {key: committed.worst(found) for key, found in counts.items()}
+    columns: dict[str, list[str]] = {}
+    for name in matrix["cells"]:
+        columns.setdefault(committed.column_of(name), []).append(name)
+    at = {
+        (group, column): verdict
+        for column, names in columns.items()
+        for group, verdict in committed.by_group(matrix, names).items()
+    }
+    ordered = sorted(columns, key=lambda column: not column.startswith("micro"))
     deepspeed = matrix["versions"]["deepspeed"]
     caption = (
         f"DeepSpeed {deepspeed} and torch {matrix['versions']['torch']} on a CPU, by engine, precision class and what "
         "was asked: the worst verdict of one and two processes. Wrong means further from a reference without an engine "
         "than rounding explains, with no message and exit status 0."
     )
-    return _grid("conformance", list(groups), columns, at, caption)
+    return _grid("conformance", list(say.grouped(matrix["cells"])), ordered, at, caption)
 
 
-def releases(matrices: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> Figure:
-    """Plain training under each release: engines and classes down, releases across."""
-    columns = [matrix["versions"]["deepspeed"] for matrix in matrices]
-    at = {}
-    for version, matrix in zip(columns, matrices, strict=True):
-        for group, counts in committed.by_group(matrix, twist=False).items():
-            at[group, version] = committed.worst(counts)
+def releases(verdicts: Mapping[str, Mapping[str, str]]) -> Figure:
+    """Plain training under each release: engines and classes down, releases across; those that ever are not the same.
+
+    `verdicts`: by release, the worst of each engine and class.
+    """
+    every = dict.fromkeys(group for found in verdicts.values() for group in found)
+    groups = [group for group in every if any(found.get(group, "same") != "same" for found in verdicts.values())]
+    at = {(group, version): found[group] for version, found in verdicts.items() for group in groups if group in found}
     caption = (
         "Plain training on two processes under each release of DeepSpeed: the worst of four cells, with one and two "
         "micro batches, clipped and not. Engines and classes that are the same throughout are left out."
     )
-    return _grid("conformance-releases", list(groups), columns, at, caption)
+    return _grid("conformance-releases", groups, list(verdicts), at, caption)
 
 
 def _grid(
@@ -64,8 +64,7 @@ def _grid(
         canvas, (ax,) = panels([0.24 * len(groups) + 1.3])
         rows(ax, [group.replace("_", " ") for group in groups])
         for verdict, look in LOOKS.items():
-            places = [(columns.index(column), groups.index(group)) for (group, column), v in at.items()
-                      if v == verdict and group in groups]  # fmt: skip
+            places = [(columns.index(column), groups.index(group)) for (group, column), v in at.items() if v == verdict]
             ax.scatter(*zip(*places, strict=True), **look) if places else None
         ax.set_xticks(range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor")
         ax.xaxis.tick_top()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from study.conformance import committed, say
-from study.conformance.cells import TWISTS
+from study.conformance.cells import TWISTS, of_release
 from study.report import markup
 from study.report.figures import conformance as figures
 from study.report.figures.drawing import Figure
@@ -13,33 +13,33 @@ from study.report.markup import Html
 from study.report.pages.opening import lead
 from study.report.words import count
 
+ASK = (
+    "Ask your own installation: zero-study conformance. It takes minutes on a CPU. The trainer of this project "
+    "refuses a release that is known to train wrongly what a run asks for."
+)
+
 
 def opening() -> Html:
     """Say how many ways of training are right under the newest release, and draw them."""
     newest = committed.read()[-1]
     verdicts = Counter(cell["verdict"] for cell in newest["cells"].values())
-    plain: Counter[str] = Counter()
-    for counts in committed.by_group(newest, twist=False).values():
-        plain += counts
+    plain = [cell["verdict"] for name, cell in newest["cells"].items() if not committed.twist_of(name)]
     words = (
         f"Of {len(newest['cells'])} ways to train a small model with DeepSpeed {newest['versions']['deepspeed']} or "
         f"with PyTorch's own engines, {verdicts['same']} train what a program without an engine trains; "
         f"{verdicts['wrong']} train something else and say nothing, "
         f"{verdicts['refused'] + verdicts['crashed']} are refused or stop with an error. Of the plain ones, with one "
-        f"loss and nothing special, {plain['wrong']} of {sum(plain.values())} are wrong."
+        f"loss and nothing special, {plain.count('wrong')} of {len(plain)} are wrong."
     )
     return Html(lead(words).text + figures.installation(newest)._repr_html_())
 
 
 def by_release() -> Figure:
-    """The releases beside each other."""
-    matrices = committed.read()
-    groups = [
-        group
-        for group in committed.by_group(matrices[-1], twist=False)
-        if any(committed.worst(committed.by_group(m, twist=False).get(group, {"same": 1})) != "same" for m in matrices)
-    ]
-    return figures.releases(matrices, groups)
+    """The releases beside each other, by the cells that each of them was asked."""
+    asked = {cell.name for cell in of_release()}
+    return figures.releases(
+        {matrix["versions"]["deepspeed"]: committed.by_group(matrix, asked) for matrix in committed.read()}
+    )
 
 
 def faults() -> Html:
@@ -69,12 +69,6 @@ def follows() -> Html:
     return Html(markup.items(lines) + markup.paragraphs(ASK))
 
 
-ASK = (
-    "Ask your own installation: zero-study conformance. It takes minutes on a CPU. The trainer of this project "
-    "refuses a release that is known to train wrongly what a run asks for."
-)
-
-
 def every_fault() -> Html:
     """Each cell that is not the same under the newest release, and how."""
     newest = committed.read()[-1]
@@ -83,11 +77,8 @@ def every_fault() -> Html:
         if cell["verdict"] != "same":
             rows.setdefault(cell["verdict"], []).append([name, say.how(cell)])
     head = ["cell", "how"]
-    return Html(
-        "\n".join(
-            markup.details(
-                f"{count(len(listed), verdict + ' cell')}", markup.table(verdict, head, [("", listed)], words=head)
-            )
-            for verdict, listed in rows.items()
-        )
-    )
+    parts = [
+        markup.details(count(len(listed), f"{verdict} cell"), markup.table(verdict, head, [("", listed)], words=head))
+        for verdict, listed in rows.items()
+    ]
+    return Html("\n".join(parts))
