@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -134,12 +135,27 @@ def zero_study() -> None:
         click.Option(
             ["--num-processes"], type=NUMBER, help="processes to launch [default: what the strategy's file says]"
         ),
+        click.Option(
+            ["--num-machines"], type=NUMBER, help="machines, on each of which this command is started [default: 1]"
+        ),
+        click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="of this machine, from 0"),
+        click.Option(["--main-process-ip"], metavar="ADDRESS", help="of machine 0, as the others reach it"),
+        click.Option(["--main-process-port"], type=NUMBER, default=29500, help="of machine 0, where all meet"),
         click.Option(["--timeout"], type=NUMBER, help="seconds after which the run is ended [default: none]"),
         *config.OPTIONS,
     ],
 )
-def _train(strategy: str, num_processes: int | None, timeout: int | None, **options: Any) -> int:
-    """Check, launch and record one run."""
+def _train(
+    strategy: str,
+    num_processes: int | None,
+    num_machines: int | None,
+    machine_rank: int,
+    main_process_ip: str | None,
+    main_process_port: int,
+    timeout: int | None,
+    **options: Any,
+) -> int:
+    """Check, launch and record one run; of several machines, this one's part of it."""
     from study.compare import brief
     from study.preflight import checks
     from study.run import make_run
@@ -148,7 +164,11 @@ def _train(strategy: str, num_processes: int | None, timeout: int | None, **opti
     _require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
     asked = config.build_config(**config.given(options))
-    run = make_run(asked, chosen, num_processes or chosen.num_processes, chosen.num_machines)
+    machines = num_machines or chosen.num_machines
+    if machines > 1 and main_process_ip is None:
+        raise Refusal(f"--num-machines {machines}: the others have to know machine 0; pass --main-process-ip")
+    where = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
+    run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **(where if machines > 1 else {}))
     checks.check_folder(run)
     checks.check(run)
 
@@ -156,7 +176,7 @@ def _train(strategy: str, num_processes: int | None, timeout: int | None, **opti
     if ended.status == "misconfigured" and ended.record_path is None:
         raise Refusal(ended.message)
     print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
-    if ended.status == "ok":
+    if ended.status == "ok" and ended.record_path:
         print(brief.text(run.folder))
     if ended.status == "crashed":
         print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
@@ -241,6 +261,35 @@ def _body(study: str, data_dir: Path | None) -> None:
 
     _require(*TRAINING)
     body.train_all([run.config for run in studies.runs(studies.find(study), data_dir)])
+
+
+@zero_study.command("lab")
+@click.argument("line", metavar="COMMAND", help="one word to this shell: put it in single quotes")
+@click.option("--machines", type=NUMBER, default=2, help="network namespaces, each with one interface")
+@click.option("--rate", metavar="RATE", default="unlimited", help="of each interface, each way, as 200mbit")
+@click.option(
+    "--own",
+    type=PATH,
+    multiple=True,
+    default=["runs"],
+    metavar="PATH",
+    help="folder that every machine but the first has for itself, as if no disk were shared; may be repeated",
+)
+def _lab(line: str, machines: int, rate: str, own: Sequence[Path]) -> int:
+    """Run one line of shell on several machines that this one is divided into, joined by a network of a chosen rate.
+
+    In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP are what a launcher asks. Linux, as root. Exit
+    status: 0 where every machine's is 0; 1 otherwise.
+    """
+    from study.lab import everywhere
+    from study.lab.machines import Lab
+
+    with Lab(machines, rate, own) as lab:
+        statuses = everywhere.run(lab, line, lambda said: print(said, flush=True))
+    for machine, status in enumerate(statuses):
+        if status:
+            print(f"machine {machine} ended with status {status}")
+    return 1 if any(statuses) else 0
 
 
 @zero_study.command("gpu")

@@ -176,7 +176,14 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
     """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
     for key in ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config"):
-        if now["yaml"].get(key) != then["yaml"].get(key):
+        sections = [
+            dict(written["yaml"].get(key) or {}) if "config" in key else written["yaml"].get(key)
+            for written in (now, then)
+        ]
+        if key == "deepspeed_config":  # who starts the processes of other machines
+            for section in sections:
+                section.pop("deepspeed_multinode_launcher", None)
+        if sections[0] != sections[1]:
             return key
     return "JSON" if now["json"] != then["json"] else None
 
@@ -222,7 +229,9 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 def lacking(study: Study, run: Run, here: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
-    num_local = -(-run.world_size // run.num_machines)
+    num_local = run.num_local_ranks if run.laboratory is None else run.world_size
+    if run.num_machines > 1 and run.laboratory is None:
+        return f"is of {run.num_machines} machines: start it on each of them, as docs/machines.md says"
     present = len(here.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):
