@@ -50,8 +50,8 @@ MAY_IMPORT = {
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config conformance doctor errors files lab one_gpu planner preflight published records "
-        "report run running strategy theory tracing training"
+        "benchmarks claims compare config conformance doctor errors files lab one_gpu planner preflight published "
+        "records report run running strategy theory tracing training"
     ),
     "__main__": "cli errors",
 }

@@ -24,7 +24,7 @@ from study.records import schema
 from study.run import make_run
 from study.running import ending, launch, plan, studies
 from study.strategy.file import names, read_by_name
-from study.training import meeting, proof, reports
+from study.training import journal, meeting, proof, reports
 from study.training.measure import network
 
 IS_POSSIBLE = os.geteuid() == 0 and all(shutil.which(program) for program in ("ip", "tc"))
@@ -191,6 +191,19 @@ def test_what_ranks_of_other_machines_say_is_heard(tmp_path, monkeypatch):
     assert reports.Reports(here, store).read() == {2: {"status": "stalled"}}
     assert reports.Reports(here, store).missing() == [0, 1, 3]
     assert here.machine_of(3) == "3 (machine 1)"
+
+
+def test_a_machine_that_is_gone_is_named_by_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(journal.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("RANK", "0")
+    run, store = two_machines(folder=tmp_path), Store({"failure/1": b"{}"})
+    closed = RuntimeError("Read error [10.77.0.2]:7902: Connection reset by peer")
+    monkeypatch.setattr(journal.Journal, "_record", lambda self, own: None)
+    assert str(journal.Journal(run, store).fail(closed)) == (
+        "the connection to ranks 2 (machine 1), 3 (machine 1) is gone, and nothing is heard from there; look at that "
+        "machine"
+    )
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):

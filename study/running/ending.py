@@ -192,8 +192,8 @@ def _alone(raised: Iterable[Raised]) -> str | None:
             )
         if match := _RANK_TWICE.search(error.text):
             return (
-                f"as many machines came as were asked, and in {match[1]} s (--collective-timeout) one of their ranks did "
-                "not; give each its own --machine-rank, from 0"
+                f"as many machines came as were asked, and in {match[1]} s (--collective-timeout) one of their ranks "
+                "did not; give each its own --machine-rank, from 0"
             )
         if match := _NO_ANSWER.search(error.text):
             return (

@@ -72,6 +72,12 @@ def did_not_come(missing: list[int], run: Run) -> Stalled:
     return Stalled(f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
 
 
+def gone(missing: list[int], run: Run) -> PeerLost:
+    """Say which ranks have gone without a word."""
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(run.machine_of, missing))}"
+    return PeerLost(f"the connection to {ranks} is gone, and nothing is heard from there; look at that machine")
+
+
 def _was_swapping(error: BaseException) -> bool:
     return any(_SWAPPERS in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from study import files
-from study.errors import Failed, Interrupted, OutputFailed, Stalled
+from study.errors import Failed, Interrupted, OutputFailed, PeerLost, Stalled
 from study.files import missing_folders, remove_empty
 from study.records import schema
 from study.run import Run
@@ -235,20 +235,30 @@ class Journal:
         try:
             self.run.own_folder.mkdir(parents=True, exist_ok=True)
             self.run.remove_scratch()
-            if isinstance(error, Stalled):
-                self._reports.post(self.rank, self._own(error, at))
-                missing = self._reports.missing()
-                error = faults.did_not_come(missing, self.run)
-                if self.rank and 0 in missing:
-                    self._reports.post(self.rank, self._own(error, at))
-            elif self.rank:
-                self._reports.post(self.rank, self._own(error, at))
+            error = self._with_others(error, at)
             if self.rank == 0:
                 self._record(self._own(error, at))
         except OSError as unwritten:  # what is left is to say so
             if not isinstance(error, OutputFailed):
                 said = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
                 error = OutputFailed(f"{self.run.folder}: {said}")
+        return error
+
+    def _with_others(self, error: BaseException, at: float) -> BaseException:
+        """Tell the other ranks; return the error, or what all know together. Raises OSError of a full disk."""
+        several = self.run.num_machines > 1
+        if self.rank or several or isinstance(error, Stalled):
+            self._reports.post(self.rank, self._own(error, at))
+        if isinstance(error, Stalled):
+            missing = self._reports.missing()
+            error = faults.did_not_come(missing, self.run)
+        elif isinstance(error, PeerLost) and several:  # on one machine the launcher tells who was ended, and how
+            missing = self._reports.missing()
+            error = faults.gone(missing, self.run) if missing else error
+        else:
+            return error
+        if self.rank and 0 in missing:
+            self._reports.post(self.rank, self._own(error, at))
         return error
 
     def _own(self, error: BaseException, at: float) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     folder, builds = run.initial_weights_folder, run.is_first_of_machine(accelerator.process_index)
     if builds:
         with unpartitioned():
-            _whole(workload, splits, config).save_pretrained(folder)
+            whole = _whole(workload, splits, config)
+            whole.should_save_on_this_rank = lambda _: True  # transformers else writes on rank 0 alone (5.23)
+            whole.save_pretrained(folder)
+            del whole
     accelerator.wait_for_everyone()
     model = workload.load_model(config, splits, folder)
     accelerator.wait_for_everyone()

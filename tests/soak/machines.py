@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import click
 import psutil
@@ -27,6 +28,7 @@ import psutil
 from study import files
 from study.lab.machines import Lab
 from study.records.results import header
+from study.records.schema import OutcomeStatus
 
 TIMEOUT_SECONDS = 30  # --collective-timeout
 LONGEST_SECONDS = 240
@@ -127,9 +129,10 @@ FAULTS = [
         lambda scene: scene.lab.cut(1),
         strategy="zero3",
     ),
-    Fault("all of machine 1 is killed", {0: "machine 1"}, lambda scene: scene.lab.kill(1)),
-    Fault("all of machine 0 is killed", {1: "machine 0"}, lambda scene: scene.lab.kill(0)),
-    Fault("SIGKILL to the rank of machine 1", {0: "rank 1", 1: "SIGKILL"}, to_rank_of_machine_1(signal.SIGKILL)),
+    Fault("all of machine 1 is killed", {0: "rank 1 (machine 1) is gone"}, lambda scene: scene.lab.kill(1)),
+    Fault("all of machine 0 is killed", {1: "rank 0 (machine 0) is gone"}, lambda scene: scene.lab.kill(0)),
+    Fault("SIGKILL to the rank of machine 1", {0: "rank 1 (machine 1) is gone", 1: "SIGKILL"},
+          to_rank_of_machine_1(signal.SIGKILL)),
     Fault("SIGSTOP to the rank of machine 1", {0: "rank 1 (machine 1) did"}, to_rank_of_machine_1(signal.SIGSTOP)),
 ]  # fmt: skip
 
@@ -184,8 +187,10 @@ def play(fault: Fault) -> list[dict[str, object]]:
 def _row(
     fault: Fault, machine: int, process: subprocess.Popen[str], seconds: float | None, output: Path
 ) -> dict[str, object]:
-    lines = [line for line in output.read_text(errors="replace").splitlines() if line and not line.startswith("  ")]
-    said = re.sub(r"/\S*/machines-\w+/", "", lines[-1]) if lines else ""
+    lines = output.read_text(errors="replace").splitlines()
+    outcomes = ("zero-study: ", *(f"{name}: " for name in get_args(OutcomeStatus)))
+    lines = [re.sub(r"/\S*/machines-\w+/", "", line) for line in lines if line.startswith(outcomes)]
+    said = lines[-1] if lines else ""
     words = fault.expected.get(machine)
     # What was killed with its machine says nothing.
     is_expected = words is None or (seconds is not None and any(words in line for line in lines))
