@@ -29,6 +29,7 @@ VIEWS = {
     "scaling": "text.scaling",
     "model-states": "model_states.table",
     "communication": "communication.table",
+    "network": "network.table",
     "peaks": "peaks.table",
     "theory": "theory.table",
     "parity": "parity.table",

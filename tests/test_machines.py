@@ -101,6 +101,9 @@ AGENTS = {
     ),
     "torch.distributed.DistStoreError: wait timeout after 30000ms, keys: /none/torchelastic/role_info/0, "
     "/none/torchelastic/role_info/1": "as many machines came as were asked, and in 30 s (--collective-timeout)",
+    "torch.distributed.DistStoreError: wait timeout after 30000ms, keys: /none/torchelastic/assigned_ranks/1": (
+        "as many machines came as were asked, and in 30 s (--collective-timeout)"
+    ),
 }
 
 
@@ -126,10 +129,6 @@ class Store(dict):
     def wait(self, keys, timeout):
         if not self.check(keys):
             raise RuntimeError("wait timeout")
-
-    def add(self, key, number):
-        self[key] = self.get(key, 0) + number if key in self else number
-        return self[key]
 
 
 def met(theirs=None, **changes):
@@ -229,13 +228,15 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
         each = {name: SimpleNamespace(bytes_sent=up, bytes_recv=down) for name, (up, down) in counters.items()}
         monkeypatch.setattr(psutil, "net_io_counters", lambda **_: each)
 
+    shown = '[{"kind": "tbf", "options": {"rate": 25000000}}]'
+    monkeypatch.setattr(network.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=shown))
     traffic = network.Traffic(first_step=4)
     for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
         carried(sent, 2 * sent)
         traffic.begin_step(step, step)
     found = traffic.network()
     assert (found.num_steps, found.sent_bytes, found.received_bytes) == (3, 1600, 3200)
-    assert found.interfaces == ["eth0"]
+    assert (found.interfaces, found.rate_bits_per_second) == (["eth0"], 200_000_000)
     assert network.Traffic(first_step=4).network() is None
 
 
@@ -316,7 +317,7 @@ def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
     assert record.final_loss == pytest.approx(one.final_loss, rel=1e-5)
     assert record.initial_parameters == one.initial_parameters
     for carried in record.network:
-        assert carried.interfaces == ["eth0"]
+        assert (carried.interfaces, carried.rate_bits_per_second) == (["eth0"], None)
         assert carried.sent_bytes / carried.num_steps > record.num_params * 4
     assert not (tmp_path / "run" / "machine1").exists()
 

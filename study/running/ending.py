@@ -54,7 +54,7 @@ _WAITED = re.compile(r"Rank (\d+)\] Watchdog caught collective operation timeout
 
 # torchrun's agents, which wait for one another before there is a rank.
 _CAME = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
-_RANK_TWICE = re.compile(r"wait timeout after (\d+)000ms, keys: .*torchelastic/role_info")
+_RANK_TWICE = re.compile(r"wait timeout after (\d+)000ms, keys: .*torchelastic/(?:role_info|assigned_ranks)")
 _NO_ANSWER = re.compile(
     r"client socket has (?:timed out after \d+ms while trying|failed) to connect to (?:any network address of )?"
     r"\(([^,]+), (\d+)\)"

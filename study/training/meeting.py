@@ -1,7 +1,8 @@
 """Are all machines there that a run takes place on, and do they run the same? Asked before anything is built.
 
-Without it a machine that never comes, two of one rank, or one with other versions show as a time-out of minutes deep in
-the backend, or not at all. The machines meet in the store of torchrun's agent on machine 0, which outlives its ranks.
+Without it a machine whose ranks refuse, or one with other versions or flags, shows as a time-out of minutes deep in the
+backend, or not at all. That as many machines came as were asked, each with a rank of its own, torchrun's agents have
+seen to by then. The machines meet in the store of the agent on machine 0, which outlives its ranks.
 """
 
 from __future__ import annotations
@@ -42,10 +43,6 @@ def meet(run: Run) -> Store | None:
     talk_on_the_way_to(os.environ["MASTER_ADDR"])
     rank = int(os.environ["RANK"])
     if run.is_first_of_machine(rank):
-        if store.add(f"machine/{run.machine_rank}/count", 1) > 1:
-            taken = f"machine rank {run.machine_rank} is another machine's; give each its own --machine_rank"
-            store.set("refused", taken)
-            raise Refusal(taken)
         store.set(f"machine/{run.machine_rank}", json.dumps(_facts(store, run)))
     if rank == 0:
         store.set("verdict", _verdict(store, run, seconds))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import psutil
 
 from study.records.schema import Network
@@ -35,6 +38,7 @@ class Traffic:
         used = {name: both for name, both in carried.items() if any(both)}
         return Network(
             interfaces=sorted(used),
+            rate_bits_per_second=_rate(min(used)) if used else None,
             num_steps=last_step - first_step,
             sent_bytes=sum(sent for sent, _ in used.values()),
             received_bytes=sum(received for _, received in used.values()),
@@ -45,3 +49,14 @@ def _counters() -> Counters:
     """Bytes sent and received by each interface since the machine has it; the loopback is left out."""
     each = psutil.net_io_counters(pernic=True, nowrap=False)
     return {name: (count.bytes_sent, count.bytes_recv) for name, count in each.items() if name != "lo"}
+
+
+def _rate(interface: str) -> int | None:
+    """To what a bucket of tokens holds an interface, bits per second; None where there is none, or nobody to ask."""
+    try:
+        words = ["tc", "-j", "qdisc", "show", "dev", interface]
+        shown = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout or "[]")
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+    rates = [each["options"]["rate"] for each in shown if each.get("kind") == "tbf"]
+    return 8 * rates[0] if rates else None
