@@ -117,8 +117,13 @@ class Collective(Facts):
 
     @property
     def moved_bytes(self) -> int:
-        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), and so NCCL does."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
+
+    @property
+    def moved_by_gloo(self) -> int:
+        """What gloo sends, whose reduce-scatter is an all-reduce of all (torch 2.13, ProcessGroupGloo)."""
+        return self.bytes * (2 if self.kind.endswith(("all_reduce", "reduce_scatter")) else 1)
 
 
 class PeakMemory(Facts):
