@@ -318,7 +318,7 @@ def machines() -> str:
     found = json.loads((ROOT / "reports/cpu/benchmarks/machines.json").read_text())
     rows = [
         [row["fault"], f"`{row['strategy']}`", str(row["machine"]), row["said"] or "nothing: it was killed",
-         f"{row['seconds']:.0f}"]
+         "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
         for row in found["rows"]
     ]  # fmt: skip
     return tabulate(["fault", "strategy", "machine", "what it says", "s"], rows)
