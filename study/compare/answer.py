@@ -6,10 +6,10 @@ of a study that only compares.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from study.compare import differences, markdown, verdict, verdict_text
@@ -78,8 +78,9 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
         by_seed = decided.runs.of(arm, 1 if arm == "single" else WORLD_SIZE)
         if not by_seed:
             return "unknown", "unknown"
-        mean = format(statistics.mean(run.held_out[last][metric] for run in by_seed.values()), form)
-        learned = mean if arm == strategy else f"as `{arm}`"
+        learned = f"as `{arm}`"
+        if arm == strategy:
+            learned = _over_starts([run.held_out[last][metric] for run in by_seed.values()], form)
         if arm == control:
             return learned, "the control" if strategy == control else f"as `{control}`, to the bit in one start"
         row, endpoint = arms[arm], decided.primary
@@ -94,8 +95,18 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
 def _learned(ok: pd.DataFrame, compared: pd.DataFrame, metric: str, form: str, control: str) -> Column:
     """What runs say of which nothing was fixed in advance, of training loss."""
     by_seed = ok.groupby(["strategy", "seed"])[metric].mean()  # however often a seed was repeated
-    means, against = by_seed.groupby("strategy").mean(), compared.set_index("strategy")
-    return lambda strategy: (_number(means.get(strategy), form), _difference(strategy, control, against))
+    starts = {strategy: list(each) for strategy, each in by_seed.groupby("strategy")}
+    against = compared.set_index("strategy")
+    return lambda strategy: (_over_starts(starts.get(strategy, []), form), _difference(strategy, control, against))
+
+
+def _over_starts(values: list[float], form: str) -> str:
+    """The mean, and in parentheses the 95 % interval of the mean over starts, where there are several."""
+    if not values or pd.isna(values).any():
+        return "unknown"
+    middle, low, high = differences.t_interval(np.array(values))
+    shown = format(middle, form)
+    return shown if low is None or high is None else f"{shown} ({low:{form}} to {high:{form}})"
 
 
 def _cell(rows: pd.DataFrame, workload: str, size: str) -> pd.DataFrame:
