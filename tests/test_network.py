@@ -13,6 +13,8 @@ from study.errors import Refusal
 from study.files import ROOT
 from study.records import find, schema
 from study.records.schema import Network
+from study.report import build
+from study.report.pages import network as page
 from study.running import studies
 from study.theory.case import Engine
 from study.theory.communication import on_wire
@@ -37,6 +39,8 @@ def engine(world_size, **changes):
         ("all_gather", 4, 2, 75, 75),
         ("reduce_scatter", 2, 2, 100, 50),
         ("reduce_scatter", 4, 2, 150, 75),
+        ("reduce", 2, 2, 75, 50),  # and the half that the other rank has, once for both machines
+        ("reduce", 4, 2, 100, 75),
     ],
 )
 def test_what_a_machine_sends_for_a_collective(asked, world_size, machines, gloo, nccl):
@@ -59,9 +63,9 @@ def test_replicas_send_each_shard_over_all_machines():
     assert on_wire.sent_bytes([Asked("subgroup_reduce_scatter", 100)], hybrid, 2, "nccl") == 0
 
 
-def test_a_reduce_to_one_rank_is_not_known():
-    assert on_wire.is_known([Asked("subgroup_all_gather", 1)])
-    assert not on_wire.is_known([Asked("all_gather", 1), Asked("reduce", 1)])
+def test_an_algorithm_that_is_not_told_is_not_known():
+    assert on_wire.is_known([Asked("subgroup_all_gather", 1), Asked("reduce", 1)])
+    assert not on_wire.is_known([Asked("all_gather", 1), Asked("all_to_all", 1)])
 
 
 # ---------------------------------------------------------------- the page
@@ -106,9 +110,28 @@ def test_a_prediction_is_the_unlimited_step_and_the_bytes_through_the_rate(recor
     unlimited = network.cells([ddp])[0]
     bits = 8 * unlimited.by_gloo * unlimited.parameter_bytes
     assert network.predicted_seconds(unlimited, 1e6) == pytest.approx(0.1 + bits / 1e6, rel=1e-4)
-    slower = replace(unlimited, seconds=(0.2,), by_gloo=unlimited.by_gloo / 2)
-    assert network.crossing(unlimited, slower) == pytest.approx(bits / 2 / 0.1)
-    assert network.crossing(unlimited, unlimited) is None
+    measured = replace(unlimited, rate=1e6, seconds=(2 * network.predicted_seconds(unlimited, 1e6),))
+    assert network.prediction_error(measured, unlimited) == pytest.approx(-0.5)
+
+
+def test_from_which_rate_on_a_strategy_pays(records):
+    ddp = network.cells([on_two_machines(records["ddp"], None, 0.1, 0)])[0]
+
+    def at(*pairs):
+        return [replace(ddp, rate=rate, seconds=(seconds,)) for rate, seconds in pairs]
+
+    control = at((1e8, 1.0), (1e9, 0.2), (math.inf, 0.1))
+    assert network.pays_from(at((1e8, 1.2), (1e9, 0.2), (math.inf, 0.1)), control) == 0
+    assert network.pays_from(at((1e8, 2.0), (1e9, 0.5), (math.inf, 0.1)), control) == math.inf
+    assert network.pays_from(at((1e8, 2.0), (1e9, 0.5), (math.inf, 0.2)), control) is None
+    # 1.5 times at 100 Mbit/s, as long at 1 Gbit/s: half way between them, of rates that are told by their logarithm.
+    found = network.pays_from(at((1e8, 1.5), (1e9, 0.2), (math.inf, 0.1)), control)
+    assert found == pytest.approx(1e8 * 10**0.5)
+    twice = replace(ddp, by_theory=2 * ddp.by_theory)
+    bits = 8 * ddp.by_theory * ddp.parameter_bytes
+    assert network.predicted_to_pay_from(twice, ddp) == pytest.approx(0.75 * bits / 0.025)
+    assert network.predicted_to_pay_from(replace(twice, seconds=(0.2,)), ddp) is None
+    assert network.predicted_to_pay_from(ddp, ddp) == 0
 
 
 def test_the_page_has_a_block_for_each_layout(records, monkeypatch, tmp_path):
@@ -143,3 +166,52 @@ def test_every_part_of_the_study_is_of_machines_and_a_rate():
     assert len({run.run_id for run in planned}) == len(planned)
     assert {run.num_machines for run in planned} == {2, 4}
     assert schema.Network.model_fields["rate_bits_per_second"].is_required()
+
+
+# ---------------------------------------------------------------- the page of a report
+
+
+@pytest.fixture(scope="module")
+def cells(records):
+    """Two repeats of each strategy on four networks, as the prediction has it, the second a tenth slower."""
+    found = []
+    for file in records.values():
+        free = network.cells([on_two_machines(file, None, 0.1, 0)])[0]
+        for rate in (None, 1_000_000_000, 300_000_000, 100_000_000):
+            seconds = network.predicted_seconds(free, rate or math.inf)
+            found += [on_two_machines(file, rate, seconds * slower, 10**6) for slower in (1.0, 1.1)]
+    return network.cells(found)
+
+
+def test_the_page_says_first_what_the_slowest_network_costs(cells):
+    text = page.opening(cells).text
+    assert text.startswith('<p class="lead">Where machines are joined by 100 Mbit/s, a step under zero')
+    assert "on a network without a limit 1.0 times (2 machines, 1 rank on each" in text
+    assert text.count("<svg") == 1
+
+
+def test_the_page_says_how_far_predictions_missed_and_where_most(cells):
+    text = page.errors(cells).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Of 9 predictions, 9 miss by 25 % at most, the median by 4 %; the worst by -5 % (" in text
+
+
+def test_the_page_says_from_which_rate_on_a_strategy_pays(cells):
+    text = page.pays(cells).text
+    assert "at most 1.25 times one under ddp" in text
+    for name in ("zero2", "zero3"):
+        assert name in text
+    assert "Mbit/s" in text
+
+
+def test_the_page_shows_bytes_and_seconds(cells):
+    wire, seconds = page.wire(cells).text, page.seconds(cells).text
+    assert "NCCL, predicted" in wire
+    assert "unlimited" in seconds
+    assert "1,000 Mbit/s" in seconds
+
+
+def test_a_report_has_the_page_where_a_network_had_a_limit(records, monkeypatch, tmp_path):
+    limited = [on_two_machines(records["ddp"], 10**8, 1.0, 10**6)]
+    for found, has in ((limited, True), (list(records.values()), False)):
+        monkeypatch.setattr(build.find, "find", lambda _, found=found: found)
+        assert build._has_networks([tmp_path]) is has

@@ -37,7 +37,7 @@ def test_is_valid_and_has_no_outputs(path):
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
-OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem not in (*report.SITE_PAGES, "article")]
+OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem in report.REPORT_PAGES]
 
 
 @pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
@@ -68,6 +68,10 @@ def test_parameters_of_the_protocol_are_literals():
         "results": "reports/cpu/published/protocol.json",
         "traps": "reports/cpu/published/traps.json",
     }
+
+
+def test_the_page_of_several_machines_reads_what_its_study_leaves():
+    assert reported.parameters(report.NOTEBOOKS / "network.ipynb") == {"records": ["runs/network"]}
 
 
 def test_the_page_of_others_asks_for_nothing():
@@ -113,8 +117,8 @@ def test_set_up_is_the_same_everywhere():
     found = {path.stem: reported.tagged(path, "colab")[1].source for path in reported.NOTEBOOKS}
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
-    # What reads no runs trains none and needs nothing to train with.
-    (set_up,) = {found.pop(name) for name in (*report.SITE_PAGES, "article")}
+    # What reads no runs, or those of several machines, trains none and needs nothing to train with.
+    (set_up,) = {found.pop(name) for name in (*report.SITE_PAGES, *report.NETWORK_PAGE, "article")}
     _, *lines = set_up.splitlines()
     assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
     assert "colab.train" in "".join(common[len(lines) + 1 :])

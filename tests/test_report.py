@@ -98,7 +98,7 @@ def test_page_names_no_place_of_the_machine(site, name):
     assert str(Path.home()) not in text
 
 
-@pytest.mark.parametrize("name", report.PAGES)
+@pytest.mark.parametrize("name", [*report.REPORT_PAGES, *report.SITE_PAGES])
 def test_page_shows_results_and_folds_code(site, name):
     shown, _, folded = reported.text_of(site, name).partition("<summary>How this page was made</summary>")
     of_no_runs = {

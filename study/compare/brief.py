@@ -67,7 +67,7 @@ def _sent(record: Record) -> str:
     parameters = record.num_params * engine.parameter_bytes
     asked = record.collectives_per_step
     moved = sum(collective.moved_bytes for collective in asked) / parameters
-    by_gloo = sum(collective.moved_by_gloo for collective in asked) / parameters
+    by_gloo = sum(collective.moved_by_gloo(record.world_size) for collective in asked) / parameters
     paper = 0.0
     if record.world_size > 1:
         accumulation = record.proof.gradient_accumulation_steps

@@ -92,7 +92,7 @@ def cell(r: Record) -> CommunicationCell | None:
         measured=counted,
         predicted=expected,
         sent=sum(c.moved_bytes for c in r.collectives_per_step) / size,
-        sent_by_gloo=sum(c.moved_by_gloo for c in r.collectives_per_step) / size,
+        sent_by_gloo=sum(c.moved_by_gloo(r.world_size) for c in r.collectives_per_step) / size,
         predicted_sent=sum(c.moved_bytes for c in predicted) / size,
         paper_sent=paper / r.num_params,
         error=differing / max(sum(num_bytes for _, num_bytes in counted.values()), 1),

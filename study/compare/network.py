@@ -33,6 +33,9 @@ theory expects them, by gloo. NCCL: the same as its rings would send it; predict
 Loss, from one machine: the largest relative difference of a step's loss from the run that did the same on one machine.
 Seconds: the median step of the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
 
+PAYS = 1.25  # times the control's step, fixed before the first run too
+RIGHT = 0.25  # by which a prediction may miss
+
 Layout = tuple[int, int, int]  # machines, ranks on each, micro steps
 
 
@@ -86,6 +89,11 @@ def cells(found: Iterable[RecordFile]) -> list[Cell]:
     return [_cell(list(repeats)) for _, repeats in groupby(told, key=lambda one: one.key)]
 
 
+def is_limited(cells: Iterable[Cell]) -> bool:
+    """Whether some run was on a network with a limit."""
+    return any(math.isfinite(cell.rate) for cell in cells)
+
+
 def _twin(file: RecordFile) -> tuple[str, int, int | None, str]:
     """What is equal of a run and the one that did the same on one machine."""
     r = file.record
@@ -134,16 +142,45 @@ def _cell(repeats: list[_Told]) -> Cell:
 
 def predicted_seconds(unlimited: Cell, rate: float) -> float:
     """A step at a rate, of what one on an unlimited network took and of the bytes that theory expects."""
-    expected = unlimited.by_gloo if unlimited.by_theory is None else unlimited.by_theory
-    return unlimited.median_seconds + 8 * expected * unlimited.parameter_bytes / rate
+    return unlimited.median_seconds + _bits(unlimited) / rate
 
 
-def crossing(one: Cell, other: Cell) -> float | None:
-    """The rate at which two strategies' predicted steps take as long; None where one is always the faster."""
-    bytes_more = 8 * (one.by_gloo - other.by_gloo) * one.parameter_bytes
-    seconds_less = other.median_seconds - one.median_seconds
-    rate = bytes_more / seconds_less if seconds_less else math.inf
-    return rate if 0 < rate < math.inf else None
+def prediction_error(cell: Cell, unlimited: Cell) -> float:
+    """By how much the predicted step is longer than the measured one, relative."""
+    return predicted_seconds(unlimited, cell.rate) / cell.median_seconds - 1
+
+
+def pays_from(strategy: Sequence[Cell], control: Sequence[Cell]) -> float | None:
+    """The lowest rate from which on a step takes `PAYS` times the control's at most, by a line between measured rates.
+
+    Infinite where only an unlimited network will do, 0 where every rate does; None where none does.
+    """
+    of_control = {cell.rate: cell.median_seconds for cell in control}
+    ratios = sorted((c.rate, c.median_seconds / of_control[c.rate]) for c in strategy if c.rate in of_control)
+    above = [index for index, (_, ratio) in enumerate(ratios) if ratio > PAYS]
+    if not ratios or above[-1:] == [len(ratios) - 1]:
+        return None
+    if not above:
+        return 0.0
+    (low, high_ratio), (high, low_ratio) = ratios[above[-1]], ratios[above[-1] + 1]
+    if math.isinf(high):
+        return math.inf
+    share = (high_ratio - PAYS) / (high_ratio - low_ratio)
+    return float(low * (high / low) ** share)
+
+
+def predicted_to_pay_from(strategy: Cell, control: Cell) -> float | None:
+    """The same of the predictions, from what each took on an unlimited network; None where no rate will do."""
+    more = _bits(strategy) - PAYS * _bits(control)
+    less = PAYS * control.median_seconds - strategy.median_seconds
+    if less <= 0:
+        return None if more >= 0 else 0.0  # it may then pay on slow networks alone, of which nobody asks
+    return max(0.0, more / less)
+
+
+def _bits(cell: Cell) -> float:
+    """What a machine sends in a step, as the prediction takes it."""
+    return 8 * (cell.by_gloo if cell.by_theory is None else cell.by_theory) * cell.parameter_bytes
 
 
 def table(folders: Sequence[Path]) -> str:
@@ -219,4 +256,4 @@ def _second(cell: Cell | None, unlimited: Cell | None) -> str:
     text = f"{cell.median_seconds:.3f}"
     if unlimited is None or math.isinf(cell.rate):
         return text
-    return f"{text} ({predicted_seconds(unlimited, cell.rate) / cell.median_seconds - 1:+.0%})"
+    return f"{text} ({prediction_error(cell, unlimited):+.0%})"

@@ -472,7 +472,9 @@ def _communication(r: Record) -> dict[str, Any]:
     return {
         "collective_bytes": sum(c.moved_bytes for c in r.collectives_per_step),
         "gloo_bytes": (
-            sum(c.moved_by_gloo for c in r.collectives_per_step) if r.proof and r.proof.backend == "gloo" else None
+            sum(c.moved_by_gloo(r.world_size) for c in r.collectives_per_step)
+            if r.proof and r.proof.backend == "gloo"
+            else None
         ),
         "collective_count": sum(c.count for c in r.collectives_per_step),
     }

@@ -120,10 +120,14 @@ class Collective(Facts):
         """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), and so NCCL does."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
-    @property
-    def moved_by_gloo(self) -> int:
-        """What gloo sends, whose reduce-scatter is an all-reduce of all (torch 2.13, ProcessGroupGloo)."""
-        return self.bytes * (2 if self.kind.endswith(("all_reduce", "reduce_scatter")) else 1)
+    def moved_by_gloo(self, world_size: int) -> float:
+        """What gloo sends: its reduce-scatter is an all-reduce of all, its reduce gathers what it has scattered.
+
+        By torch 2.13 (ProcessGroupGloo) and gloo's reduce.cc.
+        """
+        if self.kind.endswith(("all_reduce", "reduce_scatter")):
+            return 2 * self.bytes
+        return self.bytes * (1 + 1 / world_size) if self.kind == "reduce" else self.bytes
 
 
 class PeakMemory(Facts):

@@ -7,15 +7,17 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import files
 from study.claims import ledger
-from study.compare import verdict_text
+from study.compare import network, verdict_text
 from study.errors import Refusal
 from study.files import ROOT
 from study.planner import grid
+from study.records import find
 from study.report import colab, index, markup, notebook
 from study.report.shell import STYLE, Frame, Page
 from study.running import studies
@@ -37,6 +39,8 @@ REPORT_PAGES = {
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
 }
+# the one that a report has whose runs are of several machines,
+NETWORK_PAGE = {"network": Page("network.html", "Network", "What does a network of a given rate cost?")}
 # and those that belong to none, which a site has once.
 SITE_PAGES = {
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
@@ -46,7 +50,7 @@ SITE_PAGES = {
     "claims": Page("claims.html", "Claims", "What became of each published claim, and where do the sources disagree?"),
 }
 
-PAGES = REPORT_PAGES | SITE_PAGES
+PAGES = REPORT_PAGES | NETWORK_PAGE | SITE_PAGES
 OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
@@ -91,12 +95,13 @@ def build(
     given = [("--records", folders), ("--times", times), ("--fixed", fixed)]
     words = [files.shown_path(Path(study))]
     words += [word for option, chosen in given for folder in chosen for word in (option, files.shown_path(folder))]
-    frame = Frame(_command(*words, output=output), name, question(study), list(REPORT_PAGES.values()))
+    own = REPORT_PAGES | (NETWORK_PAGE if _has_networks(folders) else {})
+    frame = Frame(_command(*words, output=output), name, question(study), list(own.values()))
     site = Path(os.path.abspath(output)).parent
     if _is_site(site):
         frame = frame._replace(of_site=OF_SITE, to_site="../")
     records = [str(folder) for folder in folders]
-    parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in REPORT_PAGES}
+    parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in own}
     for page in OF_A_STUDY:
         parameters[page]["study"] = study
     for pages, name, chosen in ((OF_TIMES, "times", times), (OF_FIXED, "fixed", fixed)):
@@ -108,6 +113,13 @@ def build(
     else:
         shutil.copyfile(STYLE, output / STYLE.name)
     return output / REPORT_PAGES["summary"].file
+
+
+def _has_networks(folders: Sequence[Path]) -> bool:
+    """Whether some run was of several machines whose network had a limit; of what cannot be read a page says why."""
+    with suppress(Refusal):
+        return network.is_limited(network.cells(find.find(folders)))
+    return False
 
 
 def _own_verdict(study: str, folders: Sequence[Path]) -> Sequence[Path]:

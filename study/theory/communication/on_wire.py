@@ -1,12 +1,13 @@
 """How many bytes does each machine send to the others, by the algorithm of the backend that ranks talk through?
 
 Collectives are counted as engines ask for them. gloo has no reduce-scatter of its own (torch 2.13, ProcessGroupGloo):
-it takes an all-reduce of all and drops what is not its own, and so sends twice what NCCL sends.
+it takes an all-reduce of all and drops what is not its own, and so sends twice what NCCL sends. And its reduce to one
+rank scatters first and then gathers there (reduce.cc).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 from study.theory.case import Engine
@@ -14,10 +15,10 @@ from study.theory.case import Engine
 Backend = Literal["gloo", "nccl"]
 
 # How often a ring over n ranks takes (n - 1) / n of the tensor past each of them: reduce, then gather (gloo's
-# allreduce.cc and allgather.cc; NCCL's rings are the same). A broadcast passes it on once.
+# allreduce.cc and allgather.cc; NCCL's rings are the same). A broadcast and a reduce pass it on once.
 _PASSES: dict[Backend, dict[str, int]] = {
-    "gloo": {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1, "broadcast": 1},
-    "nccl": {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1},
+    "gloo": {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1, "broadcast": 1, "reduce": 1},
+    "nccl": {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "reduce": 1},
 }
 
 
@@ -32,20 +33,23 @@ class OneKind(Protocol):
 
 
 def is_known(collectives: Iterable[OneKind]) -> bool:
-    """Whether all are of kinds whose algorithm is told here; a reduce to one rank is not."""
+    """Whether all are of kinds whose algorithm is told here."""
     return all(each.kind.removeprefix("subgroup_") in _PASSES["gloo"] for each in collectives)
 
 
-def sent_bytes(collectives: Iterable[OneKind], engine: Engine, num_machines: int, backend: Backend) -> float:
+def sent_bytes(collectives: Sequence[OneKind], engine: Engine, num_machines: int, backend: Backend) -> float:
     """Bytes that a machine sends to others for what one rank of it asks in a step, mean over the machines.
 
     Ranks are in order on the machines, as many on each. Payload alone: headers come on top.
     """
     ranks_each = engine.world_size // num_machines
+    others = engine.world_size - ranks_each  # ranks that are not on the machine of the one that gathers
     sent = [
         _passes(each.kind, backend) * each.bytes * _crossings(_groups(each.kind, engine), ranks_each)
         for each in collectives
     ]
+    if backend == "gloo":
+        sent += [each.bytes * others / engine.world_size for each in collectives if each.kind == "reduce"]
     return float(sum(sent)) / num_machines
 
 
