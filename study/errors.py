@@ -26,6 +26,10 @@ class PeerLost(Failed):
     """The connection to another rank is gone: what ended that one is the cause."""
 
 
+class MachineLost(Failed):
+    """Ranks of another machine have gone without a word."""
+
+
 class OutputFailed(Failed):
     """The run's folder was removed, or its disk takes nothing more."""
 

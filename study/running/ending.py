@@ -81,6 +81,7 @@ _BLAME = {
 # What the program itself has found behind an error.
 _FOUND: dict[str, OutcomeStatus] = {
     "Stalled": "stalled",
+    "MachineLost": "killed",
     "OutputFailed": "output_failed",
     "OffloadFailed": "offload_failed",
 }

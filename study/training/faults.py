@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from study import files
-from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
+from study.errors import Failed, Interrupted, MachineLost, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.run import Run
 from study.running.ending import REMOVED
 
@@ -72,10 +72,10 @@ def did_not_come(missing: list[int], run: Run) -> Stalled:
     return Stalled(f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
 
 
-def gone(missing: list[int], run: Run) -> PeerLost:
+def gone(missing: list[int], run: Run) -> MachineLost:
     """Say which ranks have gone without a word."""
     ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(run.machine_of, missing))}"
-    return PeerLost(f"the connection to {ranks} is gone, and nothing is heard from there; look at that machine")
+    return MachineLost(f"the connection to {ranks} is gone, and nothing is heard from there; look at that machine")
 
 
 def _was_swapping(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from study import files
-from study.errors import Failed, Interrupted, OutputFailed, PeerLost, Stalled
+from study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLost, Stalled
 from study.files import missing_folders, remove_empty
 from study.records import schema
 from study.run import Run
@@ -289,6 +289,7 @@ def _status(error: BaseException) -> str:
 
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return "interrupted"
-    if isinstance(error, (Stalled, OutputFailed)):
-        return "stalled" if isinstance(error, Stalled) else "output_failed"
+    for kind, status in ((Stalled, "stalled"), (OutputFailed, "output_failed"), (MachineLost, "killed")):
+        if isinstance(error, kind):
+            return status
     return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(str(error)) else "failed"
