@@ -6,10 +6,12 @@ install lacks is missed only there.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +20,7 @@ import click
 from study import config, files
 from study.errors import Refusal, describe_usage
 from study.files import require_clone
+from study.run import as_words
 from study.strategy import file
 from study.theory import case
 
@@ -50,6 +53,9 @@ TRACING = ("torch", "accelerate", "transformers")
 A_STUDY = "a study that the project ships, or a YAML file of your own"
 RECORDS = "folders of run directories or of collected records"
 DATA_FOLDER = "folder with imdb/, wikitext-2/ and tokenizers/, for real text"
+CHECKPOINT_EVERY = (
+    "optimizer steps between checkpoints, from which what is cut off goes on [default: as the study says]"
+)
 
 
 class _Command(click.Command):
@@ -171,6 +177,20 @@ def _of_a_study(command: Any) -> Any:
         click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
         click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
         click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
+        click.option("--on", type=click.Choice(["slurm"]), help="who starts the runs, each as a job [default: this]"),
+        click.option(
+            "--slurm",
+            "words",
+            default="",
+            metavar="WORDS",
+            show_default=False,
+            help="options of sbatch for every job, as '--partition=gpu --account=mine'",
+        ),
+        click.option(
+            "--per-machine",
+            type=NUMBER,
+            help="processes on one node of Slurm, at most; of a larger run each node has as many [default: all]",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -179,25 +199,23 @@ def _of_a_study(command: Any) -> Any:
 
 @zero_study.command("plan")
 @_of_a_study
-def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int) -> None:
+def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int, **on: Any) -> None:
     """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes."""
-    from study.running import plan, studies
+    from study.running import on_slurm, plan, studies
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.select(chosen, data_dir, only, folder)
-    print(plan.show(plan.make(chosen, runs, folder, timeout)))
+    runs = plan.spread(plan.select(chosen, data_dir, only, folder), _checked(**on))
+    if on["on"]:
+        print(on_slurm.show(_order(study, chosen, data_dir, runs_dir, timeout, None, on["words"]), runs))
+    else:
+        print(plan.show(plan.make(chosen, runs, folder, timeout)))
 
 
 @zero_study.command("run")
 @_of_a_study
 @click.option("--fail-fast", is_flag=True, help="start no run after one that is neither ok nor out of memory")
-@click.option(
-    "--checkpoint-every",
-    type=NUMBER,
-    metavar="STEPS",
-    help="optimizer steps between checkpoints, from which what is cut off goes on [default: as the study says]",
-)
+@click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY)
 @click.option(
     "--minutes",
     type=NUMBER,
@@ -213,19 +231,86 @@ def _run(
     fail_fast: bool,
     checkpoint_every: int | None,
     minutes: int | None,
+    **on: Any,
 ) -> int:
     """Run a study's runs one after another; finished ones are kept, and what was cut off goes on from its checkpoint.
 
+    With --on slurm each is a job, and as many run at once as Slurm starts; the command waits for them.
+
     Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
+    """
+    from study.running import on_slurm, plan, runner, studies
+
+    chosen = studies.find(study)
+    folder = runs_dir / chosen.name
+    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every), _checked(**on))
+    if on["on"]:
+        if fail_fast or minutes:
+            raise Refusal(f"--{'fail-fast' if fail_fast else 'minutes'}: Slurm says when runs start; leave it out")
+        return on_slurm.run(_order(study, chosen, data_dir, runs_dir, timeout, checkpoint_every, on["words"]), runs)
+    _require(*TRAINING)  # a plan does without it, no run does
+    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
+
+
+def _checked(on: str | None, words: str, per_machine: int | None) -> int | None:
+    """Return how many processes a machine has. Raises Refusal for what is said of a scheduler that is not asked."""
+    if on is None and (words or per_machine):
+        raise Refusal(f"{'--slurm' if words else '--per-machine'} is about jobs; pass --on slurm, or leave it out")
+    return per_machine
+
+
+def _order(
+    named: str,
+    chosen: Any,
+    data_dir: Path | None,
+    runs_dir: Path,
+    timeout: int,
+    checkpoint_every: int | None,
+    words: str,
+) -> Any:
+    """Say what is asked of Slurm; its jobs are told of the study what this command was told, from the same folder."""
+    from study.running import on_slurm, slurm
+
+    told = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout, "checkpoint_every": checkpoint_every}
+    program = [sys.executable, "-m", "study", "job", *as_words(told), named]
+    return on_slurm.Order(chosen, runs_dir / chosen.name, timeout, slurm.split(words), program)
+
+
+@zero_study.command("job")
+@click.argument("study", help=A_STUDY)
+@click.argument("run_id", metavar="RUN", help="which of its runs, by the id that a plan lists")
+@click.option("--data-dir", type=PATH, help=DATA_FOLDER)
+@click.option("--runs-dir", type=PATH, default="runs", help="where run directories go; on several machines, shared")
+@click.option("--timeout", type=NUMBER, default=1800, help="seconds after which the run is ended")
+@click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY)
+@click.option("--num-machines", type=NUMBER, default=1, help="machines, on each of which this command is started")
+@click.option("--machine-rank", type=click.IntRange(0), default=0, help="of this machine, from 0")
+@click.option("--main-process-ip", metavar="ADDRESS", help="of machine 0, as the others reach it")
+@click.option("--main-process-port", type=NUMBER, default=29500, help="of machine 0, where all meet")
+def _job(
+    study: str,
+    run_id: str,
+    data_dir: Path | None,
+    runs_dir: Path,
+    timeout: int,
+    checkpoint_every: int | None,
+    num_machines: int,
+    **machine: Any,
+) -> int:
+    """Run one run of a study, whatever else of it runs elsewhere: what a job of a scheduler does.
+
+    Exit status: 0 it is ok; 1 it has another outcome; 2 refused.
     """
     from study.running import plan, runner, studies
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.select(chosen, data_dir, only, folder, checkpoint_every)
-    _require(*TRAINING)  # a plan does without it, no run does
-    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
+    run = plan.select_one(chosen, data_dir, run_id, folder, checkpoint_every)
+    if num_machines > 1:
+        run = dataclasses.replace(run, num_machines=num_machines, **machine)
+    _require(*TRAINING)
+    return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
 
 
 @zero_study.command("body")
