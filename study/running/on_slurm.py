@@ -148,9 +148,8 @@ def _begin(call: _Call, runs: Sequence[Run]) -> None:
         if job and not job.is_over:
             call.queued[run.run_id] = run, job
             call.say(run, str(job))
-        elif not (run.folder / "outcome.json").exists():
-            if job := job or slurm.ended_long_ago(run.folder):
-                _settle(call, run, job)
+        elif not (run.folder / "outcome.json").exists() and (job := job or slurm.ended_long_ago(run.folder)):
+            _settle(call, run, job)
     for planned in look(call.order, [run for run in runs if run.run_id not in call.queued]):
         position = runner.next_position(call.order.folder)
         if planned.kept:
