@@ -9,7 +9,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box test test-fast chromium lint types constraints audit
+.PHONY: help setup study gpu box test test-fast chromium skypilot lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
@@ -20,6 +20,7 @@ help:
 	@echo "make types        check types"
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
 	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
+	@echo "make skypilot     install SkyPilot into build/skypilot (minutes, 0.5 GB): a test then lets it read docs/clouds/"
 	@echo "make constraints  resolve the newest versions into constraints.txt (then run the tests)"
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
 	@echo "make help         list these commands"
@@ -57,6 +58,11 @@ chromium:
 	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/chromium.log 2>&1; \
 	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium \
 		>>.venv/chromium.log 2>&1 || { tail -n 5 .venv/chromium.log >&2; exit 1; }
+
+# In an environment of its own: of what it brings, nothing is needed to run a study.
+skypilot:
+	@[ -x build/skypilot/bin/sky ] || { $(PYTHON) -m venv build/skypilot && \
+		build/skypilot/bin/python -m pip install -q skypilot==0.14.1; }
 
 lint: setup
 	@.venv/bin/ruff check .

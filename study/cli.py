@@ -12,6 +12,7 @@ import importlib.util
 import math
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +32,7 @@ VIEWS = {
     "scaling": "text.scaling",
     "model-states": "model_states.table",
     "communication": "communication.table",
+    "network": "network.table",
     "peaks": "peaks.table",
     "theory": "theory.table",
     "parity": "parity.table",
@@ -99,6 +101,16 @@ class _WholeNumber(click.ParamType):
 NUMBER = _WholeNumber()
 PATH = click.Path(path_type=Path)
 
+# What a command that is started on every machine of a run is told, by the launcher's own names.
+MACHINES = [
+    click.Option(
+        ["--num-machines"], type=NUMBER, help="machines, on each of which this command is started [default: 1]"
+    ),
+    click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="of this machine, from 0"),
+    click.Option(["--main-process-ip"], metavar="ADDRESS", help="of machine 0, as the others reach it"),
+    click.Option(["--main-process-port"], type=NUMBER, default=29500, help="of machine 0, where all meet"),
+]
+
 
 def parse(words: list[str]) -> click.Context:
     """Return the command that a command line names, with its options as `params`, without running it.
@@ -140,12 +152,22 @@ def zero_study() -> None:
         click.Option(
             ["--num-processes"], type=NUMBER, help="processes to launch [default: what the strategy's file says]"
         ),
+        *MACHINES,
         click.Option(["--timeout"], type=NUMBER, help="seconds after which the run is ended [default: none]"),
         *config.OPTIONS,
     ],
 )
-def _train(strategy: str, num_processes: int | None, timeout: int | None, **options: Any) -> int:
-    """Check, launch and record one run."""
+def _train(
+    strategy: str,
+    num_processes: int | None,
+    num_machines: int | None,
+    machine_rank: int,
+    main_process_ip: str | None,
+    main_process_port: int,
+    timeout: int | None,
+    **options: Any,
+) -> int:
+    """Check, launch and record one run; of several machines, this one's part of it."""
     from study.compare import brief
     from study.preflight import checks
     from study.run import make_run
@@ -154,7 +176,10 @@ def _train(strategy: str, num_processes: int | None, timeout: int | None, **opti
     _require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
     asked = config.build_config(**config.given(options))
-    run = make_run(asked, chosen, num_processes or chosen.num_processes, chosen.num_machines)
+    machines = num_machines or chosen.num_machines
+    _check_machine(machines, main_process_ip)
+    where = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
+    run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **(where if machines > 1 else {}))
     checks.check_folder(run)
     checks.check(run)
 
@@ -162,11 +187,16 @@ def _train(strategy: str, num_processes: int | None, timeout: int | None, **opti
     if ended.status == "misconfigured" and ended.record_path is None:
         raise Refusal(ended.message)
     print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
-    if ended.status == "ok":
+    if ended.status == "ok" and ended.record_path:
         print(brief.text(run.folder))
     if ended.status == "crashed":
         print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1
+
+
+def _check_machine(num_machines: int, main_process_ip: str | None) -> None:
+    if num_machines > 1 and main_process_ip is None:
+        raise Refusal(f"--num-machines {num_machines}: the others have to know machine 0; pass --main-process-ip")
 
 
 def _of_a_study(command: Any) -> Any:
@@ -277,17 +307,18 @@ def _order(
     return on_slurm.Order(chosen, runs_dir / chosen.name, timeout, slurm.split(words), program)
 
 
-@zero_study.command("job")
-@click.argument("study", help=A_STUDY)
-@click.argument("run_id", metavar="RUN", help="which of its runs, by the id that a plan lists")
-@click.option("--data-dir", type=PATH, help=DATA_FOLDER)
-@click.option("--runs-dir", type=PATH, default="runs", help="where run directories go; on several machines, shared")
-@click.option("--timeout", type=NUMBER, default=1800, help="seconds after which the run is ended")
-@click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY)
-@click.option("--num-machines", type=NUMBER, default=1, help="machines, on each of which this command is started")
-@click.option("--machine-rank", type=click.IntRange(0), default=0, help="of this machine, from 0")
-@click.option("--main-process-ip", metavar="ADDRESS", help="of machine 0, as the others reach it")
-@click.option("--main-process-port", type=NUMBER, default=29500, help="of machine 0, where all meet")
+@zero_study.command(
+    "job",
+    params=[
+        click.Argument(["study"], help=A_STUDY),
+        click.Argument(["run_id"], metavar="RUN", help="which of its runs, by the id that a plan lists"),
+        click.Option(["--data-dir"], type=PATH, help=DATA_FOLDER),
+        click.Option(["--runs-dir"], type=PATH, default="runs", help="where run directories go"),
+        click.Option(["--timeout"], type=NUMBER, default=1800, help="seconds after which the run is ended"),
+        click.Option(["--checkpoint-every"], type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
+        *MACHINES,
+    ],
+)
 def _job(
     study: str,
     run_id: str,
@@ -295,7 +326,7 @@ def _job(
     runs_dir: Path,
     timeout: int,
     checkpoint_every: int | None,
-    num_machines: int,
+    num_machines: int | None,
     **machine: Any,
 ) -> int:
     """Run one run of a study, whatever else of it runs elsewhere: what a job of a scheduler does.
@@ -307,7 +338,8 @@ def _job(
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
     run = plan.select_one(chosen, data_dir, run_id, folder, checkpoint_every)
-    if num_machines > 1:
+    if num_machines and num_machines > 1:
+        _check_machine(num_machines, machine["main_process_ip"])
         run = dataclasses.replace(run, num_machines=num_machines, **machine)
     _require(*TRAINING)
     return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
@@ -326,6 +358,35 @@ def _body(study: str, data_dir: Path | None) -> None:
 
     _require(*TRAINING)
     body.train_all([run.config for run in studies.runs(studies.find(study), data_dir)])
+
+
+@zero_study.command("lab")
+@click.argument("line", metavar="COMMAND", help="one word to this shell: put it in single quotes")
+@click.option("--machines", type=NUMBER, default=2, help="network namespaces, each with one interface")
+@click.option("--rate", metavar="RATE", default="unlimited", help="of each interface, each way, as 200mbit")
+@click.option(
+    "--own",
+    type=PATH,
+    multiple=True,
+    default=["runs"],
+    metavar="PATH",
+    help="folder that every machine but the first has for itself, as if no disk were shared; may be repeated",
+)
+def _lab(line: str, machines: int, rate: str, own: Sequence[Path]) -> int:
+    """Run one line of shell on several machines that this one is divided into, joined by a network of a chosen rate.
+
+    In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP are what a launcher asks. Linux, as root. Exit
+    status: 0 where every machine's is 0; 1 otherwise.
+    """
+    from study.lab import everywhere
+    from study.lab.machines import Lab
+
+    with Lab(machines, rate, own) as lab:
+        statuses = everywhere.run(lab, line, lambda said: print(said, flush=True))
+    for machine, status in enumerate(statuses):
+        if status:
+            print(f"machine {machine} ended with status {status}")
+    return 1 if any(statuses) else 0
 
 
 @zero_study.command("gpu")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from study.config import RunConfig, build_config
+from study.errors import Refusal
 from study.files import check_name
 from study.strategy.file import Strategy
 
@@ -23,6 +24,10 @@ class Run:
     folder: Path  # the run directory
     num_machines: int = 1
     round: int = 0  # of its study's rotation, from 0
+    machine_rank: int = 0  # of the machine that this process is on
+    main_process_ip: str | None = None  # where machine 0 is reached; None: there is one machine
+    main_process_port: int = 0  # 0: any that is free, on one machine
+    laboratory: str | None = None  # the rate of the network that its machines are made on; None: they are there
 
     def __post_init__(self) -> None:
         check_name(self.run_id, f"{self.folder}: the run's name")
@@ -48,10 +53,48 @@ class Run:
         return as_words({**changed, "output_dir": self.folder})
 
     @property
+    def num_local_ranks(self) -> int:
+        """Ranks on each machine. Raises Refusal where the machines cannot have as many each."""
+        if self.world_size % self.num_machines:
+            raise Refusal(
+                f"{self.world_size} processes on {self.num_machines} machines: each has as many, and accelerate would "
+                f"round down; pass --num_processes {self.num_machines * max(1, self.world_size // self.num_machines)}"
+            )
+        return self.world_size // self.num_machines
+
+    def check_machines(self) -> None:
+        """Refuse a machine that is none of the run's, and machines that cannot have as many processes each."""
+        if self.num_local_ranks and not 0 <= self.machine_rank < self.num_machines:
+            raise Refusal(
+                f"machine_rank {self.machine_rank} of {self.num_machines} machine(s), which are counted from 0; pass "
+                "another --machine_rank"
+            )
+
+    def is_first_of_machine(self, rank: int) -> bool:
+        """Say whether a rank does for its machine what is to be done once there."""
+        return rank % self.num_local_ranks == 0
+
+    def machine_of(self, rank: int) -> str:
+        """Name a rank with its machine, where there are several."""
+        return f"{rank} (machine {rank // self.num_local_ranks})" if self.num_machines > 1 else str(rank)
+
+    @property
+    def own_folder(self) -> Path:
+        """Where this machine keeps what is its own: the run directory on machine 0, a folder in it on every other.
+
+        So machines work alike whether they share a disk or not.
+        """
+        return self.folder / f"machine{self.machine_rank}" if self.machine_rank else self.folder
+
+    @property
     def swap_folder(self) -> Path:
         """Where NVMe offload swaps to: a folder of this run alone, because DeepSpeed empties it."""
         chosen = self.config.swap_dir
-        return (chosen / f"zero-study-{self.run_id}" if chosen else self.folder / "swap").resolve()
+        return (chosen / f"zero-study-{self.run_id}" if chosen else self.own_folder / "swap").resolve()
+
+    @property
+    def initial_weights_folder(self) -> Path:
+        return self.own_folder / "initial_weights"
 
     @property
     def checkpoints_folder(self) -> Path:
@@ -59,7 +102,7 @@ class Run:
 
     def remove_scratch(self) -> None:
         """Delete what only a process that goes on needs, and give its disk back."""
-        for folder in (self.folder / "initial_weights", *self.checkpoints_folder.glob("*.part")):
+        for folder in (self.initial_weights_folder, *self.checkpoints_folder.glob("*.part")):
             shutil.rmtree(folder, ignore_errors=True)
         self.remove_swap_folder()
 
@@ -69,10 +112,16 @@ class Run:
             shutil.rmtree(self.swap_folder, ignore_errors=True)
 
 
-def make_run(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1) -> Run:
-    """Make a run that belongs to no study: in --output-dir, else in runs/, in a folder named after what it is."""
-    name = f"{config.workload}-{config.size}-{strategy.name}-{world_size}x-seed{config.seed}"
-    return Run(config, strategy, world_size, config.output_dir or Path("runs") / name, num_machines)
+def make_run(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1, **machine: Any) -> Run:
+    """Make a run that belongs to no study: in --output-dir, else in runs/, in a folder named after what it is.
+
+    `machine`: which of several this one is, and where the first is, by the names of Run's fields.
+    """
+    where = f"{world_size}x" + (f"-{num_machines}machines" if num_machines > 1 else "")
+    folder = (
+        config.output_dir or Path("runs") / f"{config.workload}-{config.size}-{strategy.name}-{where}-seed{config.seed}"
+    )
+    return Run(config, strategy, world_size, folder, num_machines, **machine)
 
 
 def as_words(flags: Mapping[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from study.run import Run
 from study.running import bound, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
+from study.training import meeting
 from study.training.built import Built, build
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
@@ -31,6 +32,8 @@ from study.training.request import requested_run
 from study.training.screen import LibraryWarnings, tell_launcher
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from study.training.checkpoints import Checkpoints
 
 
@@ -90,13 +93,17 @@ def run(arguments: list[str]) -> None:
     checks.check_folder(asked)
     # Rank 0 writes for all; a launch of this program has locked the folder before.
     with one_writer.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():
-        checks.check_folder(asked)  # another run may just have finished there
-        checks.check(asked)
-        _run(asked, library_warnings)
+        try:
+            checks.check_folder(asked)  # another run may just have finished there
+            checks.check(asked)
+        except Refusal as refusal:
+            meeting.decline(asked, refusal)
+            raise
+        _run(asked, library_warnings, meeting.meet(asked))
 
 
-def _run(asked: Run, library_warnings: LibraryWarnings) -> None:
-    journal = Journal(asked)
+def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
+    journal = Journal(asked, store)
     try:
         built = build(asked)
         from study.training.checkpoints import Checkpoints
@@ -104,7 +111,7 @@ def _run(asked: Run, library_warnings: LibraryWarnings) -> None:
         checkpoints = Checkpoints(built, journal)
         checkpoints.check()
         journal.open(built)
-        library_warnings.write_to(asked.folder)
+        library_warnings.write_to(asked.own_folder)
         train(built, journal, checkpoints)
         finish(built, journal, checkpoints)
     except Refusal:
@@ -114,8 +121,8 @@ def _run(asked: Run, library_warnings: LibraryWarnings) -> None:
         cause = journal.fail(error)
         with suppress(OSError):
             # A rank that ended because another one refused makes no folder, and writes into no other run's.
-            if asked.folder.exists() and not one_writer.is_another(asked.folder):
-                library_warnings.write_to(asked.folder)
+            if asked.own_folder.exists() and not one_writer.is_another(asked.folder):
+                library_warnings.write_to(asked.own_folder)
         if cause is error:
             raise
         raise cause from None
@@ -234,6 +241,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     if tokens != built.planned_tokens:
         raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
     ranks = gather_object([observer.observed()])
+    machines = journal.other_machines()
     proof = observer.proof
     if proof.moment_dtypes not in (None, ["float32"]):
         raise Failed(f"moment_dtypes: the study's AdamW keeps ['float32'], the engine has {proof.moment_dtypes}")
@@ -245,8 +253,9 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     for tracker in accelerator.trackers:
         tracker.finish()
     accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+    if built.run.is_first_of_machine(accelerator.process_index):
         built.run.remove_swap_folder()
+    if accelerator.is_main_process:
         if config.save_model:
             checkpoints.export()
         with weights.unpartitioned():
@@ -268,6 +277,8 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             ),
             checkpointing=checkpoints.facts(),
             load=observer.load(ranks),
+            other_machines=machines,
+            network=[rank.network for rank in ranks if rank.network] or None,
         )
         print(brief.text(built.run.folder), flush=True)
     accelerator.wait_for_everyone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ import click
 import markdown_it
 import pytest
 import test_layout
+import yaml
 from launching import ROOT
 from markdown_it.token import Token
 
@@ -154,6 +156,12 @@ def check_pip(words: list[str]) -> None:
     assert set(",".join(extras).split(",")) - {""} <= set(known)
 
 
+def check_sky(words: list[str]) -> None:
+    for path in (word for word in words if word.endswith(".yaml")):
+        envs = yaml.safe_load((ROOT / path).read_text())["envs"]
+        assert {word.partition("=")[0] for flag, word in itertools.pairwise(words) if flag == "--env"} <= set(envs)
+
+
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "zero-study": check_study,
     "accelerate": check_launch,
@@ -161,9 +169,11 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "make": check_make,
     "papermill": check_papermill,
     "pip": check_pip,
+    "sky": check_sky,
 }
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
+    "rsync ", "aws ",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from study.config import build_config
 from study.errors import Failed, OffloadFailed, OutputFailed, PeerLost, Stalled
 from study.run import Run
 from study.strategy.file import read_by_name
-from study.training import faults, journal
+from study.training import faults, journal, reports
 
 # As gloo, torch and safetensors print them.
 LATE = (
@@ -73,16 +74,17 @@ def test_a_swap_folder_is_named_whether_full_or_removed(run, full):
     assert str(found).startswith(f"{run.swap_folder}: No space left on device (RuntimeError: ")
 
 
-def test_ranks_without_a_word_are_those_that_did_not_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "REPORT_SECONDS", 0.0)
-    (tmp_path / "failure-rank1.json").write_text("{}")
-    assert faults.missing_ranks(tmp_path, 3) == [0, 2]
-    assert str(faults.did_not_come([0, 2], 20)).startswith("ranks 0, 2 did not come to a collective within 20 s")
-    assert str(faults.did_not_come([], 20)).startswith("every rank waited 20 s")
+def test_ranks_without_a_word_are_those_that_did_not_come(run, monkeypatch):
+    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    run = replace(run, world_size=3)
+    (run.folder / "failure-rank1.json").write_text("{}")
+    assert reports.Reports(run).missing() == [0, 2]
+    assert str(faults.did_not_come([0, 2], run)).startswith("ranks 0, 2 did not come to a collective within 20 s")
+    assert str(faults.did_not_come([], run)).startswith("every rank waited 20 s")
 
 
 def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
-    monkeypatch.setattr(faults, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(journal.signal, "signal", lambda *_: None)
     monkeypatch.setenv("RANK", "1")
     own = journal.Journal(run)

@@ -30,12 +30,13 @@ MAY_IMPORT = {
     "models": "",
     "config": "errors models",
     "strategy": "config errors files models theory",
-    "run": "config files strategy",
+    "lab": "errors",
+    "run": "config errors files strategy",
     "records": "errors files",
     "workloads": "config errors files models",
     "preflight": "config errors files records run strategy workloads",
     "training": "config errors files models records run running strategy workloads",
-    "running": "config errors files preflight records run strategy theory",
+    "running": "config errors files lab preflight records run strategy theory",
     "train": "compare config errors files preflight records run running strategy training workloads",
     "compare": "config errors files models records running theory",
     "planner": "config errors files records running strategy theory",
@@ -49,8 +50,8 @@ MAY_IMPORT = {
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config conformance doctor errors files one_gpu planner preflight published records "
-        "report run running strategy theory tracing training"
+        "benchmarks claims compare config conformance doctor errors files lab one_gpu planner preflight published "
+        "records report run running strategy theory tracing training"
     ),
     "__main__": "cli errors",
 }

@@ -107,6 +107,7 @@ def test_machines_have_equally_many_processes(folder):
         (["run", "mine.yaml", "--on", "slurm", "--slurm", "gpu"], "--slurm 'gpu': write options of sbatch on one line"),
         (["run", "mine.yaml", "--on", "slurm", "--slurm", "-p\ngpu"], "--slurm '-p\\ngpu': write options of sbatch"),
         (["run", "mine.yaml", "--on", "slurm"], "squeue is not installed here; --on slurm is for a login node"),
+        (["job", "mine.yaml", DDP, "--num-machines", "2"], "--num-machines 2: the others have to know machine 0; pass"),
         (["job", "mine.yaml", "ddp"], "study 'mine' has no run ddp; zero-study plan lists them"),
     ],
 )
@@ -391,8 +392,6 @@ def test_more_jobs_than_a_user_may_have_are_submitted_as_others_end(cluster, mon
 
 @pytest.mark.launches
 def test_one_run_on_two_nodes(cluster):
-    if "machine_rank" not in Run.__dataclass_fields__:
-        pytest.skip("a run of this version is on one machine")
     assert cli.run(["run", "mine.yaml", "--on", "slurm", "--only", "ddp", "--per-machine", "1"]) == runner.ALL_OK
     script = (Path("runs/mine") / DDP / slurm.SCRIPT).read_text()
     assert "#SBATCH --nodes=2\n" in script

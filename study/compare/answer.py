@@ -125,7 +125,10 @@ def _percent(relative: float) -> str:
 
 
 def _held(runs: pd.DataFrame) -> list[str]:
-    """Bytes per parameter of the fullest rank, and parameters' bytes sent per step; in parentheses the paper's."""
+    """Bytes per parameter of the fullest rank, and parameters' bytes sent per step; in parentheses the paper's.
+
+    Sent as NCCL would, and behind it as gloo does, over which the run talked, where that is more.
+    """
     ok = runs[runs["status"] == "ok"]
     if ok.empty:
         return ["unknown" if runs.empty else runs["status"].iloc[0], "", ""]
@@ -134,12 +137,14 @@ def _held(runs: pd.DataFrame) -> list[str]:
     volume = PAPER_VOLUME["parameters sharded" if sharded else "all whole"] if run["world_size"] > 1 else 0
     each = run["num_params"]
     states, paper = _number(run["model_state_bytes"] / each, ".2f"), _number(run["paper_state_bytes"] / each, ".0f")
-    sent = run["collective_bytes"] / (parameter_bytes(run["precision"]) * each)
+    sent, by_gloo = (
+        run[name] / (parameter_bytes(run["precision"]) * each) for name in ("collective_bytes", "gloo_bytes")
+    )
     computed = ", computed" if run["has_computed_buckets"] is True else ""
     return [
         f"{states} ({paper})",
         _number(run["communication_buffer_bytes"] / each, ".2f") + computed,
-        f"{_number(sent, '.2f')} ({volume})",
+        f"{_number(sent, '.2f')} ({volume})" + (f", by gloo {by_gloo:.2f}" if by_gloo > sent else ""),
     ]
 
 

@@ -65,12 +65,16 @@ def _sent(record: Record) -> str:
         return "sent      not measured (--no-measure)"
     engine = engine_of(record)
     parameters = record.num_params * engine.parameter_bytes
-    moved = sum(collective.moved_bytes for collective in record.collectives_per_step) / parameters
+    asked = record.collectives_per_step
+    moved = sum(collective.moved_bytes for collective in asked) / parameters
+    by_gloo = sum(collective.moved_by_gloo for collective in asked) / parameters
     paper = 0.0
     if record.world_size > 1:
         accumulation = record.proof.gradient_accumulation_steps
         paper = float(paper_volume(engine.zero_stage, record.num_params, accumulation)) / record.num_params
-    return f"sent      {moved:.2f} times the parameters' bytes per step and rank (arXiv:1910.02054: {paper:.2f})"
+    line = f"sent      {moved:.2f} times the parameters' bytes per step and rank (arXiv:1910.02054: {paper:.2f})"
+    more = record.proof.backend == "gloo" and by_gloo != moved
+    return line + (f", as NCCL would; gloo, over which it ran, {by_gloo:.2f}" if more else "")
 
 
 def _time(record: Record) -> str:

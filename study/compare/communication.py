@@ -26,10 +26,11 @@ WORDS = {
 
 EXPLANATION = """\
 One steady optimizer step of rank 0. Sent: bytes over those of all parameters, an all-reduce counted twice
-(arXiv:1910.02054, sec. 7.1), without the factor (N - 1) / N of a ring. Theory: the step followed collective by
-collective. Paper: its section 7, carried on to accumulation. Error: the bytes in which theory differs, kind by kind,
-over all bytes. Collectives: number of each kind, where theory has another number, that in parentheses. One all-reduce
-is told by no record, and not in theory: of 4 bytes, where DeepSpeed itself takes the norm at stage 0."""
+(arXiv:1910.02054, sec. 7.1), without the factor (N - 1) / N of a ring, which is what NCCL sends. By gloo: what gloo
+sends for the same, whose reduce-scatter is an all-reduce; runs without a GPU talk over it. Theory: the step followed
+collective by collective. Paper: its section 7, carried on to accumulation. Error: the bytes in which theory differs,
+kind by kind, over all bytes. Collectives: number of each kind, where theory has another number, that in parentheses.
+One all-reduce is told by no record, and not in theory: of 4 bytes, where DeepSpeed itself takes the norm at stage 0."""
 
 
 class CommunicationCell(NamedTuple):
@@ -39,6 +40,7 @@ class CommunicationCell(NamedTuple):
     measured: dict[str, tuple[int, int]]  # kind -> count, bytes
     predicted: dict[str, tuple[int, int]]
     sent: float  # parameters' worth, measured
+    sent_by_gloo: float  # for the same
     predicted_sent: float
     paper_sent: float
     error: float  # of bytes, relative
@@ -61,7 +63,7 @@ def table(folders: Sequence[Path]) -> str:
     for heading, members in groupby(sorted(communicating, key=_order), key=_heading):
         lines += [f"## {heading}", ""]
         for title, block in groupby(members, key=_title):
-            head = ["strategy", "sent", "theory", "paper", "error", "collectives"]
+            head = ["strategy", "sent", "by gloo", "theory", "paper", "error", "collectives"]
             lines += [f"### {title}", "", *markdown.markdown(head, _rows(list(block))), ""]
     known = {c.record.run_id for c in cells}
     unknown = [r.run_id for r in measured if r.run_id not in known]
@@ -90,6 +92,7 @@ def cell(r: Record) -> CommunicationCell | None:
         measured=counted,
         predicted=expected,
         sent=sum(c.moved_bytes for c in r.collectives_per_step) / size,
+        sent_by_gloo=sum(c.moved_by_gloo for c in r.collectives_per_step) / size,
         predicted_sent=sum(c.moved_bytes for c in predicted) / size,
         paper_sent=paper / r.num_params,
         error=differing / max(sum(num_bytes for _, num_bytes in counted.values()), 1),
@@ -145,6 +148,7 @@ def _rows(block: list[CommunicationCell]) -> list[list[str]]:
         [
             name if len(members) == 1 else c.record.run_id,
             f"{c.sent:.3f}",
+            f"{c.sent_by_gloo:.3f}",
             f"{c.predicted_sent:.3f}",
             f"{c.paper_sent:.0f}",
             f"{c.error:.3%}",

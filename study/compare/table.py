@@ -99,6 +99,7 @@ COLUMNS: dict[str, str] = {
     "predicted_parts": "object",  # bytes of the largest rank's peak, as theory says; None: of no model that it knows
     # Communication
     "collective_bytes": "float64",
+    "gloo_bytes": "float64",  # that gloo sends for them; NaN: another backend carried them
     "collective_count": "float64",
     # Proof
     "zero_stage": "float64",
@@ -470,6 +471,9 @@ def _communication(r: Record) -> dict[str, Any]:
         return {}
     return {
         "collective_bytes": sum(c.moved_bytes for c in r.collectives_per_step),
+        "gloo_bytes": (
+            sum(c.moved_by_gloo for c in r.collectives_per_step) if r.proof and r.proof.backend == "gloo" else None
+        ),
         "collective_count": sum(c.count for c in r.collectives_per_step),
     }
 

@@ -17,6 +17,7 @@ from study.workloads import sources
 
 def check(run: Run) -> None:
     """Refuse, before anything is started or written, what cannot run here as asked."""
+    run.check_machines()
     _check_strategy(run)
     _check_precision(run)
     _check_devices(run)
@@ -120,7 +121,7 @@ def _gpus(number: int) -> str:
 def _check_devices(run: Run) -> None:
     """Refuse more ranks than GPUs, and what a CPU cannot do."""
     num_gpus = _num_gpus()
-    if num_gpus and run.world_size > num_gpus * run.num_machines and not run.config.share_device:
+    if num_gpus and run.num_local_ranks > num_gpus and not run.config.share_device:
         each = f" on this one of {run.num_machines} machines" if run.num_machines > 1 else ""
         raise Refusal(
             f"the run asks for {run.world_size} processes, {_gpus(num_gpus)} found{each}; pass --num_processes "

@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
         "tf32": torch.backends.cuda.matmul.allow_tf32 if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": versions(),
         "environment": environment(os.environ),
         **git_state(),
     }
@@ -90,6 +90,11 @@ def _nvidia_smi(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of the libraries that a run rests on; None: not installed."""
+    return {name: _version(name) for name in LIBRARIES}
 
 
 def _version(name: str) -> str | None:

@@ -87,6 +87,7 @@ class Proof(Facts):
     settings: dict[str, bool | int | float | str | None] | None = None
     compiled_graphs: int | None = None  # that TorchDynamo made, rank 0's; 0: nothing was compiled
     num_gpus: int | None = None  # that the ranks are on; None: a CPU, or a record from before it was looked at
+    ranks_of_machines: list[int] | None = None  # on each machine, by its rank; None: from before 2026-11-22
     swap_bytes_written: list[int] | None = None  # per rank, whole training
     swap_bytes_read: list[int] | None = None
 
@@ -116,8 +117,13 @@ class Collective(Facts):
 
     @property
     def moved_bytes(self) -> int:
-        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), and so NCCL does."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
+
+    @property
+    def moved_by_gloo(self) -> int:
+        """What gloo sends, whose reduce-scatter is an all-reduce of all (torch 2.13, ProcessGroupGloo)."""
+        return self.bytes * (2 if self.kind.endswith(("all_reduce", "reduce_scatter")) else 1)
 
 
 class PeakMemory(Facts):
@@ -154,6 +160,19 @@ class Load(Facts):
     own_seconds: float  # of this run's processes there
     other_seconds: float  # of all others, the kernel's own threads among them
     stolen_seconds: float  # that a hypervisor gave to others
+
+
+class Network(Facts):
+    """What a machine's interfaces carried in steady steps and between them; the loopback is none of them.
+
+    Headers, acknowledgements and what others sent are among it.
+    """
+
+    interfaces: list[str]  # that carried something
+    rate_bits_per_second: int | None  # to which `tc` holds the first of them; None: to none
+    num_steps: int  # whole ones
+    sent_bytes: int
+    received_bytes: int
 
 
 class Continued(Facts):
@@ -235,6 +254,9 @@ class Record(Facts):
     strategy_file: dict[str, Any] | None = None  # the strategy's YAML whole, and the JSON that belongs to it
     launcher: list[str] | None = None  # the command of `accelerate launch`, as it was started
     load: Load | None = None  # None: the run was taken up by another process, or the record is from before 2026-11-21
+    # Records from before 2026-11-22 lack what follows.
+    other_machines: list[dict[str, Any]] | None = None  # each as `machine`, by its rank; None: one, or it did not end
+    network: list[Network] | None = None  # of each machine; None: there is one, or too few steps
 
 
 OutcomeStatus = Literal[

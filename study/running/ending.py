@@ -52,6 +52,14 @@ _RANK_OF_REPORT = re.compile(r"\s*rank\s*: (\d+) \(local_rank: \d+\)")
 # NCCL's watchdog, which ends its own process; by torch's sources, for no two GPUs have stalled here.
 _WAITED = re.compile(r"Rank (\d+)\] Watchdog caught collective operation timeout.*?Timeout\(ms\)=(\d+)\d{3}\b")
 
+# torchrun's agents, which wait for one another before there is a rank.
+_CAME = re.compile(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined")
+_RANK_TWICE = re.compile(r"wait timeout after (\d+)000ms, keys: .*torchelastic/(?:role_info|assigned_ranks)")
+_NO_ANSWER = re.compile(
+    r"client socket has (?:timed out after \d+ms while trying|failed) to connect to (?:any network address of )?"
+    r"\(([^,]+), (\d+)\)"
+)
+
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 # torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
 _BUILD_FAILED = re.compile(
@@ -108,6 +116,8 @@ def classify(
         return "timed_out", at_limit
 
     raised = _causes(errors, report)
+    if report is None and (alone := _alone(raised)):
+        return "misconfigured", alone
     if report and report.status == "out_of_memory":
         return "out_of_memory", raised[0].text
     if folder_says and folder_says.endswith(REMOVED) and died != "SIGKILL":  # and with it the one that was swapped to
@@ -170,6 +180,27 @@ def of_record(status: OutcomeStatus, message: str) -> str:
     if status in schema.CUT_OFF or status == "out_of_memory":
         return status
     return "interrupted" if message.startswith("Interrupted: ") else "failed"
+
+
+def _alone(raised: Iterable[Raised]) -> str | None:
+    """Say that the machines of a run have not found each other."""
+    for error in raised:
+        if match := _CAME.search(error.text):
+            return (
+                f"{match[2]} of {match[3]} machines came within {match[1]} s (--collective-timeout); start the same "
+                "command on each with its own --machine-rank, and see that it reaches --main-process-ip"
+            )
+        if match := _RANK_TWICE.search(error.text):
+            return (
+                f"as many machines came as were asked, and in {match[1]} s (--collective-timeout) one of their ranks "
+                "did not; give each its own --machine-rank, from 0"
+            )
+        if match := _NO_ANSWER.search(error.text):
+            return (
+                f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout; start the command "
+                "there, change --main-process-ip, or open its ports"
+            )
+    return None
 
 
 def _missing(errors: Iterable[str], world_size: int) -> str | None:

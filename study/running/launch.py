@@ -25,7 +25,7 @@ from study.files import is_removed, refuses_more, shown_text
 from study.records import schema
 from study.records.schema import Failure, OutcomeStatus
 from study.run import Run
-from study.running import allowed, bound, ending, one_writer
+from study.running import allowed, bound, ending, in_laboratory, one_writer
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -55,9 +55,13 @@ class Ending:
 
 
 def command(run: Run) -> list[str]:
-    """The command of one run; port 0 lets the rendezvous pick a free one."""
+    """The command of one run on this machine; port 0 lets the rendezvous pick a free one."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(run.strategy.path)]
-    processes = ["--num_processes", str(run.world_size), "--main_process_port", "0"]
+    processes = ["--num_processes", str(run.world_size), "--main_process_port", str(run.main_process_port)]
+    if run.num_machines > 1:
+        processes += ["--num_machines", str(run.num_machines), "--machine_rank", str(run.machine_rank)]
+        processes += ["--main_process_ip", str(run.main_process_ip)]
+        processes += ["--rdzv_conf", f"timeout={run.config.collective_timeout}"]  # torch's own is 10 min
     return [*launcher, *processes, str(TRAIN), *run.arguments()]
 
 
@@ -71,18 +75,26 @@ def launch(
     is writing into the run's folder, and for a variable that a run may not have.
     """
     allowed.check_variables(os.environ)
-    with one_writer.locked_run(run.folder):
-        return _launch(run, timeout_seconds, progress)
+    with (
+        one_writer.locked_run(run.own_folder),
+        in_laboratory.others(run, command, _environment(run)) as (here, on_this_machine),
+    ):
+        return _launch(here, on_this_machine, timeout_seconds, progress)
 
 
-def _launch(run: Run, timeout_seconds: float | None, progress: Callable[[str], None]) -> Ending:
+def _launch(
+    run: Run,
+    on_this_machine: Callable[[list[str]], list[str]],
+    timeout_seconds: float | None,
+    progress: Callable[[str], None],
+) -> Ending:
     arguments = command(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
-    with open(run.folder / "stdout.log", "w") as stdout, open(run.folder / "stderr.log", "w+") as stderr:
+    with open(run.own_folder / "stdout.log", "w") as stdout, open(run.own_folder / "stderr.log", "w+") as stderr:
         process = subprocess.Popen(
-            bound.command(arguments),
+            bound.command(on_this_machine(arguments)),
             stdout=stdout,
             stderr=stderr,
             env=_environment(run),
@@ -94,24 +106,26 @@ def _launch(run: Run, timeout_seconds: float | None, progress: Callable[[str], N
             if process.poll() is None:
                 _end_group(process)
             if process.returncode < 0:  # then its ranks are ended by the kernel, or by this
-                end_left_over(run.folder)
+                end_left_over(run.own_folder)
             swap_says = _what_became_of_swap(run)
             run.remove_scratch()
         wall_seconds = time.monotonic() - started
         errors = ending.lines_of(os.pread(stderr.fileno(), os.fstat(stderr.fileno()).st_size, 0))
-        folder_says = _what_became_of(run.folder, stderr.fileno())
+        folder_says = _what_became_of(run.own_folder, stderr.fileno())
 
     kills = _out_of_memory_kills()
     short = None if kills is None or kills_before is None else kills > kills_before
-    report = ending.read_report(run.folder)
+    report = ending.read_report(run.own_folder)
+    if run.machine_rank and report is None and process.returncode == 0:
+        report = ending.OwnReport("ok", text="the record is on machine 0")
     status, message = ending.classify(
         errors, report, process.returncode, time_limit, short, folder_says, swap_says, run.world_size
     )
     message = shown_text(message)
     if status == "misconfigured" and report is None:
         for name in ("stdout.log", "stderr.log"):
-            (run.folder / name).unlink(missing_ok=True)
-    path = run.folder / "record.json"
+            (run.own_folder / name).unlink(missing_ok=True)
+    path = run.own_folder / "record.json"
     if report and path.exists():
         _let_agree(path, status, message)
     return Ending(
@@ -161,9 +175,9 @@ def _environment(run: Run) -> dict[str, str]:
 
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
-    threads = os.environ.get("OMP_NUM_THREADS") or _threads(run.world_size)
+    threads = os.environ.get("OMP_NUM_THREADS") or _threads(run.num_local_ranks)
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
-    return inherited | {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.folder.resolve())}
+    return inherited | {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve())}
 
 
 def _wait(
@@ -180,7 +194,7 @@ def _wait(
         try:
             process.wait(timeout=left)
         except subprocess.TimeoutExpired:
-            progress(_progress(run.folder, time.monotonic() - started))
+            progress(_progress(run.own_folder, time.monotonic() - started))
     return None
 
 

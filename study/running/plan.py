@@ -106,7 +106,7 @@ def select_one(
 def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     """Put so many processes at most on one machine, and the others of a run on further ones; None: as it stands.
 
-    Raises Refusal where machines would have different numbers of them.
+    A laboratory is on one machine, whatever it makes of it. Raises Refusal where machines would have different numbers.
     """
     if per_machine is None:
         return list(runs)
@@ -118,7 +118,7 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
                 f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, and every machine is to "
                 "have as many; pass a divisor, or leave it out with --only"
             )
-        spread.append(replace(run, num_machines=max(1, num_machines)))
+        spread.append(run if run.laboratory else replace(run, num_machines=max(1, num_machines)))
     return spread
 
 
@@ -205,7 +205,14 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
     """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
     for key in ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config"):
-        if now["yaml"].get(key) != then["yaml"].get(key):
+        sections = [
+            dict(written["yaml"].get(key) or {}) if "config" in key else written["yaml"].get(key)
+            for written in (now, then)
+        ]
+        if key == "deepspeed_config":  # who starts the processes of other machines
+            for section in sections:
+                section.pop("deepspeed_multinode_launcher", None)
+        if sections[0] != sections[1]:
             return key
     return "JSON" if now["json"] != then["json"] else None
 
@@ -251,7 +258,9 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 def lacking(study: Study, run: Run, here: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
-    num_local = -(-run.world_size // run.num_machines)
+    num_local = run.num_local_ranks if run.laboratory is None else run.world_size
+    if run.num_machines > 1 and run.laboratory is None and run.main_process_ip is None:
+        return f"is of {run.num_machines} machines: pass --on slurm, or start it on each of them (docs/machines.md)"
     present = len(here.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):

@@ -96,6 +96,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     """
     made = plan.make(study, [run], folder, timeout_seconds)
     if made.runs[0].to_run and not is_first_machine:
+        _clear(run.own_folder)
         ended = launch.launch(run, timeout_seconds)
         print(f"{run.run_id}: {ended.status}, {ended.message}", flush=True)
         return ALL_OK if ended.status == "ok" else SOME_NOT_OK
@@ -172,10 +173,7 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         message = shown_text(f"{run.folder}: {reason}")
         return write_outcome(made.study, run, position, "output_failed", message, started_at=now, wall_seconds=0.0)
-    # What an attempt without a result left would be taken for this one's.
-    for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
-        for stale in run.folder.glob(name):
-            stale.unlink()
+    _clear(run.folder)
     limit = min(made.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
     if ended.status == "timed_out" and limit < made.timeout_seconds:
@@ -191,6 +189,13 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
         returncode=ended.returncode,
         stderr_tail=ended.stderr_tail,
     )
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an attempt without a result left: it would be taken for this one's."""
+    for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
+        for stale in folder.glob(name):
+            stale.unlink()
 
 
 def kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:

@@ -91,17 +91,22 @@ def limit_minutes(timeout_seconds: float) -> int:
     return math.ceil(timeout_seconds / 60) + SPARE_MINUTES
 
 
-def num_gpus(run: Run, needs_gpus: bool) -> int:
-    """GPUs that a run takes on each of its machines."""
-    return (1 if run.config.share_device else run.world_size // run.num_machines) if needs_gpus else 0
+def num_nodes(run: Run) -> int:
+    return 1 if run.laboratory else run.num_machines
+
+
+def num_gpus(run: Run) -> int:
+    """GPUs that a run takes on each of its nodes, where it takes any."""
+    return 1 if run.config.share_device else run.world_size // num_nodes(run)
 
 
 def asked(run: Run, needs_gpus: bool, timeout_seconds: float) -> str:
     """Say what a job asks for."""
-    parts = (num_gpus(run, needs_gpus), "GPU") if needs_gpus else (run.world_size // run.num_machines, "core")
-    each = " each" if run.num_machines > 1 else ""
+    nodes = num_nodes(run)
+    parts = (num_gpus(run), "GPU") if needs_gpus else (run.world_size // nodes, "core")
+    each = " each" if nodes > 1 else ""
     limit = duration(60 * limit_minutes(timeout_seconds))
-    return f"{counted(run.num_machines, 'node')} with {counted(*parts)}{each}, at most {limit}"
+    return f"{counted(nodes, 'node')} with {counted(*parts)}{each}, at most {limit}"
 
 
 def script(run: Run, command: Sequence[str], needs_gpus: bool, timeout_seconds: float, words: Sequence[str]) -> str:
@@ -110,16 +115,17 @@ def script(run: Run, command: Sequence[str], needs_gpus: bool, timeout_seconds: 
     `command` runs one run on one machine; of several, each is told which it is.
     """
     # Slurm gives a task one core where nobody says more: so a machine has one a rank, though one task starts them all.
-    own = [f"--job-name={run.run_id}", f"--nodes={run.num_machines}"]
-    own += [f"--ntasks-per-node={run.world_size // run.num_machines}", f"--time={limit_minutes(timeout_seconds)}"]
-    own += [f"--gpus-per-node={num_gpus(run, needs_gpus)}"] if needs_gpus else []
+    nodes = num_nodes(run)
+    own = [f"--job-name={run.run_id}", f"--nodes={nodes}"]
+    own += [f"--ntasks-per-node={run.world_size // nodes}", f"--time={limit_minutes(timeout_seconds)}"]
+    own += [f"--gpus-per-node={num_gpus(run)}"] if needs_gpus else []
     output = str(run.folder.absolute()).replace("%", "%%") + "/" + OUTPUT.format("%j")
     own += ["--requeue", "--open-mode=append", f"--output={output}"]
     line = shlex.join(command)
-    if run.num_machines > 1:
-        line += f" --num-machines {run.num_machines} --machine-rank $SLURM_NODEID"
+    if nodes > 1:
+        line += f" --num-machines {nodes} --machine-rank $SLURM_NODEID"
         line += f' --main-process-ip "$SLURM_LAUNCH_NODE_IPADDR" --main-process-port {PORT}'
-        line = f"{EVERYWHERE.format(machines=run.num_machines)} sh -c {shlex.quote('exec ' + line)}"
+        line = f"{EVERYWHERE.format(machines=nodes)} sh -c {shlex.quote('exec ' + line)}"
     lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(word)}" for word in own)]
     lines += [f"#SBATCH {shlex.join(words)}"] if words else []
     return "\n".join([*lines, f"exec {line}", ""])

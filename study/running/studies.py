@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
 from study.errors import Refusal, describe
+from study.lab.machines import MOST_MACHINES, is_rate
 from study.records.protocol import Protocol
 from study.run import Run
 from study.strategy import file
@@ -49,6 +50,8 @@ class Part(files.Written):
     world_sizes: Sizes = (2,)
     global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
     seeds: Seeds = (0,)
+    machines: int = Field(1, ge=1, le=MOST_MACHINES)
+    rate: str | None = None  # of a laboratory's network ("200mbit", "unlimited"); None: one machine, or real ones
     repeats: int = Field(1, ge=1)  # of every combination, with equal flags
     label: str = Field("", pattern=r"^[a-z0-9_]*$")  # tells apart parts that differ in flags only
 
@@ -60,6 +63,12 @@ class Part(files.Written):
             raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
         if self.global_batch_sizes and "global_batch_size" in self.flags:
             raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
+        if self.rate is not None and (self.machines == 1 or not is_rate(self.rate)):
+            raise ValueError(
+                f"rate: {self.rate}: write machines: 2 or more beside it, and a rate as 200mbit or unlimited"
+            )
+        if odd := next((size for size in self.world_sizes if size % self.machines), None):
+            raise ValueError(f"world_sizes: {odd} processes are not as many on each of {self.machines} machines")
         if not self.strategies:
             raise ValueError("strategies is empty; leave it out for every strategy")
         for key in ("strategies", "world_sizes", "global_batch_sizes", "seeds"):
@@ -204,7 +213,9 @@ def runs(
                 run_id = _run_id(part, config, chosen, world_size, cell, repeat)
                 if run_id in planned:
                     raise Refusal(f"study {study.name!r}: two runs are called {run_id}; give a part another label")
-                planned[run_id] = Run(config, chosen, world_size, folder / run_id, chosen.num_machines, index)
+                planned[run_id] = Run(
+                    config, chosen, world_size, folder / run_id, part.machines, index, laboratory=part.rate
+                )
     return list(planned.values())
 
 

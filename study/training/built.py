@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def build(run: Run) -> Built:
     config = run.config
     accelerator = _accelerator(run)
     checkpoint = manifest.choose(run, accelerator)
-    if accelerator.is_main_process:
+    if run.is_first_of_machine(accelerator.process_index):
         _remove_stale(run)
     if checkpoint and engine_state.is_universal(checkpoint.manifest.engine) and not checkpoint.is_exact:
         engine_state.expect_universal(accelerator)
@@ -129,9 +130,9 @@ def _accelerator(run: Run) -> Accelerator:
 def _remove_stale(run: Run) -> None:
     """Remove what an unfinished run left in the folder: it is not this one's."""
     names = ("steps.jsonl", "record.json", "warnings.log")
-    for stale in [*(run.folder / name for name in names), *run.folder.glob("failure-rank*.json")]:
+    for stale in [*(run.own_folder / name for name in names), *run.own_folder.glob("failure-rank*.json")]:
         stale.unlink(missing_ok=True)
-    shutil.rmtree(run.folder / "initial_weights", ignore_errors=True)
+    shutil.rmtree(run.initial_weights_folder, ignore_errors=True)
     run.remove_swap_folder()
 
 
@@ -143,5 +144,7 @@ def _prove(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Pr
 
     read = proof.read_back(accelerator, model, optimizer, run)
     proof.verify(read, run)
-    num_gpus = proof.verify_gpus(gather_object([proof.gpu_of(accelerator.device)]), run)
-    return read.model_copy(update={"num_gpus": num_gpus})
+    ranks = gather_object([(proof.gpu_of(accelerator.device), int(os.environ.get("GROUP_RANK", "0")))])
+    num_gpus = proof.verify_gpus([gpu for gpu, _ in ranks], run)
+    machines = proof.verify_machines([machine for _, machine in ranks], run)
+    return read.model_copy(update={"num_gpus": num_gpus, "ranks_of_machines": machines})

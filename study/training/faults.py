@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ from study import files
 from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.run import Run
 from study.running.ending import REMOVED
-
-REPORT_SECONDS = 5.0  # for which the ranks that came to a collective wait for one another's word of it
 
 # gloo's words, of its operations and of its store.
 _TIMED_OUT = re.compile(r"Timed out waiting|wait timeout after|Socket Timeout")
@@ -64,24 +61,21 @@ def named(error: BaseException, run: Run, is_removed: bool) -> BaseException:
     return error
 
 
-def missing_ranks(folder: Path, world_size: int) -> list[int]:
-    """Wait a little for the ranks that came to a collective; return those of which there is no word."""
-    deadline = time.monotonic() + REPORT_SECONDS
-    while True:
-        missing = [rank for rank in range(world_size) if not (folder / f"failure-rank{rank}.json").exists()]
-        if not missing or time.monotonic() > deadline:
-            return missing
-        time.sleep(0.1)
-
-
-def did_not_come(missing: list[int], seconds: int) -> Stalled:
+def did_not_come(missing: list[int], run: Run) -> Stalled:
     """Say which ranks kept the others waiting."""
+    seconds = run.config.collective_timeout
     if not missing:
         return Stalled(
             f"every rank waited {seconds} s (--collective-timeout) in a collective that the others were not in"
         )
-    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(run.machine_of, missing))}"
     return Stalled(f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
+
+
+def gone(missing: list[int], run: Run) -> PeerLost:
+    """Say which ranks have gone without a word."""
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(run.machine_of, missing))}"
+    return PeerLost(f"the connection to {ranks} is gone, and nothing is heard from there; look at that machine")
 
 
 def _was_swapping(error: BaseException) -> bool:

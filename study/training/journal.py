@@ -8,10 +8,10 @@ import math
 import os
 import signal
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from study import files
-from study.errors import Failed, Interrupted, OutputFailed, Stalled
+from study.errors import Failed, Interrupted, OutputFailed, PeerLost, Stalled
 from study.files import missing_folders, remove_empty
 from study.records import schema
 from study.run import Run
@@ -20,7 +20,11 @@ from study.running.ending import is_out_of_memory, shown_command
 from study.running.launch import command
 from study.training import faults, left
 from study.training.built import Built
+from study.training.reports import Reports
 from study.training.request import launcher_command
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 # DeepSpeed swaps tensors of at least this size; a process that wrote less to disks only wrote its own records.
 SMALLEST_SWAP_BYTES = 1 << 20
@@ -41,9 +45,10 @@ class Progress(schema.Facts):
 class Journal:
     """What a run has to tell so far; on rank 0 it becomes steps.jsonl and record.json, however the run ends."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, store: Store | None = None) -> None:
         self.run = run
         self.rank = int(os.environ.get("RANK", "0"))
+        self._reports = Reports(run, store)
         self.step: int | None = None  # the last one begun
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
@@ -51,7 +56,7 @@ class Journal:
         self._file: Any = None
         self._folder: int | None = None  # held open, to see it removed
         self._accelerator: Any = None
-        self._created = missing_folders(run.folder)
+        self._created = missing_folders(run.own_folder)
         self._started = time.perf_counter()
         self._configuration: dict[str, Any] | None = None  # as config.json has it; None: not written
         config, launcher = run.config, launcher_command()
@@ -90,6 +95,7 @@ class Journal:
             built.bucket_bytes,
             config.num_steps,
             config.compile,
+            self.run.num_machines > 1 and self.run.is_first_of_machine(self.rank),
         )
         self._accelerator = accelerator
         self._facts |= {
@@ -101,8 +107,8 @@ class Journal:
         }
         if config.log_with != "none":
             accelerator.init_trackers("zero-study", config={k: str(v) for k, v in self._facts["config"].items()})
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        self._folder = os.open(self.run.folder, os.O_RDONLY)
+        self.run.own_folder.mkdir(parents=True, exist_ok=True)
+        self._folder = os.open(self.run.own_folder, os.O_RDONLY)
         if self.rank == 0:
             self._configuration = {
                 "config": self._facts["config"],
@@ -142,7 +148,7 @@ class Journal:
         Raises OutputFailed where the run's folder was removed, or its disk takes nothing more.
         """
         if self._is_removed():
-            raise faults.removed(self.run.folder)
+            raise faults.removed(self.run.own_folder)
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
         self._append([finite])
         self.lines.append(finite)
@@ -177,6 +183,17 @@ class Journal:
         self.evaluation.append({"step": step, **finite})
         if finite["loss"] is None:
             raise Failed(f"step {step}: the evaluation loss is {result['loss']}")
+
+    def other_machines(self) -> list[dict[str, Any]] | None:
+        """Describe the machines that rank 0 is not on, in their order; None where there is none. Collective."""
+        if self.run.num_machines == 1:
+            return None
+        from accelerate.utils import gather_object
+
+        from study.records import machine
+
+        described = gather_object([machine.describe() if self.run.is_first_of_machine(self.rank) else None])
+        return [each for each in described if each][1:]
 
     def write(self, status: str, **facts: Any) -> None:
         from study.records import machine
@@ -216,16 +233,9 @@ class Journal:
             return error  # rank 0 has refused, or will: the folder is another run's
         at, error = time.time(), faults.named(error, self.run, self._is_removed())
         try:
-            self.run.folder.mkdir(parents=True, exist_ok=True)
+            self.run.own_folder.mkdir(parents=True, exist_ok=True)
             self.run.remove_scratch()
-            if isinstance(error, Stalled):
-                self._report(self._own(error, at))
-                missing = faults.missing_ranks(self.run.folder, self.run.world_size)
-                error = faults.did_not_come(missing, self.run.config.collective_timeout)
-                if self.rank and 0 in missing:
-                    self._report(self._own(error, at))
-            elif self.rank:
-                self._report(self._own(error, at))
+            error = self._with_others(error, at)
             if self.rank == 0:
                 self._record(self._own(error, at))
         except OSError as unwritten:  # what is left is to say so
@@ -234,29 +244,41 @@ class Journal:
                 error = OutputFailed(f"{self.run.folder}: {said}")
         return error
 
+    def _with_others(self, error: BaseException, at: float) -> BaseException:
+        """Tell the other ranks; return the error, or what all know together. Raises OSError of a full disk."""
+        several = self.run.num_machines > 1
+        if self.rank or several or isinstance(error, Stalled):
+            self._reports.post(self.rank, self._own(error, at))
+        if isinstance(error, Stalled):
+            missing = self._reports.missing()
+            error = faults.did_not_come(missing, self.run)
+        elif isinstance(error, PeerLost) and several:  # on one machine the launcher tells who was ended, and how
+            missing = self._reports.missing()
+            error = faults.gone(missing, self.run) if missing else error
+        else:
+            return error
+        if self.rank and 0 in missing:
+            self._reports.post(self.rank, self._own(error, at))
+        return error
+
     def _own(self, error: BaseException, at: float) -> dict[str, Any]:
         """What this rank reports of its end."""
         said = files.shown_text(f"{type(error).__name__}: {error}"[:2000])
         return {"at": at, "status": _status(error), "step": self.step, "error": said}
 
-    def _report(self, own: dict[str, Any]) -> None:
-        files.write_json(self.run.folder / f"failure-rank{self.rank}.json", own)
-
     def _record(self, own: dict[str, Any]) -> None:
         """Write the record, by the rank that failed first; this one may only have lost its peer."""
         time.sleep(2 if self._facts["world_size"] > 1 else 0)
-        paths = sorted(self.run.folder.glob("failure-rank*.json"))
-        reports = [json.loads(path.read_text()) for path in paths]
+        reports = self._reports.read().values()
         # Of those that waited in vain, this one has gathered who they are.
         others = [report for report in reports if (report["status"], own["status"]) != ("stalled", "stalled")]
         first = min([own, *others], key=lambda report: report["at"])
         self.write(first["status"], failure=schema.Failure(step=first["step"], error=first["error"]))
-        for path in paths:
-            path.unlink()
+        self._reports.remove()
 
     def discard(self) -> None:
         """Remove what a refused run left, on rank 0; what was there before stays."""
-        if self.rank or not self.run.folder.exists():
+        if not self.run.is_first_of_machine(self.rank) or not self.run.folder.exists():
             return
         self.run.remove_scratch()
         remove_empty(self._created)

@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from study.records.schema import Collective, Facts, Load, ModelStateBytes, PeakMemory, Proof
+from study.records.schema import Collective, Facts, Load, ModelStateBytes, Network, PeakMemory, Proof
 from study.training.measure import load
 from study.training.measure.communication import CollectiveProbe
 from study.training.measure.energy import energy_joules
 from study.training.measure.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
+from study.training.measure.network import Traffic
 from study.training.proof import base_optimizer, innermost, prove_compiled, read_optimizer_dtypes
 
 # Adam's moments exist after the first step, and stage 3 has traced the order of its parameters after the second.
@@ -33,6 +34,7 @@ class Observed(Facts):
     swap_bytes_written: int
     energy_joules: float | None  # of the GPU while steps were trained
     processor_seconds: float  # since steps began, in this process alone
+    network: Network | None = None  # of this rank's machine, by its first rank, in this process alone
 
 
 class Observer:
@@ -52,6 +54,7 @@ class Observer:
         bucket_bytes: int | None,
         num_steps: int,
         is_compiled: bool,
+        counts_network: bool,
     ) -> None:
         self.probed_steps = [] if probed_step is None else [probed_step]
         self.model_states: ModelStateBytes | None = None
@@ -67,6 +70,7 @@ class Observer:
         self._num_steps = num_steps
         self._steps_done = 0  # before this process
         self._earlier: Observed | None = None
+        self._traffic_of_network = Traffic(STEADY_FROM) if counts_network else None
         self.begin()
 
     def go_on(self, steps_done: int, earlier: Observed | None) -> None:
@@ -110,6 +114,7 @@ class Observer:
             swap_bytes_written=written,
             energy_joules=energy,
             processor_seconds=load.own_seconds() - self._processor,
+            network=None if self._traffic_of_network is None else self._traffic_of_network.network(),
         )
 
     def load(self, ranks: Sequence[Observed]) -> Load | None:
@@ -121,6 +126,8 @@ class Observer:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Surround one optimizer step. Raises Failed where what was compiled is not what was asked."""
+        if self._traffic_of_network is not None:
+            self._traffic_of_network.begin_step(number, number - self._steps_done)
         with self._phase(number):
             yield
         self.proof = prove_compiled(self.proof, self._is_compiled)

@@ -268,6 +268,20 @@ def verify_gpus(gpus: list[str | None], run: Run) -> int | None:
     return num_gpus
 
 
+def verify_machines(machines: list[int], run: Run) -> list[int]:
+    """Return how many ranks each machine has; `machines` has the machine of each rank, as torchrun told it.
+
+    Raises Refusal where the ranks are spread otherwise than asked.
+    """
+    found = [machines.count(machine) for machine in range(max(machines) + 1)]
+    if found != [run.num_local_ranks] * run.num_machines:
+        raise Refusal(
+            f"ranks_of_machines: the run asks for {run.num_local_ranks} on each of {run.num_machines}, they are "
+            f"{found}; pass the same --num_machines everywhere"
+        )
+    return found
+
+
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
     """Add the types of gradients and moments, which exist only as the optimizer steps."""
     tensors = engine_tensors(model, innermost(optimizer))

@@ -37,7 +37,9 @@ def requested_run(config: RunConfig) -> Run:
                 strategy,
                 world_size=flags.get("num_processes") or strategy.num_processes,
                 num_machines=flags.get("num_machines") or strategy.num_machines,
+                machine_rank=flags.get("machine_rank") or strategy.content.get("machine_rank") or 0,
             )
+            run.check_machines()
             allowed.check_rank(os.environ, run.world_size, strategy.distributed_type != "NO")
             return run
     raise Refusal(

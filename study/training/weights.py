@@ -22,7 +22,7 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     """Build the model so that equal seeds give equal weights under every strategy. Collective.
 
     Building under zero.Init draws other random numbers than building whole. So where the strategy wants a partitioned
-    model, rank 0 builds it whole once and every rank loads those weights partitioned.
+    model, one rank of each machine builds it whole and all there load those weights partitioned.
     """
     config = run.config
     set_seed(config.seed)  # for a published model's new head too
@@ -32,14 +32,17 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
         if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
             _round_to_bf16(model)
         return model
-    folder = run.folder / "initial_weights"
-    if accelerator.is_main_process:
+    folder, builds = run.initial_weights_folder, run.is_first_of_machine(accelerator.process_index)
+    if builds:
         with unpartitioned():
-            _whole(workload, splits, config).save_pretrained(folder)
+            whole = _whole(workload, splits, config)
+            whole.should_save_on_this_rank = lambda _: True  # transformers else writes on rank 0 alone (5.23)
+            whole.save_pretrained(folder)
+            del whole
     accelerator.wait_for_everyone()
     model = workload.load_model(config, splits, folder)
     accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+    if builds:
         shutil.rmtree(folder)
     return model
 

@@ -51,7 +51,7 @@ the card's dense peak."""
 SCALING_NOTE = """\
 Strong scaling: the global batch is the same on every number of processes. Efficiency: tokens per second and process
 over the base's. Model states: bytes per parameter on the rank with the most, in parentheses by the paper. Sent: the
-collectives of a step, an all-reduce twice."""
+collectives of a step as NCCL sends them, an all-reduce twice; gloo sends a reduce-scatter twice too."""
 
 PROOF_NOTE = """\
 Read back from the engine before the first step; a run that is not what was asked stops there. Ranks: how many counted

@@ -33,7 +33,9 @@ mean is no surer). Against the control: the verdict, and the relative difference
 bytes per parameter on the rank with the most, in parentheses by arXiv:1910.02054. Peak memory: of that rank; live
 tensors on a CPU, allocated on a GPU."""
 
-MORE_NOTE = "Sent: the collectives of a step, an all-reduce twice."
+MORE_NOTE = (
+    "Sent: the collectives of a step as NCCL sends them, an all-reduce twice; gloo sends a reduce-scatter twice too."
+)
 
 
 def basis(runs: pd.DataFrame) -> Html:

@@ -1,0 +1,201 @@
+"""What did a step cost on a network of a given rate, and what did it send there: counted, by theory, on the wire?
+
+The prediction was fixed before the first run at a limited rate (study/studies/network.yaml): a step takes what it takes
+on an unlimited network, and the time in which a machine's bytes, by the backend's algorithm, pass the limited one.
+Nothing is taken to be hidden behind the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from study.compare import markdown
+from study.compare.cases import engine_of, job_of, shape_of
+from study.errors import Refusal
+from study.records import find as records
+from study.records.schema import Collective, Network, Record
+from study.theory import communication as theory
+from study.theory.communication import on_wire
+
+EXPLANATION = """\
+Each machine is a network namespace of one box, with one interface that is held to the rate each way; processors are
+shared, and gloo is the backend. Bytes are of a machine and a step, over those of all parameters. Counted: what one rank
+asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1), whatever sends it. By gloo: what its algorithms send to
+other machines for that. On the wire: the interface's own counter, headers included. By theory: the collectives as
+theory expects them, by gloo. NCCL: the same as its rings would send it; predicted, for no GPU has run it.
+Seconds: the median step of the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
+
+Layout = tuple[int, int, int]  # machines, ranks on each, micro steps
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one strategy on one network: its repeats."""
+
+    layout: Layout
+    strategy: str
+    rate: float  # bits per second, each way; infinite: unlimited
+    seconds: tuple[float, ...]  # a median step of each repeat
+    counted: float  # parameters' worth of bytes, as are the others
+    by_gloo: float
+    on_the_wire: float
+    by_theory: float | None  # None: theory knows no such model
+    by_nccl: float
+    parameter_bytes: int
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+
+class _Told(NamedTuple):
+    """What a run of several machines tells of its steps."""
+
+    layout: Layout
+    strategy: str
+    rate: float
+    seconds: float
+    asked: list[Collective]
+    carried: list[Network]
+    num_params: int
+    record: Record
+
+    @property
+    def key(self) -> tuple[Layout, str, float]:
+        return self.layout, self.strategy, -self.rate
+
+
+def cells(found: Iterable[Record]) -> list[Cell]:
+    """Bring runs of several machines together, layout by layout, strategy by strategy, the fastest network first.
+
+    Runs without a timed step, without counted collectives, or of one machine are left out.
+    """
+    told = sorted((one for r in found if (one := _told(r))), key=lambda one: one.key)
+    return [_cell(list(repeats)) for _, repeats in groupby(told, key=lambda one: one.key)]
+
+
+def _told(r: Record) -> _Told | None:
+    """What a run tells; None where something of it is missing, or sent in a way that is not known."""
+    asked, proof = r.collectives_per_step, r.proof
+    seconds = r.timing.median_seconds if r.timing else None
+    if r.status != "ok" or proof is None or not (proof.ranks_of_machines and r.network and r.num_params and seconds):
+        return None
+    if asked is None or not on_wire.is_known(asked):
+        return None
+    layout = (len(proof.ranks_of_machines), proof.ranks_of_machines[0], proof.gradient_accumulation_steps)
+    rate = r.network[0].rate_bits_per_second
+    limit = math.inf if rate is None else float(rate)
+    return _Told(layout, r.strategy, limit, seconds, asked, r.network, r.num_params, r)
+
+
+def _cell(repeats: list[_Told]) -> Cell:
+    first = repeats[0]
+    num_machines = first.layout[0]
+    engine, shape = engine_of(first.record), shape_of(first.record)
+    size = engine.parameter_bytes * first.num_params
+    expected = None if shape is None else theory.collectives(engine, shape, job_of(first.record))
+    return Cell(
+        layout=first.layout,
+        strategy=first.strategy,
+        rate=first.rate,
+        seconds=tuple(one.seconds for one in repeats),
+        counted=sum(each.moved_bytes for each in first.asked) / size,
+        by_gloo=on_wire.sent_bytes(first.asked, engine, num_machines, "gloo") / size,
+        on_the_wire=statistics.mean(n.sent_bytes / n.num_steps for one in repeats for n in one.carried) / size,
+        by_theory=None if expected is None else on_wire.sent_bytes(expected, engine, num_machines, "gloo") / size,
+        by_nccl=on_wire.sent_bytes(first.asked, engine, num_machines, "nccl") / size,
+        parameter_bytes=size,
+    )
+
+
+def predicted_seconds(unlimited: Cell, rate: float) -> float:
+    """A step at a rate, of what one on an unlimited network took and of the bytes that theory expects."""
+    expected = unlimited.by_gloo if unlimited.by_theory is None else unlimited.by_theory
+    return unlimited.median_seconds + 8 * expected * unlimited.parameter_bytes / rate
+
+
+def crossing(one: Cell, other: Cell) -> float | None:
+    """The rate at which two strategies' predicted steps take as long; None where one is always the faster."""
+    bytes_more = 8 * (one.by_gloo - other.by_gloo) * one.parameter_bytes
+    seconds_less = other.median_seconds - one.median_seconds
+    rate = bytes_more / seconds_less if seconds_less else math.inf
+    return rate if 0 < rate < math.inf else None
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: a block per layout, with the bytes and the seconds of each strategy. Raises Refusal."""
+    record_files = records.find(folders)
+    found = cells(file.record for file in record_files)
+    if not found:
+        raise Refusal("no run of several machines that tells its steps and its bytes; run: zero-study run network")
+    lines = ["# Several machines: bytes and seconds by the rate of the network", "", EXPLANATION, ""]
+    for layout, members in groupby(found, key=lambda each: each.layout):
+        block = list(members)
+        rates = sorted({each.rate for each in block}, reverse=True)
+        lines += [f"## {title(layout)}", "", *_bytes(block), "", *_seconds(block, rates), ""]
+    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view network', folders)}`."]
+    return "\n".join(lines)
+
+
+def title(layout: Layout) -> str:
+    """Say where ranks were, and in how many micro steps."""
+    machines, ranks, accumulation = layout
+    micro = f", {accumulation} micro steps" if accumulation > 1 else ""
+    return f"{machines} machines, {ranks} rank{'s' if ranks > 1 else ''} on each{micro}"
+
+
+def shown_rate(rate: float) -> str:
+    return "unlimited" if math.isinf(rate) else f"{rate / 1e6:,.0f} Mbit/s"
+
+
+def _bytes(block: list[Cell]) -> list[str]:
+    """One row per strategy; of the wire, the smallest and the largest over the rates."""
+    head = ["strategy", "counted", "by gloo", "on the wire", "over gloo's", "by theory", "NCCL, predicted"]
+    rows = []
+    for strategy, members in groupby(block, key=lambda each: each.strategy):
+        each = list(members)
+        wire = [cell.on_the_wire for cell in each]
+        over = [cell.on_the_wire / cell.by_gloo - 1 for cell in each if cell.by_gloo]
+        theirs = each[0].by_theory
+        rows.append(
+            [
+                f"`{strategy}`",
+                f"{each[0].counted:.3f}",
+                f"{each[0].by_gloo:.3f}",
+                _range(wire, ".3f"),
+                _range(over, "+.1%"),
+                "unknown" if theirs is None else f"{theirs:.3f}",
+                f"{each[0].by_nccl:.3f}",
+            ]
+        )
+    return markdown.markdown(head, rows)
+
+
+def _range(values: list[float], form: str) -> str:
+    if not values:
+        return "none"
+    low, high = (format(value, form) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _seconds(block: list[Cell], rates: list[float]) -> list[str]:
+    rows = []
+    for strategy, members in groupby(block, key=lambda each: each.strategy):
+        of_rate = {each.rate: each for each in members}
+        rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
+    return markdown.markdown(["seconds a step", *map(shown_rate, rates)], rows)
+
+
+def _second(cell: Cell | None, unlimited: Cell | None) -> str:
+    if cell is None:
+        return "not run"
+    text = f"{cell.median_seconds:.3f}"
+    if unlimited is None or math.isinf(cell.rate):
+        return text
+    return f"{text} ({predicted_seconds(unlimited, cell.rate) / cell.median_seconds - 1:+.0%})"

@@ -1,0 +1,198 @@
+"""How does one machine become several, whose network has a rate?
+
+Each is a network namespace with one interface, eth0, and a view of the disk in which some folders are its own. All hang
+on one bridge, in a namespace too, so that nothing of it is seen outside, or leaves this machine. Processors and memory
+they share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from study.errors import Refusal
+
+PREFIX = "zero-study"
+MOST_MACHINES = 64
+UNLIMITED = "unlimited"
+RATE = re.compile(r"([1-9]\d*)(kbit|mbit|gbit)")
+BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+# A bucket of tokens is filled with every tick of the kernel's clock, of which there are 100 a second at the least.
+TICK_SECONDS = 0.01
+SMALLEST_BURST_BYTES = 64 << 10
+# As much may wait to be sent as TCP keeps on its way at all: what the network drops would be sent twice.
+QUEUE_BYTES = 32 << 20
+
+
+class Lab:
+    """Machines on one network, from `with` to its end; whatever ends this process, the next laboratory removes them."""
+
+    def __init__(self, num_machines: int, rate: str = UNLIMITED, own_folders: Sequence[Path] = ()) -> None:
+        """`rate`: of each machine's interface, each way, as tc writes it ("200mbit"); unlimited: what the kernel can.
+
+        `own_folders`: that every machine but the first has for itself, empty at first. Raises Refusal where the machine
+        cannot be divided, and for what is no rate.
+        """
+        if not 1 <= num_machines <= MOST_MACHINES:
+            raise Refusal(f"{num_machines} machines: a laboratory has 1 to {MOST_MACHINES}; pass --machines 2")
+        if not is_rate(rate):
+            raise Refusal(f"rate {rate!r}: write a number and kbit, mbit or gbit, as 200mbit, or {UNLIMITED}")
+        self.num_machines, self.rate = num_machines, rate
+        self._own_folders = [folder.absolute() for folder in own_folders]
+        self._name = f"{PREFIX}-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+        self._disks: Path | None = None
+
+    @property
+    def main_ip(self) -> str:
+        """The address of machine 0."""
+        return self._address(0)
+
+    def _address(self, machine: int) -> str:
+        return f"10.77.0.{machine + 1}"
+
+    def _namespace(self, machine: int | str) -> str:
+        return f"{self._name}-{machine}"
+
+    def __enter__(self) -> Lab:
+        check()
+        remove_left_over()
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for machine in [*range(self.num_machines), "bridge"]:
+            _remove(self._namespace(machine))
+        if self._disks is not None:
+            shutil.rmtree(self._disks, ignore_errors=True)
+
+    def _make(self) -> None:
+        self._disks = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-lab-"))
+        bridge = self._namespace("bridge")
+        _ip("netns", "add", bridge)
+        _ip("-n", bridge, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", bridge, "link", "set", "bridge", "up")
+        for machine in range(self.num_machines):
+            namespace, port = self._namespace(machine), f"port{machine}"
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", bridge)
+            _ip("-n", namespace, "address", "add", f"{self._address(machine)}/24", "dev", "eth0")
+            _ip("-n", bridge, "link", "set", port, "master", "bridge")
+            for where, interface in ((namespace, "lo"), (namespace, "eth0"), (bridge, port)):
+                _ip("-n", where, "link", "set", interface, "up")
+            if self.rate != UNLIMITED:  # what a machine sends, and what it receives from several at once
+                _limit(namespace, "eth0", self.rate)
+                _limit(bridge, port, self.rate)
+
+    def command(self, machine: int, words: Sequence[str]) -> list[str]:
+        """The command that starts these words on a machine."""
+        steps = ["mount --make-rprivate /"]  # of a view of the disk that `ip netns exec` makes for each command
+        for index, folder in enumerate(self._own_folders if machine else []):
+            assert self._disks is not None
+            disk = self._disks / f"machine{machine}-{index}"
+            disk.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            steps.append(f"mount --bind {shlex.quote(str(disk))} {shlex.quote(str(folder))}")
+        there = f"cd {shlex.quote(os.getcwd())}"  # once more, for it may lie under what was just mounted
+        script = " && ".join([*steps, there, f"exec {shlex.join(words)}"])
+        return [shutil.which("ip") or "ip", "netns", "exec", self._namespace(machine), "sh", "-c", script]
+
+    def start(self, machine: int, words: Sequence[str], **how: Any) -> subprocess.Popen:
+        """Start these words on a machine; `how` as `subprocess.Popen` takes it."""
+        return subprocess.Popen(self.command(machine, words), **how)
+
+    def variables(self, machine: int) -> dict[str, str]:
+        """What a command needs to know to be a part of a launch on all machines."""
+        return {
+            "NUM_MACHINES": str(self.num_machines),
+            "MACHINE_RANK": str(machine),
+            "MAIN_PROCESS_IP": self.main_ip,
+        }
+
+    def cut(self, machine: int) -> None:
+        """Drop all that a machine sends or is sent, as a firewall or a cable that is pulled: nobody is told."""
+        _ip("-n", self._namespace("bridge"), "link", "set", "dev", f"port{machine}", "nomaster")
+
+    def kill(self, machine: int) -> None:
+        """Kill all that runs on a machine; its kernel goes on, and says so to the others."""
+        _kill(self._namespace(machine))
+
+    def carried(self, machine: int) -> Mapping[str, int]:
+        """Bytes that a machine has sent and received since it was made, by its interface."""
+        shown = json.loads(_ip("-n", self._namespace(machine), "-s", "-j", "link", "show", "dev", "eth0"))
+        statistics = shown[0]["stats64"]
+        return {"sent": statistics["tx"]["bytes"], "received": statistics["rx"]["bytes"]}
+
+
+def is_rate(text: str) -> bool:
+    return text == UNLIMITED or RATE.fullmatch(text) is not None
+
+
+def bits_per_second(rate: str) -> float:
+    """What a rate is in numbers; infinite where it is unlimited."""
+    match = RATE.fullmatch(rate)
+    return int(match[1]) * BITS[match[2]] if match else math.inf
+
+
+def check() -> None:
+    """Refuse where no laboratory can be made."""
+    if os.geteuid() != 0:
+        raise Refusal("a laboratory of several machines makes network namespaces, which takes root; use sudo")
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            raise Refusal(f"a laboratory of several machines needs {program}; run: apt-get install iproute2")
+
+
+def remove_left_over() -> None:
+    """Remove the machines of laboratories whose process has ended."""
+    for entry in json.loads(_ip("-j", "netns", "list") or "[]"):
+        match = re.fullmatch(rf"{PREFIX}-(\d+)-\d+-\w+", entry["name"])
+        if match and not psutil.pid_exists(int(match[1])):
+            _remove(entry["name"])
+
+
+def _remove(namespace: str) -> None:
+    with suppress(Refusal):  # it was never made
+        _kill(namespace)
+        _ip("netns", "delete", namespace)
+
+
+def _kill(namespace: str) -> None:
+    for number in _ip("netns", "pids", namespace).split():
+        with suppress(ProcessLookupError):
+            os.kill(int(number), signal.SIGKILL)
+
+
+def _limit(namespace: str, interface: str, rate: str) -> None:
+    burst = max(SMALLEST_BURST_BYTES, int(bits_per_second(rate) / 8 * TICK_SECONDS))
+    limits = ["rate", rate, "burst", str(burst), "limit", str(QUEUE_BYTES)]
+    _run(["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *limits])
+
+
+def _ip(*words: str) -> str:
+    return _run(["ip", *words])
+
+
+def _run(words: list[str]) -> str:
+    """What a command prints. Raises Refusal with its own words where it fails."""
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise Refusal(f"{' '.join(words)}: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")
+    return done.stdout

@@ -1,0 +1,62 @@
+"""How many bytes did a machine's interfaces carry while a run stepped? The kernel's own counters."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import psutil
+
+from study.records.schema import Network
+
+Counters = dict[str, tuple[int, int]]  # of an interface -> bytes sent and received
+
+
+class Traffic:
+    """Counts from the start of the first steady step to the start of the last: whole steps, with what is between them.
+
+    An edge of a step would not do: a rank may have received all that it needs while its own bytes are still queued.
+    """
+
+    def __init__(self, first_step: int) -> None:
+        self._from = first_step  # of this process
+        self._first: tuple[int, Counters] | None = None
+        self._last: tuple[int, Counters] | None = None
+
+    def begin_step(self, number: int, nth: int) -> None:
+        """Note that a step begins, the nth of this process."""
+        if nth >= self._from:
+            self._last = (number, _counters())
+            self._first = self._first or self._last
+
+    def network(self) -> Network | None:
+        """What was carried; None: there was no whole step."""
+        if self._first is None or self._last is None or self._first[0] == self._last[0]:
+            return None
+        (first_step, before), (last_step, after) = self._first, self._last
+        carried = {name: [now - then for now, then in zip(after[name], before[name], strict=True)] for name in before}
+        used = {name: both for name, both in carried.items() if any(both)}
+        return Network(
+            interfaces=sorted(used),
+            rate_bits_per_second=_rate(min(used)) if used else None,
+            num_steps=last_step - first_step,
+            sent_bytes=sum(sent for sent, _ in used.values()),
+            received_bytes=sum(received for _, received in used.values()),
+        )
+
+
+def _counters() -> Counters:
+    """Bytes sent and received by each interface since the machine has it; the loopback is left out."""
+    each = psutil.net_io_counters(pernic=True, nowrap=False)
+    return {name: (count.bytes_sent, count.bytes_recv) for name, count in each.items() if name != "lo"}
+
+
+def _rate(interface: str) -> int | None:
+    """To what a bucket of tokens holds an interface, bits per second; None where there is none, or nobody to ask."""
+    try:
+        words = ["tc", "-j", "qdisc", "show", "dev", interface]
+        shown = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout or "[]")
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+    rates = [each["options"]["rate"] for each in shown if each.get("kind") == "tbf"]
+    return 8 * rates[0] if rates else None

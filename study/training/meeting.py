@@ -1,0 +1,157 @@
+"""Are all machines there that a run takes place on, and do they run the same? Asked before anything is built.
+
+Without it a machine whose ranks refuse, or one with other versions or flags, shows as a time-out of minutes deep in the
+backend, or not at all. That as many machines came as were asked, each with a rank of its own, torchrun's agents have
+seen to by then. The machines meet in the store of the agent on machine 0, which outlives its ranks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from study.errors import Refusal
+from study.records import machine
+from study.run import Run
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+POLL_SECONDS = 0.1
+VERDICT_SECONDS = 10.0  # that machine 0 has to tell the others, once its patience is at an end
+
+
+def meet(run: Run) -> Store | None:
+    """Wait for all machines; return the store that they share, None where there is one machine. Collective.
+
+    Raises Refusal, the same on every machine that is there, which names the machine that did not come within
+    --collective-timeout, or what two machines have otherwise.
+    """
+    if run.num_machines == 1:
+        return None
+    seconds = run.config.collective_timeout
+    store = _store(seconds)
+    talk_on_the_way_to(os.environ["MASTER_ADDR"])
+    rank = int(os.environ["RANK"])
+    if run.is_first_of_machine(rank):
+        store.set(f"machine/{run.machine_rank}", json.dumps(_facts(store, run)))
+    if rank == 0:
+        store.set("verdict", _verdict(store, run, seconds))
+    try:
+        store.wait(["verdict"], datetime.timedelta(seconds=seconds + VERDICT_SECONDS))
+        verdict = store.get("verdict").decode()
+    except RuntimeError:
+        raise Refusal(
+            f"machine 0 was reached at {os.environ['MASTER_ADDR']}, and its rank 0 did not come within {seconds} s "
+            "(--collective-timeout); look at what it says there"
+        ) from None
+    if verdict:
+        raise Refusal(verdict)
+    return store
+
+
+def decline(run: Run, refusal: Refusal) -> None:
+    """Tell the others, who wait for this machine, why it does not come."""
+    if run.num_machines > 1:
+        _store(run.config.collective_timeout).set("refused", f"machine {run.machine_rank}: {refusal}")
+
+
+def _store(seconds: int) -> Store:
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        shared = TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=seconds))
+    except RuntimeError as error:
+        raise Refusal(
+            f"machine 0 cannot be reached at {address}:{port} ({' '.join(str(error).split())[:120]}); change "
+            "--main_process_ip, or open its ports"
+        ) from None
+    return PrefixStore("zero-study", shared)
+
+
+def talk_on_the_way_to(address: str) -> None:
+    """Name the interface by which machine 0 is reached to gloo, which else takes the one that the host name says.
+
+    On Debian that is the loopback, where no other machine is. What the user has set stays.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+        except OSError:
+            return
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == own for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _facts(store: Store, run: Run) -> dict[str, Any]:
+    """What every machine must have as the others have it, and whether it sees the run directory of machine 0."""
+    return {
+        **run.config.model_dump(mode="json", exclude={"output_dir", "data_dir", "swap_dir", "weights"}),
+        "strategy's file": {key: run.strategy.written[key] for key in ("yaml", "json")},
+        "num_processes": run.world_size,
+        "num_machines": run.num_machines,
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        **machine.versions(),
+        "commit": machine.git_state()["git_commit"],
+        "shared run directory": _shares_folder(store, run),
+    }
+
+
+def _shares_folder(store: Store, run: Run) -> bool:
+    """Whether this machine sees what machine 0 writes into the run directory; not looked at where nothing asks."""
+    if not (run.config.checkpoint_every or run.config.save_model):
+        return True
+    if run.machine_rank == 0:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=run.folder, prefix=".machine0-", delete=False) as token:
+            store.set("token", Path(token.name).name)
+        return True
+    store.wait(["token"], datetime.timedelta(seconds=run.config.collective_timeout))
+    return (run.folder / store.get("token").decode()).exists()
+
+
+def _verdict(store: Store, run: Run, seconds: int) -> str:
+    """Wait for every machine's facts and hold them against those of this one; empty: all have the same."""
+    keys = {rank: f"machine/{rank}" for rank in range(run.num_machines)}
+    deadline = time.monotonic() + seconds
+    while missing := [rank for rank, key in keys.items() if not store.check([key])]:
+        if store.check(["refused"]):
+            return store.get("refused").decode()
+        if time.monotonic() > deadline:
+            words = f"machine{'s' if missing[1:] else ''} {', '.join(map(str, missing))}"
+            return (
+                f"{words} of {run.num_machines} did not come within {seconds} s (--collective-timeout); start the same "
+                "command there with its own --machine_rank, and see that it reaches --main_process_ip"
+            )
+        time.sleep(POLL_SECONDS)
+    for token in run.folder.glob(".machine0-*"):
+        token.unlink()
+    facts = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
+    for rank, theirs in facts.items():
+        for name, ours in facts[0].items():
+            if theirs.get(name) != ours:
+                return _differing(rank, name, ours, theirs.get(name))
+    return ""
+
+
+def _differing(rank: int, name: str, ours: Any, theirs: Any) -> str:
+    if name == "shared run directory":
+        return (
+            f"machine {rank} does not see the run directory of machine 0, and checkpoints need one that all machines "
+            "share; pass an --output-dir on a shared disk, or leave checkpoints out"
+        )
+    if isinstance(ours, dict):
+        return f"machine {rank} has another {name} than machine 0; copy it there"
+    return f"machine {rank} has {name} {theirs}, machine 0 has {ours}; make them the same"

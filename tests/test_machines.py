@@ -1,0 +1,332 @@
+"""Several machines: what each is told, what they say of one another, and what comes home of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import launching
+import psutil
+import pytest
+from launching import ROOT
+
+from study.config import build_config
+from study.errors import Refusal
+from study.lab import machines
+from study.lab.machines import Lab
+from study.records import schema
+from study.run import make_run
+from study.running import ending, launch, plan, studies
+from study.strategy.file import names, read_by_name
+from study.training import journal, meeting, proof, reports
+from study.training.measure import network
+
+IS_POSSIBLE = os.geteuid() == 0 and all(shutil.which(program) for program in ("ip", "tc"))
+in_laboratory = pytest.mark.skipif(not IS_POSSIBLE, reason="a laboratory takes root, and ip and tc of iproute2")
+
+
+def two_machines(**changes):
+    run = make_run(build_config(collective_timeout=20), read_by_name("ddp"), 4, num_machines=2)
+    return replace(run, **changes)
+
+
+# ---------------------------------------------------------------- what a machine is told
+
+
+def test_every_file_starts_on_several_machines():
+    for name in names():
+        chosen = read_by_name(name)
+        if chosen.zero_stage is not None:  # else accelerate hands the machines to DeepSpeed's pdsh
+            assert chosen.content["deepspeed_config"]["deepspeed_multinode_launcher"] == "standard", name
+
+
+def test_the_launcher_is_told_which_machine_this_is(tmp_path):
+    run = two_machines(machine_rank=1, main_process_ip="10.0.0.1", main_process_port=29500)
+    words = launch.command(run)
+    for flag, value in {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1"}.items():
+        assert words[words.index(f"--{flag}") + 1] == str(value)
+    assert words[words.index("--rdzv_conf") + 1] == "timeout=20"  # the agents wait no longer than the ranks
+    assert "--num_machines" not in launch.command(make_run(build_config(), read_by_name("ddp"), 2))
+
+
+def test_each_machine_but_the_first_has_a_folder_of_its_own():
+    first, second = two_machines(), two_machines(machine_rank=1)
+    assert first.own_folder == first.folder == second.folder
+    assert second.own_folder == second.folder / "machine1"
+    assert second.swap_folder.parent == second.own_folder.resolve()
+    assert second.initial_weights_folder.parent == second.own_folder
+    assert "2machines" in first.run_id
+    assert [first.is_first_of_machine(rank) for rank in range(4)] == [True, False, True, False]
+
+
+def test_processes_that_machines_cannot_share_are_refused():
+    run = make_run(build_config(), read_by_name("ddp"), 3, num_machines=2)
+    with pytest.raises(Refusal, match=r"3 processes on 2 machines: .* pass --num_processes 2$"):
+        run.check_machines()
+    with pytest.raises(Refusal, match=r"machine_rank 2 of 2 machine\(s\), which are counted from 0"):
+        two_machines(machine_rank=2).check_machines()
+
+
+def test_a_run_of_several_machines_is_not_started_on_one(tmp_path):
+    here = SimpleNamespace(gpu_memory_bytes=[], host_memory_bytes=10**12)
+    study = studies.find("smoke")
+    assert "is of 2 machines" in plan.lacking(study, two_machines(), here)
+    assert plan.lacking(study, two_machines(laboratory="unlimited"), here) is None
+
+
+def test_ranks_are_where_they_were_asked_to_be():
+    assert proof.verify_machines([0, 0, 1, 1], two_machines()) == [2, 2]
+    with pytest.raises(Refusal, match=r"the run asks for 2 on each of 2, they are \[3, 1\]"):
+        proof.verify_machines([0, 0, 0, 1], two_machines())
+
+
+# ---------------------------------------------------------------- how machines that do not find each other are told
+
+AGENTS = {
+    "torch.distributed.DistStoreError: Timed out after 31 seconds waiting for clients. 1/2 clients joined.": (
+        "1 of 2 machines came within 31 s (--collective-timeout); start the same command on each with its own "
+        "--machine-rank, and see that it reaches --main-process-ip"
+    ),
+    "torch.distributed.DistNetworkError: The client socket has timed out after 30000ms while trying to connect to "
+    "(10.77.0.1, 29500).": "machine 0 did not answer at 10.77.0.1:29500 within --collective-timeout",
+    "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+    "(10.77.0.99, 29500). The client socket has failed to connect to 86.85.0.0:5031 (errno: 113 - No route to host).": (
+        "machine 0 did not answer at 10.77.0.99:29500 within --collective-timeout"
+    ),
+    "torch.distributed.DistStoreError: wait timeout after 30000ms, keys: /none/torchelastic/role_info/0, "
+    "/none/torchelastic/role_info/1": "as many machines came as were asked, and in 30 s (--collective-timeout)",
+    "torch.distributed.DistStoreError: wait timeout after 30000ms, keys: /none/torchelastic/assigned_ranks/1": (
+        "as many machines came as were asked, and in 30 s (--collective-timeout)"
+    ),
+}
+
+
+@pytest.mark.parametrize("said", AGENTS)
+def test_machines_that_do_not_find_each_other(said):
+    status, message = ending.classify(["Traceback (most recent call last):", said], None, 1)
+    assert status == "misconfigured"
+    assert message.startswith(AGENTS[said])
+
+
+class Store(dict):
+    """The store that machines share, as far as they use it."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def get(self, key):
+        return self[key]
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def wait(self, keys, timeout):
+        if not self.check(keys):
+            raise RuntimeError("wait timeout")
+
+
+def met(theirs=None, **changes):
+    """What machine 0 says to a machine whose facts are its own, but for some."""
+    run, store = two_machines(**changes), Store()
+    ours = meeting._facts(store, run)
+    for rank, facts in enumerate([ours, ours | (theirs or {})]):
+        store.set(f"machine/{rank}", json.dumps(facts))
+    return meeting._verdict(store, run, 0)
+
+
+def test_machines_that_are_alike_go_on():
+    assert met() == ""
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"transformers": "4.0.0"}, "machine 1 has transformers 4.0.0, machine 0 has "),
+        ({"seed": 1}, "machine 1 has seed 1, machine 0 has 0; make them the same"),
+        ({"num_machines": 3}, "machine 1 has num_machines 3, machine 0 has 2"),
+        ({"strategy's file": {}}, "machine 1 has another strategy's file than machine 0; copy it there"),
+        (
+            {"shared run directory": False},
+            "machine 1 does not see the run directory of machine 0, and checkpoints need",
+        ),
+    ],
+)
+def test_what_machines_have_otherwise_is_named(theirs, said):
+    assert met(theirs).startswith(said)
+
+
+def test_a_machine_that_does_not_come_is_named():
+    assert meeting._verdict(Store(), two_machines(), 0).startswith("machines 0, 1 of 2 did not come within 0 s")
+
+
+def test_why_a_machine_declines_is_told_to_all(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(meeting, "_store", lambda seconds: store)
+    meeting.decline(two_machines(machine_rank=1), Refusal("deepspeed is not installed"))
+    assert meeting._verdict(store, two_machines(), 0) == "machine 1: deepspeed is not installed"
+
+
+def test_gloo_takes_the_interface_that_leads_to_machine_0(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    meeting.talk_on_the_way_to("127.0.0.1")
+    assert os.environ.pop("GLOO_SOCKET_IFNAME") == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    meeting.talk_on_the_way_to("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+
+
+def test_what_ranks_of_other_machines_say_is_heard(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    store = Store()
+    here, there = (two_machines(folder=tmp_path / name, machine_rank=rank) for rank, name in enumerate("ab"))
+    there.own_folder.mkdir(parents=True)
+    reports.Reports(there, store).post(2, {"status": "stalled"})
+    assert reports.Reports(here, store).read() == {2: {"status": "stalled"}}
+    assert reports.Reports(here, store).missing() == [0, 1, 3]
+    assert here.machine_of(3) == "3 (machine 1)"
+
+
+def test_a_machine_that_is_gone_is_named_by_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(journal.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("RANK", "0")
+    run, store = two_machines(folder=tmp_path), Store({"failure/1": b"{}"})
+    closed = RuntimeError("Read error [10.77.0.2]:7902: Connection reset by peer")
+    monkeypatch.setattr(journal.Journal, "_record", lambda self, own: None)
+    assert str(journal.Journal(run, store).fail(closed)) == (
+        "the connection to ranks 2 (machine 1), 3 (machine 1) is gone, and nothing is heard from there; look at that "
+        "machine"
+    )
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "ANSWER_SECONDS", 0.05)
+    answered = threading.Event()
+    store = Store()
+
+    def check(keys):
+        answered.wait(60)
+        raise RuntimeError("the store is gone")
+
+    store.check = check
+    assert reports.Reports(two_machines(folder=tmp_path), store).read() == {}
+    answered.set()
+
+
+# ---------------------------------------------------------------- what the interfaces carried
+
+
+def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
+    def carried(sent, received):
+        counters = {"eth0": (sent, received), "eth1": (7, 7), "lo": (sent * 9, 0)}
+        each = {name: SimpleNamespace(bytes_sent=up, bytes_recv=down) for name, (up, down) in counters.items()}
+        monkeypatch.setattr(psutil, "net_io_counters", lambda **_: each)
+
+    shown = '[{"kind": "tbf", "options": {"rate": 25000000}}]'
+    monkeypatch.setattr(network.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=shown))
+    traffic = network.Traffic(first_step=4)
+    for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
+        carried(sent, 2 * sent)
+        traffic.begin_step(step, step)
+    found = traffic.network()
+    assert (found.num_steps, found.sent_bytes, found.received_bytes) == (3, 1600, 3200)
+    assert (found.interfaces, found.rate_bits_per_second) == (["eth0"], 200_000_000)
+    assert network.Traffic(first_step=4).network() is None
+
+
+# ---------------------------------------------------------------- the laboratory
+
+
+def test_what_is_no_laboratory_is_refused(monkeypatch):
+    with pytest.raises(Refusal, match=r"^rate '200': write a number and kbit, mbit or gbit, as 200mbit, or unlimited$"):
+        Lab(2, "200")
+    with pytest.raises(Refusal, match=r"^100 machines: a laboratory has 1 to 64"):
+        Lab(100)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Refusal, match=r"takes root; use sudo$"):
+        machines.check()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda program: None)
+    with pytest.raises(Refusal, match=r"needs ip; run: apt-get install iproute2$"):
+        machines.check()
+
+
+def test_a_study_names_machines_and_a_rate():
+    part = {"machines": 2, "rate": "50mbit", "strategies": ["ddp"], "world_sizes": (2, 4)}
+    assert studies.Part(**part).machines == 2
+    for wrong, said in (
+        ({"rate": "fast"}, "write machines: 2 or more beside it, and a rate as 200mbit or unlimited"),
+        ({"machines": 1}, "write machines: 2 or more"),
+        ({"machines": 4}, "2 processes are not as many on each of 4 machines"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            studies.Part(**part | wrong)
+
+
+@pytest.mark.launches
+@in_laboratory
+def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
+    launching.use()
+    own = tmp_path / "own"
+    with Lab(2, "8mbit", [own]) as lab:
+        (own / "of machine 0").touch()
+        seen = [lab.start(k, ["ls", str(own)], stdout=-1, text=True).communicate()[0].split() for k in (0, 1)]
+        assert seen == [["of", "machine", "0"], []]
+        name = lab._namespace(0)
+        assert '"rate":1000000' in machines._run(["tc", "-n", name, "-j", "qdisc", "show", "dev", "eth0"])
+        assert name in machines._ip("netns", "list")
+        before = lab.carried(1)["sent"]
+        send = f"import socket; socket.socket(2, 2).sendto(bytes(1000), ('{lab.main_ip}', 9))"
+        assert lab.start(1, [shutil.which("python3"), "-c", send]).wait() == 0
+        assert lab.carried(1)["sent"] - before >= 1042  # with three headers
+    assert name not in machines._ip("netns", "list")
+    assert not any(Path("/tmp").glob(f"{machines.PREFIX}-lab-*/machine1-0"))
+
+
+def on_machines(strategy: str, num_processes: int, folder: Path, *flags: str) -> list[str]:
+    """What a user types on each machine, for a laboratory's."""
+    line = (
+        f"accelerate launch --config_file accelerate_configs/{strategy}.yaml --num_processes {num_processes} "
+        "--num_machines $NUM_MACHINES --machine_rank $MACHINE_RANK --main_process_ip $MAIN_PROCESS_IP study/train.py "
+    )
+    config = launching.words({**launching.DEFAULTS, "output_dir": folder})
+    done = launching.attempt(
+        ["zero-study", "lab", "--own", str(folder), line + " ".join([*config, *flags])],
+        env={"PATH": f"{Path(os.sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    return [str(done.returncode), *done.stdout.splitlines()]
+
+
+@pytest.mark.launches
+@in_laboratory
+def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
+    said = on_machines("zero3", 2, tmp_path / "run")
+    assert said[0] == "0", said[-20:]
+    record = schema.read(tmp_path / "run")
+    assert record.proof.ranks_of_machines == [1, 1]
+    assert [machine["libraries"] for machine in record.other_machines] == [record.machine["libraries"]]
+    assert socket.gethostname() not in record.model_dump_json()
+    one = launching.run("zero3").record
+    assert one.proof.ranks_of_machines == [2]
+    assert record.final_loss == pytest.approx(one.final_loss, rel=1e-5)
+    assert record.initial_parameters == one.initial_parameters
+    for carried in record.network:
+        assert (carried.interfaces, carried.rate_bits_per_second) == (["eth0"], None)
+        assert carried.sent_bytes / carried.num_steps > record.num_params * 4
+    assert not (tmp_path / "run" / "machine1").exists()
+
+
+@pytest.mark.launches
+@in_laboratory
+def test_another_seed_on_another_machine_is_refused_on_both(tmp_path):
+    said = on_machines("ddp", 2, tmp_path / "run", "--seed $MACHINE_RANK")
+    for machine in (0, 1):
+        assert f"machine {machine}: zero-study: machine 1 has seed 1, machine 0 has 0; make them the same" in said
+    assert not list((tmp_path / "run").glob("*.json"))
+    assert str(ROOT) not in said[1]

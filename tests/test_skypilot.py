@@ -1,0 +1,381 @@
+"""Do the files of docs/clouds/ ask for what exists, keep what a slot has done, and cost what they say?
+
+A slot is gone through by the shell itself, with a `zero-study` that only notes what it is asked. What SkyPilot makes of
+the files is asked of SkyPilot, where `make skypilot` has installed it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import launching
+import pytest
+import test_docs
+import yaml
+from launching import ROOT
+
+from study import cli, config, one_gpu
+from study.one_gpu import Place
+from study.preflight import checks, this_machine
+from study.preflight.this_machine import Machine
+from study.run import make_run
+from study.running import plan, studies
+from study.running.duration import History, duration
+from study.strategy import file
+from study.theory import hardware
+from study.theory.hardware import Gpu
+
+CLOUDS = ROOT / "docs" / "clouds"
+SKYPILOT = ROOT / "build" / "skypilot" / "bin" / "python"
+
+
+class Box(NamedTuple):
+    """What a file rents, by the planner's names and by SkyPilot's."""
+
+    gpu: str
+    num_gpus: int  # of a node
+    nodes: int
+    accelerators: str
+    instance: str  # that is rented for the planner's price
+    cloud: str
+
+
+BOXES = {
+    "a100": Box("a100-pcie-80gb", 1, 1, "A100-80GB", "Standard_NC24ads_A100_v4", "azure"),
+    "8xa100": Box("a100-80gb", 8, 1, "A100-80GB", "p4de.24xlarge", "aws"),
+    "8xh100": Box("h100-sxm", 8, 1, "H100", "p5.48xlarge", "aws"),
+    "2x8xh100": Box("h100-sxm", 8, 2, "H100", "p5.48xlarge", "aws"),
+}
+ONE_BOX = [name for name in BOXES if BOXES[name].nodes == 1]
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CLOUDS / f"{name}.yaml").read_text())
+
+
+def card_of(name: str) -> Gpu:
+    return hardware.find_gpu(BOXES[name].gpu)
+
+
+def dollars_per_hour(name: str) -> float:
+    box = BOXES[name]
+    return box.nodes * box.num_gpus * card_of(name).price_per_hour
+
+
+# ---------------------------------------------------------------- the files
+
+
+def test_every_file_is_tested():
+    assert {path.stem for path in CLOUDS.glob("*.yaml")} == set(BOXES)
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_a_file_rents_its_box_and_gives_it_back(name):
+    written, box = read(name), BOXES[name]
+    assert written["resources"]["accelerators"] == f"{box.accelerators}:{box.num_gpus}"
+    assert written.get("num_nodes", 1) == box.nodes
+    assert written["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
+    assert written["file_mounts"] == {"~/bucket": {"name": "${BUCKET}", "mode": "MOUNT"}}
+    assert written["envs"]["BUCKET"] is None  # SkyPilot refuses a launch that names none
+    assert written["setup"] == "bash docs/clouds/setup.sh"
+
+
+# ---------------------------------------------------------------- the set-up
+
+
+@pytest.mark.parametrize(("fails", "status"), [("", 0), ("python", 1), ("make", 1), ("zero-study", 0)])
+def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for program in ("uv", "make", "python", "zero-study"):
+        stub = tmp_path / ".venv" / "bin" / program
+        stub.write_text(f'#!/bin/bash\necho {program} "${{@@Q}}" >> asked\n[ {program} != "{fails}" ]\n')
+        stub.chmod(0o755)
+    path = f"{tmp_path / '.venv' / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", CLOUDS / "setup.sh"], cwd=tmp_path, env={"PATH": path})
+    asked = [shlex.split(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    assert done.returncode == status
+    assert asked[2][:2] == ["make", "setup"]
+    if not status:
+        test_docs.check_study(asked[-1][1:])
+
+
+# ---------------------------------------------------------------- a slot
+
+
+class Asked(NamedTuple):
+    status: int
+    commands: list[list[str]]
+
+
+# Notes what it is asked; a run, and a pack of one-gpu, leave a file. STATUS_OF_RUN is that of all but `pack`.
+ZERO_STUDY = """#!/bin/bash
+echo "${@@Q}" >> ~/asked
+case $1 in
+  run) mkdir -p runs/$2; date +%N > runs/$2/$(date +%s%N) ;;
+  gpu) mkdir -p runs; touch runs/acceptance.md runs/one-gpu.zip ;;
+  pack) mkdir -p runs; touch ${@: -1}; exit ${STATUS_OF_PACK:-0} ;;
+esac
+[ ! -v LASTS ] || sleep $LASTS
+exit ${STATUS_OF_RUN:-0}
+"""
+
+
+def new_box(folder: Path, bucket: Path) -> Path:
+    """A home with the bucket, and the project's folder in it as SkyPilot has synchronized it and as it was set up."""
+    work = folder / "sky_workdir"
+    (work / ".venv" / "bin").mkdir(parents=True)
+    (work / ".venv" / "bin" / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"\n')
+    (work / ".venv" / "bin" / "zero-study").write_text(ZERO_STUDY)
+    (work / ".venv" / "bin" / "zero-study").chmod(0o755)
+    (work / "docs").symlink_to(ROOT / "docs")
+    (folder / "bucket").symlink_to(bucket)
+    return folder
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+def start(name: str, home: Path, rank: int = 0, **variables: Any) -> subprocess.Popen:
+    written = read(name)
+    given = {key: str(value) for key, value in {**written["envs"], "BUCKET": "mine", **variables}.items()}
+    given |= {
+        "HOME": str(home),
+        "PATH": os.environ["PATH"],
+        "SKYPILOT_TASK_ID": "sky-2026-11-22-06-00-00-000000_box_1",
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+        "SKYPILOT_NUM_NODES": str(BOXES[name].nodes),
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(BOXES[name].num_gpus),
+    }
+    command = ["bash", "-c", written["run"]]
+    return subprocess.Popen(
+        command, cwd=home / "sky_workdir", env=given, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def slot(name: str, home: Path, **variables: Any) -> Asked:
+    process = start(name, home, **variables)
+    _, errors = process.communicate(timeout=60)
+    assert not errors
+    return Asked(process.returncode, [shlex.split(line) for line in (home / "asked").read_text().splitlines()])
+
+
+@pytest.mark.parametrize("name", ONE_BOX)
+def test_the_program_knows_the_commands(name, bucket, tmp_path):
+    asked = slot(name, new_box(tmp_path / "box", bucket))
+    assert asked.status == 0
+    assert [words[0] for words in asked.commands] == (["gpu"] if name == "a100" else ["run", "pack"])
+    for words in asked.commands:
+        test_docs.check_study(words)
+    for words in asked.commands:
+        if words[0] == "run":
+            studies.find(words[1])
+    packs = [path.name for path in bucket.glob("*.zip")]
+    assert packs == ["one-gpu.zip" if name == "a100" else "multi-gpu.zip"]
+
+
+def test_the_next_slot_has_the_runs_of_the_first_on_another_box(bucket, tmp_path):
+    first, second = (new_box(tmp_path / name, bucket) for name in ("first", "second"))
+    slot("8xa100", first)
+    slot("8xa100", second)
+    kept = {path.name for path in (first / "sky_workdir" / "runs" / "multi-gpu").iterdir()}
+    runs = {path.name for path in (second / "sky_workdir" / "runs" / "multi-gpu").iterdir()}
+    assert len(kept) == 1
+    assert len(runs) == 2
+    assert kept < runs
+    slot("8xa100", second)  # or on the same box, where the last pack lies
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "status"),
+    [
+        ("a100", {"STATUS_OF_RUN": 3}, 0),
+        ("a100", {"STATUS_OF_RUN": 1}, 0),
+        ("a100", {"STATUS_OF_RUN": 2}, 1),
+        ("8xa100", {"STATUS_OF_RUN": 3}, 0),
+        ("8xa100", {"STATUS_OF_PACK": 2}, 2),
+    ],
+)
+def test_a_slot_fails_where_it_is_refused_and_always_keeps_its_runs(name, variables, status, bucket, tmp_path):
+    assert slot(name, new_box(tmp_path / "box", bucket), **variables).status == status
+    assert (bucket / "runs.tar").is_file()
+
+
+def test_a_slot_that_is_ended_keeps_its_runs(bucket, tmp_path):
+    home = new_box(tmp_path / "box", bucket)
+    process = start("8xa100", home, LASTS=60)
+    while not list(home.glob("sky_workdir/runs/multi-gpu/*")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (bucket / "runs.tar").is_file()
+
+
+# ---------------------------------------------------------------- two boxes
+
+LAUNCHERS = ("--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port")
+
+
+def apart(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The program's own words of a command, and the launcher's options in it."""
+    places = [words.index(flag) for flag in LAUNCHERS]
+    own = [word for place, word in enumerate(words) if place not in places and place - 1 not in places]
+    return own, {words[place]: words[place + 1] for place in places}
+
+
+@pytest.fixture
+def on_both(bucket, tmp_path):
+    return [slot("2x8xh100", new_box(tmp_path / str(rank), bucket), rank=rank) for rank in (0, 1)]
+
+
+def test_both_boxes_start_the_same_runs(on_both, bucket):
+    assert [asked.status for asked in on_both] == [0, 0]
+    first, second = ([apart(words) for words in asked.commands if words[0] == "train"] for asked in on_both)
+    assert [own for own, _ in first] == [own for own, _ in second]
+    assert {options.pop("--machine-rank") for _, options in first} == {"0"}
+    assert {options.pop("--machine-rank") for _, options in second} == {"1"}
+    assert [options for _, options in first] == [options for _, options in second]
+    assert {(options["--num-machines"], options["--main-process-ip"]) for _, options in first} == {("2", "10.0.0.4")}
+    assert len({options["--main-process-port"] for _, options in first}) == len(first) == 18
+    assert [asked.commands[-1][0] for asked in on_both] == ["pack", "train"]
+    assert [path.suffix for path in bucket.iterdir()] == [".zip"]
+
+
+def test_the_runs_of_two_boxes_are_those_of_multi_gpu_in_fp32(on_both):
+    (part,) = (part for part in studies.find("multi-gpu").parts if part.label == "fp32")
+    for words in on_both[0].commands[:-1]:
+        own, _ = apart(words)
+        params = cli.parse(own).params
+        assert params["num_processes"] == 16
+        test_docs.check_flags(dict(params))
+        flags = {name: params[name] for name in config.RunConfig.model_fields if name not in ("data", "output_dir")}
+        assert config.build_config(**config.given(flags)) == config.build_config(**part.flags)
+        assert params["strategy"] in part.strategies or params["strategy"] == "zero1"
+    test_docs.check_study(on_both[0].commands[-1])
+
+
+def test_train_knows_what_the_launcher_needs(on_both):
+    if "num_machines" not in {option.name for option in cli.zero_study.commands["train"].params}:
+        pytest.skip(f"`zero-study train` has no {LAUNCHERS[0]} yet: 2x8xh100.yaml cannot run")
+    for words in on_both[0].commands[:-1]:
+        test_docs.check_study(words)
+
+
+# ---------------------------------------------------------------- the cost
+
+
+@pytest.fixture
+def on_box(monkeypatch):
+    """Let a plan take this machine for a box with these GPUs, on which everything is installed."""
+
+    def be(gpu: Gpu, num_gpus: int) -> None:
+        host = hardware.typical_box(gpu, num_gpus).host_memory_bytes
+        machine = Machine((gpu.torch_memory_bytes,) * num_gpus, host, gpu.torch_name)
+        monkeypatch.setattr(this_machine, "find", lambda: machine)
+
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr(plan, "_blind_torch", lambda _: None)
+    return be
+
+
+def seconds_of(name: str, folder: Path) -> float:
+    """What the planner expects of all that a file runs, in however many slots."""
+    if name == "a100":
+        return sum(item.state(Place(folder, None, False)).seconds for item in one_gpu.ITEMS)
+    if name in ONE_BOX:
+        study = studies.find(read(name)["envs"]["STUDY"])
+        made = plan.make(study, studies.runs(study, folder=folder), folder, 1800)
+        return sum(made.estimate(one).seconds for one in made.runs if one.to_run)
+    history, words = History(True, card_of(name)), read(name)["envs"]["WORK"].split()
+    asked = config.build_config(**config.parse_flags(words))
+    runs = [make_run(asked, file.read_by_name(one), 16, 2) for one in read(name)["envs"]["STRATEGIES"].split()]
+    return 3 * sum(history.estimate(run).seconds for run in runs)
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_a_file_costs_what_it_says(name, on_box, tmp_path):
+    on_box(card_of(name), BOXES[name].num_gpus)
+    seconds, price = seconds_of(name, tmp_path), dollars_per_hour(name)
+    whole = f"{duration(seconds)} in all, {price * seconds / 3600:.0f} USD at {price:.2f} an hour"
+    comment = " ".join((CLOUDS / f"{name}.yaml").read_text().partition("\nname: ")[0].replace("#", "").split())
+    assert f"about {whole} ({card_of(name).price_source}, {card_of(name).price_date})" in comment
+    assert "Predicted" in comment
+    row = next(line for line in (ROOT / "docs/clouds.md").read_text().splitlines() if f"(clouds/{name}.yaml)" in line)
+    assert row.endswith(f"| {duration(seconds)} | {price * seconds / 3600:.0f} | {price:.2f} |")
+
+
+# ---------------------------------------------------------------- SkyPilot itself
+
+
+def write_prices(home: Path) -> None:
+    """What SkyPilot would fetch: which clouds have which GPUs, and instances at the planner's prices."""
+    sold: dict[str, set[str]] = {}
+    instances: dict[str, dict[str, list]] = {"aws": {}, "azure": {}}
+    for name, box in BOXES.items():
+        sold.setdefault(box.accelerators, set()).add({"aws": "AWS", "azure": "Azure"}[box.cloud])
+        price = dollars_per_hour(name) / box.nodes
+        region, zone, kind = ("us-east-1", ["use1-az1"], "x86_64") if box.cloud == "aws" else ("eastus", [], "V2")
+        row = [box.instance, box.accelerators, float(box.num_gpus), 96.0, 880.0, "", price, "", region, *zone, kind]
+        instances[box.cloud][box.instance] = row
+    head = [
+        "InstanceType",
+        "AcceleratorName",
+        "AcceleratorCount",
+        "vCPUs",
+        "MemoryGiB",
+        "GpuInfo",
+        "Price",
+        "SpotPrice",
+    ]
+    tables = {
+        "common/accelerators": [["AcceleratorName", "Clouds"], *([gpu, sorted(who)] for gpu, who in sold.items())],
+        "aws/vms": [[*head, "Region", "AvailabilityZone", "Arch"], *instances["aws"].values()],
+        "azure/vms": [[*head, "Region", "Generation"], *instances["azure"].values()],
+    }
+    for table, rows in tables.items():
+        path = home / ".sky" / "catalogs" / "v8" / f"{table}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as written:
+            csv.writer(written).writerows(rows)
+
+
+@pytest.mark.launches
+@pytest.mark.skipif(not SKYPILOT.exists(), reason="SkyPilot is not installed; `make skypilot` does (minutes, 0.5 GB)")
+def test_skypilot_reads_the_files_and_finds_the_boxes(tmp_path):
+    launching.use()  # another Python than this one
+    write_prices(tmp_path)
+    done = subprocess.run(
+        [SKYPILOT, ROOT / "tests" / "sky_program.py", *(CLOUDS / f"{name}.yaml" for name in BOXES)],
+        cwd=ROOT,
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for name, box, seen in zip(BOXES, BOXES.values(), found, strict=True):
+        assert seen == {
+            "nodes": box.nodes,
+            "instance": box.instance,
+            "dollars_per_hour": round(dollars_per_hour(name), 3),
+            "minutes_until_down": 10,
+            "bucket": ["my-bucket", "MOUNT"],
+        }
+
+
+def test_the_guide_names_the_skypilot_that_is_asked():
+    (version,) = set(re.findall(r"skypilot==([\d.]+)", (ROOT / "Makefile").read_text()))
+    assert f"SkyPilot {version}" in (ROOT / "docs/clouds.md").read_text()
