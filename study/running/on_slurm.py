@@ -63,11 +63,12 @@ def look(order: Order, runs: Iterable[Run]) -> list[Planned]:
 
 
 def show(order: Order, runs: Sequence[Run]) -> str:
-    """Say what `run` would submit, what is queued already, and what is kept; nothing is written or submitted.
-
-    Raises Refusal where Slurm is installed and does not answer.
-    """
-    jobs = slurm.jobs() if slurm.is_installed() else {}
+    """Say what `run` would submit, what is queued already, and what is kept; nothing is written or submitted."""
+    jobs, unknown = {}, ""
+    try:
+        jobs = slurm.jobs()
+    except Refusal as refusal:  # a plan may be made before one is on the cluster
+        unknown = f"\nnot known: which runs are queued ({refusal})"
     planned = look(order, runs)
     digits, width = len(str(len(runs))), max(len(run.run_id) for run in runs)
     lines, counts = [], dict.fromkeys(("submit", "queued", "keep", "skip"), 0)
@@ -85,9 +86,7 @@ def show(order: Order, runs: Sequence[Run]) -> str:
         f"{counts['submit']} to submit, {counts['queued']} queued, {counts['keep']} kept, {counts['skip']} skipped; "
         "what a node lacks for a run, its job says"
     )
-    if not slurm.is_installed():
-        summary += "\nnot known, because Slurm is not installed here: which runs are queued"
-    return "\n".join([_heading(order, len(runs)), "", *lines, "", summary])
+    return "\n".join([_heading(order, len(runs)), "", *lines, "", summary + unknown])
 
 
 def _heading(order: Order, num_runs: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import math
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,10 +147,6 @@ def script_path(run: Run) -> Path:
 
 
 # ---------------------------------------------------------------- asking Slurm
-
-
-def is_installed() -> bool:
-    return shutil.which("squeue") is not None
 
 
 def submit(run: Run, text: str) -> int:
