@@ -313,6 +313,17 @@ def faults() -> str:
     return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
 
 
+def machines() -> str:
+    """What each machine said of each fault between machines, and after how long."""
+    found = json.loads((ROOT / "reports/cpu/benchmarks/machines.json").read_text())
+    rows = [
+        [row["fault"], f"`{row['strategy']}`", str(row["machine"]), row["said"] or "nothing: it was killed",
+         "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return tabulate(["fault", "strategy", "machine", "what it says", "s"], rows)
+
+
 LEFT_BY_EVERY_RUN = {
     "config.json",
     "outcome.json",
@@ -604,6 +615,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,
+    ("docs/machines.md", "machines"): machines,
     ("docs/planner.md", "accuracy"): planner_accuracy,
     ("docs/planner.md", "times"): planner_times,
     ("docs/planner.md", "families"): planner_families,

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from study.lab import machines
 from study.lab.machines import Lab
 from study.records import schema
 from study.run import make_run
-from study.running import ending, launch, plan, studies
+from study.running import ending, launch, main_machine, plan, studies
 from study.strategy.file import names, read_by_name
 from study.training import journal, meeting, proof, reports
 from study.training.measure import network
@@ -203,6 +204,21 @@ def test_a_machine_that_is_gone_is_named_by_the_others(tmp_path, monkeypatch):
         "the connection to ranks 2 (machine 1), 3 (machine 1) is gone, and nothing is heard from there; look at that "
         "machine"
     )
+
+
+def test_a_machine_gives_up_where_machine_0_has_gone(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = {"main_process_ip": "127.0.0.1", "main_process_port": server.getsockname()[1]}
+        machine_0 = main_machine.MainMachine(two_machines(machine_rank=1, **where))
+        never_there = main_machine.MainMachine(two_machines(machine_rank=1, **where | {"main_process_port": 9}))
+        assert not machine_0.has_gone()
+    now = time.monotonic()
+    for seconds, has_gone in ((79, False), (81, True)):  # of which 20 are the ranks' time-out
+        monkeypatch.setattr(main_machine.time, "monotonic", lambda later=now + seconds: later)
+        assert machine_0.has_gone() is has_gone
+    assert machine_0.says.startswith("machine 0 has not answered for 80 s")
+    assert not never_there.has_gone()
+    assert not main_machine.MainMachine(two_machines()).has_gone()
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):

@@ -267,8 +267,6 @@ def test_the_runs_of_two_boxes_are_those_of_multi_gpu_in_fp32(on_both):
 
 
 def test_train_knows_what_the_launcher_needs(on_both):
-    if "num_machines" not in {option.name for option in cli.zero_study.commands["train"].params}:
-        pytest.skip(f"`zero-study train` has no {LAUNCHERS[0]} yet: 2x8xh100.yaml cannot run")
     for words in on_both[0].commands[:-1]:
         test_docs.check_study(words)
 

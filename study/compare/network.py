@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from study.compare import markdown
+from study.compare import markdown, parity
 from study.compare.cases import engine_of, job_of, shape_of
 from study.errors import Refusal
 from study.records import find as records
+from study.records.find import RecordFile
 from study.records.schema import Collective, Network, Record
 from study.theory import communication as theory
 from study.theory.communication import on_wire
@@ -29,6 +30,7 @@ shared, and gloo is the backend. Bytes are of a machine and a step, over those o
 asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1), whatever sends it. By gloo: what its algorithms send to
 other machines for that. On the wire: the interface's own counter, headers included. By theory: the collectives as
 theory expects them, by gloo. NCCL: the same as its rings would send it; predicted, for no GPU has run it.
+Loss, from one machine: the largest relative difference of a step's loss from the run that did the same on one machine.
 Seconds: the median step of the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
 
 Layout = tuple[int, int, int]  # machines, ranks on each, micro steps
@@ -48,6 +50,7 @@ class Cell:
     by_theory: float | None  # None: theory knows no such model
     by_nccl: float
     parameter_bytes: int
+    from_one_machine: float | None  # the largest relative difference of a step's loss; None: no such run on one
 
     @property
     def median_seconds(self) -> float:
@@ -64,6 +67,7 @@ class _Told(NamedTuple):
     asked: list[Collective]
     carried: list[Network]
     num_params: int
+    from_one_machine: float | None
     record: Record
 
     @property
@@ -71,27 +75,38 @@ class _Told(NamedTuple):
         return self.layout, self.strategy, -self.rate
 
 
-def cells(found: Iterable[Record]) -> list[Cell]:
+def cells(found: Iterable[RecordFile]) -> list[Cell]:
     """Bring runs of several machines together, layout by layout, strategy by strategy, the fastest network first.
 
     Runs without a timed step, without counted collectives, or of one machine are left out.
     """
-    told = sorted((one for r in found if (one := _told(r))), key=lambda one: one.key)
+    files = [file for file in found if file.record.status == "ok"]
+    on_one = {_twin(f): f for f in files if f.record.proof and len(f.record.proof.ranks_of_machines or [1]) == 1}
+    told = sorted((one for file in files if (one := _told(file, on_one))), key=lambda one: one.key)
     return [_cell(list(repeats)) for _, repeats in groupby(told, key=lambda one: one.key)]
 
 
-def _told(r: Record) -> _Told | None:
-    """What a run tells; None where something of it is missing, or sent in a way that is not known."""
+def _twin(file: RecordFile) -> tuple[str, int, int | None, str]:
+    """What is equal of a run and the one that did the same on one machine."""
+    r = file.record
+    return r.strategy, r.world_size, r.config.get("micro_batch_size"), parity.same_training(file)
+
+
+def _told(file: RecordFile, on_one: Mapping[tuple, RecordFile]) -> _Told | None:
+    """What a run tells; None where something of it is missing, of one machine, or sent in a way that is not known."""
+    r = file.record
     asked, proof = r.collectives_per_step, r.proof
     seconds = r.timing.median_seconds if r.timing else None
-    if r.status != "ok" or proof is None or not (proof.ranks_of_machines and r.network and r.num_params and seconds):
+    if proof is None or not (proof.ranks_of_machines and r.network and r.num_params and seconds):
         return None
     if asked is None or not on_wire.is_known(asked):
         return None
     layout = (len(proof.ranks_of_machines), proof.ranks_of_machines[0], proof.gradient_accumulation_steps)
     rate = r.network[0].rate_bits_per_second
     limit = math.inf if rate is None else float(rate)
-    return _Told(layout, r.strategy, limit, seconds, asked, r.network, r.num_params, r)
+    twin = on_one.get(_twin(file))
+    differs = None if twin is None else parity.largest_loss_difference(file, twin)
+    return _Told(layout, r.strategy, limit, seconds, asked, r.network, r.num_params, differs, r)
 
 
 def _cell(repeats: list[_Told]) -> Cell:
@@ -111,6 +126,9 @@ def _cell(repeats: list[_Told]) -> Cell:
         by_theory=None if expected is None else on_wire.sent_bytes(expected, engine, num_machines, "gloo") / size,
         by_nccl=on_wire.sent_bytes(first.asked, engine, num_machines, "nccl") / size,
         parameter_bytes=size,
+        from_one_machine=max(
+            (one.from_one_machine for one in repeats if one.from_one_machine is not None), default=None
+        ),
     )
 
 
@@ -131,7 +149,7 @@ def crossing(one: Cell, other: Cell) -> float | None:
 def table(folders: Sequence[Path]) -> str:
     """Make the page: a block per layout, with the bytes and the seconds of each strategy. Raises Refusal."""
     record_files = records.find(folders)
-    found = cells(file.record for file in record_files)
+    found = cells(record_files)
     if not found:
         raise Refusal("no run of several machines that tells its steps and its bytes; run: zero-study run network")
     lines = ["# Several machines: bytes and seconds by the rate of the network", "", EXPLANATION, ""]
@@ -156,16 +174,19 @@ def shown_rate(rate: float) -> str:
 
 def _bytes(block: list[Cell]) -> list[str]:
     """One row per strategy; of the wire, the smallest and the largest over the rates."""
-    head = ["strategy", "counted", "by gloo", "on the wire", "over gloo's", "by theory", "NCCL, predicted"]
+    head = ["strategy", "loss, from one machine", "counted", "by gloo", "on the wire", "over gloo's", "by theory",
+            "NCCL, predicted"]  # fmt: skip
     rows = []
     for strategy, members in groupby(block, key=lambda each: each.strategy):
         each = list(members)
         wire = [cell.on_the_wire for cell in each]
         over = [cell.on_the_wire / cell.by_gloo - 1 for cell in each if cell.by_gloo]
         theirs = each[0].by_theory
+        differs = max((cell.from_one_machine for cell in each if cell.from_one_machine is not None), default=None)
         rows.append(
             [
                 f"`{strategy}`",
+                "no such run" if differs is None else f"{differs:.0e}",
                 f"{each[0].counted:.3f}",
                 f"{each[0].by_gloo:.3f}",
                 _range(wire, ".3f"),

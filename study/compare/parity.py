@@ -47,7 +47,7 @@ def table(folders: Sequence[Path]) -> str:
     record_files = records.find(folders)
     finished = [f for f in record_files if f.record.status == "ok"]
     lines = ["# Parity: does the strategy change what is trained?", "", EXPLANATION, ""]
-    groups = [list(members) for _, members in groupby(sorted(finished, key=_group), key=_group)]
+    groups = [list(members) for _, members in groupby(sorted(finished, key=same_training), key=same_training)]
     alone = [group[0].record.run_id for group in groups if len(group) == 1]
     several = len({records.box_of(f.record) for f in finished}) > 1
     for group in groups:
@@ -62,7 +62,8 @@ def table(folders: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def _group(file: RecordFile) -> str:
+def same_training(file: RecordFile) -> str:
+    """What is equal of runs that train the same thing: box, model, precision, start, text and configuration."""
     r = file.record
     digest = (r.data or {}).get("digest")
     place = [records.box_of(r), r.workload, r.size, r.config.get("precision"), r.seed]

@@ -25,7 +25,7 @@ from study.files import is_removed, refuses_more, shown_text
 from study.records import schema
 from study.records.schema import Failure, OutcomeStatus
 from study.run import Run
-from study.running import allowed, bound, ending, in_laboratory, one_writer
+from study.running import allowed, bound, ending, in_laboratory, main_machine, one_writer
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -88,7 +88,7 @@ def _launch(
     timeout_seconds: float | None,
     progress: Callable[[str], None],
 ) -> Ending:
-    arguments = command(run)
+    arguments, machine_0 = command(run), main_machine.MainMachine(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
@@ -101,7 +101,7 @@ def _launch(
             start_new_session=True,
         )
         try:
-            time_limit = _wait(process, run, timeout_seconds, progress)
+            time_limit = _wait(process, run, machine_0, timeout_seconds, progress)
         finally:
             if process.poll() is None:
                 _end_group(process)
@@ -121,6 +121,8 @@ def _launch(
     status, message = ending.classify(
         errors, report, process.returncode, time_limit, short, folder_says, swap_says, run.world_size
     )
+    if machine_0.says is not None:
+        status, message = "stalled", machine_0.says
     message = shown_text(message)
     if status == "misconfigured" and report is None:
         for name in ("stdout.log", "stderr.log"):
@@ -181,9 +183,13 @@ def _environment(run: Run) -> dict[str, str]:
 
 
 def _wait(
-    process: subprocess.Popen, run: Run, timeout_seconds: float | None, progress: Callable[[str], None]
+    process: subprocess.Popen,
+    run: Run,
+    machine_0: main_machine.MainMachine,
+    timeout_seconds: float | None,
+    progress: Callable[[str], None],
 ) -> float | None:
-    """Wait until a run ends; return the time limit where it reached that first."""
+    """Wait until a run ends, or the others have given it up; return the time limit where it reached that first."""
     started = time.monotonic()
     while process.poll() is None:
         left = HEARTBEAT_SECONDS
@@ -194,6 +200,8 @@ def _wait(
         try:
             process.wait(timeout=left)
         except subprocess.TimeoutExpired:
+            if machine_0.has_gone():
+                return None
             progress(_progress(run.own_folder, time.monotonic() - started))
     return None
 

@@ -31,7 +31,7 @@ from study.records.results import header
 from study.records.schema import OutcomeStatus
 
 TIMEOUT_SECONDS = 30  # --collective-timeout
-LONGEST_SECONDS = 240
+LONGEST_SECONDS = 300
 FLAGS = (
     "--num-train-examples 64 --num-eval-examples 8 --global-batch-size 12 --sequence-length 32 --learning-rate 1e-3 "
     f"--max-steps 400 --collective-timeout {TIMEOUT_SECONDS}"
@@ -133,7 +133,9 @@ FAULTS = [
     Fault("all of machine 0 is killed", {1: "rank 0 (machine 0) is gone"}, lambda scene: scene.lab.kill(0)),
     Fault("SIGKILL to the rank of machine 1", {0: "rank 1 (machine 1) is gone", 1: "SIGKILL"},
           to_rank_of_machine_1(signal.SIGKILL)),
-    Fault("SIGSTOP to the rank of machine 1", {0: "rank 1 (machine 1) did"}, to_rank_of_machine_1(signal.SIGSTOP)),
+    Fault("SIGSTOP to the rank of machine 1",
+          {0: "rank 1 (machine 1) did not come", 1: "machine 0 has not answered for 90 s"},
+          to_rank_of_machine_1(signal.SIGSTOP)),
 ]  # fmt: skip
 
 
