@@ -62,7 +62,7 @@ chromium:
 
 # Its daemons are not started; the tests start their own.
 slurm:
-	@for name in sbatch /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged; do \
+	@missing=; for name in sbatch /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged; do \
 		command -v $$name >/dev/null 2>&1 || missing=$$name; done; [ -n "$$missing" ] || exit 0; \
 	echo "installing slurm-wlm and munge with apt-get (under 1 min, once) ..."; \
 	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \

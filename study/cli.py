@@ -207,7 +207,7 @@ def _of_a_study(command: Any) -> Any:
         click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
         click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
         click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
-        click.option("--on", type=click.Choice(["slurm"]), help="who starts the runs, each as a job [default: this]"),
+        click.option("--on", type=click.Choice(["slurm"]), help="where each run is a job [default: no jobs, here]"),
         click.option(
             "--slurm",
             "words",
