@@ -9,7 +9,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box test test-fast chromium skypilot lint types constraints audit
+.PHONY: help setup study gpu box test test-fast chromium skypilot slurm lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
@@ -20,6 +20,7 @@ help:
 	@echo "make types        check types"
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
 	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
+	@echo "make slurm        install Slurm with apt-get where there is none: for the tests on a cluster, which CI must run"
 	@echo "make skypilot     install SkyPilot into build/skypilot (minutes, 0.5 GB): a test then lets it read docs/clouds/"
 	@echo "make constraints  resolve the newest versions into constraints.txt (then run the tests)"
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
@@ -44,7 +45,7 @@ box:
 # One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
 PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: setup $(if $(CI),chromium)
+test: setup $(if $(CI),chromium slurm)
 	@$(PYTEST)
 
 test-fast: setup
@@ -58,6 +59,16 @@ chromium:
 	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/chromium.log 2>&1; \
 	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium \
 		>>.venv/chromium.log 2>&1 || { tail -n 5 .venv/chromium.log >&2; exit 1; }
+
+# Its daemons are not started; the tests start their own.
+slurm:
+	@missing=; for name in sbatch /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged; do \
+		command -v $$name >/dev/null 2>&1 || missing=$$name; done; [ -n "$$missing" ] || exit 0; \
+	echo "installing slurm-wlm and munge with apt-get (under 1 min, once) ..."; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/slurm.log 2>&1; \
+	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends slurm-wlm munge \
+		>>.venv/slurm.log 2>&1 || { tail -n 5 .venv/slurm.log >&2; exit 1; }
 
 # In an environment of its own: of what it brings, nothing is needed to run a study.
 skypilot:

@@ -6,10 +6,12 @@ install lacks is missed only there.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +21,7 @@ import click
 from study import config, files
 from study.errors import Refusal, describe_usage
 from study.files import require_clone
+from study.run import as_words
 from study.strategy import file
 from study.theory import case
 
@@ -52,6 +55,9 @@ TRACING = ("torch", "accelerate", "transformers")
 A_STUDY = "a study that the project ships, or a YAML file of your own"
 RECORDS = "folders of run directories or of collected records"
 DATA_FOLDER = "folder with imdb/, wikitext-2/ and tokenizers/, for real text"
+CHECKPOINT_EVERY = (
+    "optimizer steps between checkpoints, from which what is cut off goes on [default: as the study says]"
+)
 
 
 class _Command(click.Command):
@@ -95,6 +101,16 @@ class _WholeNumber(click.ParamType):
 NUMBER = _WholeNumber()
 PATH = click.Path(path_type=Path)
 
+# What a command that is started on every machine of a run is told, by the launcher's own names.
+MACHINES = [
+    click.Option(
+        ["--num-machines"], type=NUMBER, help="machines, on each of which this command is started [default: 1]"
+    ),
+    click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="of this machine, from 0"),
+    click.Option(["--main-process-ip"], metavar="ADDRESS", help="of machine 0, as the others reach it"),
+    click.Option(["--main-process-port"], type=NUMBER, default=29500, help="of machine 0, where all meet"),
+]
+
 
 def parse(words: list[str]) -> click.Context:
     """Return the command that a command line names, with its options as `params`, without running it.
@@ -136,12 +152,7 @@ def zero_study() -> None:
         click.Option(
             ["--num-processes"], type=NUMBER, help="processes to launch [default: what the strategy's file says]"
         ),
-        click.Option(
-            ["--num-machines"], type=NUMBER, help="machines, on each of which this command is started [default: 1]"
-        ),
-        click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="of this machine, from 0"),
-        click.Option(["--main-process-ip"], metavar="ADDRESS", help="of machine 0, as the others reach it"),
-        click.Option(["--main-process-port"], type=NUMBER, default=29500, help="of machine 0, where all meet"),
+        *MACHINES,
         click.Option(["--timeout"], type=NUMBER, help="seconds after which the run is ended [default: none]"),
         *config.OPTIONS,
     ],
@@ -166,8 +177,7 @@ def _train(
     chosen = file.read_strategy(file.find_strategy(strategy))
     asked = config.build_config(**config.given(options))
     machines = num_machines or chosen.num_machines
-    if machines > 1 and main_process_ip is None:
-        raise Refusal(f"--num-machines {machines}: the others have to know machine 0; pass --main-process-ip")
+    _check_machine(machines, main_process_ip)
     where = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
     run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **(where if machines > 1 else {}))
     checks.check_folder(run)
@@ -184,6 +194,11 @@ def _train(
     return 0 if ended.status == "ok" else 1
 
 
+def _check_machine(num_machines: int, main_process_ip: str | None) -> None:
+    if num_machines > 1 and main_process_ip is None:
+        raise Refusal(f"--num-machines {num_machines}: the others have to know machine 0; pass --main-process-ip")
+
+
 def _of_a_study(command: Any) -> Any:
     """Add what `plan` and `run` share: the study, and which of its runs, where and for how long."""
     options = [
@@ -192,6 +207,20 @@ def _of_a_study(command: Any) -> Any:
         click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
         click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
         click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
+        click.option("--on", type=click.Choice(["slurm"]), help="where each run is a job [default: no jobs, here]"),
+        click.option(
+            "--slurm",
+            "words",
+            default="",
+            metavar="WORDS",
+            show_default=False,
+            help="options of sbatch for every job, as '--partition=gpu --account=mine'",
+        ),
+        click.option(
+            "--per-machine",
+            type=NUMBER,
+            help="processes on one node of Slurm, at most; of a larger run each node has as many [default: all]",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -200,25 +229,23 @@ def _of_a_study(command: Any) -> Any:
 
 @zero_study.command("plan")
 @_of_a_study
-def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int) -> None:
+def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int, **on: Any) -> None:
     """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes."""
-    from study.running import plan, studies
+    from study.running import on_slurm, plan, studies
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.select(chosen, data_dir, only, folder)
-    print(plan.show(plan.make(chosen, runs, folder, timeout)))
+    runs = plan.spread(plan.select(chosen, data_dir, only, folder), _checked(**on))
+    if on["on"]:
+        print(on_slurm.show(_order(study, chosen, data_dir, runs_dir, timeout, None, on["words"]), runs))
+    else:
+        print(plan.show(plan.make(chosen, runs, folder, timeout)))
 
 
 @zero_study.command("run")
 @_of_a_study
 @click.option("--fail-fast", is_flag=True, help="start no run after one that is neither ok nor out of memory")
-@click.option(
-    "--checkpoint-every",
-    type=NUMBER,
-    metavar="STEPS",
-    help="optimizer steps between checkpoints, from which what is cut off goes on [default: as the study says]",
-)
+@click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY)
 @click.option(
     "--minutes",
     type=NUMBER,
@@ -234,19 +261,88 @@ def _run(
     fail_fast: bool,
     checkpoint_every: int | None,
     minutes: int | None,
+    **on: Any,
 ) -> int:
     """Run a study's runs one after another; finished ones are kept, and what was cut off goes on from its checkpoint.
 
+    With --on slurm each is a job, and as many run at once as Slurm starts; the command waits for them.
+
     Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
+    """
+    from study.running import on_slurm, plan, runner, studies
+
+    chosen = studies.find(study)
+    folder = runs_dir / chosen.name
+    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every), _checked(**on))
+    if on["on"]:
+        if fail_fast or minutes:
+            raise Refusal(f"--{'fail-fast' if fail_fast else 'minutes'}: Slurm says when runs start; leave it out")
+        return on_slurm.run(_order(study, chosen, data_dir, runs_dir, timeout, checkpoint_every, on["words"]), runs)
+    _require(*TRAINING)  # a plan does without it, no run does
+    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
+
+
+def _checked(on: str | None, words: str, per_machine: int | None) -> int | None:
+    """Return how many processes a machine has. Raises Refusal for what is said of a scheduler that is not asked."""
+    if on is None and (words or per_machine):
+        raise Refusal(f"{'--slurm' if words else '--per-machine'} is about jobs; pass --on slurm, or leave it out")
+    return per_machine
+
+
+def _order(
+    named: str,
+    chosen: Any,
+    data_dir: Path | None,
+    runs_dir: Path,
+    timeout: int,
+    checkpoint_every: int | None,
+    words: str,
+) -> Any:
+    """Say what is asked of Slurm; its jobs are told of the study what this command was told, from the same folder."""
+    from study.running import on_slurm, slurm
+
+    told = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout, "checkpoint_every": checkpoint_every}
+    program = [sys.executable, "-m", "study", "job", *as_words(told), named]
+    return on_slurm.Order(chosen, runs_dir / chosen.name, timeout, slurm.split(words), program)
+
+
+@zero_study.command(
+    "job",
+    params=[
+        click.Argument(["study"], help=A_STUDY),
+        click.Argument(["run_id"], metavar="RUN", help="which of its runs, by the id that a plan lists"),
+        click.Option(["--data-dir"], type=PATH, help=DATA_FOLDER),
+        click.Option(["--runs-dir"], type=PATH, default="runs", help="where run directories go"),
+        click.Option(["--timeout"], type=NUMBER, default=1800, help="seconds after which the run is ended"),
+        click.Option(["--checkpoint-every"], type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
+        *MACHINES,
+    ],
+)
+def _job(
+    study: str,
+    run_id: str,
+    data_dir: Path | None,
+    runs_dir: Path,
+    timeout: int,
+    checkpoint_every: int | None,
+    num_machines: int | None,
+    **machine: Any,
+) -> int:
+    """Run one run of a study, whatever else of it runs elsewhere: what a job of a scheduler does.
+
+    Exit status: 0 it is ok; 1 it has another outcome; 2 refused.
     """
     from study.running import plan, runner, studies
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.select(chosen, data_dir, only, folder, checkpoint_every)
-    _require(*TRAINING)  # a plan does without it, no run does
-    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
+    run = plan.select_one(chosen, data_dir, run_id, folder, checkpoint_every)
+    if num_machines and num_machines > 1:
+        _check_machine(num_machines, machine["main_process_ip"])
+        run = dataclasses.replace(run, num_machines=num_machines, **machine)
+    _require(*TRAINING)
+    return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
 
 
 @zero_study.command("body")

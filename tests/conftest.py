@@ -24,6 +24,7 @@ MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 # The files that take 20 s or more, longest first: workers take whole files, and end together.
 LONGEST = [
     "test_parity",
+    "test_slurm",
     "test_fsdp",
     "test_gpu_studies",
     "test_runner",

@@ -111,7 +111,8 @@ def commands() -> list[str]:
 
 
 def check_flags(flags: dict) -> None:
-    own = {name: flags.pop(name, None) for name in ("strategy", "num_processes", "timeout")}
+    launchers = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+    own = {name: flags.pop(name, None) for name in ("strategy", "timeout", *launchers)}
     file.read_by_name(own["strategy"] or "single")
     config.build_config(**config.given(flags))
 

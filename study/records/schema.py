@@ -272,6 +272,8 @@ OutcomeStatus = Literal[
     "output_failed",  # the run's folder was removed, or its disk takes nothing more
     "stalled",  # a rank did not come to a collective within collective_timeout
     "timed_out",
+    "node_failed",  # a machine that it ran on, by Slurm
+    "preempted",  # another job took its place, by Slurm
     "misconfigured",  # refused by the program or the engine before a step was taken
     "failed",  # it ran and did not train: a loss that is NaN or infinite
     "crashed",

@@ -93,6 +93,35 @@ def select(
     return chosen
 
 
+def select_one(
+    study: Study, data_dir: Path | None, run_id: str, folder: Path, checkpoint_every: int | None = None
+) -> Run:
+    """Find a run of a study by its whole id. Raises Refusal where there is none."""
+    for run in studies.runs(study, data_dir, folder, checkpoint_every):
+        if run.run_id == run_id:
+            return run
+    raise Refusal(f"study {study.name!r} has no run {run_id}; zero-study plan lists them")
+
+
+def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
+    """Put so many processes at most on one machine, and the others of a run on further ones; None: as it stands.
+
+    A laboratory is on one machine, whatever it makes of it. Raises Refusal where machines would have different numbers.
+    """
+    if per_machine is None:
+        return list(runs)
+    spread: list[Run] = []
+    for run in runs:
+        num_machines, rest = divmod(run.world_size, per_machine)
+        if num_machines and rest:
+            raise Refusal(
+                f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, and every machine is to "
+                "have as many; pass a divisor, or leave it out with --only"
+            )
+        spread.append(run if run.laboratory else replace(run, num_machines=max(1, num_machines)))
+    return spread
+
+
 def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
     """Look at what is there and at this machine; writes nothing. With `retry`, what failed is to run again.
 
@@ -230,8 +259,8 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 def lacking(study: Study, run: Run, here: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
     num_local = run.num_local_ranks if run.laboratory is None else run.world_size
-    if run.num_machines > 1 and run.laboratory is None:
-        return f"is of {run.num_machines} machines: start it on each of them, as docs/machines.md says"
+    if run.num_machines > 1 and run.laboratory is None and run.main_process_ip is None:
+        return f"is of {run.num_machines} machines: pass --on slurm, or start it on each of them (docs/machines.md)"
     present = len(here.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):

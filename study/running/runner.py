@@ -76,12 +76,36 @@ def run(
         except KeyboardInterrupt:
             slot.interrupted = True
             print("interrupted", flush=True)
-        print(f"\n{table(made.runs, outcomes)}\n{LEGEND}")
         missing = sum(not planned.kept for planned in made.runs[len(outcomes) :])
-        if missing:
-            print(f"{missing} of {len(made.runs)} runs have no outcome yet; the same command goes on with them")
-            return SOME_WITHOUT_OUTCOME
-        return ALL_OK if all(outcome.status in ("ok", "skipped") for outcome in outcomes) else SOME_NOT_OK
+        return conclude(made.runs, outcomes, missing)
+
+
+def conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
+    """Print the table of those that have an outcome, how many have none, and return the exit status."""
+    print(f"\n{table(runs, outcomes)}\n{LEGEND}")
+    if num_missing:
+        print(f"{num_missing} of {len(runs)} runs have no outcome yet; the same command goes on with them")
+        return SOME_WITHOUT_OUTCOME
+    return ALL_OK if all(outcome.status in ("ok", "skipped") for outcome in outcomes) else SOME_NOT_OK
+
+
+def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_first_machine: bool = True) -> int:
+    """Run one run of a study, whatever else of it runs elsewhere, and return the exit status.
+
+    Of several machines, the first writes the outcome.
+    """
+    made = plan.make(study, [run], folder, timeout_seconds)
+    if made.runs[0].to_run and not is_first_machine:
+        _clear(run.own_folder)
+        ended = launch.launch(run, timeout_seconds)
+        print(f"{run.run_id}: {ended.status}, {ended.message}", flush=True)
+        return ALL_OK if ended.status == "ok" else SOME_NOT_OK
+    (outcome,) = _outcomes(made, Slot())
+    return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
+
+
+def next_position(folder: Path) -> int:
+    return 1 + max((outcome.position for outcome in _earlier_outcomes(folder)), default=0)
 
 
 def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
@@ -89,7 +113,7 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
 
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
-    position = 1 + max((outcome.position for outcome in _earlier_outcomes(made.folder)), default=0)
+    position = next_position(made.folder)
     exhausted = [planned.run for planned in made.runs if planned.kept == "out_of_memory"]
     for index, planned in enumerate(made.runs):
         run = planned.run
@@ -97,9 +121,9 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
         reason = planned.skipped or (plan.too_large_batch(run, exhausted) if planned.to_run else None)
         seconds = ""
         if planned.kept:
-            outcome = _kept(made.study, planned, position)
+            outcome = kept_outcome(made.study, planned, position)
         elif reason:
-            outcome = _skipped(made.study, run, position, reason)
+            outcome = skipped_outcome(made.study, run, position, reason)
         else:
             left = slot.left
             if not slot.first_is_due and made.estimate(planned).seconds > left:
@@ -148,16 +172,13 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
     if reason := refuses_more(made.folder):  # not even for an empty log
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         message = shown_text(f"{run.folder}: {reason}")
-        return _write(made.study, run, position, "output_failed", message, started_at=now, wall_seconds=0.0)
-    # What an attempt without a result left would be taken for this one's.
-    for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
-        for stale in run.folder.glob(name):
-            stale.unlink()
+        return write_outcome(made.study, run, position, "output_failed", message, started_at=now, wall_seconds=0.0)
+    _clear(run.folder)
     limit = min(made.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
     if ended.status == "timed_out" and limit < made.timeout_seconds:
         return None
-    return _write(
+    return write_outcome(
         made.study,
         run,
         position,
@@ -170,7 +191,14 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
     )
 
 
-def _kept(study: Study, planned: Planned, position: int) -> Outcome:
+def _clear(folder: Path) -> None:
+    """Remove what an attempt without a result left: it would be taken for this one's."""
+    for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
+        for stale in folder.glob(name):
+            stale.unlink()
+
+
+def kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
     """Return what an earlier call wrote; write it where that was killed after the record and before."""
     run = planned.run
     outcome = plan.read_outcome(run.folder)
@@ -179,18 +207,18 @@ def _kept(study: Study, planned: Planned, position: int) -> Outcome:
     record = schema.read(run.folder)
     status, message = ending.classify([], ending.read_report(run.folder), returncode=0)
     unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
-    return _write(unknown, run, position, status, shown_text(message), started_at=record.started_at)
+    return write_outcome(unknown, run, position, status, shown_text(message), started_at=record.started_at)
 
 
-def _skipped(study: Study, run: Run, position: int, reason: str) -> Outcome:
+def skipped_outcome(study: Study, run: Run, position: int, reason: str) -> Outcome:
     outcome = plan.read_outcome(run.folder)
     if outcome and (outcome.status, outcome.message) == ("skipped", shown_text(reason)):
         return outcome
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return _write(study, run, position, "skipped", shown_text(reason), started_at=now)
+    return write_outcome(study, run, position, "skipped", shown_text(reason), started_at=now)
 
 
-def _write(
+def write_outcome(
     study: Study,
     run: Run,
     position: int,
