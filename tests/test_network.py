@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,8 +17,12 @@ from study.records.schema import Network
 from study.report import build
 from study.report.pages import network as page
 from study.running import studies
-from study.theory.case import Engine
+from study.strategy import engines
+from study.strategy.file import read_by_name
+from study.theory import communication, hardware, shapes, step_time
+from study.theory.case import Engine, Job
 from study.theory.communication import on_wire
+from study.theory.hardware import Box
 
 
 class Asked(NamedTuple):
@@ -66,6 +71,25 @@ def test_replicas_send_each_shard_over_all_machines():
 def test_an_algorithm_that_is_not_told_is_not_known():
     assert on_wire.is_known([Asked("subgroup_all_gather", 1), Asked("reduce", 1)])
     assert not on_wire.is_known([Asked("all_gather", 1), Asked("all_to_all", 1)])
+
+
+@pytest.mark.parametrize(
+    "name", ["ddp", "zero1", "zero2", "zero3", "zero3_tuned", "zero3_hpz", "fsdp2", "fsdp2_hybrid"]
+)
+def test_the_planner_sends_between_nodes_what_rings_send_between_machines(name, monkeypatch):
+    """Two nodes of two GPUs, links within a node that take no time, and no latency: what is left is bytes."""
+    monkeypatch.setattr(step_time, "LINK_EFFICIENCY", 1.0)
+    monkeypatch.setattr(step_time, "COLLECTIVE_SECONDS", 0.0)
+    gpu = replace(hardware.find_gpu("a100-80gb"), link_bandwidth=1e30)
+    box = Box(gpu, 4, gpus_per_node=2, node_bandwidth=1e9)
+    shape = shapes.find("gpt2")
+    chosen = engines.advised_engine(read_by_name(name), shape.hidden, 4, "bf16")
+    job = Job(micro_batch_size=1, sequence_length=128)
+    speed = SimpleNamespace(constants=SimpleNamespace(hop_seconds=0.0))
+    moved = step_time._communication(shape, chosen, job, box, speed)
+    seconds = moved.forward + moved.backward + moved.last_backward + moved.serial + moved.step
+    sent = on_wire.sent_bytes(communication.collectives(chosen, shape, job), chosen, 2, "nccl")
+    assert seconds * 1e9 == pytest.approx(sent, rel=1e-6)
 
 
 # ---------------------------------------------------------------- the page
