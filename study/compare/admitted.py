@@ -43,6 +43,7 @@ class Trained(NamedTuple):
     initial_sha256: str
     started_at: str
     commit: str  # of the code
+    body: str | None = None  # the digest of the weights that it starts from; None: drawn
 
 
 class Runs(NamedTuple):
@@ -187,6 +188,7 @@ def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
         initial_sha256=record.initial_parameters.sha256,
         started_at=record.started_at,
         commit=record.machine.get("git_commit") or "unknown",
+        body=record.weights_sha256,
     )
 
 

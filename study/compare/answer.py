@@ -17,6 +17,7 @@ from study.compare import table as tidy
 from study.compare.order import in_order
 from study.compare.verdict import SAME
 from study.compare.verdict_text import Decided
+from study.compare.words import signed_percent
 from study.errors import Refusal
 from study.theory.case import parameter_bytes
 
@@ -77,19 +78,28 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
         arm = same.get(strategy, strategy)
         by_seed = decided.runs.of(arm, 1 if arm == "single" else WORLD_SIZE)
         if not by_seed:
-            return "unknown", "unknown"
+            return _once(decided, strategy, last, metric, form)
         learned = f"as `{arm}`"
         if arm == strategy:
             learned = _over_starts([run.held_out[last][metric] for run in by_seed.values()], form)
         if arm == control:
             return learned, "the control" if strategy == control else f"as `{control}`, to the bit in one start"
         row, endpoint = arms[arm], decided.primary
-        low, middle, high = (f"{100 * value:+z.3f}" for value in (row.low, row.mean, row.high))
+        low, middle, high = map(signed_percent, (row.low, row.mean, row.high))
         judged = f"within {100 * endpoint.margin:g} %" if row.equivalence == SAME else row.equivalence
         whose = "" if arm == strategy else f", as `{arm}`, to the bit in one start"
         return learned, f"{middle} % ({low} to {high}), {judged}{whose}"
 
     return cells
+
+
+def _once(decided: Decided, strategy: str, step: int, metric: str, form: str) -> tuple[str, str]:
+    """What the one run says of a strategy that was to train an arm to the bit, and did not."""
+    control = decided.runs.of(decided.study.control, WORLD_SIZE)
+    for seed, run in decided.runs.of(strategy, WORLD_SIZE, decided.protocol.once).items():
+        far = run.held_out[step]["loss"] / control[seed].held_out[step]["loss"] - 1
+        return f"{run.held_out[step][metric]:{form}} (one start)", f"{signed_percent(far)} %, one start, not judged"
+    return "unknown", "unknown"
 
 
 def _learned(ok: pd.DataFrame, compared: pd.DataFrame, metric: str, form: str, control: str) -> Column:

@@ -13,7 +13,7 @@ import numpy as np
 from study.compare import admitted, markdown, verdict
 from study.compare.admitted import Runs, Wanted
 from study.compare.verdict import SAME, Judged
-from study.compare.words import processes
+from study.compare.words import processes, signed_percent
 from study.files import parse_yaml
 from study.records import find as records
 from study.records.protocol import Endpoint, Protocol
@@ -154,8 +154,14 @@ def answer(decided: Decided) -> str:
     )
     return (
         f"{first}. The single run furthest from its control, by {_size(by, endpoint, True)}, is of {_arm(worst)}."
-        f"{_one_start(rows)} {second}. All of it is of one body, one split and one set of held-out text."
+        f"{_one_start(rows)} {second}. All of it is of {_bodies(decided.runs)}, one split and one set of held-out text."
     )
+
+
+def _bodies(runs: Runs) -> str:
+    """How many bodies the runs start from, in words."""
+    number = len({run.body for run in runs.taken})
+    return "one body" if number == 1 else f"{number} bodies"
 
 
 def heading(endpoint: Endpoint) -> str:
@@ -241,13 +247,13 @@ def _power(power: float) -> str:
 
 def _row(row: Judged, seeds: int) -> list[str]:
     worst = row.differences[np.argmax(np.abs(row.differences))]
-    interval = f"{100 * row.mean:+z.3f} ({100 * row.low:+z.3f} to {100 * row.high:+z.3f})"
+    mean, low, high = map(signed_percent, (row.mean, row.low, row.high))
     p = "< 0.001" if row.p_neighbour < 0.001 else f"{row.p_neighbour:.3f}"
     more = f", {len(row.seeds)} seeds" if len(row.seeds) > seeds else ""
     return [
         f"`{row.strategy}` on {row.world_size}{more}",
-        interval,
-        f"{100 * worst:+z.3f}",
+        f"{mean} ({low} to {high})",
+        signed_percent(float(worst)),
         "yes" if row.equivalence == SAME else row.equivalence,
         f"{'yes' if row.further else 'not shown'} ({row.distance:.2f} times as far, p {p})",
     ]
@@ -281,11 +287,12 @@ def _training(decided: Decided) -> Table:
     for arm in decided.on(decided.primary):
         by_seed = runs.of(arm.strategy, arm.world_size)
         each = [
-            100 * (by_seed[seed].training_loss / statistics.mean(run.training_loss for run in ensembles[seed]) - 1)
+            by_seed[seed].training_loss / statistics.mean(run.training_loss for run in ensembles[seed]) - 1
             for seed in arm.seeds
         ]
         worst = max(each, key=abs)
-        rows.append([f"`{arm.strategy}` on {arm.world_size}", f"{statistics.mean(each):+z.3f}", f"{worst:+z.3f}"])
+        mean = signed_percent(statistics.mean(each))
+        rows.append([f"`{arm.strategy}` on {arm.world_size}", mean, signed_percent(worst)])
     note = "No endpoint, and no test is made of it: what a training says of text that it has seen comes last."
     title = f"Training loss, mean of the last {admitted.LAST_STEPS} steps"
     return Table(title, ["arm", "mean difference, %", "worst seed, %"], rows, [note])

@@ -31,6 +31,14 @@ def three_digits(value: float) -> str:
     return f"{value:.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) >= 1e-3 or value == 0 else powers(value)
 
 
+def signed_percent(relative: float) -> str:
+    """A relative difference in per cent, with its sign: three decimals, or a power of ten where these were zeros."""
+    percent = 100 * relative
+    if 0 < abs(percent) < 5e-4:
+        return f"{'+' if percent > 0 else '-'}{powers(abs(percent))}"
+    return f"{percent:+z.3f}"
+
+
 def powers(value: float) -> str:
     """A small or large number in two digits and its power of ten: 2.1e-6. Superscripts are too small for a phone."""
     if value == 0:
