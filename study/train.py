@@ -121,7 +121,7 @@ def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> 
         cause = journal.fail(error)
         with suppress(OSError):
             # A rank that ended because another one refused makes no folder, and writes into no other run's.
-            if asked.own_folder.exists() and not one_writer.is_another(asked.folder):
+            if asked.own_folder.exists() and not one_writer.is_another(asked.own_folder):
                 library_warnings.write_to(asked.own_folder)
         if cause is error:
             raise

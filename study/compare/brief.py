@@ -8,6 +8,7 @@ from study.compare.cases import engine_of
 from study.records import schema
 from study.records.schema import Proof, Record
 from study.theory.communication import paper_volume
+from study.theory.communication.on_wire import moved_by_gloo
 from study.theory.model_states import paper_bytes
 
 ENGINES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution", "FSDP": "FSDP2"}
@@ -67,7 +68,7 @@ def _sent(record: Record) -> str:
     parameters = record.num_params * engine.parameter_bytes
     asked = record.collectives_per_step
     moved = sum(collective.moved_bytes for collective in asked) / parameters
-    by_gloo = sum(collective.moved_by_gloo(record.world_size) for collective in asked) / parameters
+    by_gloo = moved_by_gloo(asked, record.world_size) / parameters
     paper = 0.0
     if record.world_size > 1:
         accumulation = record.proof.gradient_accumulation_steps

@@ -13,6 +13,7 @@ from study.compare.words import processes
 from study.records import find as records
 from study.records.schema import Record
 from study.theory import communication as theory
+from study.theory.communication import on_wire
 
 TOLERANCE = 0.01  # of a step's bytes
 WORDS = {
@@ -92,7 +93,7 @@ def cell(r: Record) -> CommunicationCell | None:
         measured=counted,
         predicted=expected,
         sent=sum(c.moved_bytes for c in r.collectives_per_step) / size,
-        sent_by_gloo=sum(c.moved_by_gloo(r.world_size) for c in r.collectives_per_step) / size,
+        sent_by_gloo=on_wire.moved_by_gloo(r.collectives_per_step, r.world_size) / size,
         predicted_sent=sum(c.moved_bytes for c in predicted) / size,
         paper_sent=paper / r.num_params,
         error=differing / max(sum(num_bytes for _, num_bytes in counted.values()), 1),

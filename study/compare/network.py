@@ -25,13 +25,14 @@ from study.theory import communication as theory
 from study.theory.communication import on_wire
 
 EXPLANATION = """\
-Each machine is a network namespace of one box, with one interface that is held to the rate each way; processors are
-shared, and gloo is the backend. Bytes are of a machine and a step, over those of all parameters. Counted: what one rank
-asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1), whatever sends it. By gloo: what its algorithms send to
-other machines for that. On the wire: the interface's own counter, headers included. By theory: the collectives as
-theory expects them, by gloo. NCCL: the same as its rings would send it; predicted, for no GPU has run it.
-Loss, from one machine: the largest relative difference of a step's loss from the run that did the same on one machine.
-Seconds: the median step of the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
+Runs on CPUs, over gloo. The rate is that of the token bucket which `tc` shows on the interface: in a laboratory, whose
+machines are network namespaces of one box and share its processors, it holds each way. Bytes are of a machine and a
+step, over those of all parameters. Counted: what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1),
+whatever sends it. By gloo: what its algorithms send to other machines for that. On the wire: the interface's own
+counter; of headers it has one for each segment that the kernel passes on whole. By theory: the collectives as theory
+expects them, by gloo. NCCL: the same as its rings would send it; predicted, for no GPU has run it. Loss, from one
+machine: the largest relative difference of a step's loss from the run that did the same on one machine. Seconds: the
+median step of the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
 
 PAYS = 1.25  # times the control's step, fixed before the first run too
 RIGHT = 0.25  # by which a prediction may miss
@@ -89,9 +90,20 @@ def cells(found: Iterable[RecordFile]) -> list[Cell]:
     return [_cell(list(repeats)) for _, repeats in groupby(told, key=lambda one: one.key)]
 
 
-def is_limited(cells: Iterable[Cell]) -> bool:
-    """Whether some run was on a network with a limit."""
-    return any(math.isfinite(cell.rate) for cell in cells)
+def comparable(cells: Iterable[Cell], control: str) -> dict[Layout, dict[str, list[Cell]]]:
+    """By layout and strategy, what can be compared: each with a limit and without, and the control at the same rates.
+
+    Layouts of which only the control is left are none.
+    """
+    found: dict[Layout, dict[str, list[Cell]]] = {}
+    for layout, members in groupby(cells, key=lambda cell: cell.layout):
+        of = {name: list(each) for name, each in groupby(members, key=lambda cell: cell.strategy)}
+        rates = {cell.rate for cell in of.get(control, [])}
+        kept = {name: [cell for cell in each if cell.rate in rates] for name, each in of.items()}
+        whole = {name: each for name, each in kept.items() if math.inf in {c.rate for c in each} and len(each) > 1}
+        if control in whole and len(whole) > 1:
+            found[layout] = whole
+    return found
 
 
 def _twin(file: RecordFile) -> tuple[str, int, int | None, str]:
@@ -107,7 +119,7 @@ def _told(file: RecordFile, on_one: Mapping[tuple, RecordFile]) -> _Told | None:
     seconds = r.timing.median_seconds if r.timing else None
     if proof is None or not (proof.ranks_of_machines and r.network and r.num_params and seconds):
         return None
-    if asked is None or not on_wire.is_known(asked):
+    if asked is None or not on_wire.is_known(asked) or proof.device != "cpu":  # which talks over gloo
         return None
     layout = (len(proof.ranks_of_machines), proof.ranks_of_machines[0], proof.gradient_accumulation_steps)
     rate = r.network[0].rate_bits_per_second
@@ -206,7 +218,7 @@ def title(layout: Layout) -> str:
 
 
 def shown_rate(rate: float) -> str:
-    return "unlimited" if math.isinf(rate) else f"{rate / 1e6:,.0f} Mbit/s"
+    return "no limit" if math.isinf(rate) else f"{rate / 1e6:,.0f} Mbit/s"
 
 
 def _bytes(block: list[Cell]) -> list[str]:

@@ -22,6 +22,7 @@ from study.records import find as records
 from study.records import schema
 from study.records.schema import ModelStateBytes, Outcome, PeakMemory, Record
 from study.theory import hardware
+from study.theory.communication.on_wire import moved_by_gloo
 from study.theory.model_states import PARTS, paper_bytes
 
 TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
@@ -472,9 +473,7 @@ def _communication(r: Record) -> dict[str, Any]:
     return {
         "collective_bytes": sum(c.moved_bytes for c in r.collectives_per_step),
         "gloo_bytes": (
-            sum(c.moved_by_gloo(r.world_size) for c in r.collectives_per_step)
-            if r.proof and r.proof.backend == "gloo"
-            else None
+            moved_by_gloo(r.collectives_per_step, r.world_size) if r.proof and r.proof.backend == "gloo" else None
         ),
         "collective_count": sum(c.count for c in r.collectives_per_step),
     }

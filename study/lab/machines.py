@@ -84,7 +84,8 @@ class Lab:
             shutil.rmtree(self._disks, ignore_errors=True)
 
     def _make(self) -> None:
-        self._disks = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-lab-"))
+        self._disks = Path(tempfile.gettempdir()) / self._name
+        self._disks.mkdir()
         bridge = self._namespace("bridge")
         _ip("netns", "add", bridge)
         _ip("-n", bridge, "link", "add", "bridge", "type", "bridge")
@@ -163,9 +164,17 @@ def check() -> None:
 def remove_left_over() -> None:
     """Remove the machines of laboratories whose process has ended."""
     for entry in json.loads(_ip("-j", "netns", "list") or "[]"):
-        match = re.fullmatch(rf"{PREFIX}-(\d+)-\d+-\w+", entry["name"])
-        if match and not psutil.pid_exists(int(match[1])):
+        if _is_left_over(entry["name"]):
             _remove(entry["name"])
+    for disks in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
+        if _is_left_over(disks.name):
+            shutil.rmtree(disks, ignore_errors=True)
+
+
+def _is_left_over(name: str) -> bool:
+    """Whether this is the name of a laboratory, or of a part of it, whose process has ended."""
+    match = re.fullmatch(rf"{PREFIX}-(\d+)-\d+(-\w+)?", name)
+    return match is not None and not psutil.pid_exists(int(match[1]))
 
 
 def _remove(namespace: str) -> None:

@@ -120,15 +120,6 @@ class Collective(Facts):
         """What is sent; an all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), and so NCCL does."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
-    def moved_by_gloo(self, world_size: int) -> float:
-        """What gloo sends: its reduce-scatter is an all-reduce of all, its reduce gathers what it has scattered.
-
-        By torch 2.13 (ProcessGroupGloo) and gloo's reduce.cc.
-        """
-        if self.kind.endswith(("all_reduce", "reduce_scatter")):
-            return 2 * self.bytes
-        return self.bytes * (1 + 1 / world_size) if self.kind == "reduce" else self.bytes
-
 
 class PeakMemory(Facts):
     """Peaks of one rank in one phase."""

@@ -116,9 +116,9 @@ def build(
 
 
 def _has_networks(folders: Sequence[Path]) -> bool:
-    """Whether some run was of several machines whose network had a limit; of what cannot be read a page says why."""
+    """Whether runs of several machines tell what a network's limit costs; of what cannot be read a page says why."""
     with suppress(Refusal):
-        return network.is_limited(network.cells(find.find(folders)))
+        return bool(network.comparable(network.cells(find.find(folders)), control="ddp"))
     return False
 
 

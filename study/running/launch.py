@@ -60,7 +60,7 @@ def command(run: Run) -> list[str]:
     processes = ["--num_processes", str(run.world_size), "--main_process_port", str(run.main_process_port)]
     if run.num_machines > 1:
         processes += ["--num_machines", str(run.num_machines), "--machine_rank", str(run.machine_rank)]
-        processes += ["--main_process_ip", str(run.main_process_ip)]
+        processes += [] if run.main_process_ip is None else ["--main_process_ip", run.main_process_ip]
         processes += ["--rdzv_conf", f"timeout={run.config.collective_timeout}"]  # torch's own is 10 min
     return [*launcher, *processes, str(TRAIN), *run.arguments()]
 
@@ -92,6 +92,8 @@ def _launch(
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
+    for stale in run.own_folder.glob("failure-rank*.json"):  # an earlier attempt's
+        stale.unlink()
     with open(run.own_folder / "stdout.log", "w") as stdout, open(run.own_folder / "stderr.log", "w+") as stderr:
         process = subprocess.Popen(
             bound.command(on_this_machine(arguments)),
@@ -125,8 +127,8 @@ def _launch(
         status, message = "stalled", machine_0.says
     message = shown_text(message)
     if status == "misconfigured" and report is None:
-        for name in ("stdout.log", "stderr.log"):
-            (run.own_folder / name).unlink(missing_ok=True)
+        for log in (run.own_folder / "stdout.log", run.own_folder / "stderr.log", *run.folder.glob("machine*.log")):
+            log.unlink(missing_ok=True)
     path = run.own_folder / "record.json"
     if report and path.exists():
         _let_agree(path, status, message)
@@ -177,7 +179,8 @@ def _environment(run: Run) -> dict[str, str]:
 
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
-    threads = os.environ.get("OMP_NUM_THREADS") or _threads(run.num_local_ranks)
+    here = run.world_size if run.laboratory else run.num_local_ranks
+    threads = os.environ.get("OMP_NUM_THREADS") or _threads(here)
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     return inherited | {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve())}
 

@@ -118,7 +118,7 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
                 f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, and every machine is to "
                 "have as many; pass a divisor, or leave it out with --only"
             )
-        spread.append(run if run.laboratory else replace(run, num_machines=max(1, num_machines)))
+        spread.append(run if run.laboratory else replace(run, num_machines=max(run.num_machines, num_machines)))
     return spread
 
 
@@ -195,6 +195,12 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
             f"{path}: holds a run with {name}={record.config.get(name)!r}, the study plans {planned!r}; "
             "pass another --runs-dir, or delete it"
         )
+    ranks = record.proof.ranks_of_machines if record.proof else None
+    if ranks is not None and len(ranks) != run.num_machines:
+        raise Refusal(
+            f"{path}: holds a run of {counted(len(ranks), 'machine')}, {run.num_machines} are planned; pass another "
+            "--runs-dir, or delete it"
+        )
     if record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
         raise Refusal(
             f"{path}: holds a run of {run.strategy.name} whose file had another {key}; pass another --runs-dir, or "
@@ -262,6 +268,8 @@ def lacking(study: Study, run: Run, here: Machine) -> str | None:
     if run.num_machines > 1 and run.laboratory is None and run.main_process_ip is None:
         return f"is of {run.num_machines} machines: pass --on slurm, or start it on each of them (docs/machines.md)"
     present = len(here.gpu_memory_bytes)
+    if run.laboratory and present:
+        return "a laboratory's machines have no GPUs of their own; hide this one's: CUDA_VISIBLE_DEVICES="
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):
         return f"needs {counted(num_gpus, 'GPU')}, found {present}"

@@ -95,7 +95,10 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     Of several machines, the first writes the outcome.
     """
     made = plan.make(study, [run], folder, timeout_seconds)
-    if made.runs[0].to_run and not is_first_machine:
+    if not is_first_machine and not made.runs[0].to_run:
+        print(f"{run.run_id}: {made.runs[0].skipped or made.runs[0].kept}", flush=True)
+        return SOME_NOT_OK if made.runs[0].skipped else ALL_OK
+    if not is_first_machine:
         _clear(run.own_folder)
         ended = launch.launch(run, timeout_seconds)
         print(f"{run.run_id}: {ended.status}, {ended.message}", flush=True)

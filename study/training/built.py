@@ -82,7 +82,7 @@ def build(run: Run) -> Built:
         model, optimizer, train_batches, eval_batches = accelerator.prepare(
             model, optimizer, train_batches, eval_batches
         )
-    proof = _prove(accelerator, model, optimizer, run)
+    proof = _prove(accelerator, model, optimizer, splits, run)
     memory.begin(None)
     # Dropout's stream starts here, whatever random numbers building the model took.
     torch.manual_seed(config.seed * 1_000_003 + accelerator.process_index)
@@ -136,7 +136,7 @@ def _remove_stale(run: Run) -> None:
     run.remove_swap_folder()
 
 
-def _prove(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Proof:
+def _prove(accelerator: Accelerator, model: Any, optimizer: Any, splits: Splits, run: Run) -> Proof:
     """Read back what `prepare` built and hold it against the request. Collective. Raises Refusal."""
     from accelerate.utils import gather_object
 
@@ -147,4 +147,5 @@ def _prove(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Pr
     ranks = gather_object([(proof.gpu_of(accelerator.device), int(os.environ.get("GROUP_RANK", "0")))])
     num_gpus = proof.verify_gpus([gpu for gpu, _ in ranks], run)
     machines = proof.verify_machines([machine for _, machine in ranks], run)
+    proof.verify_text(gather_object([splits.description.get("digest")]), run)
     return read.model_copy(update={"num_gpus": num_gpus, "ranks_of_machines": machines})

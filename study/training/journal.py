@@ -229,7 +229,7 @@ class Journal:
             return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
             return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
-        if one_writer.is_another(self.run.folder):
+        if one_writer.is_another(self.run.own_folder):
             return error  # rank 0 has refused, or will: the folder is another run's
         at, error = time.time(), faults.named(error, self.run, self._is_removed())
         try:
@@ -277,7 +277,7 @@ class Journal:
         self._reports.remove()
 
     def discard(self) -> None:
-        """Remove what a refused run left, on rank 0; what was there before stays."""
+        """Remove what a refused run left, on the first rank of each machine; what was there before stays."""
         if not self.run.is_first_of_machine(self.rank) or not self.run.folder.exists():
             return
         self.run.remove_scratch()

@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,13 @@ import psutil
 from study.errors import Refusal
 from study.records import machine
 from study.run import Run
+from study.workloads import sources
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 POLL_SECONDS = 0.1
+DECLINE_SECONDS = 3
 VERDICT_SECONDS = 10.0  # that machine 0 has to tell the others, once its patience is at an end
 
 
@@ -42,27 +45,36 @@ def meet(run: Run) -> Store | None:
     store = _store(seconds)
     talk_on_the_way_to(os.environ["MASTER_ADDR"])
     rank = int(os.environ["RANK"])
-    if run.is_first_of_machine(rank):
-        store.set(f"machine/{run.machine_rank}", json.dumps(_facts(store, run)))
-    if rank == 0:
-        store.set("verdict", _verdict(store, run, seconds))
     try:
+        if run.is_first_of_machine(rank):
+            store.set(f"machine/{run.machine_rank}", json.dumps(_facts(store, run)))
+        if rank == 0:
+            store.set("verdict", _verdict(store, run, seconds))
         store.wait(["verdict"], datetime.timedelta(seconds=seconds + VERDICT_SECONDS))
         verdict = store.get("verdict").decode()
     except RuntimeError:
-        raise Refusal(
+        late = (
             f"machine 0 was reached at {os.environ['MASTER_ADDR']}, and its rank 0 did not come within {seconds} s "
-            "(--collective-timeout); look at what it says there"
-        ) from None
+            "(--collective-timeout), or has gone; look at what it says there"
+        )
+        with suppress(RuntimeError):  # should it come yet
+            store.set("refused", f"machine {run.machine_rank} has not waited any longer")
+        raise Refusal(late) from None
     if verdict:
         raise Refusal(verdict)
     return store
 
 
 def decline(run: Run, refusal: Refusal) -> None:
-    """Tell the others, who wait for this machine, why it does not come."""
-    if run.num_machines > 1:
-        _store(run.config.collective_timeout).set("refused", f"machine {run.machine_rank}: {refusal}")
+    """Tell the others why this machine does not come; those that have not come yet either say why themselves."""
+    if run.num_machines == 1:
+        return
+    with suppress(Refusal, RuntimeError):  # machine 0 has gone, and has said why itself
+        store = _store(DECLINE_SECONDS)
+        store.set("refused", f"machine {run.machine_rank}: {refusal}")
+        if os.environ.get("RANK", "0") == "0":
+            store.set("verdict", f"machine 0: {refusal}")
+            time.sleep(DECLINE_SECONDS)  # its agent ends with it, and takes the store along
 
 
 def _store(seconds: int) -> Store:
@@ -104,7 +116,8 @@ def _facts(store: Store, run: Run) -> dict[str, Any]:
         "num_machines": run.num_machines,
         "Python": ".".join(map(str, sys.version_info[:2])),
         **machine.versions(),
-        "commit": machine.git_state()["git_commit"],
+        **machine.git_state(),
+        "initial weights": None if run.config.weights is None else sources.weights_sha256(run.config.weights),
         "shared run directory": _shares_folder(store, run),
     }
 

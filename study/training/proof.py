@@ -282,6 +282,15 @@ def verify_machines(machines: list[int], run: Run) -> list[int]:
     return found
 
 
+def verify_text(digests: list[str | None], run: Run) -> None:
+    """Raise Refusal where a rank, on another machine, has other text than rank 0; `digests` has each rank's."""
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise Refusal(
+                f"data: rank {run.machine_of(rank)} has other text than rank 0 ({digest}, {digests[0]}); copy the files"
+            )
+
+
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
     """Add the types of gradients and moments, which exist only as the optimizer steps."""
     tensors = engine_tensors(model, innermost(optimizer))

@@ -38,6 +38,8 @@ def requested_run(config: RunConfig) -> Run:
                 world_size=flags.get("num_processes") or strategy.num_processes,
                 num_machines=flags.get("num_machines") or strategy.num_machines,
                 machine_rank=flags.get("machine_rank") or strategy.content.get("machine_rank") or 0,
+                main_process_ip=flags.get("main_process_ip") or strategy.content.get("main_process_ip"),
+                main_process_port=flags.get("main_process_port") or strategy.content.get("main_process_port") or 0,
             )
             run.check_machines()
             allowed.check_rank(os.environ, run.world_size, strategy.distributed_type != "NO")

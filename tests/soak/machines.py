@@ -120,21 +120,21 @@ FAULTS = [
           flags=dict.fromkeys((0, 1), "--checkpoint-every 2")),
     Fault(
         "the cable of machine 1 is pulled",
-        {0: "rank 1 (machine 1) did not come", 1: "rank 0 (machine 0) did not come"},
+        {0: "stalled: rank 1 (machine 1) did not come", 1: "rank 0 (machine 0)"},
         lambda scene: scene.lab.cut(1),
     ),
     Fault(
         "the cable of machine 1 is pulled, stage 3",
-        {0: "rank 1 (machine 1) did not come", 1: "rank 0 (machine 0) did not come"},
+        {0: "stalled: rank 1 (machine 1) did not come", 1: "rank 0 (machine 0)"},
         lambda scene: scene.lab.cut(1),
         strategy="zero3",
     ),
-    Fault("all of machine 1 is killed", {0: "rank 1 (machine 1) is gone"}, lambda scene: scene.lab.kill(1)),
-    Fault("all of machine 0 is killed", {1: "rank 0 (machine 0) is gone"}, lambda scene: scene.lab.kill(0)),
-    Fault("SIGKILL to the rank of machine 1", {0: "rank 1 (machine 1) is gone", 1: "SIGKILL"},
+    Fault("all of machine 1 is killed", {0: "killed: the connection to rank 1 (machine 1) is gone"}, lambda scene: scene.lab.kill(1)),
+    Fault("all of machine 0 is killed", {1: "killed: the connection to rank 0 (machine 0) is gone"}, lambda scene: scene.lab.kill(0)),
+    Fault("SIGKILL to the rank of machine 1", {0: "killed: the connection to rank 1 (machine 1) is gone", 1: "killed: rank 1"},
           to_rank_of_machine_1(signal.SIGKILL)),
     Fault("SIGSTOP to the rank of machine 1",
-          {0: "rank 1 (machine 1) did not come", 1: "machine 0 has not answered for 90 s"},
+          {0: "stalled: rank 1 (machine 1) did not come", 1: "stalled: machine 0 has not"},
           to_rank_of_machine_1(signal.SIGSTOP)),
 ]  # fmt: skip
 

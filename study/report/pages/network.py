@@ -10,6 +10,7 @@ from pathlib import Path
 
 from study.compare import network
 from study.compare.network import Cell, Layout
+from study.errors import Refusal
 from study.records import find
 from study.report import markup
 from study.report.figures import network as figures
@@ -19,6 +20,7 @@ from study.report.pages.opening import lead
 from study.report.words import count, percent
 
 CONTROL = "ddp"
+RUN = "zero-study run network"
 NOTE = "Machines are namespaces of one box that share its processors; gloo is the backend. Times hold within this box."
 
 
@@ -28,12 +30,9 @@ def load(records: Sequence[str]) -> list[Cell]:
 
 
 def _layouts(cells: Sequence[Cell]) -> dict[Layout, dict[str, list[Cell]]]:
-    """By layout and strategy; layouts of which no run had a limit are left out."""
-    found = {}
-    for layout, members in groupby(cells, key=lambda cell: cell.layout):
-        of = {name: list(each) for name, each in groupby(members, key=lambda cell: cell.strategy)}
-        if network.is_limited(cell for each in of.values() for cell in each):
-            found[layout] = of
+    """What can be compared. Raises Refusal where nothing can."""
+    if not (found := network.comparable(cells, CONTROL)):
+        raise Refusal(f"no strategy and {CONTROL} ran on several machines with a limit and without; run: {RUN}")
     return found
 
 
@@ -54,7 +53,7 @@ def opening(cells: Sequence[Cell]) -> Html:
 
 def _ratios(of: dict[str, list[Cell]], rate: float) -> dict[str, float]:
     at = {name: cell.median_seconds for name, each in of.items() for cell in each if cell.rate == rate}
-    return {name: seconds / at[CONTROL] for name, seconds in at.items() if name != CONTROL and CONTROL in at}
+    return {name: seconds / at[CONTROL] for name, seconds in at.items() if name != CONTROL}
 
 
 def steps(cells: Sequence[Cell]) -> Figure:
@@ -70,17 +69,16 @@ def pays(cells: Sequence[Cell]) -> Html:
     head = ["strategy", "measured", "predicted"]
     groups = []
     for layout, of in _layouts(cells).items():
-        rows = [[name, *_pays(each, of[CONTROL])] for name, each in of.items() if name != CONTROL and CONTROL in of]
+        rows = [[name, *_pays(each, of[CONTROL])] for name, each in of.items() if name != CONTROL]
         groups.append((network.title(layout), rows))
     caption = f"The rate from which on a step takes at most {network.PAYS:g} times one under {CONTROL}"
     return Html(markup.table(caption, head, groups, NOTE, words=head))
 
 
 def _pays(each: list[Cell], control: list[Cell]) -> tuple[str, str]:
-    free, plain = (next((cell for cell in of if math.isinf(cell.rate)), None) for of in (each, control))
+    free, plain = (next(cell for cell in of if math.isinf(cell.rate)) for of in (each, control))
     lowest = min(cell.rate for cell in each)
-    measured = network.pays_from(each, control)
-    predicted = None if free is None or plain is None else network.predicted_to_pay_from(free, plain)
+    measured, predicted = network.pays_from(each, control), network.predicted_to_pay_from(free, plain)
     return _rate(measured, lowest), _rate(predicted, lowest)
 
 
@@ -89,7 +87,7 @@ def _rate(rate: float | None, lowest: float) -> str:
         return "never"
     if math.isinf(rate):
         return "only without a limit"
-    return f"{network.shown_rate(lowest)} and below" if rate < lowest else network.shown_rate(rate)
+    return f"at every rate tried, {network.shown_rate(lowest)} too" if rate < lowest else network.shown_rate(rate)
 
 
 def errors(cells: Sequence[Cell]) -> Html:

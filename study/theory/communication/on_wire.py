@@ -1,12 +1,13 @@
-"""How many bytes does each machine send to the others, by the algorithm of the backend that ranks talk through?
+"""How many bytes does a backend send for what ranks ask, and how many of them pass from machine to machine?
 
-Collectives are counted as engines ask for them. gloo has no reduce-scatter of its own (torch 2.13, ProcessGroupGloo):
-it takes an all-reduce of all and drops what is not its own, and so sends twice what NCCL sends. And its reduce to one
-rank scatters first and then gathers there (reduce.cc).
+Collectives are counted as engines ask for them. By the sources of torch 2.13 (ProcessGroupGloo) and gloo: a
+reduce-scatter is an all-reduce of all, a reduce to one rank scatters first and then gathers there, a broadcast goes
+down a binomial tree. NCCL's rings pass each tensor once, and an all-reduce's twice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -15,11 +16,12 @@ from study.theory.case import Engine
 Backend = Literal["gloo", "nccl"]
 
 # How often a ring over n ranks takes (n - 1) / n of the tensor past each of them: reduce, then gather (gloo's
-# allreduce.cc and allgather.cc; NCCL's rings are the same). A broadcast and a reduce pass it on once.
+# allreduce.cc and allgather.cc).
 _PASSES: dict[Backend, dict[str, int]] = {
     "gloo": {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1, "broadcast": 1, "reduce": 1},
     "nccl": {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "reduce": 1},
 }
+_SEGMENT_BYTES = 1 << 20  # at most, of gloo's
 
 
 class OneKind(Protocol):
@@ -29,12 +31,30 @@ class OneKind(Protocol):
     def kind(self) -> str: ...  # subgroup_ before it: among some of the ranks only
 
     @property
-    def bytes(self) -> Any: ...  # of the whole tensor
+    def count(self) -> Any: ...
+
+    @property
+    def bytes(self) -> Any: ...  # of the whole tensors, together
 
 
 def is_known(collectives: Iterable[OneKind]) -> bool:
     """Whether all are of kinds whose algorithm is told here."""
     return all(each.kind.removeprefix("subgroup_") in _PASSES["gloo"] for each in collectives)
+
+
+def moved_by_gloo(collectives: Iterable[OneKind], world_size: int) -> float:
+    """Bytes that gloo sends, as `Collective.moved_bytes` counts NCCL's: without the factor (n - 1) / n of a ring.
+
+    Of kinds that are not told here as many as NCCL.
+    """
+    moved = 0.0
+    for each in collectives:
+        kind = each.kind.removeprefix("subgroup_")
+        moved += _PASSES["gloo"].get(kind, 1) * each.bytes
+        if kind == "reduce" and world_size > 1:
+            ring = world_size / (world_size - 1)
+            moved += (_of_reduce(each, world_size) * ring - 1 + 1 / world_size) * each.bytes
+    return moved
 
 
 def sent_bytes(collectives: Sequence[OneKind], engine: Engine, num_machines: int, backend: Backend) -> float:
@@ -43,18 +63,33 @@ def sent_bytes(collectives: Sequence[OneKind], engine: Engine, num_machines: int
     Ranks are in order on the machines, as many on each. Payload alone: headers come on top.
     """
     ranks_each = engine.world_size // num_machines
-    others = engine.world_size - ranks_each  # ranks that are not on the machine of the one that gathers
-    sent = [
-        _passes(each.kind, backend) * each.bytes * _crossings(_groups(each.kind, engine), ranks_each)
-        for each in collectives
-    ]
-    if backend == "gloo":
-        sent += [each.bytes * others / engine.world_size for each in collectives if each.kind == "reduce"]
+    sent = []
+    for each in collectives:
+        kind = each.kind.removeprefix("subgroup_")
+        groups = _groups(each.kind, engine)
+        if backend == "gloo" and kind == "broadcast":
+            sent.append(each.bytes * _tree_crossings(engine.world_size, ranks_each))
+            continue
+        passed = _PASSES[backend][kind] * each.bytes * _crossings(groups, ranks_each)
+        if backend == "gloo" and kind == "reduce":
+            world = engine.world_size
+            passed *= _of_reduce(each, world) * world / (world - 1)
+            passed += each.bytes * (world - ranks_each) / world  # gathered by the rank that asked, on its machine
+        sent.append(passed)
     return float(sum(sent)) / num_machines
 
 
-def _passes(kind: str, backend: Backend) -> int:
-    return _PASSES[backend][kind.removeprefix("subgroup_")]
+def _of_reduce(reduces: OneKind, world_size: int) -> float:
+    """Of a tensor, how much each rank sends round the ring of gloo's reduce (reduce.cc): more than it needs to.
+
+    It stops two segments before all are sent, where its all-reduce stops when a rank has what is its own. Taken to be
+    calls of equal size, since a record has their sum.
+    """
+    size = reduces.bytes / max(1, reduces.count)
+    segment = min(math.ceil(size / (2 * world_size)), _SEGMENT_BYTES) or 1
+    least = max(math.ceil(size / segment), 2 * world_size)
+    segments = world_size * math.ceil(least / world_size)
+    return 1.0 - 2 / int(segments)
 
 
 def _groups(kind: str, engine: Engine) -> list[range]:
@@ -76,3 +111,9 @@ def _crossings(groups: Iterable[range], ranks_each: int) -> float:
         for place, rank in enumerate(group)
         if rank // ranks_each != group[place - 1] // ranks_each
     )
+
+
+def _tree_crossings(world_size: int, ranks_each: int) -> int:
+    """How often a tensor passes from machine to machine down gloo's tree (broadcast.cc), from rank 0."""
+    above = {rank: rank - (1 << (rank.bit_length() - 1)) for rank in range(1, world_size)}
+    return sum(rank // ranks_each != parent // ranks_each for rank, parent in above.items())

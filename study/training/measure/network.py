@@ -34,7 +34,8 @@ class Traffic:
         if self._first is None or self._last is None or self._first[0] == self._last[0]:
             return None
         (first_step, before), (last_step, after) = self._first, self._last
-        carried = {name: [now - then for now, then in zip(after[name], before[name], strict=True)] for name in before}
+        there = [name for name in before if name in after]  # of containers they come and go
+        carried = {name: [now - then for now, then in zip(after[name], before[name], strict=True)] for name in there}
         used = {name: both for name, both in carried.items() if any(both)}
         return Network(
             interfaces=sorted(used),
