@@ -93,6 +93,7 @@ def to_rank_of_machine_1(number: signal.Signals) -> Callable[[Scene], None]:
 
 
 TWICE = "give each its own --machine-rank"
+GONE = "killed: the connection to rank {} (machine {}) is gone"
 NOT_THERE = "machine 0 did not answer at"
 FAULTS = [
     Fault("machine 1 is never started", {0: "1 of 2 machines came within"}, starts=(0,)),
@@ -129,9 +130,9 @@ FAULTS = [
         lambda scene: scene.lab.cut(1),
         strategy="zero3",
     ),
-    Fault("all of machine 1 is killed", {0: "killed: the connection to rank 1 (machine 1) is gone"}, lambda scene: scene.lab.kill(1)),
-    Fault("all of machine 0 is killed", {1: "killed: the connection to rank 0 (machine 0) is gone"}, lambda scene: scene.lab.kill(0)),
-    Fault("SIGKILL to the rank of machine 1", {0: "killed: the connection to rank 1 (machine 1) is gone", 1: "killed: rank 1"},
+    Fault("all of machine 1 is killed", {0: GONE.format(1, 1)}, lambda scene: scene.lab.kill(1)),
+    Fault("all of machine 0 is killed", {1: GONE.format(0, 0)}, lambda scene: scene.lab.kill(0)),
+    Fault("SIGKILL to the rank of machine 1", {0: GONE.format(1, 1), 1: "killed: rank 1"},
           to_rank_of_machine_1(signal.SIGKILL)),
     Fault("SIGSTOP to the rank of machine 1",
           {0: "stalled: rank 1 (machine 1) did not come", 1: "stalled: machine 0 has not"},
