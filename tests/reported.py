@@ -52,7 +52,7 @@ def _build(folder: Path) -> None:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         report.build_site(folder / "reports")
         times = [report.ROOT / "reports" / "cpu" / "records" / "cpu-time"]
-        fixed = [report.ROOT / "reports" / "cpu" / "records" / "learning-bert"]
+        fixed = [report.ROOT / "reports" / "cpu" / "records" / name for name in ("learning-bert", "learning-gpt")]
         report.build("cpu", records(), folder / "reports" / "cpu", times, fixed)
 
 

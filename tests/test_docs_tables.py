@@ -73,7 +73,7 @@ def runs(study: str = "*") -> list[Record]:
 
 
 def whole_answer() -> str:
-    return answer.table([CPU / "cpu", CPU / "bert-large", CPU / "learning-bert"])
+    return answer.table([CPU / "cpu", CPU / "bert-large", CPU / "learning-bert", CPU / "learning-gpt"])
 
 
 SPLIT = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
-LEARNED = {"bert-imdb": "learning-bert", "gpt-wikitext": "cpu"}  # the study that tells what a model learns
+LEARNED = {"bert-imdb": "learning-bert", "gpt-wikitext": "learning-gpt"}  # the study that tells what a model learns
 WORLD_SIZE = 2  # of the runs whose losses are compared
 PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
 SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
