@@ -471,7 +471,7 @@ def test_a_peak_of_an_unknown_batch_is_anything_from_the_least_to_the_card():
 def test_records_say_where_they_are_from():
     found = record.loss_difference("gpt-wikitext", "zero2", "ddp")
     assert found.interval[0] <= found.value <= found.interval[1]
-    assert {name.split("-2x")[0] for name in found.evidence} == {"gpt-wikitext-mini-zero2", "gpt-wikitext-mini-ddp"}
+    assert {name.split("-2x")[0] for name in found.evidence} == {"gpt-wikitext-tiny-zero2", "gpt-wikitext-tiny-ddp"}
     first = record.loss_difference("gpt-wikitext", "zero2", "ddp", steps=10)
     assert abs(first.value) < 1e-5
     assert record.volume("accelerate_configs/buckets/zero1_owners.yaml", 2, 1) == record.volume("zero1_owners", 2, 1)

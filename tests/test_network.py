@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 
 from study.compare import network
-from study.errors import Refusal
 from study.files import ROOT
 from study.records import find, schema
 from study.records.schema import Network
@@ -191,10 +190,11 @@ def test_the_page_has_a_block_for_each_layout(records, monkeypatch, tmp_path):
         assert f"| `{name}` | 0e+00 | " in page  # its steps are those of the run on one machine
 
 
-def test_a_page_of_no_machines_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(network.records, "find", lambda _: [])
-    with pytest.raises(Refusal, match=r"run: zero-study run network$"):
-        network.table([tmp_path])
+def test_runs_of_one_machine_make_no_table(records, monkeypatch, tmp_path):
+    monkeypatch.setattr(network.records, "find", lambda _: list(records.values()))
+    page = network.table([tmp_path])
+    assert "No run of several machines tells its steps and its bytes" in page
+    assert "| strategy" not in page
 
 
 def test_runs_of_one_machine_are_no_cells(records):

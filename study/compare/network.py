@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from study.compare import markdown, parity
 from study.compare.cases import engine_of, job_of, shape_of
-from study.errors import Refusal
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Collective, Network, Record
@@ -196,12 +195,12 @@ def _bits(cell: Cell) -> float:
 
 
 def table(folders: Sequence[Path]) -> str:
-    """Make the page: a block per layout, with the bytes and the seconds of each strategy. Raises Refusal."""
+    """Make the page: a block per layout, with the bytes and the seconds of each strategy."""
     record_files = records.find(folders)
     found = cells(record_files)
-    if not found:
-        raise Refusal("no run of several machines that tells its steps and its bytes; run: zero-study run network")
     lines = ["# Several machines: bytes and seconds by the rate of the network", "", EXPLANATION, ""]
+    if not found:
+        lines += ["No run of several machines tells its steps and its bytes; `zero-study run network` makes some.", ""]
     for layout, members in groupby(found, key=lambda each: each.layout):
         block = list(members)
         rates = sorted({each.rate for each in block}, reverse=True)
