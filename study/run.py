@@ -64,7 +64,8 @@ class Run:
 
     def check_machines(self) -> None:
         """Refuse a machine that is none of the run's, and machines that cannot have as many processes each."""
-        if self.num_local_ranks and not 0 <= self.machine_rank < self.num_machines:
+        several = self.num_machines > 1  # on one machine accelerate leaves its rank aside
+        if self.num_local_ranks and several and not 0 <= self.machine_rank < self.num_machines:
             raise Refusal(
                 f"machine_rank {self.machine_rank} of {self.num_machines} machine(s), which are counted from 0; pass "
                 "another --machine_rank"
@@ -84,7 +85,8 @@ class Run:
 
         So machines work alike whether they share a disk or not.
         """
-        return self.folder / f"machine{self.machine_rank}" if self.machine_rank else self.folder
+        is_another = self.num_machines > 1 and self.machine_rank > 0
+        return self.folder / f"machine{self.machine_rank}" if is_another else self.folder
 
     @property
     def swap_folder(self) -> Path:

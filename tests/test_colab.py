@@ -182,6 +182,7 @@ def test_commands_are_accepted(name, capability, precision, monkeypatch):
         flags = config.given(cli.parse(command[1:]).params)
         chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))
         assert flags.pop("num_processes") == 1
+        assert (flags.pop("machine_rank"), flags.pop("main_process_port")) == (0, 29500)  # of one machine, not used
         made = config.build_config(**flags)
         assert (made.size, made.data, made.precision) == ("large", "hub", precision)
         assert chosen.needed_extensions == set()

@@ -28,6 +28,8 @@ COMMANDS = {
     "plan smoke": None,
     "run smoke": "train",
     "body learning-bert-pilot": "train",
+    "job smoke bert-imdb-tiny-ddp-2x-seed0": "train",
+    "lab true": None,
     f"verdict smoke {RECORDS}": "report",
     "gpu --plan": "train",
     "gpu": "train",

@@ -557,9 +557,7 @@ def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_proce
 def test_machines_of_the_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.yaml"
     text = find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2")
-    path.write_text(
-        text.replace("deepspeed_config:\n", "deepspeed_config:\n  deepspeed_multinode_launcher: standard\n")
-    )
+    path.write_text(text)
     ancestor = Ancestor(f"accelerate-launch --config_file {path} study/train.py", tmp_path)
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
     monkeypatch.setenv("RANK", "0")
@@ -714,14 +712,14 @@ def test_a_launcher_that_writes_the_environment_is_refused(tmp_path, launcher):
     """DeepSpeed's own write all variables, tokens included, to .deepspeed_env; without one, accelerate takes pdsh."""
     text = find_strategy("zero2").read_text()
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        text.replace("deepspeed_config:\n", f"deepspeed_config:\n  deepspeed_multinode_launcher: {launcher}\n")
-    )
+    path.write_text(text.replace("deepspeed_multinode_launcher: standard", f"deepspeed_multinode_launcher: {launcher}"))
     with pytest.raises(
         Refusal, match=rf"{launcher} is DeepSpeed's to start, which writes .*; write deepspeed_multinode_l"
     ):
         read_strategy(path)
-    path.write_text(text.replace("num_machines: 1", "num_machines: 2"))
+    path.write_text(
+        text.replace("  deepspeed_multinode_launcher: standard\n", "").replace("num_machines: 1", "num_machines: 2")
+    )
     with pytest.raises(Refusal, match=r"num_machines: 2 without a launcher is DeepSpeed's to start, .* standard"):
         read_strategy(path)
 
