@@ -290,6 +290,7 @@ def test_a_study_names_machines_and_a_rate():
 def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
     launching.use()
     own = tmp_path / "own"
+    own.mkdir()
     with Lab(2, "8mbit", [own]) as lab:
         (own / "of machine 0").touch()
         seen = [lab.start(k, ["ls", str(own)], stdout=-1, text=True).communicate()[0].split() for k in (0, 1)]
