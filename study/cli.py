@@ -179,7 +179,7 @@ def _train(
     machines = num_machines or chosen.num_machines
     _check_machine(machines, main_process_ip)
     where = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
-    run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **(where if machines > 1 else {}))
+    run = make_run(asked, chosen, num_processes or chosen.num_processes, machines, **where)
     checks.check_folder(run)
     checks.check(run)
 

@@ -64,8 +64,7 @@ class Run:
 
     def check_machines(self) -> None:
         """Refuse a machine that is none of the run's, and machines that cannot have as many processes each."""
-        several = self.num_machines > 1  # on one machine accelerate leaves its rank aside
-        if self.num_local_ranks and several and not 0 <= self.machine_rank < self.num_machines:
+        if self.num_local_ranks and not 0 <= self.machine_rank < self.num_machines:
             raise Refusal(
                 f"machine_rank {self.machine_rank} of {self.num_machines} machine(s), which are counted from 0; pass "
                 "another --machine_rank"
@@ -85,8 +84,7 @@ class Run:
 
         So machines work alike whether they share a disk or not.
         """
-        is_another = self.num_machines > 1 and self.machine_rank > 0
-        return self.folder / f"machine{self.machine_rank}" if is_another else self.folder
+        return self.folder / f"machine{self.machine_rank}" if self.machine_rank else self.folder
 
     @property
     def swap_folder(self) -> Path:
@@ -117,13 +115,14 @@ class Run:
 def make_run(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1, **machine: Any) -> Run:
     """Make a run that belongs to no study: in --output-dir, else in runs/, in a folder named after what it is.
 
-    `machine`: which of several this one is, and where the first is, by the names of Run's fields.
+    `machine`: which of several this one is, and where the first is, by the names of Run's fields; of one machine
+    accelerate leaves them aside.
     """
     where = f"{world_size}x" + (f"-{num_machines}machines" if num_machines > 1 else "")
     folder = (
         config.output_dir or Path("runs") / f"{config.workload}-{config.size}-{strategy.name}-{where}-seed{config.seed}"
     )
-    return Run(config, strategy, world_size, folder, num_machines, **machine)
+    return Run(config, strategy, world_size, folder, num_machines, **(machine if num_machines > 1 else {}))
 
 
 def as_words(flags: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ COMMANDS = {
     "run smoke": "train",
     "body learning-bert-pilot": "train",
     "job smoke bert-imdb-tiny-ddp-2x-seed0": "train",
-    "lab true": None,
+    "lab --help": None,
     f"verdict smoke {RECORDS}": "report",
     "gpu --plan": "train",
     "gpu": "train",

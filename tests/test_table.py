@@ -104,6 +104,35 @@ def test_speed_on_gpus(tmp_path):
     assert row["joules_per_token"] == row["energy_joules"] / written.tokens
 
 
+LOAD = {"seconds": 10.0, "num_processors": 2, "own_seconds": 18.0, "other_seconds": 0.4, "stolen_seconds": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changed", "share", "has_times"),
+    [
+        ({"load": LOAD}, 0.045, True),
+        ({"load": LOAD | {"stolen_seconds": 0.7}}, 0.055, False),
+        ({"load": LOAD | {"other_seconds": 1.4}}, 0.095, False),
+        ({"load": None}, math.nan, True),
+        ({"load": LOAD | {"other_seconds": 9.0}, "other_machines": [{}]}, math.nan, True),  # theirs is not known
+    ],
+)
+def test_a_disturbed_run_has_no_times(tmp_path, changed, share, has_times):
+    path = synthetic.write_run(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    row = only(tmp_path)
+    assert row["share_of_others"] == pytest.approx(share, nan_ok=True)
+    for name in ("seconds_per_step", "seconds_lower", "tokens_per_second", "samples_per_second"):
+        assert np.isnan(row[name]) != has_times, name
+    assert row["final_loss"] > 0
+
+
+def test_what_others_do_on_a_gpus_host_does_not_count(tmp_path):
+    path = synthetic.write_run(tmp_path, box="gpu", precision="bf16")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"load": LOAD | {"other_seconds": 9.0}}))
+    assert only(tmp_path)["seconds_per_step"] > 0
+
+
 @pytest.mark.parametrize(
     "machine",
     [

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from study.compare import peaks
+from study.compare import peaks, quiet
 from study.compare.cases import engine_of, has_computed_buckets, is_unproven, proven_strategy
 from study.compare.losses import steps_at_an_end
 from study.compare.parity import NOT_COMPARED
@@ -43,6 +43,7 @@ COLUMNS: dict[str, str] = {
     "status": "str",
     "message": "str",
     "started_at": "str",
+    "share_of_others": "float64",  # of a CPU's processors, by others; above quiet.QUIET the run has no times
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
     "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
     "share_device": "bool",  # asked to be on one GPU, for bytes alone
@@ -207,6 +208,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "status": status,
         "message": failure if outcome is None or (outcome.status == "ok" and failure) else outcome.message,
         "started_at": r.started_at,
+        "share_of_others": quiet.share_of_others(r),
         "oversubscribed": _is_oversubscribed(r, device),
         "is_unproven": is_unproven(r),
         "share_device": config.share_device,
@@ -355,7 +357,7 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
     if r.energy_joules and None not in r.energy_joules and not oversubscribed:
         facts["energy_joules"] = sum(r.energy_joules)
         facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
-    if r.timing is None or r.timing.median_seconds is None:
+    if r.timing is None or r.timing.median_seconds is None or quiet.is_disturbed(r):
         return facts
     facts["seconds_per_step"] = r.timing.median_seconds
     facts["seconds_lower"] = r.timing.lower_quartile_seconds

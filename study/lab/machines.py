@@ -8,7 +8,6 @@ they share.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,21 +134,9 @@ class Lab:
         """Kill all that runs on a machine; its kernel goes on, and says so to the others."""
         _kill(self._namespace(machine))
 
-    def carried(self, machine: int) -> Mapping[str, int]:
-        """Bytes that a machine has sent and received since it was made, by its interface."""
-        shown = json.loads(_ip("-n", self._namespace(machine), "-s", "-j", "link", "show", "dev", "eth0"))
-        statistics = shown[0]["stats64"]
-        return {"sent": statistics["tx"]["bytes"], "received": statistics["rx"]["bytes"]}
-
 
 def is_rate(text: str) -> bool:
     return text == UNLIMITED or RATE.fullmatch(text) is not None
-
-
-def bits_per_second(rate: str) -> float:
-    """What a rate is in numbers; infinite where it is unlimited."""
-    match = RATE.fullmatch(rate)
-    return int(match[1]) * BITS[match[2]] if match else math.inf
 
 
 def check() -> None:
@@ -190,7 +177,10 @@ def _kill(namespace: str) -> None:
 
 
 def _limit(namespace: str, interface: str, rate: str) -> None:
-    burst = max(SMALLEST_BURST_BYTES, int(bits_per_second(rate) / 8 * TICK_SECONDS))
+    match = RATE.fullmatch(rate)
+    assert match is not None
+    bits_per_second = int(match[1]) * BITS[match[2]]
+    burst = max(SMALLEST_BURST_BYTES, int(bits_per_second / 8 * TICK_SECONDS))
     limits = ["rate", rate, "burst", str(burst), "limit", str(QUEUE_BYTES)]
     _run(["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *limits])
 

@@ -135,12 +135,8 @@ def classify(
     refused = _after(REFUSED, errors)
     if refused and (report is None or report.status == "interrupted"):  # which a rank is where only another one refuses
         return "misconfigured", refused
-    for error in raised:
-        if _BUILD_FAILED.search(error.text):
-            return "build_failed", error.text
-    for error in raised:
-        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
-            return "offload_failed", error.text.removeprefix("Failed: ")
+    if sign := _of_extensions(raised):
+        return sign
     if swap_says and died and any(_AIO in line for line in errors):
         return "offload_failed", f"{swap_says}; {ended} in DeepSpeed's reading"
     if report is None and folder_says:
@@ -164,6 +160,17 @@ def _causes(errors: Iterable[str], report: OwnReport | None) -> list[Raised]:
     elif report and not raised:
         raised.append(Raised(report.text, ""))
     return raised
+
+
+def _of_extensions(raised: Sequence[Raised]) -> tuple[OutcomeStatus, str] | None:
+    """What became of DeepSpeed's extensions: of their build, or else of their offload to a disk."""
+    for error in raised:
+        if _BUILD_FAILED.search(error.text):
+            return "build_failed", error.text
+    for error in raised:
+        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
+            return "offload_failed", error.text.removeprefix("Failed: ")
+    return None
 
 
 def _by_cause(cause: Raised, before_the_first_step: bool, ended: str) -> tuple[OutcomeStatus, str]:

@@ -68,14 +68,18 @@ def did_not_come(missing: list[int], run: Run) -> Stalled:
         return Stalled(
             f"every rank waited {seconds} s (--collective-timeout) in a collective that the others were not in"
         )
-    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(run.machine_of, missing))}"
-    return Stalled(f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
+    return Stalled(f"{_named(missing, run)} did not come to a collective within {seconds} s (--collective-timeout)")
 
 
 def gone(missing: list[int], run: Run) -> MachineLost:
     """Say which ranks have gone without a word."""
-    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(run.machine_of, missing))}"
-    return MachineLost(f"the connection to {ranks} is gone, and nothing is heard from there; look at that machine")
+    return MachineLost(
+        f"the connection to {_named(missing, run)} is gone, and nothing is heard from there; look at that machine"
+    )
+
+
+def _named(ranks: list[int], run: Run) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(run.machine_of, ranks))}"
 
 
 def _was_swapping(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
+from study.compare.quiet import QUIET
 from study.compare.words import bytes_text, computed_note, processes, three_digits
 from study.report import markup
 from study.report.markup import Html
@@ -161,10 +162,24 @@ def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
     }
 
     def make(here: pd.DataFrame) -> str:
-        shown = table_of(here, "How long a step takes", columns, TIMES_NOTE, words=[f"against {control}"])
+        note = TIMES_NOTE + _disturbed(here)
+        shown = table_of(here, "How long a step takes", columns, note, words=[f"against {control}"])
         return shown if times_decide(compared) else markup.details("The times, which decide nothing", shown)
 
     return by_box(runs, make)
+
+
+def _disturbed(runs: pd.DataFrame) -> str:
+    """How many runs have no times because their box was busy with something else; empty where that is unknown."""
+    known = runs["share_of_others"].dropna()
+    if known.empty:
+        return ""
+    quiet = known[known <= QUIET]
+    most = "" if quiet.empty else f"; in the others they took at most {percent(quiet.max())}"
+    return (
+        f" Left out, as other processes took more than {percent(QUIET)} of the processors meanwhile: "
+        f"{len(known) - len(quiet)} of {count(len(known), 'run')}{most}."
+    )
 
 
 def largest_batch(runs: pd.DataFrame) -> Html:

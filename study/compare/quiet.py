@@ -1,0 +1,25 @@
+"""Was a machine busy with something else while a run was timed? Then its times do not count."""
+
+from __future__ import annotations
+
+from study.records.find import device_of
+from study.records.schema import Record
+
+# Of the processor time that a machine had. A box that does nothing else comes to 0.01 or 0.02: the kernel, the runner.
+QUIET = 0.05
+
+
+def share_of_others(r: Record) -> float | None:
+    """How much of the processors other processes, and a hypervisor's other guests, took while steps were trained.
+
+    None where it is not known, on a GPU, which they do not slow down, and on several machines, of which the record
+    knows the first's alone.
+    """
+    if r.load is None or device_of(r) != "cpu" or r.other_machines:
+        return None
+    return (r.load.other_seconds + r.load.stolen_seconds) / (r.load.seconds * r.load.num_processors)
+
+
+def is_disturbed(r: Record) -> bool:
+    share = share_of_others(r)
+    return share is not None and share > QUIET
