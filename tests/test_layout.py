@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "models": "",
     "config": "errors models",
     "strategy": "config errors files models theory",
-    "lab": "errors",
+    "lab": "errors records",
     "run": "config errors files strategy",
     "records": "errors files",
     "workloads": "config errors files models",
@@ -124,7 +124,6 @@ def test_import_needs_neither_torch_nor_pages(name):
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
-@pytest.mark.launches
 @pytest.mark.launches
 def test_deciding_claims_loads_no_page_code():
     code = (

@@ -22,6 +22,7 @@ from study.errors import Refusal
 from study.lab import machines
 from study.lab.machines import Lab
 from study.records import schema
+from study.records.machine import LABORATORY
 from study.run import make_run
 from study.running import ending, launch, main_machine, plan, studies
 from study.strategy.file import names, read_by_name
@@ -335,6 +336,7 @@ def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
     record = schema.read(tmp_path / "run")
     assert record.proof.ranks_of_machines == [1, 1]
     assert [machine["libraries"] for machine in record.other_machines] == [record.machine["libraries"]]
+    assert record.machine["environment"][LABORATORY] == "unlimited"
     assert socket.gethostname() not in record.model_dump_json()
     one = launching.run("zero3").record
     assert one.proof.ranks_of_machines == [2]

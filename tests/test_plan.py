@@ -18,6 +18,7 @@ from study.models import SIZES
 from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
 from study.records import schema
+from study.records.machine import LABORATORY
 from study.records.schema import Outcome
 from study.run import Run, make_run
 from study.running import duration, plan, studies
@@ -408,6 +409,19 @@ def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
         schema.write(run_dir, record.model_copy(update={"strategy_file": other}))
         with pytest.raises(Refusal, match=rf"holds a run of ddp whose file had another {key}; pass another --runs-dir"):
             finished(run_dir)
+
+
+@pytest.mark.parametrize(("then", "is_refused"), [("1gbit", True), ("200mbit", False), (None, False)])
+def test_a_record_of_another_networks_rate_is_refused(run_dir, then, is_refused):
+    write_record(run_dir)
+    record = schema.read(run_dir)
+    schema.write(run_dir, record.model_copy(update={"machine": {"environment": {LABORATORY: then} if then else {}}}))
+    run = Run(build_config(**FLAGS), read_by_name("ddp"), 2, run_dir, laboratory="200mbit")
+    if is_refused:
+        with pytest.raises(Refusal, match="holds a run on a network of 1gbit, the study plans 200mbit; pass another"):
+            plan.finished(run, 60)
+    else:
+        assert plan.finished(run, 60) == "ok"
 
 
 # ---------------------------------------------------------------- the whole

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from study.errors import Refusal
+from study.records.machine import LABORATORY
 
 PREFIX = "zero-study"
 MOST_MACHINES = 64
@@ -110,6 +111,7 @@ class Lab:
             disk.mkdir(exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             steps.append(f"mount --bind {shlex.quote(str(disk))} {shlex.quote(str(folder))}")
+        steps.append(f"export {LABORATORY}={self.rate}")
         there = f"cd {shlex.quote(os.getcwd())}"  # once more, for it may lie under what was just mounted
         script = " && ".join([*steps, there, f"exec {shlex.join(words)}"])
         return [shutil.which("ip") or "ip", "netns", "exec", self._namespace(machine), "sh", "-c", script]

@@ -17,6 +17,8 @@ from study.files import shown_text
 
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 
+# What a laboratory tells all that runs on its machines: the rate of their network.
+LABORATORY = "ZERO_STUDY_LABORATORY"
 # The variables that change speed, memory or arithmetic. What else is set may hold names or tokens, and stays out.
 _FAMILIES = (
     "ACCELERATE|FSDP|PARALLELISM_CONFIG|DEEPSPEED|DS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|NCCL|GLOO|CUDA|CUBLAS|CUDNN|"
@@ -24,7 +26,9 @@ _FAMILIES = (
 )
 # Where things lie changes no result.
 _PLACE = re.compile(r"_(DIR|HOME)$")
-_RECORDED = re.compile(rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD")
+_RECORDED = re.compile(
+    rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}"
+)
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a name and a password
 _PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")

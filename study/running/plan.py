@@ -18,6 +18,7 @@ from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
 from study.records import find as records
 from study.records import schema
+from study.records.machine import LABORATORY
 from study.records.schema import Outcome, OutcomeStatus, Record
 from study.run import Run
 from study.running import studies
@@ -200,6 +201,12 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
         raise Refusal(
             f"{path}: holds a run of {counted(len(ranks), 'machine')}, {run.num_machines} are planned; pass another "
             "--runs-dir, or delete it"
+        )
+    rate = record.machine.get("environment", {}).get(LABORATORY)
+    if run.laboratory and rate not in (None, run.laboratory):
+        raise Refusal(
+            f"{path}: holds a run on a network of {rate}, the study plans {run.laboratory}; pass another --runs-dir, "
+            "or delete it"
         )
     if record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
         raise Refusal(
