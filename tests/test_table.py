@@ -12,7 +12,7 @@ import pytest
 import synthetic
 
 from study import files
-from study.compare import table
+from study.compare import differences, quiet, table
 from study.config import build_config
 from study.errors import Refusal
 from study.records import collect, schema
@@ -125,6 +125,22 @@ def test_a_disturbed_run_has_no_times(tmp_path, changed, share, has_times):
     for name in ("seconds_per_step", "seconds_lower", "tokens_per_second", "samples_per_second"):
         assert np.isnan(row[name]) != has_times, name
     assert row["final_loss"] > 0
+
+
+def test_what_pages_say_of_the_quiet_study_is_in_its_records():
+    runs = table.read([files.ROOT / "reports" / "cpu" / "records" / "cpu-time"])
+    shares = runs["share_of_others"]
+    disturbed = shares[shares > quiet.QUIET]
+    assert runs["seconds_per_step"].isna().equals(shares > quiet.QUIET)
+    results, readme = (
+        " ".join((files.ROOT / page).read_text().split()) for page in ("docs/results.md", "reports/cpu/README.md")
+    )
+    assert f"{len(runs) - len(disturbed)} of its {len(runs)} runs" in results
+    most = f"at most {shares.drop(disturbed.index).max():.0%}".replace("%", " %")
+    assert f"other processes took {most} of the processors while {len(runs) - len(disturbed)} of its runs" in readme
+    assert f"{' and '.join(f'{100 * share:.0f}' for share in sorted(disturbed))} % in the two" in readme
+    (margin,) = {each.relative for each in differences.margins(runs, "seconds_per_step").values()}
+    assert f"Repeats of DDP are still up to {100 * margin:.0f} % apart" in readme
 
 
 def test_what_others_do_on_a_gpus_host_does_not_count(tmp_path):

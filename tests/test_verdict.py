@@ -215,16 +215,18 @@ def test_the_answer_says_what_was_found():
 
 
 def test_the_plain_sentence_has_the_worst_beside_the_mean():
-    same = verdict_text.plain(decided(study()))
-    assert "by less than 1 % on average: shown for all 1 ways over 10 starts" in same
-    assert "Single trainings moved by up to" in same
-    apart = verdict_text.plain(decided(study(shift=0.03)))
-    assert "could be shown of none of 1 ways: not of zero3 on 2 processes" in apart
+    within = decided(study())
+    same = verdict_text.plain([within, within])
+    assert same.count("% at most on average (shown to be within 1 % for all 1 ways over 10 starts)") == 2
+    assert same.count(".") - same.count("0.") == 1
+    assert "moved by up to" in verdict_text.single_trainings(within)
+    apart = verdict_text.plain([decided(study(shift=0.03))])
+    assert "not seen (shown to be within 1 % for none of 1 ways over 10 starts; not for zero3 on 2 processes)" in apart
 
 
 def test_where_nothing_moved_no_start_is_called_the_cause():
     still = decided(study(spread=0.0, arm_spread=0.0))
-    assert "one start of" not in verdict_text.plain(still)
+    assert "one start of" not in verdict_text.single_trainings(still)
     assert "one start of" not in verdict_text.answer(still)
 
 

@@ -94,28 +94,32 @@ def page(folders: Sequence[Path], study: Study) -> str:
 # ---------------------------------------------------------------- sentences
 
 
-def plain(decided: Decided) -> str:
-    """One sentence for who knows none of the project's words: on the primary endpoint."""
+def plain(found: Sequence[Decided]) -> str:
+    """One sentence for who knows none of the project's words: on the primary endpoint of each study."""
+    first, *rest = map(_moved, found)
+    return f"How a training was spread over processes moved {'; '.join([first, *rest])}."
+
+
+def _moved(decided: Decided) -> str:
     endpoint, rows = decided.primary, decided.on(decided.primary)
     same = [row for row in rows if row.equivalence == SAME]
-    what = f"a small {decided.model}'s error on text it had not seen"
-    margin, ways = _size(endpoint.margin, endpoint), f"{len(rows)} ways"
-    if same:
-        largest = max(abs(row.mean) for row in same)
-        first = (
-            f"How a training was spread over processes moved {what} by less than {margin} on average: shown for "
-            f"{'all' if len(same) == len(rows) else f'{len(same)} of'} {ways} over {_seeds(rows)} starts, with "
-            f"{_size(largest, endpoint)} as the largest average"
-        )
-    else:
-        first = f"That the way in which a training was spread moves {what} by less than {margin} could be shown of "
-        first += f"none of {ways}"
-    if others := [f"{row.strategy} on {processes(row.world_size)}" for row in rows if row not in same]:
-        first += f"{';' if same else ':'} not of {', '.join(others)}"
+    others = ", ".join(f"{row.strategy} on {processes(row.world_size)}" for row in rows if row not in same)
+    shown = f"{'all' if not others else f'{len(same)} of' if same else 'none of'} {len(rows)} ways"
+    largest = f" by {_size(max(abs(row.mean) for row in same), endpoint)} at most on average" if same else ""
+    return (
+        f"a small {decided.model}'s error on text it had not seen{largest} (shown to be within "
+        f"{_size(endpoint.margin, endpoint)} for {shown} over {_seeds(rows)} starts"
+        f"{f'; not for {others}' if others else ''})"
+    )
+
+
+def single_trainings(decided: Decided) -> str:
+    """How far a single training may be moved, beside the means of `plain`."""
+    endpoint, rows = decided.primary, decided.on(decided.primary)
     apart = verdict.neighbours_apart(decided.runs, decided.protocol, endpoint, decided.study.control)
     return (
-        f"{first}. Single trainings moved by up to {_size(abs(_furthest(rows)[1]), endpoint)}, and plain ones whose "
-        f"first weights differ in the last digit by up to {_size(float(np.abs(apart).max()), endpoint)}."
+        f"Single trainings of the {decided.model} moved by up to {_size(abs(_furthest(rows)[1]), endpoint)}, and plain "
+        f"ones whose first weights differ in the last digit by up to {_size(float(np.abs(apart).max()), endpoint)}."
         f"{_one_start(rows)}"
     )
 
@@ -190,7 +194,8 @@ def _arm(row: Judged) -> str:
 
 def _size(value: float, endpoint: Endpoint, signed: bool = False) -> str:
     """A difference in the margin's unit, for people."""
-    return f"{100 * value:{'+' if signed else ''}.2g} {_unit(endpoint)}"
+    number = np.format_float_positional(100 * value, precision=2, fractional=False, trim="-", sign=signed)
+    return f"{number} {'point' if number == '1' and endpoint.metric == 'accuracy' else _unit(endpoint)}"
 
 
 def _unit(endpoint: Endpoint) -> str:

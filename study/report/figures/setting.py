@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare.order import in_order
+from study.compare.quiet import QUIET
 from study.compare.words import processes
 from study.report.words import counted, listed
 
@@ -74,12 +75,18 @@ def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
     words = {}
     for strategy, runs in table.groupby("strategy", sort=False):
         without = runs[runs[column].isna()]
-        reasons = Counter("not measured" if s == "ok" else s.replace("_", " ") for s in without["status"])
+        reasons = Counter(map(_why, without.to_dict("records")))
         if len(reasons) == 1 and len(without) == len(runs):
             words[strategy] = next(iter(reasons))
         elif reasons:
             words[strategy] = ", ".join(f"{count} of {len(runs)} {reason}" for reason, count in reasons.items())
     return {strategy: words[strategy] for strategy in in_order(words)}
+
+
+def _why(run: dict[str, Any]) -> str:
+    if run["status"] != "ok":
+        return str(run["status"]).replace("_", " ")
+    return "disturbed" if run.get("share_of_others", 0.0) > QUIET else "not measured"
 
 
 def without_value(missing: dict[str, str]) -> str:

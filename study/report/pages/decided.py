@@ -32,8 +32,9 @@ def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
 
 
 def decided_first(found: Sequence[Decided]) -> Html:
-    """What each study found, for who knows none of the project's words."""
-    return lead(" ".join(map(verdict_text.plain, found)))
+    """What the studies found, for who knows none of the project's words; how far single trainings went, below it."""
+    singles = " ".join(map(verdict_text.single_trainings, found))
+    return Html(f"{lead(verdict_text.plain(found)).text}\n{markup.paragraphs(singles)}")
 
 
 def decided_drawn(found: Sequence[Decided]) -> Html:

@@ -103,8 +103,8 @@ def memory_choice(runs: pd.DataFrame) -> Html:
                 peaks = of_size.groupby("strategy")[peak_column(here)].max().dropna()
                 if len(peaks) > 1:
                     lines.append(
-                        f"{block.words}, {processes(size)}: the least memory at its peak takes {peaks.idxmin()} "
-                        f"({bytes_text(peaks.min())}), the most {peaks.idxmax()} ({bytes_text(peaks.max())})."
+                        f"{block.words}, {processes(size)}: {peaks.idxmin()} takes the least memory at its peak "
+                        f"({bytes_text(peaks.min())}), {peaks.idxmax()} the most ({bytes_text(peaks.max())})."
                     )
         return markup.items(lines) if lines else ""
 
@@ -120,9 +120,18 @@ def slowest(compared: pd.DataFrame, control: str) -> str:
     (fast, slow) = ((1 + row["relative_difference"], row["strategy"]) for _, row in edges.iterrows())
     plain = f"where every process holds a full copy ({control})" if control == "ddp" else f"under {control}"
     return (
-        f"a training step took from {three_digits(fast[0])} times ({fast[1]}) to {three_digits(slow[0])} times "
+        f"{_step(times)} took from {three_digits(fast[0])} times ({fast[1]}) to {three_digits(slow[0])} times "
         f"({slow[1]}) as long as {plain}"
     )
+
+
+def _step(times: pd.DataFrame) -> str:
+    """A training step, with its model and box where there is one of each."""
+    where = times[["workload", "size", "box"]].drop_duplicates()
+    if len(where) > 1:
+        return "a training step"
+    workload, size, box = where.iloc[0]
+    return f"a training step ({workload} {size}; {box})"
 
 
 def _learned(compared: pd.DataFrame, control: str) -> str:
