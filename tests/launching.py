@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,10 @@ from study.running.launch import command
 from study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
+IS_LABORATORY_POSSIBLE = os.geteuid() == 0 and all(shutil.which(program) for program in ("ip", "tc"))
+in_laboratory = pytest.mark.skipif(
+    not IS_LABORATORY_POSSIBLE, reason="a laboratory takes root, and ip and tc of iproute2"
+)
 TIMEOUT_SECONDS = 300
 
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.

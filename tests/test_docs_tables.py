@@ -107,8 +107,8 @@ def measured() -> str:
     assert not any(run.machine["gpus"] for run in runs())
     processes, parameters = (max(getattr(run, name) for run in runs()) for name in ("world_size", "num_params"))
     return (
-        f"**Measured: one machine without a GPU ({cpu}, {cores} cores), up to {processes} processes, models of up to "
-        f"{parameters // 10**6} million parameters.\n"
+        f"**Measured: machines of one kind without a GPU ({cpu}, {cores} cores), one at a time, up to {processes} "
+        f"processes, models of up to {parameters // 10**6} million parameters.\n"
         "Not measured yet: any GPU, so no GPU's memory and speed; several machines.**"
     )
 

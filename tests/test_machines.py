@@ -29,9 +29,6 @@ from study.strategy.file import names, read_by_name
 from study.training import journal, meeting, proof, reports
 from study.training.measure import network
 
-IS_POSSIBLE = os.geteuid() == 0 and all(shutil.which(program) for program in ("ip", "tc"))
-in_laboratory = pytest.mark.skipif(not IS_POSSIBLE, reason="a laboratory takes root, and ip and tc of iproute2")
-
 
 def two_machines(**changes):
     run = make_run(build_config(collective_timeout=20), read_by_name("ddp"), 4, num_machines=2)
@@ -293,7 +290,7 @@ def sent_by(lab: Lab, machine: int) -> int:
 
 
 @pytest.mark.launches
-@in_laboratory
+@launching.in_laboratory
 def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
     launching.use()
     own = tmp_path / "own"
@@ -329,7 +326,7 @@ def on_machines(strategy: str, num_processes: int, folder: Path, *flags: str) ->
 
 
 @pytest.mark.launches
-@in_laboratory
+@launching.in_laboratory
 def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
     said = on_machines("zero3", 2, tmp_path / "run")
     assert said[0] == "0", said[-20:]
@@ -349,7 +346,7 @@ def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
 
 
 @pytest.mark.launches
-@in_laboratory
+@launching.in_laboratory
 def test_another_seed_on_another_machine_is_refused_on_both(tmp_path):
     said = on_machines("ddp", 2, tmp_path / "run", "--seed $MACHINE_RANK")
     for machine in (0, 1):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import statistics
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import launching
 import pytest
 
 from study.compare import network
 from study.files import ROOT
+from study.lab.machines import Lab
 from study.records import find, schema
 from study.records.schema import Network
 from study.report import build
@@ -52,6 +60,33 @@ def test_what_a_machine_sends_for_a_collective(asked, world_size, machines, gloo
     for backend, expected in (("gloo", gloo), ("nccl", nccl)):
         found = on_wire.sent_bytes([Asked(asked, 100)], engine(world_size), machines, backend)
         assert found == pytest.approx(expected), backend
+
+
+@pytest.mark.launches
+@launching.in_laboratory
+@pytest.mark.parametrize(("num_machines", "ranks_each"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("num_bytes", [12 << 20, 96 << 10])
+def test_gloo_sends_what_its_algorithms_are_said_to(num_machines, ranks_each, num_bytes):
+    """By the interfaces' counters; what is beyond the payload are headers and acknowledgements."""
+    launching.use()
+    world_size, count = num_machines * ranks_each, max(2, (24 << 20) // num_bytes)
+    python, program = sys.executable, str(Path(__file__).with_name("wire_program.py"))
+    with Lab(num_machines) as lab:
+        ranks = [
+            lab.start(
+                rank // ranks_each,
+                [python, program, *map(str, (rank, world_size, lab.main_ip, num_bytes, count))],
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        said = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    for kind in said[0]:
+        sent = statistics.mean(each[kind] for each in said)
+        expected = on_wire.sent_bytes([Asked(kind, count * num_bytes, count)], engine(world_size), num_machines, "gloo")
+        assert expected < sent < 1.04 * expected, (kind, sent / expected)
 
 
 def test_groups_within_a_machine_send_nothing_to_others():

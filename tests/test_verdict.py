@@ -269,7 +269,7 @@ def test_a_page_shows_what_the_command_says():
     assert "Trainings by zero3 on 2 processes ended further from these than these end from one another" in tables
     assert "Of no way to train could it be shown" in pages.decided_tables([decided(study())]).text
     assert "zero3 on 2 learned otherwise" in pages.decided_choice([found]).text
-    assert "no reason to take one of these" in pages.decided_choice([decided(study())]).text
+    assert "no reason to choose by what is learned" in pages.decided_choice([decided(study())]).text
     wide = pages.decided_choice([decided(study(spread=0.05))]).text
     assert "for 1 of 1 the margin could not be shown" in wide
 

@@ -6,6 +6,7 @@ of a study that only compares.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -95,9 +96,10 @@ def _fixed(decided: Decided, metric: str, form: str) -> Column:
 
 def _once(decided: Decided, strategy: str, step: int, metric: str, form: str) -> tuple[str, str]:
     """What the one run says of a strategy that was to train an arm to the bit, and did not."""
-    control = decided.runs.of(decided.study.control, WORLD_SIZE)
+    ensembles = verdict.find_ensembles(decided.runs, decided.protocol, decided.study.control)
     for seed, run in decided.runs.of(strategy, WORLD_SIZE, decided.protocol.once).items():
-        far = run.held_out[step]["loss"] / control[seed].held_out[step]["loss"] - 1
+        reference = statistics.mean(each.held_out[step]["loss"] for each in ensembles[seed])
+        far = run.held_out[step]["loss"] / reference - 1
         return f"{run.held_out[step][metric]:{form}} (one start)", f"{signed_percent(far)} %, one start, not judged"
     return "unknown", "unknown"
 

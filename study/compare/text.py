@@ -21,10 +21,10 @@ SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
 
 DIFFERENCES = """\
 Each strategy beside the control's runs of equal work and seed. n: the differences that an interval rests on.
-Difference: relative to the control, with its 95 % interval. Margin: how far two equal runs of the control are from one
-another, by a rule that was written when the first results were known; *no difference* is within it by two one-sided
-tests, *higher* and *lower* have an interval that leaves out 0. Each interval is of one comparison: of twenty without
-any effect, one is expected to leave out 0. Bytes are counted, and compared exactly."""
+Difference: relative to the control, with its 95 % interval. Margin: below it 95 of 100 pairs of equal runs of the
+control differ, by a rule that was written when the first results were known; *no difference* is within it by two
+one-sided tests, *higher* and *lower* have an interval that leaves out 0. Each interval is of one comparison: of twenty
+without any effect, one is expected to leave out 0. Bytes are counted, and compared exactly."""
 LARGEST = """\
 For each strategy the largest global batch that fits. The work differs from row to row, so losses do not compare, and
 nothing here compares with a table of equal work."""

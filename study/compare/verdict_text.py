@@ -107,7 +107,7 @@ def _moved(decided: Decided) -> str:
     shown = f"{'all' if not others else f'{len(same)} of' if same else 'none of'} {len(rows)} ways"
     largest = f" by {_size(max(abs(row.mean) for row in same), endpoint)} at most on average" if same else ""
     return (
-        f"a small {decided.model}'s error on text it had not seen{largest} (shown to be within "
+        f"a small {decided.model}'s loss on text it had not seen{largest} (shown to be within "
         f"{_size(endpoint.margin, endpoint)} for {shown} over {_seeds(rows)} starts"
         f"{f'; not for {others}' if others else ''})"
     )
@@ -120,7 +120,21 @@ def single_trainings(decided: Decided) -> str:
     return (
         f"Single trainings of the {decided.model} moved by up to {_size(abs(_furthest(rows)[1]), endpoint)}, and plain "
         f"ones whose first weights differ in the last digit by up to {_size(float(np.abs(apart).max()), endpoint)}."
-        f"{_one_start(rows)}"
+        f"{_one_start(rows)}{_not_falling(decided)}"
+    )
+
+
+def _not_falling(decided: Decided) -> str:
+    """A sentence where the control's held-out loss does not fall from the first look to the last."""
+    runs = [run for run in decided.runs.taken if run.strategy == decided.study.control and not run.label]
+    control = [run.held_out for run in runs]
+    steps = sorted(set.intersection(*(set(each) for each in control)))
+    first, last = (float(np.mean([each[step]["loss"] for each in control])) for step in (steps[0], steps[-1]))
+    if last < first:
+        return ""
+    return (
+        f" The {decided.model}'s loss does not fall meanwhile ({first:.3f} after {steps[0]} steps, {last:.3f} after "
+        f"{steps[-1]}): this compares {steps[-1]} updates, and says nothing of learning."
     )
 
 
@@ -158,7 +172,8 @@ def answer(decided: Decided) -> str:
     )
     return (
         f"{first}. The single run furthest from its control, by {_size(by, endpoint, True)}, is of {_arm(worst)}."
-        f"{_one_start(rows)} {second}. All of it is of {_bodies(decided.runs)}, one split and one set of held-out text."
+        f"{_one_start(rows)}{_not_falling(decided)} {second}. All of it is of {_bodies(decided.runs)}, one split and "
+        "one set of held-out text."
     )
 
 
@@ -236,7 +251,7 @@ def _of_endpoint(decided: Decided, endpoint: Endpoint) -> Table:
         f"one another (root mean square), at most {_size(largest, endpoint)}."
     )
     planned = verdict.power(endpoint.planned_sd, endpoint.margin, _seeds(judged), protocol.significance)
-    lowest = min(judged, key=lambda row: row.power)
+    lowest = min(judged, key=lambda row: (row.power, -row.differences.std()))
     power = (
         f"Power of the test for the margin, were there no difference and were runs spread normally: planned "
         f"{_power(planned)} (spread {_size(endpoint.planned_sd, endpoint)}, from the pilot), reached "

@@ -170,7 +170,7 @@ def _caption(ordered: pd.DataFrame, labels: list[str], words: str, control: str,
         pairs = counted(with_interval["n_pairs"].astype(int), "pair")
         caption += f". Line: 95 % interval of one comparison ({pairs}); hollow: no interval."
     if ordered["relative_margin"].max() > 0:
-        caption += f" Grey: the margin, how far repeats of {control} are from one another"
+        caption += f" Grey: the margin, below which 95 of 100 pairs of equal runs of {control} differ"
         ceiling = CEILING[METRICS[ordered["metric"].iloc[0]]]
         wide = ordered["relative_margin"].max() > ceiling
         caption += f"; above {100 * ceiling:g} % it says nothing." if wide else ", within which there is no difference."

@@ -33,7 +33,7 @@ def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
 
 def decided_first(found: Sequence[Decided]) -> Html:
     """What the studies found, for who knows none of the project's words; how far single trainings went, below it."""
-    singles = " ".join(map(verdict_text.single_trainings, found))
+    singles = " ".join(["Loss says how badly a model predicts.", *map(verdict_text.single_trainings, found)])
     return Html(f"{lead(verdict_text.plain(found)).text}\n{markup.paragraphs(singles)}")
 
 
@@ -55,9 +55,15 @@ def decided_choice(found: Sequence[Decided]) -> Html:
             markup.paragraphs(f"{', '.join(apart)} learned otherwise than the control; see how far before you choose.")
         )
     unsure = sum(row.equivalence == "undecided" for row in judged)
-    words = "Choose by memory and time: what is learned is no reason to take one of these or to leave it"
+    words = "These trainings give no reason to choose by what is learned; memory and time are left"
     words += f", though for {unsure} of {len(judged)} the margin could not be shown" if unsure else ""
-    return Html(markup.paragraphs(f"{words}. One model of some millions of parameters per text stands behind it."))
+    models = "one model" if len(found) == 1 else f"{len(found)} models"
+    return Html(
+        markup.paragraphs(
+            f"{words}. They are of {models} of some millions of parameters, in fp32: of larger models, longer runs and "
+            "16 bits they say nothing."
+        )
+    )
 
 
 def decided_tables(found: Sequence[Decided]) -> Html:

@@ -116,22 +116,24 @@ def slowest(compared: pd.DataFrame, control: str) -> str:
     times = compared[(compared["metric"] == "seconds_per_step") & compared["relative_difference"].notna()]
     if times.empty:
         return ""
-    edges = times.loc[[times["relative_difference"].idxmin(), times["relative_difference"].idxmax()]]
-    (fast, slow) = ((1 + row["relative_difference"], row["strategy"]) for _, row in edges.iterrows())
+    fast, slow = (
+        times.loc[place] for place in (times["relative_difference"].idxmin(), times["relative_difference"].idxmax())
+    )
     plain = f"where every process holds a full copy ({control})" if control == "ddp" else f"under {control}"
+    least = f"{three_digits(1 + fast['relative_difference'])} times" if fast["verdict"] == "lower" else "about as long"
     return (
-        f"{_step(times)} took from {three_digits(fast[0])} times ({fast[1]}) to {three_digits(slow[0])} times "
-        f"({slow[1]}) as long as {plain}"
+        f"{_step(times)} took from {least} ({fast['strategy']}) to "
+        f"{three_digits(1 + slow['relative_difference'])} times ({slow['strategy']}) as long as {plain}"
     )
 
 
 def _step(times: pd.DataFrame) -> str:
     """A training step, with its model and box where there is one of each."""
-    where = times[["workload", "size", "box"]].drop_duplicates()
+    where = times[["workload", "size", "box", "control_world_size"]].drop_duplicates()
     if len(where) > 1:
         return "a training step"
-    workload, size, box = where.iloc[0]
-    return f"a training step ({workload} {size}; {box})"
+    workload, size, box, world_size = where.iloc[0]
+    return f"a training step ({workload} {size}, {processes(world_size)}; {box})"
 
 
 def _learned(compared: pd.DataFrame, control: str) -> str:

@@ -36,8 +36,8 @@ from study.report.words import count, listed, percent
 
 LOSSES_NOTE = """\
 Final loss: the mean of the last steps, over seeds. Against the control: the verdict, and the relative difference with
-its 95 % interval. Margin: how far repeats of the control are from one another. Bit-identical: equal final weights for
-every seed. Held out: perplexity; or accuracy, with one run's binomial 95 % interval."""
+its 95 % interval. Margin: below it 95 of 100 pairs of equal runs of the control differ. Bit-identical: equal final
+weights for every seed. Held out: perplexity; or accuracy, with one run's binomial 95 % interval."""
 
 MEMORY_NOTE = """\
 Of the rank with the most, as the optimizer is about to step, on host and device together; peaks over all training
@@ -46,8 +46,10 @@ which the paper does not count. Imbalance: the largest rank's peak over the smal
 
 TIMES_NOTE = """\
 Seconds per step: the slowest rank's, without warm-up and the probed step; median over runs. Middle half: of the
-steps. Tokens: without padding. MFU: model FLOPs of forward and backward, counted by torch.utils.flop_counter, over
-the card's dense peak."""
+steps. Against the control: geometric means over runs, whose 95 % interval is of one comparison: of twenty without any
+effect one is expected to leave out 0. Margin: below it 95 of 100 pairs of equal runs of the control differ. Tokens:
+without padding. MFU: model FLOPs of forward and backward, counted by torch.utils.flop_counter, over the card's dense
+peak."""
 
 SCALING_NOTE = """\
 Strong scaling: the global batch is the same on every number of processes. Efficiency: tokens per second and process
@@ -148,7 +150,7 @@ def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
         return None if pd.isna(lower) else f"{number(lower)} to {number(upper)}"
 
     columns: dict[str, Callable[[PageRow], Any]] = {
-        "runs": outcomes,
+        "runs": _timed,
         "seconds per step": time,
         "middle half": speed(middle_half),
         f"against {control}": verdicts.cell,
@@ -162,11 +164,28 @@ def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
     }
 
     def make(here: pd.DataFrame) -> str:
-        note = TIMES_NOTE + _disturbed(here)
+        note = TIMES_NOTE + _apart(here) + _disturbed(here)
         shown = table_of(here, "How long a step takes", columns, note, words=[f"against {control}"])
         return shown if times_decide(compared) else markup.details("The times, which decide nothing", shown)
 
     return by_box(runs, make)
+
+
+def _timed(row: PageRow) -> Html:
+    """How many runs have a time, and how many were disturbed; what came of the others."""
+    disturbed = int((row.runs["share_of_others"] > QUIET).sum())
+    if not disturbed:
+        return outcomes(row)
+    return Html(f"{len(row.runs) - disturbed}<small>{disturbed} disturbed</small>")
+
+
+def _apart(runs: pd.DataFrame) -> str:
+    """How far equal runs were from one another, by the strategy where that is most; empty where none was repeated."""
+    equal = runs.dropna(subset=["seconds_per_step"]).groupby([*pairs.CELL, "strategy", "world_size", "seed"])
+    spread = (equal["seconds_per_step"].max() / equal["seconds_per_step"].min() - 1)[equal.size() > 1]
+    if spread.empty:
+        return ""
+    return f" Equal runs were up to {percent(spread.max())} apart ({spread.idxmax()[len(pairs.CELL)]})."
 
 
 def _disturbed(runs: pd.DataFrame) -> str:
