@@ -35,8 +35,8 @@ def newest(folder: Path = PLACE) -> dict[str, Any]:
 
 def released(package: str, folder: Path = PLACE) -> dict[str, str]:
     """When the releases of a package were published, by version: year, month and day, where that was looked up."""
-    dates: dict[str, Any] = parse_yaml((folder / "released.yaml").read_text())[package]
-    return {version: str(date) for version, date in dates.items()}
+    dates: dict[str, str] = parse_yaml((folder / "released.yaml").read_text())[package]
+    return dates
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
     chosen = {package: _installed(package, version, folder) for package, version in releases.items()}
     there = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, chosen.values())), "DS_ACCELERATOR": "cpu"}
     for package, version in releases.items():
-        _run([sys.executable, "-c", f"import {package}"], there, f"{package} {version} does not import here")
+        read_back = f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
+        _run([sys.executable, "-c", read_back], there, f"{package} {version} does not import here")
     extensions.use_own_folder()  # and with it the ninja of this Python
     there |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
     loads = [load for word, load in LOADS.items() if any(word in engine for engine in engines)]
