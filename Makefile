@@ -22,7 +22,7 @@ help:
 	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
 	@echo "make slurm        install Slurm with apt-get where there is none: for the tests on a cluster, which CI must run"
 	@echo "make skypilot     install SkyPilot into build/skypilot (minutes, 0.5 GB): a test then lets it read docs/clouds/"
-	@echo "make constraints  resolve the newest versions into constraints.txt (then run the tests)"
+	@echo "make constraints  resolve the newest versions into constraints.txt, and ask what they train (then run the tests)"
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
 	@echo "make help         list these commands"
 
@@ -140,17 +140,26 @@ fi; \
 	"going on without; what that costs is said below"
 endef
 
+NEWEST = build/constraints/bin/python
+
 # From a clean resolution: torch stays at the version named here until somebody raises it, the rest is the newest.
 constraints:
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	@echo "resolving in build/constraints (minutes) ..."
-	@$(HEARTBEAT) build/constraints/bin/python -m pip install -q torch==2.13.0 setuptools wheel
-	@$(HEARTBEAT) DS_BUILD_OPS=0 build/constraints/bin/python -m pip install -q --no-build-isolation \
+	@$(HEARTBEAT) $(NEWEST) -m pip install -q torch==2.13.0 setuptools wheel
+	@$(HEARTBEAT) DS_BUILD_OPS=0 $(NEWEST) -m pip install -q --no-build-isolation \
 		torch==2.13.0 -e '.[train,trackers,report,dev]'
 	@# What only torch's GPU build brings is left to torch, which pins it itself: nvidia-* (but nvidia-ml-py), cuda-*, triton.
-	@{ grep '^#' constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude-editable --exclude pip | \
+	@{ grep '^#' constraints.txt; $(NEWEST) -m pip freeze --all --exclude-editable --exclude pip | \
 		sed 's/+.*//' | grep -vE '^(nvidia-[^m]|cuda-|triton)'; } >build/constraints.txt
-	@mv build/constraints.txt constraints.txt && rm -r build/constraints
+	@mv build/constraints.txt constraints.txt
+	@echo "asking whether these train what they say (a quarter of an hour) ..."
+	@# Status 1: a cell is wrong or crashed; that is for the page to show, and for whoever takes these versions to read.
+	@export CUDA_VISIBLE_DEVICES= TORCH_EXTENSIONS_DIR="$(CURDIR)/build/constraints/extensions"; \
+		version=$$($(NEWEST) -c "import importlib.metadata; print(importlib.metadata.version('deepspeed'))") && \
+		$(NEWEST) -m study extensions && { \
+		$(NEWEST) -m study conformance --output reports/conformance/$$version.json || [ $$? -eq 1 ]; }
+	@rm -r build/constraints
 
 # --strict: without it a package that the index says nothing of counts as one without a vulnerability.
 audit:

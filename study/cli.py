@@ -464,22 +464,29 @@ def _require(*modules: str) -> None:
 @zero_study.command("conformance")
 @click.option("--only", multiple=True, metavar="TEXT", help="only cells whose name contains this, and every other TEXT")
 @click.option("--ranks", metavar="NUMBERS", help="how many processes, with commas between [default: 1,2]")
-@click.option("--deepspeed", metavar="VERSION", help="another release than the installed one, its plain cells alone")
+@click.option(
+    "--release",
+    "asked_releases",
+    multiple=True,
+    metavar="PACKAGE==VERSION",
+    help="another release than the installed one, of deepspeed, accelerate or torch: its plain cells",
+)
 @click.option("--output", type=PATH, help="JSON file to write")
-def _conformance(only: tuple[str, ...], ranks: str | None, deepspeed: str | None, output: Path | None) -> int:
+def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple[str, ...], output: Path | None) -> int:
     """Train a toy in every way that the installed engines offer, and hold each against a reference without an engine.
 
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
     """
     _require(*TRAINING[:1], "deepspeed")
-    from study.conformance import cells, installation, say
+    from study.conformance import cells, installation, releases, say
 
     if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
         raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
-    if ranks is not None and deepspeed is not None:
+    chosen = releases.parse(asked_releases)
+    if ranks is not None and chosen:
         raise Refusal(f"--ranks {ranks}: another release is examined on two processes; leave it out")
     numbers = sorted({int(number) for number in (ranks or "1,2").split(",")})
-    matrix = cells.matrix(numbers) if deepspeed is None else cells.of_release()
+    matrix = cells.of_release(chosen) if chosen else cells.matrix(numbers)
     asked = [cell for cell in matrix if all(text in cell.name for text in only)]
     if not asked:
         raise Refusal(
@@ -487,7 +494,7 @@ def _conformance(only: tuple[str, ...], ranks: str | None, deepspeed: str | None
         )
     if output is not None:
         files.require_folder(output)
-    found = installation.examine(asked, lambda line: print(line, flush=True), deepspeed=deepspeed)
+    found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
     if output is not None:
         files.write_json(output, found)
     print("\n".join(say.lines(found)))

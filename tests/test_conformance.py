@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, committed, engines, installation, judge, launch, reference, say, toy
+from study.conformance import cells, committed, engines, installation, judge, launch, reference, releases, say, toy
 from study.conformance.cells import Cell
 from study.errors import Refusal
 from study.preflight import checks, known_bad
@@ -49,6 +51,16 @@ def test_names_say_what_a_cell_is():
     assert PLAIN.name == "ddp/fp32/2-ranks/accumulation-2"
     named = Cell("zero2", "bf16", 1, 3, True, "tied")
     assert named.name == "zero2/bf16/1-rank/accumulation-3/clipped/tied"
+
+
+def test_each_package_is_asked_what_it_has_a_part_in():
+    asked = {package: cells.of_release([package]) for package in cells.PACKAGES}
+    assert {cell.through_accelerate for cell in asked["accelerate"]} == {True}
+    assert {cell.engine for cell in asked["torch"]} == {"ddp", "fsdp2", "zero1", "zero2", "zero3"}
+    assert all(cell.engine.startswith("zero") for cell in asked["deepspeed"])
+    every = [cell for each in asked.values() for cell in each]
+    assert {(cell.num_ranks, cell.twist) for cell in every} == {(2, cells.PLAIN)}
+    assert {*cells.of_release(["torch", "accelerate"])} == {*asked["torch"], *asked["accelerate"]}
 
 
 # ---------------------------------------------------------------- the toy
@@ -190,11 +202,76 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
 
 def test_every_engine_has_a_configuration():
     for cell in cells.matrix((2,)):
-        if cell.engine.startswith("zero"):
+        if cell.is_deepspeed:
             written = engines.config(cell, Path("swap"))
-            assert written["zero_optimization"]["stage"] == int(cell.engine[4])
+            assert written["zero_optimization"]["stage"] == int(re.search(r"zero(\d)", cell.engine)[1])
             assert ("offload_optimizer" in written["zero_optimization"]) == ("offload" in cell.engine)
             assert written["gradient_clipping"] == (cells.MAX_NORM if cell.clipping else 0)
+
+
+# ---------------------------------------------------------------- releases
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """What would be run to have a release; pip only makes the folder."""
+    ran = []
+
+    def pretend(command, environment, failure):
+        ran.append(shlex.join(command[1:]))
+        if "--target" in command:
+            package = command[-1].partition("==")[0]
+            source = Path(command[command.index("--target") + 1], package, releases.SOURCES[0])
+            source.mkdir(parents=True)
+            (source / "adam.cpp").write_text(command[-1])
+
+    monkeypatch.setattr(releases, "_run", pretend)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "own")
+    return ran
+
+
+def test_releases_are_found_before_what_is_installed(commands, tmp_path, capsys):
+    found = releases.environment({"torch": "2.9.1", "deepspeed": "0.18.2"}, {"zero2"}, tmp_path)
+    places = [Path(place) for place in found["PYTHONPATH"].split(os.pathsep)]
+    assert [place.resolve().name for place in places] == ["torch-2.9.1", "deepspeed-0.18.2"]
+    assert [shlex.split(command)[-1].split(";")[0] for command in commands[:4]] == [
+        "torch==2.9.1", "deepspeed==0.18.2", "import torch", "import deepspeed",
+    ]  # fmt: skip
+    assert ["--no-deps" in command for command in commands[:2]] == [False, True]  # torch brings what it is linked with
+    assert len(commands) == 5
+    assert "ShareMemCommBuilder" in commands[4]
+    assert "installing torch 2.9.1 into torch-2.9.1/" in capsys.readouterr().out
+    releases.environment({"torch": "2.9.1"}, {"ddp"}, tmp_path)
+    assert len(commands) == 6  # it is there, and nothing is compiled for DDP
+
+
+def test_extensions_are_compiled_for_each_torch_and_each_source(commands, tmp_path):
+    asked = [{"torch": "2.9.1"}, {"torch": "2.8.0"}, {"deepspeed": "0.18.2"}, {"deepspeed": "0.18.3"}]
+    asked.append({"torch": "2.9.1", "deepspeed": "0.18.2"})
+    folders = [releases.environment(chosen, {"zero2"}, tmp_path)["TORCH_EXTENSIONS_DIR"] for chosen in asked]
+    assert len({*folders}) == len(asked)
+    assert (
+        releases.environment({"accelerate": "1.4.0"}, {"accelerate_zero2"}, tmp_path)["TORCH_EXTENSIONS_DIR"] == "own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("releases_asked", "failing", "said"),
+    [
+        ({"accelerate": "99.0.0"}, "pip", "accelerate 99.0.0 cannot be installed: No matching distribution"),
+        ({"accelerate": "1.4.0"}, "import", "accelerate 1.4.0 does not import here: No matching distribution"),
+        ({"torch": "2.9.1"}, "Builder", "DeepSpeed's extensions cannot be compiled under torch 2.9.1: No matching"),
+    ],
+)
+def test_a_release_that_cannot_be_had_is_refused_in_one_line(releases_asked, failing, said, tmp_path, monkeypatch):
+    def fail(command, **how):
+        if failing in command[2]:
+            raise subprocess.CalledProcessError(1, command, "", "a traceback\nNo matching distribution")
+
+    monkeypatch.setattr(releases.subprocess, "run", fail)
+    monkeypatch.setattr(releases, "LAST_LINES", 1)
+    with pytest.raises(Refusal, match=re.escape(said)):
+        releases.environment(releases_asked, {"zero2"}, tmp_path)
 
 
 # ---------------------------------------------------------------- launches
@@ -212,12 +289,15 @@ FAULTS = {
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-2": "a skipped master update",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-3": "masters in bf16",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-1/clipped": "a doubled norm",
+    "accelerate_ddp/fp32/2-ranks/accumulation-2": "a dropped micro batch",
+    "accelerate_fsdp2/bf16/2-ranks/accumulation-2": "a dropped micro batch",
+    "accelerate_fsdp2/fp32/2-ranks/accumulation-1/clipped": "a doubled norm",
 }
 
 
 @pytest.mark.launches
 def test_planted_faults_are_called_wrong_and_right_engines_right():
-    asked = cells.matrix((2,), ("ddp", "fsdp2"))
+    asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
     given = dict(os.environ) | {
         "FAULTS": json.dumps(FAULTS),
         "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
@@ -256,7 +336,9 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     done = launching.attempt(["zero-study", "conformance", *words])
     assert done.returncode == 0, done.stdout + done.stderr
     matrix = json.loads(output.read_text())
-    assert collections.Counter(cell["verdict"] for cell in matrix["cells"].values()) == {"same": 28}
+    assert collections.Counter(cell["verdict"] for cell in matrix["cells"].values()) == {
+        "same": 42
+    }  # through accelerate, too
     assert done.stdout.splitlines()[-len(say.lines(matrix)) :] == say.lines(matrix)
 
 
@@ -265,9 +347,14 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     [
         (["--only", "zero9"], "--only zero9: no cell's name has that"),
         (["--ranks", "0"], "--ranks 0: write numbers of processes"),
-        (["--deepspeed", "newest"], "--deepspeed newest: name a release"),
+        (["--release", "newest"], "--release newest: write deepspeed, accelerate or torch, == and a version"),
+        (["--release", "jax==1.0.0"], "--release jax==1.0.0: write deepspeed, accelerate or torch"),
+        (
+            ["--release", "torch==2.9.1", "--release", "torch==2.8.0"],
+            "--release torch==2.8.0: torch==2.9.1 is asked, too",
+        ),
         (["--output", "nowhere/matrix.json"], "--output nowhere/matrix.json: there is no folder nowhere; make it"),
-        (["--deepspeed", "0.18.2", "--ranks", "2"], "--ranks 2: another release is examined on two processes"),
+        (["--release", "deepspeed==0.18.2", "--ranks", "2"], "--ranks 2: another release is examined on two processes"),
     ],
 )
 def test_bad_requests_are_one_line(words, said):
@@ -277,16 +364,37 @@ def test_bad_requests_are_one_line(words, said):
 
 # ---------------------------------------------------------------- what is known
 
-MATRICES = {matrix["versions"]["deepspeed"]: matrix for matrix in committed.read()}
+MATRICES = committed.read()
+NEWEST = committed.newest()
 
 
 def test_the_committed_matrices_are_of_the_releases_they_name():
-    assert {path.stem for path in committed.PLACE.glob("*.json")} == set(MATRICES)
-    newest = list(MATRICES)[-1]
-    assert f"deepspeed=={newest}" in (launching.ROOT / "constraints.txt").read_text().splitlines()
-    assert {cell.name for cell in cells.matrix()} == set(MATRICES[newest]["cells"])
-    names = {cell.name for cell in cells.of_release()}
-    assert all(set(matrix["cells"]) == names for version, matrix in MATRICES.items() if version != newest)
+    named = {*MATRICES}
+    for package in ("accelerate", "torch"):
+        named |= {f"{package}-{version}" for version, matrix in committed.read(package).items() if matrix != NEWEST}
+    assert {path.stem for path in committed.PLACE.glob("*.json")} == named
+    pins = (launching.ROOT / "constraints.txt").read_text().splitlines()
+    assert {f"{package}=={version.partition('+')[0]}" for package, version in NEWEST["versions"].items()} <= {*pins}
+
+
+@pytest.mark.parametrize("package", cells.PACKAGES)
+def test_every_release_was_asked_what_it_has_a_part_in(package):
+    """The newest installation every cell, and so were those that have been it."""
+    assert {cell.name for cell in cells.matrix()} == set(NEWEST["cells"])
+    names = {cell.name for cell in cells.of_release([package])}
+    assert all(names <= set(matrix["cells"]) for matrix in committed.read(package).values())
+
+
+def test_releases_of_a_package_are_in_their_order(tmp_path):
+    for name, versions in (
+        ("0.18.2", {"deepspeed": "0.18.2", "torch": "2.13.0+cpu"}),
+        ("0.19.8", {"deepspeed": "0.19.8", "torch": "2.13.0+cpu"}),
+        ("torch-2.9.1", {"deepspeed": "0.19.8", "torch": "2.9.1"}),
+        ("torch-2.10.0", {"deepspeed": "0.19.8", "torch": "2.10.0"}),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"versions": versions}))
+    assert list(committed.read("deepspeed", tmp_path)) == ["0.18.2", "0.19.8"]
+    assert list(committed.read("torch", tmp_path)) == ["2.9.1", "2.10.0", "2.13.0"]
 
 
 def _wrong(matrix: dict[str, Any]) -> set[tuple[str, str]]:

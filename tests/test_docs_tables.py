@@ -10,6 +10,8 @@ import math
 import re
 import shlex
 import textwrap
+import tomllib
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,8 +26,12 @@ from test_layout import MAY_IMPORT
 from study import cli
 from study.claims import say
 from study.compare import answer, communication, differences, model_states, parity, peaks, table, theory
+from study.conformance import committed
+from study.conformance.cells import PACKAGES, of_release
+from study.conformance.say import FAULTS
 from study.planner import accuracy, check
 from study.planner.cross_validation import PREDICTORS, SPLITS
+from study.preflight import known_bad
 from study.published import effects
 from study.records import find as records
 from study.records.schema import Record
@@ -604,6 +610,35 @@ def variables() -> str:
     return tabulate(["variable", "", "proven by, or what it does and what to do"], rows)
 
 
+def lower_bound(package: str) -> str:
+    """The oldest version that pyproject.toml takes."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (bound,) = (entry.removeprefix(f"{package}>=") for entry in extras["train"] if entry.startswith(f"{package}>="))
+    return bound
+
+
+def supported() -> str:
+    """From which version of each package, and what was examined of those and of older ones."""
+    rows = []
+    for package in PACKAGES:
+        asked = {cell.name for cell in of_release([package])}
+        told: dict[bool, list[str]] = {True: [], False: []}
+        for version, matrix in committed.read(package).items():
+            verdicts = Counter(matrix["cells"][name]["verdict"] for name in asked)
+            bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
+            is_new = known_bad.release(version) >= known_bad.release(lower_bound(package))
+            told[is_new].append(f"{version} ({bad})" if bad else version)
+        listed = [", ".join(told[is_new]) or "none" for is_new in (True, False)]
+        rows.append([f"`{package}`", f"{lower_bound(package)} and newer", str(len(asked)), *listed])
+    head = ["package", "supported", "cells asked of each", "examined of these", "examined of older ones"]
+    return tabulate(head, rows)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_oldest_version_that_is_supported_was_examined(package):
+    assert lower_bound(package) in committed.read(package)
+
+
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "seen"): seen,
     ("README.md", "measured"): measured,
@@ -637,6 +672,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/architecture.md", "rooms"): rooms,
     ("docs/launcher.md", "flags"): flags,
     ("docs/launcher.md", "variables"): variables,
+    ("docs/conformance.md", "supported"): supported,
 }
 BETWEEN = r"(<!-- {name}(?:: [^>]*)? -->\n)(.*?)(<!-- /{name} -->)"
 

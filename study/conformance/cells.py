@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 NUM_STEPS = 4
@@ -23,6 +23,7 @@ MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
 PRECISIONS = ("fp32", "autocast", "bf16", "bf16_fp32_sum")
 
 # The engines, and the precision classes that each offers. DDP has no masters; FSDP2's are its sharded parameters.
+# Those of accelerate go through it as its documentation has it; its own policy for FSDP2 sums gradients in bf16.
 ENGINES = {
     "ddp": ("fp32", "autocast"),
     "fsdp2": ("fp32", "bf16_fp32_sum"),
@@ -33,6 +34,9 @@ ENGINES = {
         ),
         PRECISIONS,
     ),
+    "accelerate_ddp": ("fp32", "autocast"),
+    "accelerate_fsdp2": ("fp32", "bf16"),
+    **dict.fromkeys(("accelerate_zero1", "accelerate_zero2", "accelerate_zero3"), ("fp32", "bf16")),
 }  # fmt: skip
 
 # What a script may do beside the plain step.
@@ -69,6 +73,14 @@ class Cell:
         if self.twist != PLAIN:
             words.append(self.twist)
         return "/".join(words)
+
+    @property
+    def is_deepspeed(self) -> bool:
+        return "zero" in self.engine
+
+    @property
+    def through_accelerate(self) -> bool:
+        return self.engine.startswith("accelerate_")
 
     @property
     def is_large(self) -> bool:
@@ -115,10 +127,26 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
     return cells
 
 
-def of_release() -> list[Cell]:
-    """The cells that a release is asked which is not installed: plain ones of DeepSpeed's engines, on two ranks."""
+# The engines and classes that a release of each package is asked for: what it has a part in, in minutes.
+OF_RELEASE = {
+    "deepspeed": {engine: classes for engine, classes in ENGINES.items() if engine.startswith("zero")},
+    "accelerate": {engine: classes for engine, classes in ENGINES.items() if engine.startswith("accelerate_")},
+    "torch": {
+        "ddp": ENGINES["ddp"],
+        "fsdp2": ENGINES["fsdp2"],
+        **dict.fromkeys(("zero1", "zero2", "zero3"), ("fp32", "bf16")),
+    },
+}
+PACKAGES = tuple(OF_RELEASE)
+
+
+def of_release(packages: Collection[str]) -> list[Cell]:
+    """The cells that other releases of these packages are asked: plain ones on two ranks."""
     return [
         cell
         for cell in matrix((2,))
-        if cell.engine.startswith("zero") and not cell.is_large and cell.twist == PLAIN and cell.accumulation < 3
+        if cell.twist == PLAIN
+        and cell.accumulation < 3
+        and not cell.is_large
+        and any(cell.precision in OF_RELEASE[package].get(cell.engine, ()) for package in packages)
     ]

@@ -9,16 +9,49 @@ from typing import Any
 
 from study import files
 from study.conformance import say
-from study.files import ROOT
+from study.files import ROOT, parse_yaml
 from study.preflight import known_bad
 
 PLACE = ROOT / "reports" / "conformance"
 
 
-def read(folder: Path = PLACE) -> list[dict[str, Any]]:
-    """The matrices, of the oldest release of DeepSpeed first. Raises Refusal where a file is none."""
-    matrices = [files.load(path, "a matrix of conformance") for path in folder.glob("*.json")]
-    return sorted(matrices, key=lambda matrix: known_bad.release(matrix["versions"]["deepspeed"]))
+def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
+    """The matrices of a package's releases, by version, the oldest first. Raises Refusal where a file is none.
+
+    Among accelerate's and torch's is the newest installation, which was asked what they were and more.
+    """
+    paths = [path for path in folder.glob("*.json") if _package_of(path) == package]
+    found = {_version(matrix, package): matrix for matrix in (_load(path) for path in paths)}
+    if package != "deepspeed":
+        whole = newest(folder)
+        found.setdefault(_version(whole, package), whole)
+    return dict(sorted(found.items(), key=lambda item: known_bad.release(item[0])))
+
+
+def newest(folder: Path = PLACE) -> dict[str, Any]:
+    """The matrix of the newest installation, which was asked every cell: that of the newest DeepSpeed."""
+    return list(read("deepspeed", folder).values())[-1]
+
+
+def released(package: str, folder: Path = PLACE) -> dict[str, str]:
+    """When the releases of a package were published, by version: year, month and day, where that was looked up."""
+    dates: dict[str, str] = parse_yaml((folder / "released.yaml").read_text())[package]
+    return dates
+
+
+def _load(path: Path) -> dict[str, Any]:
+    matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
+    return matrix
+
+
+def _package_of(path: Path) -> str:
+    """Whose release a file is of: accelerate-1.4.0.json; DeepSpeed's are named by their version alone."""
+    return path.stem.rpartition("-")[0] or "deepspeed"
+
+
+def _version(matrix: Mapping[str, Any], package: str) -> str:
+    version: str = matrix["versions"][package]
+    return version.partition("+")[0]
 
 
 def faults() -> list[known_bad.Fault]:

@@ -1,11 +1,13 @@
 """How is the toy given to each engine? As its documentation has it, with one batch, optimizer and clipping for all.
 
-Only torch and DeepSpeed, of whatever release is installed.
+Only torch, DeepSpeed and accelerate, of whatever release is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,9 @@ from torch import nn
 
 from study.conformance import toy
 from study.conformance.cells import MAX_NORM, Cell
+
+# Masters, where the engine shows them, and the weights that it computes with, whole, by their names.
+Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class NotOffered(Exception):
@@ -31,8 +36,8 @@ class Engine(Protocol):
     def step(self) -> float | None:
         """Clip, update, and return the gradient's norm before clipping, as far as the engine tells it."""
 
-    def values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Masters, where the engine shows them, and the weights that it computes with, whole, by their names."""
+    def values(self) -> Values:
+        """What it holds after a step. Collective: every rank calls it."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -42,6 +47,8 @@ class Engine(Protocol):
 
 
 def build(cell: Cell, scratch: Path) -> Engine:
+    if cell.through_accelerate:
+        return Accelerated(cell, scratch)
     if cell.engine == "ddp":
         return DDP(cell)
     if cell.engine == "fsdp2":
@@ -105,8 +112,8 @@ class DDP(_Plain):
         with contextlib.nullcontext() if is_last else self.model.no_sync():
             return self._forward_and_backward(tokens)
 
-    def values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return {}, {name: parameter.detach() for name, parameter in self.model.module.named_parameters()}
+    def values(self) -> Values:
+        return _of_plain(self.model.module)
 
     def save(self, folder: Path) -> None:
         torch.save([self.model.module.state_dict(), self.optimizer.state_dict()], folder / f"{_rank()}.pt")
@@ -136,11 +143,8 @@ class FSDP2(_Plain):
         self.model.set_requires_gradient_sync(is_last)
         return self._forward_and_backward(tokens)
 
-    def values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        masters = {name: parameter.detach().full_tensor() for name, parameter in self.model.named_parameters()}
-        if self.cell.precision == "fp32":
-            return {}, masters
-        return masters, {name: value.bfloat16() for name, value in masters.items()}
+    def values(self) -> Values:
+        return _of_fsdp2(self.model, self.cell)
 
     def save(self, folder: Path) -> None:
         from torch.distributed.checkpoint import state_dict_saver
@@ -199,22 +203,8 @@ class DeepSpeed:
         norm = self.engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 
-    def values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        import deepspeed
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        masters, weights = {}, {}
-        for name, parameter in zip(self.names, self.model.parameters(), strict=True):
-            if parameter.requires_grad and (master := safe_get_full_fp32_param(parameter)) is not None:
-                masters[name] = master.detach().clone()
-            gathered = (
-                deepspeed.zero.GatheredParameters([parameter])
-                if hasattr(parameter, "ds_id")
-                else contextlib.nullcontext()
-            )
-            with gathered:
-                weights[name] = parameter.detach().clone()
-        return masters, weights
+    def values(self) -> Values:
+        return _of_deepspeed(self.model, self.names)
 
     def save(self, folder: Path) -> None:
         self.engine.save_checkpoint(str(folder), tag="saved")
@@ -226,9 +216,144 @@ class DeepSpeed:
         self.engine.destroy()
 
 
+class Accelerated:
+    """An engine through accelerate: what it prepares, in its documentation's loop. It counts micro batches itself."""
+
+    model: Any
+
+    def __init__(self, cell: Cell, scratch: Path) -> None:
+        self.cell, self.toy = cell, toy.Toy(cell)
+        self.names = [name for name, _ in self.toy.named_parameters()]
+        self.accelerator = _accelerator(cell, scratch)
+        self.model, self.optimizer = self.accelerator.prepare(self.toy, _adamw(cell, self.toy))
+        self.norm: Any = None
+
+    def run(self, tokens: torch.Tensor, is_last: bool) -> float:
+        with self.accelerator.accumulate(self.model):
+            outputs = self.model(tokens[:, :-1])
+            shares = toy.losses(self.cell, outputs, tokens[:, 1:])
+            for i, share in enumerate(shares, 1):
+                # Whatever it prepared takes the mean over ranks and over micro batches, where shares are to be added.
+                loss = share * (self.cell.num_ranks * self.cell.accumulation)
+                self.accelerator.backward(loss, **({"retain_graph": True} if i < len(shares) else {}))
+            if self.accelerator.sync_gradients:
+                # DeepSpeed has clipped already, by its own configuration, and only tells the norm.
+                max_norm = MAX_NORM if self.cell.clipping else float("inf")
+                self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return float(sum(share.detach() for share in shares))
+
+    def step(self) -> float | None:
+        norm = self.norm.full_tensor() if hasattr(self.norm, "full_tensor") else self.norm
+        return None if norm is None else float(norm)
+
+    def values(self) -> Values:
+        if self.cell.is_deepspeed:
+            return _of_deepspeed(self.toy, self.names)
+        return _of_fsdp2(self.toy, self.cell) if self.cell.engine.endswith("fsdp2") else _of_plain(self.toy)
+
+    def save(self, folder: Path) -> None:
+        self.accelerator.save_state(str(folder))
+
+    def load(self, folder: Path) -> None:
+        self.accelerator.load_state(str(folder))
+
+    def close(self) -> None:
+        from accelerate.state import AcceleratorState, GradientState
+
+        self.accelerator.free_memory()
+        # What takes up a checkpoint is another process, in which accelerate knows nothing of the first one.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def _accelerator(cell: Cell, scratch: Path) -> Any:
+    """The Accelerator of a cell, on a CPU. Raises NotOffered where this release has no FSDP2."""
+    from accelerate import Accelerator
+    from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+
+    asked: dict[str, Any] = {
+        "mixed_precision": "no" if cell.precision == "fp32" else "bf16",
+        "gradient_accumulation_steps": cell.accumulation,
+    }
+    if cell.is_deepspeed:
+        # The backend has to be named where there is no GPU; told of the CPU, accelerate would drop DeepSpeed.
+        return Accelerator(
+            deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(cell, scratch), zero3_init_flag=False),
+            kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
+            **asked,
+        )
+    if not cell.engine.endswith("fsdp2"):
+        return Accelerator(cpu=True, **asked)
+    plugin = _fsdp2_plugin()
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **asked)
+    _shard_on_cpu(accelerator, plugin)
+    return accelerator
+
+
+def _fsdp2_plugin() -> Any:
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    if "fsdp_version" not in {field.name for field in dataclasses.fields(FullyShardedDataParallelPlugin)}:
+        raise NotOffered("this release has no FSDP2")
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
+        state_dict_type="SHARDED_STATE_DICT",
+        cpu_ram_efficient_loading=False,  # which is for models that transformers loads
+    )
+
+
+def _shard_on_cpu(accelerator: Any, plugin: Any) -> None:
+    """Say by hand what accelerate says on a GPU: only as it initialises does it drop FSDP on a CPU, with no message."""
+    from accelerate import DistributedType, PartialState
+
+    # Each new AcceleratorState, as every prepared optimizer makes one, takes over what PartialState says.
+    PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
+    if accelerator.mixed_precision != "no":
+        plugin.set_mixed_precision(accelerator.mixed_precision)
+    accelerator.state.fsdp_plugin = plugin
+
+
+# ---------------------------------------------------------------- what an engine holds
+
+
+def _of_plain(model: nn.Module) -> Values:
+    return {}, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _of_fsdp2(model: Any, cell: Cell) -> Values:
+    masters = {name: parameter.detach().full_tensor() for name, parameter in model.named_parameters()}
+    if cell.precision == "fp32":
+        return {}, masters
+    return masters, {name: value.bfloat16() for name, value in masters.items()}
+
+
+def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
+    """`names`: of the parameters, read before the engine took them apart."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    masters, weights = {}, {}
+    for name, parameter in zip(names, model.parameters(), strict=True):
+        if parameter.requires_grad and (master := safe_get_full_fp32_param(parameter)) is not None:
+            masters[name] = master.detach().clone()
+        gathered = (
+            deepspeed.zero.GatheredParameters([parameter]) if hasattr(parameter, "ds_id") else contextlib.nullcontext()
+        )
+        with gathered:
+            weights[name] = parameter.detach().clone()
+    return masters, weights
+
+
+# ---------------------------------------------------------------- settings
+
+
 def config(cell: Cell, scratch: Path) -> dict[str, Any]:
     """The DeepSpeed JSON of a cell."""
-    zero: dict[str, Any] = {"stage": int(cell.engine[len("zero")])}
+    zero: dict[str, Any] = {"stage": int(cell.engine.partition("zero")[2][0])}
     if zero["stage"] == 3:
         zero["stage3_param_persistence_threshold"] = 0  # or no parameter of the toy would be sharded
     if cell.engine.endswith("_cpu_offload"):

@@ -8,7 +8,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ MESSAGE_LENGTH = 300
 
 
 def examine(
-    cells: Sequence[Cell], say: Callable[[str], None] = print, *, deepspeed: str | None = None, **how: Any
+    cells: Sequence[Cell], say: Callable[[str], None] = print, *, chosen: Mapping[str, str] | None = None, **how: Any
 ) -> dict[str, Any]:
     """Train every cell and judge it: same, wrong, refused (the engine said that it cannot) or crashed.
 
-    `deepspeed`: a release to take in place of the installed one. `how` is passed on to `launch.train`.
+    `chosen`: releases to take in place of those installed, by package. `how` is passed on to `launch.train`.
     """
-    how.setdefault("environment", _environment(cells, deepspeed))
+    chosen = chosen or {}
+    how.setdefault("environment", _environment(cells, chosen))
     began = time.monotonic()
     references = References()
     found: dict[str, dict[str, Any]] = {}
@@ -52,7 +53,7 @@ def examine(
                 left = [torch.load(path, weights_only=True) for path in paths]
                 found[cell.name] = judge(cell, references.of(cell), left)
     return {
-        "versions": installed() | ({"deepspeed": deepspeed} if deepspeed else {}),
+        "versions": {**installed(), **chosen},
         "python": platform.python_version(),
         "num_cores": os.cpu_count(),
         "examined_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -61,13 +62,13 @@ def examine(
     }
 
 
-def _environment(cells: Sequence[Cell], deepspeed: str | None) -> dict[str, str]:
-    """What the processes that train are started with. Raises Refusal where an extension is missing."""
-    if deepspeed is not None:
-        return releases.environment(deepspeed)
-    extensions.use_own_folder()
-    extensions.check({name for name, word in NEEDED.items() if any(word in cell.engine for cell in cells)})
-    return dict(os.environ)
+def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, str]:
+    """What the processes that train are started with. Raises Refusal where a release or an extension is missing."""
+    engines = {cell.engine for cell in cells}
+    if not {"torch", "deepspeed"} & set(chosen):  # whose extensions are their own
+        extensions.use_own_folder()
+        extensions.check({name for name, word in NEEDED.items() if any(word in engine for engine in engines)})
+    return releases.environment(chosen, engines) if chosen else dict(os.environ)
 
 
 def failed(failure: launch.Failure) -> dict[str, Any]:

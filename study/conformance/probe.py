@@ -1,8 +1,8 @@
 """Train cells, one after the other, and leave what came of each: one rank of a launch.
 
 `python -m study.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank, FOLDER/NUMBER-RANK.pt of
-each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges nothing, so that any release of torch
-and DeepSpeed can run it.
+each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges nothing, so that any release of torch,
+DeepSpeed and accelerate can run it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     asked = json.loads((folder / "cells.json").read_text())
     cells = {number: Cell(**written) for number, written in asked}
-    _import_engines([cell.engine for cell in cells.values()])
+    _import_engines(cells.values())
     for number, cell in cells.items():
         (folder / f"{number}-{rank}.begun").touch()
         child = os.fork()
@@ -53,15 +53,15 @@ def main(folder: Path) -> None:
         _import_what_it_did(folder / f"{rank}.modules")
 
 
-def _import_engines(names: Collection[str]) -> None:
+def _import_engines(cells: Collection[Cell]) -> None:
     """Import and load once what every cell needs, before the first is forked. No thread may have been started."""
-    if any(name.startswith("zero") for name in names):
+    if any(cell.is_deepspeed for cell in cells):
         import cpuinfo  # comes with DeepSpeed, which asks it for a second whenever it loads an extension
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         ShareMemCommBuilder().load()
-    if any("offload" in name for name in names):
+    if any("offload" in cell.engine for cell in cells):
         from deepspeed.ops.op_builder import CPUAdamBuilder
 
         CPUAdamBuilder().load()
@@ -98,7 +98,7 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
             world_size=cell.num_ranks,
             timeout=datetime.timedelta(seconds=COLLECTIVE_SECONDS),
         )
-        if cell.engine.startswith("zero"):
+        if cell.is_deepspeed:
             import deepspeed
 
             deepspeed.init_distributed("gloo")
@@ -121,10 +121,11 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
 def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
     """Train one cell; return its losses, norms, masters and weights after every step, as this rank sees them."""
     rank = torch.distributed.get_rank()
-    shared = [str(scratch)]
+    own = scratch / "checkpoint"
+    own.mkdir()  # before others know of it: a rank whose engine is refused removes its folder at once
+    shared = [str(own)]
     torch.distributed.broadcast_object_list(shared)
-    checkpoint = Path(shared[0]) / "checkpoint"
-    checkpoint.mkdir(exist_ok=True)
+    checkpoint = Path(shared[0])
     engine = engines.build(cell, scratch)
     stage[0] = "trained"
     found: dict[str, Any] = {"losses": [], "norms": [], "masters": [], "weights": []}

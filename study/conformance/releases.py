@@ -1,69 +1,121 @@
-"""How is another release of DeepSpeed examined? Installed beside this one, for the processes that train alone."""
+"""How are other releases of the engines examined? Installed beside these, for the processes that train alone."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from study.conformance.cells import PACKAGES
 from study.errors import Refusal
 from study.files import ROOT
 from study.preflight import extensions
 
 FOLDER = ROOT / ".releases"
-BUILD_SECONDS = 1800
+INSTALL_SECONDS = 1800
 LAST_LINES = 3
-# What the matrix loads; a release before these sources compiles them again, for a minute.
+DIGITS = 12
+# torch brings what it is linked with, some GB of it; the others take what is installed already.
+PIP = {
+    "torch": [],
+    "deepspeed": ["--no-deps", "--no-build-isolation"],
+    "accelerate": ["--no-deps"],
+}
+# What the matrix loads, by a word in the names of the engines that load it, and its sources, which releases share.
+LOADS = {
+    "zero": "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder",
+    "offload": "from deepspeed.ops.op_builder import CPUAdamBuilder as Builder",
+}
 SOURCES = ("ops/csrc/adam", "ops/csrc/cpu", "ops/csrc/includes", "ops/op_builder")
-LOAD = (
-    "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(); "
-    "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
-)
 
 
-def environment(version: str, folder: Path = FOLDER) -> dict[str, str]:
-    """Install a release and compile what it needs; return the environment in which Python finds it first.
+def parse(asked: Sequence[str]) -> dict[str, str]:
+    """Read PACKAGE==VERSION, given several times: versions by package. Raises Refusal."""
+    found: dict[str, str] = {}
+    for text in asked:
+        package, _, version = text.partition("==")
+        if package not in PACKAGES or not re.fullmatch(r"\d+\.\d+\.\d+", version):
+            raise Refusal(
+                f"--release {text}: write {', '.join(PACKAGES[:-1])} or {PACKAGES[-1]}, == and a version, for "
+                "instance deepspeed==0.18.2"
+            )
+        if package in found:
+            raise Refusal(f"--release {text}: {package}=={found[package]} is asked, too; name one of them")
+        found[package] = version
+    return found
 
-    Its dependencies are those that are installed already. Raises Refusal where it cannot be had.
+
+def environment(releases: Mapping[str, str], engines: Collection[str], folder: Path = FOLDER) -> dict[str, str]:
+    """Install releases and compile what these engines load; return the environment in which Python finds them first.
+
+    What else they need is what is installed; torch alone brings its own. Raises Refusal where one cannot be had.
     """
-    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise Refusal(f"--deepspeed {version}: name a release, for instance 0.18.2")
-    place = folder / version
-    if not (place / "deepspeed").is_dir():
-        print(f"installing deepspeed {version} into {place.name}/ ...", flush=True)
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-        command = [*pip, "--target", str(place), f"deepspeed=={version}"]
-        _run(command, os.environ | {"DS_BUILD_OPS": "0"}, f"deepspeed {version} cannot be installed")
-    # One path for all of them, so that two releases with the same sources have the same commands, and one build.
-    current = folder / "current"
-    current.unlink(missing_ok=True)
-    current.symlink_to(place.name)
-    digest = hashlib.sha256()
-    for source in SOURCES:
-        for path in sorted((place / "deepspeed" / source).rglob("*.*")):
-            if path.suffix in (".cpp", ".h", ".py"):
-                digest.update(path.read_bytes())
-                os.utime(path, (0, 0))  # not newer than what another release has compiled of it
+    chosen = {package: _installed(package, version, folder) for package, version in releases.items()}
+    there = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, chosen.values())), "DS_ACCELERATOR": "cpu"}
+    for package, version in releases.items():
+        read_back = f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
+        _run([sys.executable, "-c", read_back], there, f"{package} {version} does not import here")
     extensions.use_own_folder()  # and with it the ninja of this Python
-    there = os.environ | {
-        "PYTHONPATH": str(current),
-        "TORCH_EXTENSIONS_DIR": str(folder / "extensions" / digest.hexdigest()[:12]),
-        "DS_ACCELERATOR": "cpu",
-    }
-    _run([sys.executable, "-c", LOAD], there, f"deepspeed {version} cannot compile its extensions")
+    there |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
+    loads = [load for word, load in LOADS.items() if any(word in engine for engine in engines)]
+    if "torch" in releases or "deepspeed" in releases:
+        digest = _digest(releases.get("torch") or importlib.metadata.version("torch"), chosen.get("deepspeed"))
+        there["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions" / digest)
+    said = " and ".join(f"{package} {version}" for package, version in releases.items())
+    for load in loads:
+        command = [sys.executable, "-c", f"{load}; Builder().load()"]
+        _run(command, there, f"DeepSpeed's extensions cannot be compiled under {said}")
     return there
 
 
-def _run(command: list[str], environment: dict[str, str], failure: str) -> None:
+def _installed(package: str, version: str, folder: Path) -> Path:
+    """Where a release lies, installed if it is not there yet.
+
+    One path for all releases of a package, so that two with the same sources have the same commands, and one build.
+    """
+    place = folder / f"{package}-{version}"
+    if not (place / package).is_dir():
+        print(f"installing {package} {version} into {place.name}/ ...", flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", *PIP[package], "--target", str(place)]
+        build = os.environ | {"DS_BUILD_OPS": "0"}
+        _run([*pip, f"{package}=={version}"], build, f"{package} {version} cannot be installed")
+    current = folder / f"current-{package}"
+    current.unlink(missing_ok=True)
+    current.symlink_to(place.name)
+    return current
+
+
+def _digest(torch: str, deepspeed: Path | None) -> str:
+    """Name what a build of the extensions hangs on: the release of torch, and the sources of DeepSpeed."""
+    digest = hashlib.sha256(torch.encode())
+    if deepspeed is None:
+        return digest.hexdigest()[:DIGITS]
+    for source in SOURCES:
+        for path in sorted((deepspeed / "deepspeed" / source).rglob("*.*")):
+            if path.suffix in (".cpp", ".h", ".py"):
+                digest.update(path.read_bytes())
+                os.utime(path, (0, 0))  # not newer than what another release has compiled of it
+    return digest.hexdigest()[:DIGITS]
+
+
+def _run(command: list[str], environment: Mapping[str, str], failure: str) -> None:
     try:
         subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, timeout=BUILD_SECONDS, cwd=ROOT.parent
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=INSTALL_SECONDS,
+            cwd=ROOT.parent,
         )
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or error.stdout).strip().splitlines()[-LAST_LINES:]
         raise Refusal(f"{failure}: {' '.join(lines)}") from None
     except subprocess.TimeoutExpired:
-        raise Refusal(f"{failure}: it took more than {BUILD_SECONDS // 60} min") from None
+        raise Refusal(f"{failure}: it took more than {INSTALL_SECONDS // 60} min") from None

@@ -20,6 +20,8 @@ MEANINGS = {
     "refused": "refused",
     "crashed": "stopped with an error",
 }
+NAMES = {"deepspeed": "DeepSpeed", "accelerate": "accelerate", "torch": "torch"}
+MOST_GROUPS = 12  # that are drawn without a choice
 
 
 def installation(matrix: Mapping[str, Any]) -> Figure:
@@ -42,19 +44,23 @@ def installation(matrix: Mapping[str, Any]) -> Figure:
     return _grid("conformance", list(say.grouped(matrix["cells"])), ordered, at, caption)
 
 
-def releases(verdicts: Mapping[str, Mapping[str, str]]) -> Figure:
-    """Plain training under each release: engines and classes down, releases across; those that ever are not the same.
+def releases(package: str, verdicts: Mapping[str, Mapping[str, str]], beside: str) -> Figure:
+    """Plain training under each release of a package: engines and classes down, releases across.
 
-    `verdicts`: by release, the worst of each engine and class.
+    `verdicts`: by release and its date, the worst of each engine and class. `beside`: the versions of the other
+    packages. Where there are too many to read, only engines and classes that ever are not the same.
     """
-    every = dict.fromkeys(group for found in verdicts.values() for group in found)
-    groups = [group for group in every if any(found.get(group, "same") != "same" for found in verdicts.values())]
+    groups = list(dict.fromkeys(group for found in verdicts.values() for group in found))
+    whole = len(groups) <= MOST_GROUPS
+    if not whole:
+        groups = [group for group in groups if any(found.get(group, "same") != "same" for found in verdicts.values())]
     at = {(group, version): found[group] for version, found in verdicts.items() for group in groups if group in found}
     caption = (
-        "Plain training on two processes under each release of DeepSpeed: the worst of four cells, with one and two "
-        "micro batches, clipped and not. Engines and classes that are the same throughout are left out."
+        f"Plain training on two processes under each release of {NAMES[package]}, with {beside}: the worst of four "
+        f"cells, with one and two micro batches, clipped and not."
+        f"{'' if whole else ' Engines and classes that are the same throughout are left out.'}"
     )
-    return _grid("conformance-releases", groups, list(verdicts), at, caption)
+    return _grid(f"conformance-{package}", groups, list(verdicts), at, caption)
 
 
 def _grid(

@@ -21,25 +21,36 @@ ASK = (
 
 def opening() -> Html:
     """Say how many ways of training are right under the newest release, and draw them."""
-    newest = committed.read()[-1]
+    newest = committed.newest()
     verdicts = Counter(cell["verdict"] for cell in newest["cells"].values())
     plain = [cell["verdict"] for name, cell in newest["cells"].items() if not committed.twist_of(name)]
     words = (
         f"Of {len(newest['cells'])} ways to train a small model with DeepSpeed {newest['versions']['deepspeed']} or "
-        f"with PyTorch's own engines, {verdicts['same']} train what a program without an engine trains; "
-        f"{verdicts['wrong']} train something else and say nothing, "
+        f"with PyTorch's own engines, bare or through accelerate, {verdicts['same']} train what a program without an "
+        f"engine trains; {verdicts['wrong']} train something else and say nothing, "
         f"{verdicts['refused'] + verdicts['crashed']} are refused or stop with an error. Of the plain ones, with one "
         f"loss and nothing special, {plain.count('wrong')} of {len(plain)} are wrong."
     )
     return Html(lead(words).text + figures.installation(newest)._repr_html_())
 
 
-def by_release() -> Figure:
-    """The releases beside each other, by the cells that each of them was asked."""
-    asked = {cell.name for cell in of_release()}
-    return figures.releases(
-        {matrix["versions"]["deepspeed"]: committed.by_group(matrix, asked) for matrix in committed.read()}
-    )
+def by_release(package: str) -> Figure:
+    """A package's releases beside each other, by the cells that each of them was asked."""
+    asked = {cell.name for cell in of_release([package])}
+    matrices = committed.read(package)
+    others: dict[str, set[str]] = {}
+    for matrix in matrices.values():
+        for name, version in matrix["versions"].items():
+            others.setdefault(name, set()).add(version.partition("+")[0])
+    beside = [
+        f"{figures.NAMES[name]} {', '.join(sorted(versions))}" for name, versions in others.items() if name != package
+    ]
+    dates = committed.released(package)
+    verdicts = {
+        f"{version}, {dates[version]}" if version in dates else version: committed.by_group(matrix, asked)
+        for version, matrix in matrices.items()
+    }
+    return figures.releases(package, verdicts, " and ".join(beside))
 
 
 def faults() -> Html:
@@ -55,7 +66,7 @@ def faults() -> Html:
 
 def follows() -> Html:
     """What a reader does with it: what is wrong under plain training, and what only with a twist."""
-    newest = committed.read()[-1]
+    newest = committed.newest()
     wrong: dict[str, dict[str, None]] = {"": {}}
     for name, cell in newest["cells"].items():
         if cell["verdict"] == "wrong":
@@ -71,7 +82,7 @@ def follows() -> Html:
 
 def every_fault() -> Html:
     """Each cell that is not the same under the newest release, and how."""
-    newest = committed.read()[-1]
+    newest = committed.newest()
     rows: dict[str, list[list[str]]] = {}
     for name, cell in newest["cells"].items():
         if cell["verdict"] != "same":
