@@ -330,6 +330,49 @@ def machines() -> str:
     return tabulate(["fault", "strategy", "machine", "what it says", "s"], rows)
 
 
+def proofs() -> str:
+    """What the proof said of scripts that others wrote, by strategy."""
+    rows = json.loads((ROOT / "reports/cpu/benchmarks/prove_scripts.json").read_text())["rows"]
+    plain = [row for row in rows if row["variant"] is None]
+    strategies = list(dict.fromkeys(row["strategy"] for row in plain))
+    cells = {(row["script"], row["strategy"]): proof_in_short(row) for row in plain}
+    scripts = dict.fromkeys(row["script"] for row in plain)
+    table = [[f"`{name}.py`", *(cells.get((name, strategy), "") for strategy in strategies)] for name in scripts]
+    return tabulate(["script", *(f"`{name}`" for name in strategies)], table)
+
+
+def proof_in_short(row: dict[str, Any]) -> str:
+    """The engine that was built, the bytes of model states per parameter, and how the script ended."""
+    built, step = row["built"], row["step"]
+    if built is None:
+        return f"**no proof**: status {row['status']}"
+    name = f"stage {built['zero_stage']}" if built["engine"] == "DeepSpeed" else built["engine"]
+    said = f"**{name}, not as asked**" if row["not_as_asked"] else name
+    held = f"; {sum(step['bytes_per_parameter'].values()):.3f}" if step else "; no step counted"
+    ended = "" if row["status"] == 0 else f"; **status {row['status']}** later"
+    return f"{said}{held}{ended}"
+
+
+def proof_costs() -> str:
+    """What a proof cost in repeated runs."""
+    found = json.loads((ROOT / "reports/cpu/benchmarks/prove.json").read_text())
+    scripts = json.loads((ROOT / "reports/cpu/benchmarks/prove_scripts.json").read_text())["counted_step"]
+    run, counted, plain = (found[name] for name in ("run_ratio", "counted_step_ratio", "plain_step_ratio"))
+    rows = [
+        ["a bare DDP loop: 100 steps with a proof within, against 100 without", *extra(run)],
+        ["the counted step there, against the plain ones around it", *extra(counted)],
+        ["the same step where nothing is counted", *extra(plain)],
+        *([f"the counted step of `{row['script']}.py` under `{row['strategy']}`", *extra(row)] for row in scripts),
+    ]
+    return tabulate(["of", "runs", "median", "least", "worst"], rows)
+
+
+def extra(summary: dict[str, Any]) -> list[str]:
+    """Runs, and how much more than 1 the median, the least and the largest ratio are."""
+    ratios = [summary[name] for name in ("median", "minimum", "maximum")]
+    return [str(summary["count"]), *(f"{100 * (ratio - 1):+.0f} %" for ratio in ratios)]
+
+
 LEFT_BY_EVERY_RUN = {
     "config.json",
     "outcome.json",
@@ -651,6 +694,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
+    ("docs/prove.md", "proofs"): proofs,
+    ("docs/prove.md", "costs"): proof_costs,
     ("docs/planner.md", "accuracy"): planner_accuracy,
     ("docs/planner.md", "times"): planner_times,
     ("docs/planner.md", "families"): planner_families,

@@ -80,6 +80,17 @@ def proof(path: str = "proof.json") -> dict[str, Any]:
     return found
 
 
+def replaced() -> list[Any]:
+    """What a step's counting puts in the place of torch's own."""
+    return [torch.nn.utils.clip_grad_norm_, torch.autograd.backward, dist.all_reduce]
+
+
+def left(model: Any, optimizer: Any) -> list[Any]:
+    """What is left of a step's counting on a model and an optimizer."""
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks]
+    return [*hooks, *optimizer._optimizer_step_post_hooks, *({"_call_impl", "step", "backward"} & set(vars(model)))]
+
+
 NUM_PARAMS = 8 * 16 + 16 + 16 + 1
 
 
@@ -104,15 +115,103 @@ def test_a_plain_loop_is_read_back_and_one_step_counted(capsys):
 
 def test_nothing_is_left_behind():
     model, optimizer = make()
-    clip = torch.nn.utils.clip_grad_norm_
+    originals = replaced()
     prove.watch(model, optimizer)
     train(model, optimizer, 2)
-    assert torch._C._len_torch_dispatch_stack() == 1
+    assert replaced() != originals
     train(model, optimizer, 1)
-    assert torch._C._len_torch_dispatch_stack() == 0
-    assert torch.nn.utils.clip_grad_norm_ is clip
+    assert proof()["step"]["number"] == 3
+    assert replaced() == originals
+    assert left(model, optimizer) == []
     assert not optimizer._optimizer_step_pre_hooks
-    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_probe_is_on_only_while_a_call_lasts():
+    model, optimizer = make()
+    prove.watch(model, optimizer)
+    depths = []
+    model[0].register_forward_hook(lambda *_: depths.append(torch._C._len_torch_dispatch_stack()))
+    model[0].weight.register_hook(lambda _: depths.append(torch._C._len_torch_dispatch_stack()))
+    for _ in range(4):
+        train(model, optimizer, 1)
+        assert torch._C._len_torch_dispatch_stack() == 0
+    assert depths == [0, 0, 0, 0, 1, 1, 0, 0]  # forward and backward of four steps
+
+
+class Interrupted(torch.autograd.Function):
+    """What raises in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise RuntimeError("the script's own fault")
+
+
+def raise_in_forward(model: Any) -> None:
+    model(torch.ones(2, 9))  # of another width
+
+
+def raise_in_backward(model: Any) -> None:
+    Interrupted.apply(model(torch.ones(2, 8))).sum().backward()
+
+
+def raise_in_clipping(model: Any) -> None:
+    model(torch.full((2, 8), torch.inf)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def interrupt(model: Any) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model[0].register_forward_hook(stop)
+    try:
+        model(torch.ones(2, 8))
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("fault", [raise_in_forward, raise_in_backward, raise_in_clipping, interrupt])
+def test_a_fault_within_the_step_takes_everything_back(fault):
+    model, optimizer = make()
+    originals = replaced()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 2)
+    with pytest.raises((RuntimeError, KeyboardInterrupt)):
+        fault(model)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert replaced() == originals
+    assert left(model, optimizer) == []
+    optimizer.zero_grad()
+    train(model, optimizer, 3)  # the script goes on: the first whole step is the one that is counted
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (4, 1)
+
+
+def test_a_fault_between_the_steps_leaves_no_probe_on():
+    """Nobody sees a fault between two calls: what is replaced then stays until somebody calls the model again."""
+    model, optimizer = make()
+    originals = replaced()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 2)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    model.eval()
+    model(torch.ones(1, 8))
+    assert replaced() == originals
+    assert left(model, optimizer) == []
+
+
+def test_collectives_of_the_scripts_own_are_counted(group):
+    model, optimizer = make()
+    prove.watch(model, optimizer)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    assert proof()["step"]["collectives"] == [{"kind": "all_reduce", "count": 4, "bytes": 4 * NUM_PARAMS}]
 
 
 def test_collectives_of_ddp_are_counted(group):

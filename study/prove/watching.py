@@ -87,6 +87,7 @@ class _Watch:
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any) -> None:
         """Read back, hold it against what was asked, and wait for the step."""
         with self._out_of_the_way():
+            self._called = model
             self._model = built.uncompiled(model)
             self._optimizer = built.engine_optimizer(self._model, optimizer)
             self._facts = built.read_back(self._model, optimizer)
@@ -117,7 +118,7 @@ class _Watch:
             _print(f"proof: training ended after {self._steps} step(s), and none of them was counted")
 
     def _before_update(self, *_: Any) -> None:
-        """Begin with the update before the proved step, and end with its own: one whole turn, whatever the engine."""
+        """Watch from the update before the proved step; within its own, look at what the model states hold."""
         with self._out_of_the_way():
             number = getattr(self._model, "global_steps", None)
             if number is not None and number == self._last:
@@ -127,17 +128,21 @@ class _Watch:
             self._last = number
             self._steps += 1
             step = self._step
+            if step is not None and not (skipped or step.is_disturbed or step.states):
+                step.states = count_states(self._model, self._optimizer)
+                return
             if step is not None:
                 step.close()
-                if not skipped and not step.is_disturbed:
-                    self._prove(step)
-                    return
             if self._steps >= PROVED_STEP - 1:
-                self._step = Step(self._model, self._facts["device"])
+                base = built.base_optimizer(self._optimizer)
+                self._step = Step(self._called, self._model, base, self._facts["device"], self._after_update)
+
+    def _after_update(self, step: Step) -> None:
+        with self._out_of_the_way():
+            self._prove(step)
 
     def _prove(self, step: Step) -> None:
         """Say what the step did, and leave."""
-        states = count_states(self._model, self._optimizer)
         self._leave()
         facts = self._facts
         if facts["precision"] is None:  # only the step itself says it
@@ -152,7 +157,7 @@ class _Watch:
             "number": self._steps,
             "forward_passes": step.forward_passes,
             "clipped_at": step.clipped_at,
-            "model_states": states,
+            "model_states": step.states,
             "collectives": [issued._asdict() for issued in step.collectives()],
         }
         lines = say.of_step(counted, facts["precision"], facts["num_params"])
