@@ -356,13 +356,11 @@ def proof_in_short(row: dict[str, Any]) -> str:
 def proof_costs() -> str:
     """What a proof cost in repeated runs."""
     found = json.loads((ROOT / "reports/cpu/benchmarks/prove.json").read_text())
-    scripts = json.loads((ROOT / "reports/cpu/benchmarks/prove_scripts.json").read_text())["counted_step"]
     run, counted, plain = (found[name] for name in ("run_ratio", "counted_step_ratio", "plain_step_ratio"))
     rows = [
         ["a bare DDP loop: 100 steps with a proof within, against 100 without", *extra(run)],
         ["the counted step there, against the plain ones around it", *extra(counted)],
         ["the same step where nothing is counted", *extra(plain)],
-        *([f"the counted step of `{row['script']}.py` under `{row['strategy']}`", *extra(row)] for row in scripts),
     ]
     return tabulate(["of", "runs", "median", "least", "worst"], rows)
 
