@@ -413,8 +413,14 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
         for engine in fault.engines
         for precision in fault.precisions
     }
-    asked = {tuple(name.split("/")[:2]) for name in MATRICES[version]["cells"]}
-    assert known & asked == _wrong(MATRICES[version])
+    wrong, cells = _wrong(MATRICES[version]), MATRICES[version]["cells"]
+    assert wrong <= known
+    # What is known of the releases around, this one may refuse, or stop at: but it trains none of it right.
+    for engine, precision in known - wrong:
+        verdicts = [
+            cell["verdict"] for name, cell in cells.items() if name.startswith(f"{engine}/{precision}/2-ranks/")
+        ]
+        assert set(verdicts) <= {"refused", "crashed"}, (engine, precision)
 
 
 @pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)

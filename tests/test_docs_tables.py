@@ -25,7 +25,7 @@ from test_layout import MAY_IMPORT
 
 from study import cli
 from study.claims import say
-from study.compare import answer, communication, differences, model_states, parity, peaks, table, theory
+from study.compare import answer, communication, differences, model_states, network, parity, peaks, table, theory
 from study.conformance import committed
 from study.conformance.cells import PACKAGES, of_release
 from study.conformance.say import FAULTS
@@ -115,8 +115,17 @@ def measured() -> str:
     return (
         f"**Measured: machines of one kind without a GPU ({cpu}, {cores} cores), one at a time, up to {processes} "
         f"processes, models of up to {parameters // 10**6} million parameters.\n"
-        "Not measured yet: any GPU, so no GPU's memory and speed; several machines.**"
+        "Not measured yet: any GPU, so no GPU's memory and speed; several machines on a network of their own.**"
     )
+
+
+def carried() -> str:
+    """What a machine of several sent for a step, by strategy, a table for each layout."""
+    lines = []
+    for block in network.table([CPU / "machines"]).split("\n## ")[1:]:
+        title, _, tables = block.partition("\n\n")
+        lines += [f"**{title}**", "", tables.split("\n\n")[0], ""]
+    return "\n".join(lines[:-1])
 
 
 SHARDED_BY_TORCH = ("fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid")
@@ -692,6 +701,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
+    ("docs/machines.md", "carried"): carried,
     ("docs/prove.md", "proofs"): proofs,
     ("docs/prove.md", "costs"): proof_costs,
     ("docs/planner.md", "accuracy"): planner_accuracy,

@@ -37,4 +37,6 @@ def norms(stage: int) -> tuple[float, float]:
 
 
 deepspeed.init_distributed("gloo")
-print(*(f"stage {stage}: {found / right:.3f} of the right norm" for stage in (1, 2, 3) for found, right in [norms(stage)]))
+print(
+    *(f"stage {stage}: {found / right:.3f} of the right norm" for stage in (1, 2, 3) for found, right in [norms(stage)])
+)
