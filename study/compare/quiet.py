@@ -20,6 +20,6 @@ def share_of_others(r: Record) -> float | None:
     return (r.load.other_seconds + r.load.stolen_seconds) / (r.load.seconds * r.load.num_processors)
 
 
-def is_disturbed(r: Record) -> bool:
-    share = share_of_others(r)
+def is_disturbed(share: float | None) -> bool:
+    """Whether others took too much; what is not known (None, or NaN in a table) is taken to be quiet."""
     return share is not None and share > QUIET

@@ -357,7 +357,7 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
     if r.energy_joules and None not in r.energy_joules and not oversubscribed:
         facts["energy_joules"] = sum(r.energy_joules)
         facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
-    if r.timing is None or r.timing.median_seconds is None or quiet.is_disturbed(r):
+    if r.timing is None or r.timing.median_seconds is None or quiet.is_disturbed(quiet.share_of_others(r)):
         return facts
     facts["seconds_per_step"] = r.timing.median_seconds
     facts["seconds_lower"] = r.timing.lower_quartile_seconds

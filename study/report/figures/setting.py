@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare.order import in_order
-from study.compare.quiet import QUIET
+from study.compare.quiet import is_disturbed
 from study.compare.words import processes
 from study.report.words import counted, listed
 
@@ -86,7 +86,7 @@ def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
 def _why(run: dict[str, Any]) -> str:
     if run["status"] != "ok":
         return str(run["status"]).replace("_", " ")
-    return "disturbed" if run.get("share_of_others", 0.0) > QUIET else "not measured"
+    return "disturbed" if is_disturbed(run.get("share_of_others")) else "not measured"
 
 
 def without_value(missing: dict[str, str]) -> str:

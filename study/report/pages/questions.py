@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
-from study.compare.quiet import QUIET
+from study.compare.quiet import QUIET, is_disturbed
 from study.compare.words import bytes_text, computed_note, processes, three_digits
 from study.report import markup
 from study.report.markup import Html
@@ -172,11 +172,10 @@ def times(runs: pd.DataFrame, compared: pd.DataFrame, control: str) -> Html:
 
 
 def _timed(row: PageRow) -> Html:
-    """How many runs have a time, and how many were disturbed; what came of the others."""
-    disturbed = int((row.runs["share_of_others"] > QUIET).sum())
-    if not disturbed:
-        return outcomes(row)
-    return Html(f"{len(row.runs) - disturbed}<small>{disturbed} disturbed</small>")
+    """The outcomes of the runs that were not disturbed, and how many were."""
+    disturbed = row.runs["share_of_others"].map(is_disturbed)
+    left_out = f"<small>{disturbed.sum()} disturbed</small>" if disturbed.any() else ""
+    return Html(f"{outcomes(row._replace(runs=row.runs[~disturbed])).text}{left_out}")
 
 
 def _apart(runs: pd.DataFrame) -> str:
@@ -193,7 +192,7 @@ def _disturbed(runs: pd.DataFrame) -> str:
     known = runs["share_of_others"].dropna()
     if known.empty:
         return ""
-    quiet = known[known <= QUIET]
+    quiet = known[~known.map(is_disturbed)]
     most = "" if quiet.empty else f"; in the others they took at most {percent(quiet.max())}"
     return (
         f" Left out, as other processes took more than {percent(QUIET)} of the processors meanwhile: "
