@@ -463,6 +463,13 @@ def test_keys_that_nothing_reads_are_said():
     assert [text.partition(":")[0] for text in found] == ["gradient_cliping"]
 
 
+def test_keys_that_are_unread_for_one_reason_share_a_line():
+    written = {"zero_optimization": {"stage": 0, "overlap_comm": True, "reduce_scatter": True}, "gradient_cliping": 1.0}
+    keys = [text.partition(":")[0] for text in unread_keys(written, by_json(written, "ds.json"))]
+    ignored = ["zero_optimization.stage", "zero_optimization.overlap_comm", "zero_optimization.reduce_scatter"]
+    assert sorted(keys) == sorted([", ".join(ignored), "gradient_cliping"])
+
+
 # ---------------------------------------------------------------- real launches
 
 LOOP = """

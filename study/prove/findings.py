@@ -100,7 +100,7 @@ def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
-    """What somebody asked for in a DeepSpeed JSON and nothing reads, by the project's rules.
+    """What somebody asked for in a DeepSpeed JSON and nothing reads, by the project's rules: a line for each reason.
 
     `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
     """
@@ -108,7 +108,10 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
     names = {demand.name for demand in demands}
     ignored = [f for f in findings("", content) if f.effect == "ignored" and f.key in names]
-    return [f"{f.key}: {f.message or 'nothing reads it'}" for f in ignored]
+    keys: dict[str, list[str]] = {}
+    for finding in ignored:
+        keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
+    return [f"{', '.join(unread)}: {why}" for why, unread in keys.items()]
 
 
 def _known_bad(facts: dict[str, Any]) -> str | None:

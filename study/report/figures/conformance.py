@@ -45,7 +45,7 @@ def installation(matrix: Mapping[str, Any]) -> Figure:
 
 
 def releases(package: str, verdicts: Mapping[str, Mapping[str, str]], beside: str) -> Figure:
-    """Plain training under each release of a package: engines and classes down, releases across.
+    """Plain training under each release of a package: releases down, for they are many; engines and classes across.
 
     `verdicts`: by release and its date, the worst of each engine and class. `beside`: the versions of the other
     packages. Where there are too many to read, only engines and classes that ever are not the same.
@@ -54,32 +54,33 @@ def releases(package: str, verdicts: Mapping[str, Mapping[str, str]], beside: st
     whole = len(groups) <= MOST_GROUPS
     if not whole:
         groups = [group for group in groups if any(found.get(group, "same") != "same" for found in verdicts.values())]
-    at = {(group, version): found[group] for version, found in verdicts.items() for group in groups if group in found}
+    at = {(version, group): found[group] for version, found in verdicts.items() for group in groups if group in found}
     caption = (
         f"Plain training on two processes under each release of {NAMES[package]}, with {beside}: the worst of four "
         f"cells, with one and two micro batches, clipped and not."
         f"{'' if whole else ' Engines and classes that are the same throughout are left out.'}"
     )
-    return _grid(f"conformance-{package}", groups, list(verdicts), at, caption)
+    return _grid(f"conformance-{package}", list(verdicts), groups, at, caption)
 
 
 def _grid(
-    name: str, groups: Sequence[str], columns: Sequence[str], at: Mapping[tuple[str, str], str], caption: str
+    name: str, down: Sequence[str], across: Sequence[str], at: Mapping[tuple[str, str], str], caption: str
 ) -> Figure:
     with house_style(name):
-        canvas, (ax,) = panels([0.24 * len(groups) + 1.3])
-        rows(ax, [group.replace("_", " ") for group in groups])
+        canvas, (ax,) = panels([0.24 * len(down) + 1.3])
+        rows(ax, [row.replace("_", " ") for row in down])
         for verdict, look in LOOKS.items():
-            places = [(columns.index(column), groups.index(group)) for (group, column), v in at.items() if v == verdict]
+            places = [(across.index(column), down.index(row)) for (row, column), v in at.items() if v == verdict]
             ax.scatter(*zip(*places, strict=True), **look) if places else None
-        ax.set_xticks(range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor")
+        heads = [column.replace("_", " ") for column in across]
+        ax.set_xticks(range(len(across)), heads, rotation=75, ha="left", rotation_mode="anchor")
         ax.xaxis.tick_top()
-        ax.set_xlim(-0.6, len(columns) - 0.4)
+        ax.set_xlim(-0.6, len(across) - 0.4)
         used = [verdict for verdict in LOOKS if verdict in at.values()]
         handles = [ax.scatter([], [], **LOOKS[verdict]) for verdict in used]
         below(canvas, handles, [MEANINGS[verdict] for verdict in used])
         told = [
-            f"{group}: {', '.join(f'{column} {at[group, column]}' for column in columns if (group, column) in at)}"
-            for group in groups
+            f"{row}: {', '.join(f'{column} {at[row, column]}' for column in across if (row, column) in at)}"
+            for row in down
         ]
-        return finish(canvas, name, f"Verdicts by engine and class. {'; '.join(told)}.", caption)
+        return finish(canvas, name, f"Verdicts by row. {'; '.join(told)}.", caption)
