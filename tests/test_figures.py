@@ -247,6 +247,8 @@ def test_part_of_the_runs_without_a_value(two):
 def test_status_ok_without_a_value_is_not_measured(two):
     unmeasured = two.assign(rank_parts=two["rank_parts"].where(two["strategy"] != "zero2"))
     assert "zero2: not measured" in figures.peak_memory(unmeasured).caption
+    # Which says nothing of its memory: what disturbs a run takes its times alone.
+    assert "zero2: not measured" in figures.peak_memory(unmeasured.assign(share_of_others=0.5)).caption
 
 
 def test_world_sizes_name_where_nothing_was_measured(drawn):

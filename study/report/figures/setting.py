@@ -16,6 +16,7 @@ from study.report.words import counted, listed
 # What all runs of a figure have in common.
 IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
 ALIKE = ("data_digest", "libraries")  # these too, but they are in no figure's name
+OF_TIME = ("seconds_per_step", "tokens_per_second_per_gpu", "both")  # columns that a disturbed run has no value in
 
 
 class Setting(NamedTuple):
@@ -75,7 +76,7 @@ def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
     words = {}
     for strategy, runs in table.groupby("strategy", sort=False):
         without = runs[runs[column].isna()]
-        reasons = Counter(map(_why, without.to_dict("records")))
+        reasons = Counter(_why(run, column) for run in without.to_dict("records"))
         if len(reasons) == 1 and len(without) == len(runs):
             words[strategy] = next(iter(reasons))
         elif reasons:
@@ -83,10 +84,10 @@ def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
     return {strategy: words[strategy] for strategy in in_order(words)}
 
 
-def _why(run: dict[str, Any]) -> str:
+def _why(run: dict[str, Any], column: str) -> str:
     if run["status"] != "ok":
         return str(run["status"]).replace("_", " ")
-    return "disturbed" if is_disturbed(run.get("share_of_others")) else "not measured"
+    return "disturbed" if column in OF_TIME and is_disturbed(run.get("share_of_others")) else "not measured"
 
 
 def without_value(missing: dict[str, str]) -> str:
