@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -424,19 +425,44 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
 
 
 @pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)
-def test_a_fault_names_a_cell_and_releases_that_show_it(fault):
-    assert fault.first in MATRICES
+def test_a_fault_is_of_every_release_between_its_ends(fault):
+    first = fault.first or next(iter(MATRICES))
+    assert first in MATRICES
     assert fault.last in MATRICES
-    for version in (fault.first, fault.last):
-        assert MATRICES[version]["cells"][fault.cell]["verdict"] == "wrong"
+    for version, matrix in MATRICES.items():
+        for engine, precision in itertools.product(fault.engines, fault.precisions):
+            shown = matrix["cells"][known_bad.cell(fault, engine, precision)]["verdict"]
+            if version in (first, fault.last) and precision == fault.precisions[0]:
+                assert shown == "wrong"
+            if known_bad.covers(fault, version):
+                assert shown != "same", (version, engine, precision)
+
+
+@pytest.mark.parametrize("version", MATRICES)
+def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
+    for engine, precision in {tuple(name.split("/")[:2]) for name in MATRICES[version]["cells"]}:
+        stage, _, device = engine.partition("_")
+        if not stage.startswith("zero"):
+            continue
+        precise = {"autocast": "bf16-autocast", "bf16_fp32_sum": "bf16"}.get(precision, precision)
+        found = known_bad.find(
+            deepspeed=version, zero_stage=int(stage[-1]), offloads=[device.partition("_")[0]] if device else [],
+            precision=precise, sums_in_fp32=precision == "bf16_fp32_sum", micro_batches=1,
+        )  # fmt: skip
+        shown = MATRICES[version]["cells"][f"{engine}/{precision}/2-ranks/accumulation-1"]["verdict"]
+        assert (found is not None) == (shown == "wrong") or shown in ("refused", "crashed"), (engine, precision)
 
 
 def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch):
-    run = run_module.make_run(build_config(), file.read_by_name("zero2"), 2)
-    checks._check_release(run)
+    whole, halved = (
+        run_module.make_run(build_config(micro_batch_size=size), file.read_by_name("zero2"), 2) for size in (4, 2)
+    )
+    assert (whole.gradient_accumulation_steps, halved.gradient_accumulation_steps) == (1, 2)
+    checks._check_release(halved)
     monkeypatch.setattr(checks.importlib.metadata, "version", lambda name: "0.18.2")
-    with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly"):
-        checks._check_release(run)
+    checks._check_release(whole)
+    with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly \("):
+        checks._check_release(halved)
 
 
 @pytest.mark.parametrize(
@@ -445,10 +471,19 @@ def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch)
 )
 def test_precision_is_asked_as_records_name_it(precision, sums_in_fp32, is_wrong):
     """Of 0.17.5, which is wrong under autocast and, where gradients of bf16 are added up in fp32, under offload."""
-    said = known_bad.wrong(
-        deepspeed="0.17.5", zero_stage=1, offloads=["cpu"], precision=precision, sums_in_fp32=sums_in_fp32
-    )
-    assert (said is not None) == is_wrong
+    found = known_bad.find(
+        deepspeed="0.17.5", zero_stage=1, offloads=["cpu"], precision=precision, sums_in_fp32=sums_in_fp32,
+        micro_batches=None,
+    )  # fmt: skip
+    assert (found is not None) == is_wrong
+
+
+def test_what_hits_every_model_is_said_before_what_hits_some():
+    asked = {"zero_stage": 0, "offloads": [], "precision": "bf16", "sums_in_fp32": False, "micro_batches": 2}
+    assert known_bad.find(deepspeed="0.19.5", **asked).models is None
+    some = known_bad.find(deepspeed="0.19.5", **(asked | {"zero_stage": 2}))
+    assert "of models that return" in known_bad.sentence(some, "0.19.5")
+    assert known_bad.find(deepspeed="0.19.5", **(asked | {"zero_stage": 2, "micro_batches": 1})) is None
 
 
 @pytest.mark.parametrize(

@@ -149,15 +149,17 @@ def _check_release(run: Run) -> None:
     if strategy.zero_stage is None:
         return
     device = strategy.offload_optimizer_device
-    found = known_bad.wrong(
-        deepspeed=importlib.metadata.version("deepspeed"),
+    version = importlib.metadata.version("deepspeed")
+    found = known_bad.find(
+        deepspeed=version,
         zero_stage=strategy.zero_stage,
         offloads=() if device == "none" else (device,),
         precision=config.precision,
         sums_in_fp32=config.accumulation_dtype == "fp32",
+        micro_batches=run.gradient_accumulation_steps,
     )
-    if found:
-        raise Refusal(f"{found}; run: pip install -c constraints.txt deepspeed")
+    if found:  # the study's models return their loss beside their logits
+        raise Refusal(f"{known_bad.sentence(found, version)}; run: pip install -c constraints.txt deepspeed")
 
 
 def _check_swap_dir(run: Run) -> None:

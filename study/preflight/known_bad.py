@@ -1,35 +1,50 @@
 """Which releases are known to train wrongly and to say nothing? What `zero-study conformance` found, in a short table.
 
-A test holds known_bad.yaml against the committed matrices.
+A test holds known_bad.json against the committed matrices. A script that is proven may have no package but DeepSpeed's
+own, so it takes Python's alone to look something up.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from study.files import Written, parse_yaml
-
-TABLE = Path(__file__).with_name("known_bad.yaml")
+TABLE = Path(__file__).with_name("known_bad.json")
 
 
-class Fault(Written):
+@dataclass(frozen=True)
+class Fault:
     """Something that a range of releases trains wrongly."""
 
     id: str
     engines: list[str]  # as the matrix names them
     precisions: list[str]
-    first: str  # the first and the last release that is wrong; the last that was examined where it still is
-    last: str
-    cell: str  # one that shows it
+    first: str | None  # the first release that is wrong; None: the oldest that was examined, 0.15.4, and maybe before
+    last: str  # the last one; the newest that was examined where it still is
+    several_micro_batches: bool  # only where a step has more than one
+    models: str | None  # the only ones that are hit; None: all
     what: str  # what comes out
     threads: list[str]  # where its developers write about it
 
 
+class Known(NamedTuple):
+    """A fault that hits what is asked for."""
+
+    fault: Fault
+    cell: str  # of the matrix, which shows it
+
+    @property
+    def models(self) -> str | None:
+        return self.fault.models
+
+
 @cache
 def read() -> list[Fault]:
-    return [Fault.model_validate(entry) for entry in parse_yaml(TABLE.read_text())]
+    return [Fault(**entry) for entry in json.loads(TABLE.read_text())]
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -43,23 +58,43 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def covers(fault: Fault, version: str) -> bool:
-    return release(fault.first) <= release(version) <= release(fault.last)
+    return release(fault.first or "0") <= release(version) <= release(fault.last)
 
 
-def wrong(
-    *, deepspeed: str, zero_stage: int, offloads: Sequence[str], precision: str, sums_in_fp32: bool
-) -> str | None:
-    """Say what this release of DeepSpeed trains wrongly of what is asked; None: nothing that is known.
+def find(
+    *,
+    deepspeed: str,
+    zero_stage: int,
+    offloads: Sequence[str],
+    precision: str,
+    sums_in_fp32: bool,
+    micro_batches: int | None,
+) -> Known | None:
+    """What this release of DeepSpeed trains wrongly of what is asked; None: nothing that is known.
 
     `offloads`: the devices that optimizer states go to (cpu, nvme). `precision`: as records name the classes.
-    `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32.
+    `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32. `micro_batches` of a step; None: it is not
+    known, and may be several. What hits every model comes before what hits some.
     """
     engine = f"zero{zero_stage}{''.join(f'_{device}_offload' for device in offloads)}"
     asked = _class_of(precision, sums_in_fp32)
-    for fault in read():
-        if covers(fault, deepspeed) and engine in fault.engines and asked in fault.precisions:
-            return f"DeepSpeed {deepspeed} trains {fault.cell} wrongly ({fault.what})"
+    for fault in sorted(read(), key=lambda fault: fault.models is not None):
+        if not (covers(fault, deepspeed) and engine in fault.engines and asked in fault.precisions):
+            continue
+        if micro_batches != 1 or not fault.several_micro_batches:
+            return Known(fault, cell(fault, engine, asked))
     return None
+
+
+def cell(fault: Fault, engine: str, precision: str) -> str:
+    """The name of the cell that shows a fault of an engine and a class."""
+    return f"{engine}/{precision}/2-ranks/accumulation-{2 if fault.several_micro_batches else 1}"
+
+
+def sentence(known: Known, deepspeed: str) -> str:
+    """Say what is wrong, in one line without an end."""
+    only = f", of {known.models}" if known.models else ""
+    return f"DeepSpeed {deepspeed} trains {known.cell} wrongly{only} ({known.fault.what})"
 
 
 def _class_of(precision: str, sums_in_fp32: bool) -> str:
