@@ -58,11 +58,10 @@ def faults() -> Html:
     lines = []
     for fault in committed.faults():
         threads = ", ".join(f'<a href="{thread}">{thread.split("/")[-1]}</a>' for thread in fault.threads)
-        span = "to" if fault.first is None else f"{fault.first} to"
+        span = f"{fault.first} to {fault.last}" if fault.first else f"Up to {fault.last}"
         several = ", several micro batches" if fault.several_micro_batches else ""
         only = f", {fault.models}" if fault.models else ""
         words = f"{', '.join(fault.engines)} in {', '.join(fault.precisions)}{several}{only}: {fault.what}"
-        span = f"{span} {fault.last}".capitalize()
         lines.append(Html(markup.led(span, words).text + (f" (thread {threads})" if threads else "")))
     return Html(markup.items(lines))
 
