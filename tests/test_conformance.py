@@ -27,6 +27,7 @@ from study.conformance import (
     installation,
     judge,
     launch,
+    probe,
     reference,
     releases,
     say,
@@ -226,6 +227,16 @@ def test_what_an_engine_does_not_show_is_written_down(precision, changed, unseen
     assert verdict.get("unseen") == unseen
     # A norm that is shown after some steps only is held against the reference after these.
     assert verdict["verdict"] == ("wrong" if 0.5 in changed.get("norms", ()) else "same")
+
+
+def test_values_are_sampled_of_every_row_and_column():
+    for parameter in toy.Toy(dataclasses.replace(PLAIN, engine="zero3_nvme_offload")).parameters():
+        rows = parameter.shape[0]
+        columns = parameter.numel() // rows
+        places = probe.sampled(torch.arange(parameter.numel())).long()
+        assert len(places) <= probe.MOST_VALUES
+        assert len({*(places // columns).tolist()}) == rows or columns == 1
+        assert len({*(places % columns).tolist()}) == columns
 
 
 @pytest.mark.parametrize(

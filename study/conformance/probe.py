@@ -13,6 +13,7 @@ import functools
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import sys
@@ -157,9 +158,12 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
 
 
 def sampled(values: torch.Tensor) -> torch.Tensor:
-    """Up to MOST_VALUES values of a tensor, evenly spread, in fp32."""
+    """Up to MOST_VALUES values of a tensor, evenly spread, in fp32: of a matrix, some of each row and each column."""
     flat = values.detach().flatten().float()
-    return flat[:: -(-len(flat) // MOST_VALUES)].clone()
+    stride = -(-len(flat) // MOST_VALUES)
+    while math.gcd(stride, len(flat)) > 1:  # or it would come upon the same columns in every row
+        stride += 1
+    return flat[::stride].clone()
 
 
 if __name__ == "__main__":
