@@ -74,6 +74,15 @@ def plant(engine: Any, fault: str) -> None:
             return norm
 
         engine.step = drift
+    elif fault == "a rank that dies":
+
+        def die() -> float:
+            if torch.distributed.get_rank() == 1:
+                print("the last that it said", flush=True)
+                os.abort()
+            return step()
+
+        engine.step = die
     else:
         assert fault == "none", fault
 

@@ -253,6 +253,28 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
     assert installation.failed(launch.Failure(message, stage))["verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ([["RuntimeError: Read error [127.0.0.1]:8615: Connection reset by peer", "trained", 1.0],
+          ["rank 1 was ended by SIGABRT: what(): sizes differ", "ended", 2.0]],
+         "rank 1 was ended by SIGABRT: what(): sizes differ"),
+        ([["RuntimeError: Connection closed by peer [127.0.0.1]:8615", "trained", 1.0],
+          ["ValueError: no such stage", "built", 2.0]],
+         "ValueError: no such stage"),
+        ([["ValueError: no such stage", "built", 1.0],
+          ["rank 1 was ended by SIGABRT: Read error [127.0.0.1]:8615: Connection reset by peer", "ended", 2.0]],
+         "ValueError: no such stage"),
+        ([["RuntimeError: Read error [::1]:8615: Connection reset by peer", "trained", 2.0]],
+         "RuntimeError: Read error [::1]: Connection reset by peer"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
+    for rank, each in enumerate(said):
+        (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
+    assert launch._failure(tmp_path, 7, len(said)).message == message
+
+
 def test_every_engine_has_a_configuration():
     for cell in cells.matrix((2,)):
         if cell.is_deepspeed:
@@ -366,6 +388,17 @@ def test_planted_faults_are_called_wrong_and_right_engines_right():
     assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
     # No rank alone is further off than rounding may carry it.
     assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
+
+
+@pytest.mark.launches
+def test_a_rank_that_dies_is_named_with_its_last_words():
+    given = dict(os.environ) | {
+        "FAULTS": json.dumps({PLAIN.name: "a rank that dies"}),
+        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
+    }
+    found = installation.examine([PLAIN], environment=given, module="conformance_faults")["cells"][PLAIN.name]
+    said = "rank 1 was ended by SIGABRT: the last that it said"
+    assert found == {"verdict": "crashed", "stage": "ended", "message": said}
 
 
 @pytest.mark.launches
