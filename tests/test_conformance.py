@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,23 @@ def test_bounds_are_those_of_the_class():
         assert narrow.max() < 1e-4, quantity
         if not quantity.startswith("weights"):
             assert 100 * narrow.max() < wide[quantity].max() < 0.15, quantity
+
+
+@pytest.mark.launches
+def test_bounds_are_the_same_in_every_process():
+    asked = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", asked],
+            env=dict(os.environ) | {"PYTHONHASHSEED": seed},
+            cwd=launching.ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
 
 
 def test_what_is_not_trained_may_not_move():
