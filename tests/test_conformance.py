@@ -302,6 +302,98 @@ def test_every_engine_has_a_configuration():
             assert written["gradient_clipping"] == (cells.MAX_NORM if cell.clipping else 0)
 
 
+# ---------------------------------------------------------------- what the bounds see, and what they do not
+
+
+def _updating(change: Any) -> Any:
+    """AdamW's step of the reference, with its arguments changed before it."""
+    right = reference._updated
+
+    def updated(master, gradient, first, second, step, rate):
+        return right(master, change(gradient, second, step), first, second, step, rate)
+
+    return updated
+
+
+def _share(cell: Cell, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, fault: Any, **shown: bool) -> float:
+    """How far a cell is, as a share of its bound, that trains as the reference with a fault: no rounding of its own."""
+    expected = reference.expect(cell)
+    monkeypatch.setattr(reference, "NUM_DRAWS", 0)
+    monkeypatch.setattr(place, name, fault)
+    faulty = reference.expect(cell)
+    monkeypatch.undo()
+    changed: dict[str, object] = {}
+    if shown["masters"]:
+        changed["masters"] = [
+            {name: value[step].flatten().float() for name, value in faulty.masters.items()}
+            for step in range(cells.NUM_STEPS)
+        ]
+    if not shown["norm"]:
+        changed["norms"] = [None] * cells.NUM_STEPS
+    share: float = judge.judge(cell, expected, [_trace(faulty, **changed)])["share_of_bound"]
+    return share
+
+
+@pytest.mark.parametrize(
+    ("precision", "clipping", "masters", "steps", "smallest"),
+    [
+        ("fp32", False, False, (1, 2, 3, 4), 0.000007),
+        ("fp32", False, False, (4,), 0.00007),
+        ("fp32", True, False, (1, 2, 3, 4), 0.000024),
+        ("fp32", True, False, (4,), 0.00019),
+        ("autocast", False, False, (1, 2, 3, 4), 0.055),
+        ("autocast", False, False, (4,), 0.46),
+        ("autocast", True, False, (1, 2, 3, 4), 0.048),
+        ("bf16", False, True, (1, 2, 3, 4), 0.055),
+        ("bf16", True, True, (1, 2, 3, 4), 0.048),
+        ("bf16", False, False, (1, 2, 3, 4), 0.155),
+        ("bf16", True, False, (1, 2, 3, 4), 0.068),
+    ],
+)
+def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, steps, smallest, monkeypatch):
+    """Of the gradients, in these steps, where the norm is told as it is right or not at all."""
+    cell = dataclasses.replace(PLAIN, precision=precision, clipping=clipping)
+
+    def share(lost: float) -> float:
+        fault = _updating(lambda gradient, _, step: gradient * (1 - lost) if step in steps else gradient)
+        return _share(cell, monkeypatch, reference, "_updated", fault, masters=masters, norm=False)
+
+    assert share(smallest / 1.3) < 1 < share(smallest * 1.3)  # by the draws
+
+
+def _lost_on_resume(gradient: torch.Tensor, second: torch.Tensor, step: int) -> torch.Tensor:
+    if step == cells.SAVED_AFTER + 1:
+        second.zero_()
+    return gradient
+
+
+def _kept_in_bf16(*given: Any, right: Any = reference._updated) -> torch.Tensor:
+    return right(*given).bfloat16().double()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault", "clipping", "shown", "hidden"),
+    [
+        (toy, "BETAS", (0.9, 0.999), False, 0.028, 0.034),
+        (toy, "BETAS", (0.8, 0.95), False, 1.2, 0.55),
+        (toy, "WEIGHT_DECAY", 0.0, False, 2.0, 0.41),
+        (reference, "MAX_NORM", 1.03 * cells.MAX_NORM, True, 0.63, 1.0),
+        (reference, "_updated", _updating(lambda gradient, *_: 0.96 * gradient), False, 0.73, 0.35),
+        (reference, "_updated", _kept_in_bf16, False, 2.1, 0.32),
+        (reference, "_updated", _updating(_lost_on_resume), False, 1.5, 0.36),
+        (reference, "_updated", _updating(_lost_on_resume), True, 0.31, 0.13),
+    ],
+    ids=["beta2", "beta1", "decay", "clipping", "scale", "masters-in-bf16", "moment-lost", "moment-lost-clipped"],
+)
+def test_what_bf16_hides_of_a_fault(place, name, fault, clipping, shown, hidden, monkeypatch):
+    """As a share of the bound, where an engine shows its masters and where it does not; below 1 a fault is not seen."""
+    cell = dataclasses.replace(PLAIN, precision="bf16", clipping=clipping)
+    for masters, share in ((True, shown), (False, hidden)):
+        # Of a loss scale the norm is told as it is right.
+        found = _share(cell, monkeypatch, place, name, fault, masters=masters, norm=True)
+        assert found == pytest.approx(share, rel=0.15)
+
+
 # ---------------------------------------------------------------- releases
 
 
