@@ -62,6 +62,27 @@ def plant(engine: Any, fault: str) -> None:
             return norm
 
         engine.step = keep
+    elif fault == "a drifting replica":
+
+        def drift() -> float:
+            before = [parameter.detach().clone() for parameter in parameters]
+            norm = step()
+            if torch.distributed.get_rank() == 1:
+                with torch.no_grad():
+                    for parameter, values in zip(parameters, before, strict=True):
+                        parameter.lerp_(values, 0.03)
+            return norm
+
+        engine.step = drift
+    elif fault == "a rank that dies":
+
+        def die() -> float:
+            if torch.distributed.get_rank() == 1:
+                print("the last that it said", flush=True)
+                os.abort()
+            return step()
+
+        engine.step = die
     else:
         assert fault == "none", fault
 

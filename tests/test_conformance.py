@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,19 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, committed, engines, installation, judge, launch, reference, releases, say, toy
+from study.conformance import (
+    cells,
+    committed,
+    engines,
+    installation,
+    judge,
+    launch,
+    probe,
+    reference,
+    releases,
+    say,
+    toy,
+)
 from study.conformance.cells import Cell
 from study.errors import Refusal
 from study.preflight import checks, known_bad
@@ -130,6 +143,23 @@ def test_bounds_are_those_of_the_class():
             assert 100 * narrow.max() < wide[quantity].max() < 0.15, quantity
 
 
+@pytest.mark.launches
+def test_bounds_are_the_same_in_every_process():
+    asked = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", asked],
+            env=dict(os.environ) | {"PYTHONHASHSEED": seed},
+            cwd=launching.ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+
+
 def test_what_is_not_trained_may_not_move():
     bounds = reference.expect(dataclasses.replace(PLAIN, twist="frozen")).bounds
     assert {name for name in bounds if not bounds[name].any()} == {
@@ -187,6 +217,47 @@ def test_weights_that_are_not_the_masters_are_wrong():
     assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 4, ["weights/head.weight"])
 
 
+def test_replicas_that_differ_are_wrong_however_near():
+    cell = dataclasses.replace(PLAIN, precision="autocast")
+    expected = reference.expect(cell)
+    one, other = _trace(expected), _trace(expected)
+    for weights in other["weights"][2:]:
+        weights["head.weight"][5] = torch.nextafter(weights["head.weight"][5], torch.tensor(9.0))
+    verdict = judge.judge(cell, expected, [one, other])
+    assert verdict["verdict"] == "wrong"
+    assert (verdict["first_step"], verdict["beyond"]) == (3, [])
+    assert verdict["ranks_apart"] == {"step": 3, "of": ["head.weight"]}
+    assert "ranks have different weights from step 3 (head.weight)" in say.how(verdict)
+
+
+@pytest.mark.parametrize(
+    ("precision", "changed", "unseen"),
+    [
+        ("fp32", {}, None),
+        ("autocast", {"norms": [None] * cells.NUM_STEPS}, ["norm"]),
+        ("fp32", {"norms": [None, *[0.5] * (cells.NUM_STEPS - 1)]}, ["norm"]),
+        ("bf16", {}, ["masters"]),
+    ],
+)
+def test_what_an_engine_does_not_show_is_written_down(precision, changed, unseen):
+    cell = dataclasses.replace(PLAIN, precision=precision)
+    expected = reference.expect(cell)
+    verdict = judge.judge(cell, expected, [_trace(expected, **changed)])
+    assert verdict.get("unseen") == unseen
+    # A norm that is shown after some steps only is held against the reference after these.
+    assert verdict["verdict"] == ("wrong" if 0.5 in changed.get("norms", ()) else "same")
+
+
+def test_values_are_sampled_of_every_row_and_column():
+    for parameter in toy.Toy(dataclasses.replace(PLAIN, engine="zero3_nvme_offload")).parameters():
+        rows = parameter.shape[0]
+        columns = parameter.numel() // rows
+        places = probe.sampled(torch.arange(parameter.numel())).long()
+        assert len(places) <= probe.MOST_VALUES
+        assert len({*(places // columns).tolist()}) == rows or columns == 1
+        assert len({*(places % columns).tolist()}) == columns
+
+
 @pytest.mark.parametrize(
     ("message", "stage", "verdict"),
     [
@@ -201,6 +272,28 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
     assert installation.failed(launch.Failure(message, stage))["verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ([["RuntimeError: Read error [127.0.0.1]:8615: Connection reset by peer", "trained", 1.0],
+          ["rank 1 was ended by SIGABRT: what(): sizes differ", "ended", 2.0]],
+         "rank 1 was ended by SIGABRT: what(): sizes differ"),
+        ([["RuntimeError: Connection closed by peer [127.0.0.1]:8615", "trained", 1.0],
+          ["ValueError: no such stage", "built", 2.0]],
+         "ValueError: no such stage"),
+        ([["ValueError: no such stage", "built", 1.0],
+          ["rank 1 was ended by SIGABRT: Read error [127.0.0.1]:8615: Connection reset by peer", "ended", 2.0]],
+         "ValueError: no such stage"),
+        ([["RuntimeError: Read error [::1]:8615: Connection reset by peer", "trained", 2.0]],
+         "RuntimeError: Read error [::1]: Connection reset by peer"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
+    for rank, each in enumerate(said):
+        (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
+    assert launch._failure(tmp_path, 7, len(said)).message == message
+
+
 def test_every_engine_has_a_configuration():
     for cell in cells.matrix((2,)):
         if cell.is_deepspeed:
@@ -208,6 +301,98 @@ def test_every_engine_has_a_configuration():
             assert written["zero_optimization"]["stage"] == int(re.search(r"zero(\d)", cell.engine)[1])
             assert ("offload_optimizer" in written["zero_optimization"]) == ("offload" in cell.engine)
             assert written["gradient_clipping"] == (cells.MAX_NORM if cell.clipping else 0)
+
+
+# ---------------------------------------------------------------- what the bounds see, and what they do not
+
+
+def _updating(change: Any) -> Any:
+    """AdamW's step of the reference, with its arguments changed before it."""
+    right = reference._updated
+
+    def updated(master, gradient, first, second, step, rate):
+        return right(master, change(gradient, second, step), first, second, step, rate)
+
+    return updated
+
+
+def _share(cell: Cell, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, fault: Any, **shown: bool) -> float:
+    """How far a cell is, as a share of its bound, that trains as the reference with a fault: no rounding of its own."""
+    expected = reference.expect(cell)
+    monkeypatch.setattr(reference, "NUM_DRAWS", 0)
+    monkeypatch.setattr(place, name, fault)
+    faulty = reference.expect(cell)
+    monkeypatch.undo()
+    changed: dict[str, object] = {}
+    if shown["masters"]:
+        changed["masters"] = [
+            {name: value[step].flatten().float() for name, value in faulty.masters.items()}
+            for step in range(cells.NUM_STEPS)
+        ]
+    if not shown["norm"]:
+        changed["norms"] = [None] * cells.NUM_STEPS
+    share: float = judge.judge(cell, expected, [_trace(faulty, **changed)])["share_of_bound"]
+    return share
+
+
+@pytest.mark.parametrize(
+    ("precision", "clipping", "masters", "steps", "smallest"),
+    [
+        ("fp32", False, False, (1, 2, 3, 4), 0.000007),
+        ("fp32", False, False, (4,), 0.00007),
+        ("fp32", True, False, (1, 2, 3, 4), 0.000024),
+        ("fp32", True, False, (4,), 0.00019),
+        ("autocast", False, False, (1, 2, 3, 4), 0.055),
+        ("autocast", False, False, (4,), 0.46),
+        ("autocast", True, False, (1, 2, 3, 4), 0.048),
+        ("bf16", False, True, (1, 2, 3, 4), 0.055),
+        ("bf16", True, True, (1, 2, 3, 4), 0.048),
+        ("bf16", False, False, (1, 2, 3, 4), 0.155),
+        ("bf16", True, False, (1, 2, 3, 4), 0.068),
+    ],
+)
+def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, steps, smallest, monkeypatch):
+    """Of the gradients, in these steps, where the norm is told as it is right or not at all."""
+    cell = dataclasses.replace(PLAIN, precision=precision, clipping=clipping)
+
+    def share(lost: float) -> float:
+        fault = _updating(lambda gradient, _, step: gradient * (1 - lost) if step in steps else gradient)
+        return _share(cell, monkeypatch, reference, "_updated", fault, masters=masters, norm=False)
+
+    assert share(smallest / 1.3) < 1 < share(smallest * 1.3)  # by the draws
+
+
+def _lost_on_resume(gradient: torch.Tensor, second: torch.Tensor, step: int) -> torch.Tensor:
+    if step == cells.SAVED_AFTER + 1:
+        second.zero_()
+    return gradient
+
+
+def _kept_in_bf16(*given: Any, right: Any = reference._updated) -> torch.Tensor:
+    return right(*given).bfloat16().double()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault", "clipping", "shown", "hidden"),
+    [
+        (toy, "BETAS", (0.9, 0.999), False, 0.028, 0.034),
+        (toy, "BETAS", (0.8, 0.95), False, 1.2, 0.55),
+        (toy, "WEIGHT_DECAY", 0.0, False, 2.0, 0.41),
+        (reference, "MAX_NORM", 1.03 * cells.MAX_NORM, True, 0.63, 1.0),
+        (reference, "_updated", _updating(lambda gradient, *_: 0.96 * gradient), False, 0.73, 0.35),
+        (reference, "_updated", _kept_in_bf16, False, 2.1, 0.32),
+        (reference, "_updated", _updating(_lost_on_resume), False, 1.5, 0.36),
+        (reference, "_updated", _updating(_lost_on_resume), True, 0.31, 0.13),
+    ],
+    ids=["beta2", "beta1", "decay", "clipping", "scale", "masters-in-bf16", "moment-lost", "moment-lost-clipped"],
+)
+def test_what_bf16_hides_of_a_fault(place, name, fault, clipping, shown, hidden, monkeypatch):
+    """As a share of the bound, where an engine shows its masters and where it does not; below 1 a fault is not seen."""
+    cell = dataclasses.replace(PLAIN, precision="bf16", clipping=clipping)
+    for masters, share in ((True, shown), (False, hidden)):
+        # Of a loss scale the norm is told as it is right.
+        found = _share(cell, monkeypatch, place, name, fault, masters=masters, norm=True)
+        assert found == pytest.approx(share, rel=0.15)
 
 
 # ---------------------------------------------------------------- releases
@@ -287,6 +472,7 @@ FAULTS = {
     "ddp/autocast/2-ranks/accumulation-3": "a wrong scale",
     "ddp/autocast/2-ranks/accumulation-1": "a missing all-reduce",
     "ddp/autocast/2-ranks/accumulation-1/clipped": "a stale parameter on one rank",
+    "ddp/autocast/2-ranks/accumulation-2/clipped": "a drifting replica",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-2": "a skipped master update",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-3": "masters in bf16",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-1/clipped": "a doubled norm",
@@ -309,7 +495,21 @@ def test_planted_faults_are_called_wrong_and_right_engines_right():
     verdicts = {name: cell["verdict"] for name, cell in found.items()}
     assert verdicts == {cell.name: "wrong" if cell.name in {*FAULTS, *wrong} else "same" for cell in asked}
     apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
-    assert apart == {*wrong, *(name for name, fault in FAULTS.items() if "all-reduce" in fault or "stale" in fault)}
+    of_one_rank = {"a missing all-reduce", "a stale parameter on one rank", "a drifting replica"}
+    assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
+    # No rank alone is further off than rounding may carry it.
+    assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
+
+
+@pytest.mark.launches
+def test_a_rank_that_dies_is_named_with_its_last_words():
+    given = dict(os.environ) | {
+        "FAULTS": json.dumps({PLAIN.name: "a rank that dies"}),
+        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
+    }
+    found = installation.examine([PLAIN], environment=given, module="conformance_faults")["cells"][PLAIN.name]
+    said = "rank 1 was ended by SIGABRT: the last that it said"
+    assert found == {"verdict": "crashed", "stage": "ended", "message": said}
 
 
 @pytest.mark.launches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,10 @@ from study.conformance.cells import Cell
 from study.files import ROOT
 
 LAST_LINES = 5
+
+# What is said by a rank that only lost another one; and the ports of connections, which are drawn anew in every launch.
+LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
+PORT = re.compile(r"(?<=\]):\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +81,22 @@ def _launch(folder: Path, num_ranks: int, environment: Mapping[str, str], module
 
 
 def _failure(folder: Path, number: int, num_ranks: int) -> Failure | None:
-    """Why a cell did not end on every rank: what the first rank said that failed."""
+    """Why a cell did not end on every rank, as the rank says it that failed first.
+
+    One that a signal ended comes before those that met an error, and one that only lost another rank after them.
+    """
     said = [path for rank in range(num_ranks) if (path := folder / f"{number}-{rank}.txt").exists()]
     if said:
-        message, stage, _ = min((json.loads(path.read_text()) for path in said), key=lambda each: each[2])
-        return Failure(message, stage)
+        message, stage, _ = min((json.loads(path.read_text()) for path in said), key=_order)
+        return Failure(PORT.sub("", message), stage)
     if all(path.exists() for path in traces(folder, number, num_ranks)):
         return None
     return Failure(_last_lines(folder), "ended")
+
+
+def _order(said: tuple[str, str, float]) -> tuple[bool, bool, float]:
+    message, stage, at = said
+    return any(words in message for words in LOST), stage != "ended", at
 
 
 def _last_lines(folder: Path) -> str:

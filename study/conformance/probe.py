@@ -1,8 +1,8 @@
 """Train cells, one after the other, and leave what came of each: one rank of a launch.
 
 `python -m study.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank, FOLDER/NUMBER-RANK.pt of
-each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges nothing, so that any release of torch,
-DeepSpeed and accelerate can run it.
+each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not; its own output goes to FOLDER/RANK.log. It
+judges nothing, so that any release of torch, DeepSpeed and accelerate can run it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import sys
@@ -46,10 +47,13 @@ def main(folder: Path) -> None:
     _import_engines(cells.values())
     for number, cell in cells.items():
         (folder / f"{number}-{rank}.begun").touch()
+        log = folder / f"{rank}.log"
+        begins = log.stat().st_size
         child = os.fork()
         if not child:
             _train_and_leave(folder, number, cell, rank)
-        _wait_for(child)
+        if name := _wait_for(child):
+            _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(log, begins)}", "ended")
         _import_what_it_did(folder / f"{rank}.modules")
 
 
@@ -77,14 +81,28 @@ def _import_what_it_did(names: Path) -> None:
     gc.freeze()  # each engine collects garbage dozens of times, a third of a second each over what was imported
 
 
-def _wait_for(child: int) -> None:
+def _wait_for(child: int) -> str | None:
+    """Return the name of the signal that ended a child, but for the one sent here when its time is up."""
     deadline = time.monotonic() + CELL_SECONDS
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else None
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return
+            return None
         time.sleep(0.005)
+
+
+def _leave_failure(folder: Path, number: int, rank: int, message: str, stage: str) -> None:
+    (folder / f"{number}-{rank}.txt").write_text(json.dumps([message, stage, time.time()]))
+
+
+def _last_line(log: Path, begins: int) -> str:
+    """The last line after so many bytes, with a colon before it; empty: none."""
+    lines = log.read_bytes()[begins:].decode(errors="replace").split("\n")
+    return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
 def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoReturn:
@@ -110,8 +128,7 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
         unfinished.rename(folder / f"{number}-{rank}.pt")
     except BaseException as error:
         traceback.print_exc()
-        said = [f"{type(error).__name__}: {error}".strip(), stage[0], time.time()]
-        (folder / f"{number}-{rank}.txt").write_text(json.dumps(said))
+        _leave_failure(folder, number, rank, f"{type(error).__name__}: {error}".strip(), stage[0])
     (folder / f"{rank}.modules").write_text("\n".join(list(sys.modules)))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -157,9 +174,12 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
 
 
 def sampled(values: torch.Tensor) -> torch.Tensor:
-    """Up to MOST_VALUES values of a tensor, evenly spread, in fp32."""
+    """Up to MOST_VALUES values of a tensor, evenly spread, in fp32: of a matrix, some of each row and each column."""
     flat = values.detach().flatten().float()
-    return flat[:: -(-len(flat) // MOST_VALUES)].clone()
+    stride = -(-len(flat) // MOST_VALUES)
+    while math.gcd(stride, len(flat)) > 1:  # or it would come upon the same columns in every row
+        stride += 1
+    return flat[::stride].clone()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ by up to one unit of roundoff, drawn anew. The bound is MARGIN times the furthes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,8 @@ def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) ->
 def expect(cell: Cell) -> Expected:
     """Train the reference and its draws as this cell's question (`Cell.question`) says."""
     model = toy.Toy(cell)
-    names = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    # A list, not a set: the order in which errors are drawn makes the bounds, which are to be the same ones every time.
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     num_draws = 1 + (NUM_DRAWS_LARGE if cell.is_large else NUM_DRAWS)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
@@ -84,7 +86,7 @@ def expect(cell: Cell) -> Expected:
     rate = toy.learning_rate(cell)
     losses, norms, history = [], [], []
     for step in range(NUM_STEPS):
-        loss, gradients = _gradients(cell, {name for name in names if names[name]}, masters, step, generator)
+        loss, gradients = _gradients(cell, trained, masters, step, generator)
         losses.append(loss)
         norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
         norms.append(norm)
@@ -94,12 +96,12 @@ def expect(cell: Cell) -> Expected:
             masters[name] = _updated(masters[name], gradient, first[name], second[name], step + 1, rate)
             masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
         history.append(dict(masters))
-    every = {name: torch.stack([at[name] for at in history], 1) for name in names}  # draws x steps x shape
+    every = {name: torch.stack([at[name] for at in history], 1) for name in start}  # draws x steps x shape
     return _with_bounds(cell, torch.stack(losses, 1), torch.stack(norms, 1), start, every)
 
 
 def _gradients(
-    cell: Cell, trained: set[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
+    cell: Cell, trained: Sequence[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss and gradients of one step, a row for each draw: summed over micro batches, then over ranks."""
     roundoff = ROUNDOFF_FP32 if cell.precision == "fp32" else ROUNDOFF_BF16

@@ -45,12 +45,20 @@ def how(cell: Mapping[str, Any]) -> str:
         return f"same: the furthest, {cell['of']}, is at {cell['share_of_bound']:.2f} of what rounding explains"
     share = cell["share_of_bound"]
     beyond = "not a number" if share is None else f"{share:,.3g} times what rounding explains ({cell['of']})"
+    if not cell["beyond"]:
+        beyond = "not by what any rank has alone"
     words = [f"wrong from step {cell['first_step']}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]
     if norms:
         words.append(f"gradient norm {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
     if cell["update_scale"][-1] is not None:
         words.append(f"weights went {cell['update_scale'][-1]:.2f} of the right way")
-    if cell["ranks_apart"]:
-        words.append("ranks end with different weights")
+    if apart := cell["ranks_apart"]:
+        words.append("ranks end with different weights" if apart is True else _apart(apart))  # True: in older files
     return "; ".join(words)
+
+
+def _apart(apart: Mapping[str, Any]) -> str:
+    first, *others = apart["of"]
+    more = f" and {len(others)} more" if others else ""
+    return f"ranks have different weights from step {apart['step']} ({first}{more})"
