@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from study import prove
 from study.prove.asked import by_arguments, by_file, by_json, by_launcher
 from study.prove.findings import hold, hold_step, surprises, unread_keys
+from study.training.engine import deepspeed_precision
+from study.training.measure.states import count_states
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -446,6 +448,23 @@ def test_a_cell_known_to_be_wrong_is_said(known_bad):
 def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
     monkeypatch.delattr(sys.modules["study.preflight.known_bad"], "wrong")
     assert surprising()[0].startswith("releases known to be wrong: not looked up, ImportError: ")
+
+
+def test_an_engine_of_an_older_release_is_read():
+    engine = SimpleNamespace(bfloat16_enabled=lambda: True)  # none of torch's autocast
+    assert deepspeed_precision(engine) == "bf16"
+
+
+def test_masters_of_stage_0_in_16_bits_are_counted():
+    model = make()[0].bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    for tensor in (*model.parameters(), *masters):
+        tensor.grad = torch.ones_like(tensor)
+    unfused = SimpleNamespace(fp32_groups=[masters], optimizer=torch.optim.AdamW(masters))
+    unfused.optimizer.step()
+    counts = count_states(model, unfused)
+    assert counts["gradients"] == (2 + 4) * NUM_PARAMS
+    assert counts["optimizer_states"] == (4 + 8) * NUM_PARAMS + 4 * 4
 
 
 def test_surprises(known_bad):
