@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import sys
+from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import launching
@@ -13,10 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
+from torch.optim.swa_utils import AveragedModel
 
 from study import prove
 from study.prove.asked import by_arguments, by_file, by_json, by_launcher
-from study.prove.findings import hold, hold_step, surprises, unread_keys
+from study.prove.findings import hold, hold_step, known_wrong, surprises, unread_keys
+from study.training.engine import deepspeed_precision
+from study.training.measure.states import count_states
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -46,7 +53,8 @@ STAGE_2: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """No launcher's environment, and a folder of the test's own."""
+    """No launcher's environment, a folder of the test's own, and no proof that another test has not ended."""
+    monkeypatch.setattr(optimizers, "_global_optimizer_pre_hooks", OrderedDict())
     for name in (*LAUNCHED, "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_FSDP", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -82,13 +90,17 @@ def proof(path: str = "proof.json") -> dict[str, Any]:
 
 def replaced() -> list[Any]:
     """What a step's counting puts in the place of torch's own."""
-    return [torch.nn.utils.clip_grad_norm_, torch.autograd.backward, dist.all_reduce]
+    clipping = [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad._clip_grads_with_norm_]
+    classes = (torch.nn.Sequential, DistributedDataParallel, torch.nn.Linear, torch.nn.Module)
+    methods = [vars(kind).get("__call__") for kind in classes]
+    return [*clipping, torch.autograd.backward, dist.all_reduce, *methods, torch.optim.AdamW._optimizer_step_code]
 
 
 def left(model: Any, optimizer: Any) -> list[Any]:
-    """What is left of a step's counting on a model and an optimizer."""
-    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks]
-    return [*hooks, *optimizer._optimizer_step_post_hooks, *({"_call_impl", "step", "backward"} & set(vars(model)))]
+    """What a proof has put on a model and an optimizer themselves, of which a script may make copies."""
+    hooks = [hook for module in model.modules() for hook in (*module._forward_pre_hooks, *module._forward_hooks)]
+    hooks += [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
+    return [*hooks, *({"__call__", "_call_impl", "step", "backward"} & set(vars(model)))]
 
 
 NUM_PARAMS = 8 * 16 + 16 + 16 + 1
@@ -119,11 +131,90 @@ def test_nothing_is_left_behind():
     prove.watch(model, optimizer)
     train(model, optimizer, 2)
     assert replaced() != originals
+    assert left(model, optimizer) == []
     train(model, optimizer, 1)
     assert proof()["step"]["number"] == 3
     assert replaced() == originals
-    assert left(model, optimizer) == []
-    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizers._global_optimizer_pre_hooks
+
+
+def copies(model: Any) -> list[Any]:
+    """A model, copied in the ways of scripts."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return [copy.deepcopy(model), AveragedModel(model), torch.load(file, weights_only=False)]
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_copy_made_within_the_step_is_a_model_of_its_own(is_wrapped, group):
+    model, optimizer = make()
+    called = DistributedDataParallel(model) if is_wrapped else model
+    prove.watch(called, optimizer)
+    train(called, optimizer, 2)
+    batch = torch.ones(2, 8)
+    expected = model[1](model[0](batch))
+    made, other = copies(model), copy.deepcopy(optimizer)
+    train(called, optimizer, 1)
+    for each in made:
+        assert torch.equal(each(batch), expected)
+        assert torch.equal(each.eval()(batch), expected)
+    train(made[0], other, 2)  # its own steps are none of the proof's
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (3, 1)
+
+
+def test_of_two_proofs_the_last_puts_the_originals_back(group, capsys):
+    """A generator and a discriminator, of which only the latter is clipped."""
+    originals = replaced()
+    (first, its), (second, other) = (make() for _ in range(2))
+    first, second = DistributedDataParallel(first), DistributedDataParallel(second)
+    prove.watch(first, its)
+    prove.watch(second, other)
+    for _ in range(4):
+        train(second, other, 1, accumulation=2, clip=0.5)
+        train(first, its, 1)
+    found = [proof(name)["step"] for name in ("proof.json", "proof-2.json")]
+    assert [(step["number"], step["forward_passes"], step["clipped_at"]) for step in found] == [
+        (3, 1, None),
+        (3, 2, 0.5),
+    ]
+    assert replaced() == originals
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not optimizers._global_optimizer_pre_hooks
+    assert "proof: all of it is in proof-2.json\n" in capsys.readouterr().out
+
+
+def test_an_error_within_an_update_leaves_another_proof_alone(monkeypatch, capsys):
+    models = [make(), make()]
+    prove.watch(*models[0])
+    prove.watch(*models[1])
+    counted = []
+
+    def fail_first(*_: Any) -> dict[str, Any]:
+        counted.append(1)
+        if len(counted) == 1:
+            raise AttributeError("another release keeps it elsewhere")
+        return {"parameters": 0, "gradients": 0, "optimizer_states": 0}
+
+    monkeypatch.setattr("study.prove.watching.count_states", fail_first)
+    for _ in range(4):
+        for model, optimizer in models:
+            train(model, optimizer, 1)
+    assert (proof()["step"], proof("proof-2.json")["step"]["number"]) == (None, 3)
+    assert capsys.readouterr().out.count("proof: not made on rank 0, AttributeError") == 1
+
+
+def test_a_compiled_model_has_its_graphs_again_after_the_step():
+    model, optimizer = make()
+    ran = []
+
+    def note_runs(graph: Any, _: Any) -> Any:
+        return lambda *given: ran.append(1) or graph.forward(*given)
+
+    compiled = torch.compile(model, backend=note_runs, fullgraph=True)
+    prove.watch(compiled, optimizer)
+    train(compiled, optimizer, 5)
+    assert (proof()["step"]["forward_passes"], len(ran)) == (1, 4)
 
 
 def test_the_probe_is_on_only_while_a_call_lasts():
@@ -197,10 +288,15 @@ def test_a_fault_between_the_steps_leaves_no_probe_on():
     prove.watch(model, optimizer)
     train(model, optimizer, 2)
     assert torch._C._len_torch_dispatch_stack() == 0
-    model.eval()
-    model(torch.ones(1, 8))
+    evaluate(model)
     assert replaced() == originals
-    assert left(model, optimizer) == []
+
+
+def evaluate(model: Any) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(1, 8))
+    model.train()
 
 
 def test_collectives_of_the_scripts_own_are_counted(group):
@@ -241,12 +337,102 @@ def test_a_step_with_an_evaluation_in_it_is_not_the_one():
     model, optimizer = make()
     prove.watch(model, optimizer)
     train(model, optimizer, 2)
-    model.eval()
-    model(torch.ones(1, 8))
+    evaluate(model)
     assert torch._C._len_torch_dispatch_stack() == 0
-    model.train()
     train(model, optimizer, 2)
     assert proof()["step"]["number"] == 4
+
+
+def test_an_evaluation_of_the_wrapped_module_is_seen(group):
+    model, optimizer = make()
+    wrapper = DistributedDataParallel(model)
+    prove.watch(wrapper, optimizer)
+    train(wrapper, optimizer, 2)
+    model.eval()  # the wrapper's own flag stays
+    with torch.no_grad():
+        wrapper(torch.ones(1, 8))
+    model.train()
+    train(wrapper, optimizer, 2)
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (4, 1)
+
+
+def test_an_evaluation_with_gradients_is_seen():
+    model, optimizer = make()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 2)
+    model(torch.ones(2, 8)).sum().backward()
+    model.eval()(torch.ones(1, 8))
+    model.train()
+    train(model, optimizer, 2)
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (4, 1)
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_counted():
+    model, optimizer = make()
+    prove.watch(model.eval(), optimizer)  # as a library hands it out
+    train(model, optimizer, 3)
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (3, 1)
+    assert proof()["notes"] == [
+        "the model trains in evaluation mode: dropout and the like are off (model.train() is missing)"
+    ]
+
+
+def test_forward_passes_without_gradients_are_told_apart():
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 1})
+    for _ in range(3):
+        with torch.no_grad():
+            model(torch.ones(2, 8))  # what the loss is held against
+        train(model, optimizer, 1)
+    assert proof()["step"]["forward_passes"] == 1
+    assert proof()["notes"] == ["1 more forward pass(es) in training mode without gradients: what they sent is counted"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
+def test_a_compiled_update_ends_the_step_too():
+    model, optimizer = make()
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+    originals = replaced()
+    prove.watch(model, optimizer)
+    train(model, optimizer, 4)
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (3, 1)
+    assert replaced() == originals
+
+
+clip_grad_norm_ = torch.nn.utils.clip_grad_norm_  # as a script has it that imports the name
+
+
+def test_clipping_by_an_imported_name_is_seen():
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked={"gradient_clipping": 0.5}, strict=True)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+        clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    assert proof()["step"]["clipped_at"] == 0.5
+
+
+def test_another_clipping_than_asked_is_a_difference():
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    train(model, optimizer, 3, clip=0.5)
+    assert proof()["not_as_asked"] == ["gradient_clipping: asked 1.0 by asked=, the step had clipping at 0.5"]
+
+
+def test_the_short_step_at_the_end_of_an_epoch_is_not_the_one():
+    model, optimizer = make()
+    prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
+    for accumulation in (4, 4, 1, 4):  # nine batches
+        train(model, optimizer, 1, accumulation)
+    assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (4, 4)
+
+
+def test_a_model_of_which_a_part_is_called_is_no_difference(group):
+    model, optimizer = make()
+    asked = {"gradient_accumulation_steps": 1}
+    prove.watch(DistributedDataParallel(model), optimizer, asked=asked, strict=True)
+    train(model, optimizer, 3)
+    assert proof()["notes"] == ["forward passes: not seen, the script calls a part of the model, or a wrapper of it"]
 
 
 def test_an_error_of_its_own_ends_no_training(capsys):
@@ -278,10 +464,11 @@ def test_strict_raises_as_the_training_begins():
 def test_strict_raises_after_the_step_and_leaves_nothing():
     model, optimizer = make()
     prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
-    expected = r"^gradient_accumulation_steps: asked 4 by asked=, the step had 2 forward pass\(es\)$"
+    train(model, optimizer, 4, accumulation=2)
+    expected = "^gradient_accumulation_steps: asked 4 by asked=, 3 steps in a row had fewer forward passes, the last 2$"
     with pytest.raises(prove.NotAsAsked, match=expected):
-        train(model, optimizer, 4, accumulation=2)
-    assert not optimizer._optimizer_step_pre_hooks
+        train(model, optimizer, 1, accumulation=2)
+    assert not optimizers._global_optimizer_pre_hooks
     train(model, optimizer, 2)
 
 
@@ -323,8 +510,11 @@ def test_what_trainer_asks_for_is_held_against_the_step():
     made = prove.callback()
     made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
     train(model, optimizer, 3)
-    assert proof("out/proof.json")["not_as_asked"] == [
-        "gradient_clipping: asked 1.0 by TrainingArguments, the step had no call of torch's clip_grad_norm_"
+    found = proof("out/proof.json")
+    assert found["not_as_asked"] == []  # there are other means of clipping
+    assert found["notes"] == [
+        "gradient_clipping: asked 1.0 by TrainingArguments, not seen: no call of torch's clip_grad_norm_ with "
+        "parameters of the model"
     ]
 
 
@@ -413,7 +603,7 @@ def test_the_strongest_source_decides():
 
 
 def test_an_accumulation_of_the_scripts_own_is_noted():
-    differences, notes = hold_step(by_launcher(LAUNCHED), STAGE_2, forward_passes=4, clipped_at=None)
+    differences, notes = hold_step(by_launcher(LAUNCHED), STAGE_2, forward_passes=4, clipped_at=None, num_short=0)
     assert (differences, len(notes)) == ([], 1)
     assert notes[0].startswith("gradient_accumulation_steps: 1, and the step had 4 forward passes")
 
@@ -426,26 +616,76 @@ def surprising(**changes: Any) -> list[str]:
 def known_bad(monkeypatch) -> dict[str, Any]:
     """What study.preflight.known_bad was asked; it knows nothing bad, unless told."""
     asked: dict[str, Any] = {"answer": None}
-    module = ModuleType("study.preflight.known_bad")
-    module.wrong = lambda **cell: asked.update(cell) or asked["answer"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "study.preflight.known_bad", module)
+    found = lambda **cell: asked.update(cell) or asked["answer"]  # noqa: E731
+    monkeypatch.setattr("study.preflight.known_bad.find", found, raising=False)
+    said = lambda fault, deepspeed: f"DeepSpeed {deepspeed} is wrong"  # noqa: E731
+    monkeypatch.setattr("study.preflight.known_bad.sentence", said, raising=False)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.0.1"))
     return asked
 
 
-def test_a_cell_known_to_be_wrong_is_said(known_bad):
-    assert surprising(offload_optimizer_device="cpu") == []
+def test_what_is_known_to_be_wrong_is_looked_up(known_bad):
+    assert known_wrong({**STAGE_2, "offload_optimizer_device": "cpu"}) == (None, None)
     assert known_bad == {
         "answer": None, "deepspeed": "0.0.1", "zero_stage": 2, "offloads": ["cpu"], "precision": "fp32",
-        "sums_in_fp32": True,
+        "sums_in_fp32": True, "micro_batches": 1,
     }  # fmt: skip
-    known_bad["answer"] = "this cell is wrong"
-    assert surprising() == ["this cell is wrong"]
+    known_bad["answer"] = SimpleNamespace(models=None)
+    assert known_wrong(STAGE_2) == ("DeepSpeed 0.0.1 is wrong", None)
+    known_bad["answer"] = SimpleNamespace(models="models with unused parameters")
+    assert known_wrong(STAGE_2) == (None, "DeepSpeed 0.0.1 is wrong")
+    assert known_wrong({**STAGE_2, "engine": "DDP"}) == (None, None)
 
 
 def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
-    monkeypatch.delattr(sys.modules["study.preflight.known_bad"], "wrong")
-    assert surprising()[0].startswith("releases known to be wrong: not looked up, ImportError: ")
+    monkeypatch.delattr("study.preflight.known_bad.find")
+    wrong, note = known_wrong(STAGE_2)
+    assert wrong is None
+    assert str(note).startswith("releases known to be wrong: not looked up, ImportError: ")
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    monkeypatch.setattr("study.prove.watching.known_wrong", lambda facts: ("it is wrong", None))
+
+
+def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
+    model, optimizer = make()
+    with pytest.raises(prove.KnownBad, match=r"^it is wrong; pass allow_known_bad=True to go on$"):
+        prove.watch(model, optimizer)
+    assert proof()["known_wrong"] == ["it is wrong"]
+    assert not optimizers._global_optimizer_pre_hooks
+    made = prove.callback()
+    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    with pytest.raises(prove.KnownBad):
+        train(model, optimizer, 1)
+
+
+def test_what_is_known_to_be_wrong_goes_on_where_it_may(wrong, capsys):
+    model, optimizer = make()
+    prove.watch(model, optimizer, allow_known_bad=True)
+    assert "proof  KNOWN WRONG   it is wrong\n" in capsys.readouterr().out
+    made = prove.callback(allow_known_bad=True)
+    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
+    train(model, optimizer, 3)
+    assert proof()["step"]["number"] == 3
+
+
+def test_an_engine_of_an_older_release_is_read():
+    engine = SimpleNamespace(bfloat16_enabled=lambda: True)  # none of torch's autocast
+    assert deepspeed_precision(engine) == "bf16"
+
+
+def test_masters_of_stage_0_in_16_bits_are_counted():
+    model = make()[0].bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    for tensor in (*model.parameters(), *masters):
+        tensor.grad = torch.ones_like(tensor)
+    unfused = SimpleNamespace(fp32_groups=[masters], optimizer=torch.optim.AdamW(masters))
+    unfused.optimizer.step()
+    counts = count_states(model, unfused)
+    assert counts["gradients"] == (2 + 4) * NUM_PARAMS
+    assert counts["optimizer_states"] == (4 + 8) * NUM_PARAMS + 4 * 4
 
 
 def test_surprises(known_bad):
@@ -499,9 +739,14 @@ asked = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, 
 model = torch.nn.Linear(64, 64)
 engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=asked)
 prove.watch(engine, asked={**asked, "gradient_accumulation_steps": 4})
-for _ in range(8):
+for micro_step in range(8):
     engine.backward(engine(torch.ones(2, 64)).sum())
     engine.step()
+    if micro_step == 3:  # after the second step, from where the third is watched
+        engine.eval()
+        with torch.no_grad():
+            engine(torch.ones(2, 64))
+        engine.train()
 print("TRAINED", flush=True)
 """
 
@@ -544,7 +789,7 @@ def test_a_bare_engine_with_another_accumulation_is_found(tmp_path):
     assert f"proof  NOT AS ASKED  {difference}\n" in done.stdout
     found = proof(str(tmp_path / "proof.json"))
     assert found["not_as_asked"] == [difference]
-    assert found["step"]["forward_passes"] == 2
+    assert (found["step"]["number"], found["step"]["forward_passes"]) == (4, 2)
 
 
 @pytest.mark.launches

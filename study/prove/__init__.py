@@ -8,7 +8,7 @@
 It needs torch and what the script has imported itself.
 """
 
-from study.prove.findings import NotAsAsked
+from study.prove.findings import KnownBad, NotAsAsked
 from study.prove.watching import callback, watch
 
-__all__ = ["NotAsAsked", "callback", "watch"]
+__all__ = ["KnownBad", "NotAsAsked", "callback", "watch"]

@@ -28,6 +28,13 @@ def is_deepspeed(model: Any) -> bool:
     return hasattr(model, "zero_optimization_stage")
 
 
+def inner(model: Any) -> torch.nn.Module:
+    """The module whose flag says whether it trains: DeepSpeed's engine leaves its own as it is."""
+    is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
+    found: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
+    return found
+
+
 def engine_optimizer(model: Any, optimizer: Any) -> Any:
     """The optimizer that holds the model states: DeepSpeed's own, or torch's under whatever wraps it.
 

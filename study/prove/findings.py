@@ -20,6 +20,10 @@ class NotAsAsked(RuntimeError):
     """What was built is not what was asked; only with `strict=True`."""
 
 
+class KnownBad(RuntimeError):
+    """This release of DeepSpeed is known to train wrongly what was built; not with `allow_known_bad=True`."""
+
+
 class Held(NamedTuple):
     """Demands, held against facts."""
 
@@ -55,30 +59,45 @@ def hold(demands: Sequence[Demand], facts: dict[str, Any]) -> Held:
 
 
 def hold_step(
-    demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None
+    demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None, num_short: int
 ) -> tuple[list[str], list[str]]:
-    """Hold what the step did against what was asked: differences, and notes."""
+    """Hold what the step did against what was asked: differences, and notes.
+
+    `num_short`: how many steps in a row had fewer forward passes than asked, this one too.
+    """
     differences, notes = [], []
     strongest = {_fact(demand): demand for demand in demands}
     clipping, accumulation = strongest.get("gradient_clipping"), strongest.get("gradient_accumulation_steps")
     has_number = facts["gradient_accumulation_steps"] is not None  # DeepSpeed, which clips by itself too
     if not has_number and clipping is not None and clipping.value != (clipped_at or 0):
-        seen = "no call of torch's clip_grad_norm_" if clipped_at is None else f"clipping at {clipped_at}"
-        differences.append(f"gradient_clipping: asked {clipping.value} by {clipping.source}, the step had {seen}")
+        asked = f"gradient_clipping: asked {clipping.value} by {clipping.source}"
+        if clipped_at is None:  # there are other means than torch's function
+            notes.append(f"{asked}, not seen: no call of torch's clip_grad_norm_ with parameters of the model")
+        else:
+            differences.append(f"{asked}, the step had clipping at {clipped_at}")
     elif not has_number and clipping is None and clipped_at is not None:
         notes.append(f"gradient_clipping: no file asks for it, the script clips at {clipped_at}")
-    if not has_number and accumulation is not None and forward_passes < accumulation.value:
+    if not forward_passes:
+        notes.append("forward passes: not seen, the script calls a part of the model, or a wrapper of it")
+    elif not has_number and accumulation is not None and forward_passes < accumulation.value:
         differences.append(
-            f"gradient_accumulation_steps: asked {accumulation.value} by {accumulation.source}, the step had "
-            f"{forward_passes} forward pass(es)"
+            f"gradient_accumulation_steps: asked {accumulation.value} by {accumulation.source}, {num_short} steps in "
+            f"a row had fewer forward passes, the last {forward_passes}"
         )
-    number = facts["gradient_accumulation_steps"] or (accumulation.value if accumulation else forward_passes)
-    if forward_passes > number:
+    number = accumulates(demands, facts)
+    if number is not None and forward_passes > number:
         notes.append(
             f"gradient_accumulation_steps: {number}, and the step had {forward_passes} forward passes; the script "
             "accumulates by itself, or calls the model more than once"
         )
     return differences, notes
+
+
+def accumulates(demands: Sequence[Demand], facts: dict[str, Any]) -> int | None:
+    """How many forward passes a step is to have: as DeepSpeed has it, or as asked; None: nobody says it."""
+    asked = {_fact(demand): demand.value for demand in demands}.get("gradient_accumulation_steps")
+    number: int | None = facts["gradient_accumulation_steps"] or asked
+    return number
 
 
 def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
@@ -94,9 +113,34 @@ def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
             f"{facts['world_size']} ranks, and nothing keeps their models alike: the model is a plain "
             f"{facts['engine_class']}"
         )
-    if facts["engine"] == "DeepSpeed" and (wrong := _known_bad(facts)):
-        found.append(wrong)
     return found
+
+
+def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
+    """What this release of DeepSpeed trains wrongly with these settings, as far as it is known.
+
+    Of all models, and a note: of some, or why it is not known.
+    """
+    if facts["engine"] != "DeepSpeed":
+        return None, None
+    try:
+        from study.preflight.known_bad import find, sentence
+
+        version = sys.modules["deepspeed"].__version__
+        fault = find(
+            deepspeed=version,
+            zero_stage=facts["zero_stage"],
+            offloads=[device for device in (facts["offload_optimizer_device"],) if device != "none"],
+            precision=facts["precision"],
+            sums_in_fp32=facts["accumulation_dtype"] == "float32",
+            micro_batches=facts["gradient_accumulation_steps"],
+        )
+        said = None if fault is None else sentence(fault, version)
+    except Exception as error:  # what else is proven does not need it
+        return None, f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
+    if fault is not None and fault.models is not None:
+        return None, said
+    return said, None
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
@@ -112,23 +156,6 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
     for finding in ignored:
         keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
     return [f"{', '.join(unread)}: {why}" for why, unread in keys.items()]
-
-
-def _known_bad(facts: dict[str, Any]) -> str | None:
-    """A sentence with what is wrong in this release of DeepSpeed with these settings, if anything is known."""
-    try:
-        from study.preflight.known_bad import wrong
-
-        said: str | None = wrong(
-            deepspeed=sys.modules["deepspeed"].__version__,
-            zero_stage=facts["zero_stage"],
-            offloads=[device for device in (facts["offload_optimizer_device"],) if device != "none"],
-            precision=facts["precision"],
-            sums_in_fp32=facts["accumulation_dtype"] == "float32",
-        )
-    except Exception as error:  # it needs pydantic, which a script may not have; what else is proven does not
-        return f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
-    return said
 
 
 def _fact(demand: Demand) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -39,9 +40,10 @@ def of_asked(sources: list[str], num_agreed: int) -> str:
     return _line("asked", f"{num_agreed} setting(s) as asked by {', '.join(sources)}")
 
 
-def of_findings(differences: list[str], notes: list[str]) -> list[str]:
-    """What is not as asked, in capitals, and what a user may not expect."""
-    return [*(_line("NOT AS ASKED", text) for text in differences), *(_line("note", text) for text in notes)]
+def of_findings(wrong: Sequence[str], differences: list[str], notes: list[str]) -> list[str]:
+    """What trains wrongly and what is not as asked, in capitals, and what a user may not expect."""
+    words: dict[str, Sequence[str]] = {"KNOWN WRONG": wrong, "NOT AS ASKED": differences, "note": notes}
+    return [_line(word, text) for word, texts in words.items() for text in texts]
 
 
 def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:

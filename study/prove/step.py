@@ -1,21 +1,24 @@
 """What does one optimizer step do? Seen from the end of the update before it to the end of its own.
 
 The probe is on only while a call lasts that may send something. Held on from one update to the next, it would stay on
-where the script raises in between, until the process ends.
+where the script raises in between, until the process ends. Nothing is put on the model or the optimizer themselves: a
+copy of theirs, of which many scripts make one (an average of the weights, a pickle), would carry it along.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import clip_grad
 
 from study.prove import built
+from study.prove.listening import Listener, listening
 from study.training.measure.communication import CollectiveProbe, Issued
 
 # What a script calls by itself: gradients averaged by hand, a loss that is logged. Not isend and irecv, which
@@ -26,6 +29,16 @@ _COLLECTIVES = (
     *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
     *("all_to_all", "all_to_all_single", "send", "recv", "batch_isend_irecv"),
 )
+# What torch's clip_grad_norm_ calls: whoever imported that before calls these all the same. The names of two are open
+# to scripts too.
+_NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
+_CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
+
+
+def _without_graphs() -> AbstractContextManager[Any]:
+    """Run what torch.compile made without its graphs; under the probe it would give them up for good."""
+    # Whoever has compiled something has imported this, which takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class Step:
@@ -36,34 +49,49 @@ class Step:
     """
 
     def __init__(self, called: Any, model: Any, optimizer: torch.optim.Optimizer, device: str, done: Any) -> None:
-        self.forward_passes = 0
-        self.clipped_at: float | None = None  # None: torch's clipping was not called
+        self.passes_without_gradients = 0  # of a model in training
+        self.clipped_at: float | None = None  # None: none of torch's functions clipped the model's gradients
         self.autocast_dtype: torch.dtype | None = None
-        self.is_disturbed = False  # the model was evaluated in between, or a call raised: the step is no whole one
         self.states: dict[str, Any] | None = None  # the model states, as the step updates
+        self._passes = {True: 0, False: 0}  # with gradients, in training mode and in evaluation mode
+        self._is_disturbed = False  # the model was evaluated in between, or a call raised
+        self._model = model
         self._device = device
         self._done = done
+        self._parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._parameters.update(map(id, model.parameters()))
+        self._first = next(m for m in model.modules() if next(m.parameters(recurse=False), None) is not None)
         self._probe = CollectiveProbe(waits=False)
         self._is_inside = False  # a call within a call: the engine's backward calls torch's
         self._stack = ExitStack()
-        first = next(m for m in model.modules() if next(m.parameters(recurse=False), None) is not None)
-        # What is registered last sees the model last: within autocast, which wraps the root's forward.
-        self._stack.callback(model.register_forward_pre_hook(self._on_forward).remove)
-        self._stack.callback(first.register_forward_pre_hook(self._look_at_autocast).remove)
-        compiled = getattr(called, "_compiled_call_impl", None)  # by model.compile()
-        self._watch(called, "_call_impl" if compiled is None else "_compiled_call_impl")
-        self._watch(torch.autograd, "backward")
-        self._clip = torch.nn.utils.clip_grad_norm_
-        self._replace(torch.nn.utils, "clip_grad_norm_", self._clip_grad_norm)
-        self._watch(torch.nn.utils, "clip_grad_norm_")
-        for name in _COLLECTIVES:
-            if hasattr(dist, name):
-                self._watch(dist, name)
+        self._listen_to(called, "__call__", self._on_forward)
+        functions = [(torch.autograd, "backward"), *_NORMS, *((dist, name) for name in _COLLECTIVES)]
+        listeners = [*((place, self._under_probe) for place in functions), *((p, self._on_clipping) for p in _CLIPPING)]
+        for (owner, name), listener in listeners:
+            if hasattr(owner, name):
+                self._stack.enter_context(listening(owner, name, listener))
         if built.is_deepspeed(model):
-            self._watch(model, "backward")
-            self._watch(model, "step", done=self._after_update)  # the engine gathers after the optimizer's own step
+            self._listen_to(model, "backward", self._under_probe)
+            self._listen_to(model, "step", self._on_step)  # it gathers after the optimizer's own step
         else:
-            self._stack.callback(optimizer.register_step_post_hook(self._after_update).remove)
+            # What torch calls after an update for its profiler. A hook could not take itself back: torch fails where
+            # hooks change as it goes through them.
+            self._listen_to(optimizer, "_optimizer_step_code", self._on_step)
+
+    @property
+    def forward_passes(self) -> int:
+        """Forward passes with gradients."""
+        return sum(self._passes.values())
+
+    @property
+    def is_in_evaluation_mode(self) -> bool:
+        """Whether the model trains as if it were evaluated: without dropout."""
+        return self._passes[False] > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the step was one of training alone; one of both modes has an evaluation with gradients in it."""
+        return not self._is_disturbed and not all(self._passes.values())
 
     def close(self) -> None:
         """Take everything back. Again: nothing."""
@@ -72,63 +100,74 @@ class Step:
     def collectives(self) -> list[Issued]:
         return self._probe.issued()
 
-    def _watch(self, owner: Any, name: str, done: Callable[[], None] | None = None) -> None:
-        """Have the probe on whenever `owner.name` is called, however the call ends."""
-        call = getattr(owner, name)
+    def _listen_to(self, owner: Any, name: str, listener: Listener) -> None:
+        """Listen to a method of one model or optimizer; others of its class are let through."""
 
-        @functools.wraps(call)
-        def watched(*arguments: Any, **options: Any) -> Any:
-            if self._is_inside:
+        def listen(call: Any, called: Any, *arguments: Any, **options: Any) -> Any:
+            if called is not owner:
+                return call(called, *arguments, **options)
+            return listener(functools.partial(call, called), *arguments, **options)
+
+        self._stack.enter_context(listening(type(owner), name, listen))
+
+    def _under_probe(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        """Have the probe on while a call lasts, however it ends."""
+        if self._is_inside:
+            return call(*arguments, **options)
+        self._is_inside = True
+        try:
+            with _without_graphs(), self._probe:
                 return call(*arguments, **options)
-            self._is_inside = True
-            try:
-                with self._probe:
-                    result = call(*arguments, **options)
-            except BaseException:  # a KeyboardInterrupt in a notebook too
-                self.is_disturbed = True
-                self.close()
-                raise
-            finally:
-                self._is_inside = False
-            if done is not None:
-                done()
-            return result
-
-        self._replace(owner, name, watched)
-
-    def _replace(self, owner: Any, name: str, by: Any) -> None:
-        """Put a function in the place of another, until `close`.
-
-        In the instance's own dict: a module's __setattr__, and that of torch.compile's wrapper, do more.
-        """
-        names = vars(owner)
-        before = {name: names[name]} if name in names else {}
-        names[name] = by
-
-        def take_back() -> None:
-            if names.get(name) is by:  # else somebody else has replaced it since
-                names.pop(name)
-                names.update(before)
-
-        self._stack.callback(take_back)
-
-    def _after_update(self, *_: Any) -> None:
-        if self.states is not None:  # else it is the end of the update before, within which this began
+        except BaseException:  # a KeyboardInterrupt in a notebook too
+            self._is_disturbed = True
             self.close()
-            self._done(self)
+            raise
+        finally:
+            self._is_inside = False
 
-    def _on_forward(self, model: torch.nn.Module, _: Any) -> None:
-        if model.training:
-            self.forward_passes += 1
+    def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if self._end():  # an update that is compiled does not say that it is done
+            return call(*arguments, **options)
+        is_training = built.inner(self._model).training
+        if torch.is_grad_enabled():
+            self._passes[is_training] += 1
+        elif is_training:
+            self.passes_without_gradients += 1
         else:
-            self.is_disturbed = True
+            self._is_disturbed = True
             self.close()
+            return call(*arguments, **options)
+        self._look_at_autocast()
+        # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
+        with listening(type(self._first), "__call__", self._on_module):
+            return self._under_probe(call, *arguments, **options)
 
-    def _look_at_autocast(self, *_: Any) -> None:
+    def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        """See the first layer called: within autocast, where that wraps the root's forward."""
+        if module is self._first:
+            self._look_at_autocast()
+        return call(module, *arguments, **options)
+
+    def _look_at_autocast(self) -> None:
         if torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
 
-    def _clip_grad_norm(self, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> torch.Tensor:
-        if math.isfinite(max_norm):  # infinity only measures
+    def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # Infinity only measures, and another model's gradients are none of the step's.
+        if math.isfinite(max_norm) and any(id(parameter) in self._parameters for parameter in parameters):
             self.clipped_at = float(max_norm)
-        return self._clip(parameters, max_norm, *arguments, **options)
+        return self._under_probe(call, parameters, max_norm, *arguments, **options)
+
+    def _on_step(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        result = self._under_probe(call, *arguments, **options)
+        self._end()
+        return result
+
+    def _end(self) -> bool:
+        """End the step if its update has been made. Whether it has: a step begins within the update before it."""
+        if self.states is None:
+            return False
+        self.close()
+        self._done(self)
+        return True

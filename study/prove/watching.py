@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study import __version__
 from study.prove import built, say
 from study.prove.asked import Asked, Demand, by_arguments, by_file, by_json, by_launcher
-from study.prove.findings import NotAsAsked, hold, hold_step, surprises, unread_keys
+from study.prove.findings import (
+    KnownBad,
+    NotAsAsked,
+    accumulates,
+    hold,
+    hold_step,
+    known_wrong,
+    surprises,
+    unread_keys,
+)
 from study.prove.step import Step
 from study.training.engine import dtype_names
 from study.training.measure.states import count_states
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
+SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
+
+_outputs: set[Path] = set()  # of this process
 
 
 def watch(
@@ -31,18 +44,27 @@ def watch(
     *,
     asked: Asked | None = None,
     strict: bool = False,
+    allow_known_bad: bool = False,
     output: str | Path = "proof.json",
 ) -> None:
     """Prove what `model` and `optimizer` are, and count the third optimizer step from now.
 
     Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
     optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
-    on. `output`: a JSON, which rank 0 writes. Raises NotAsAsked with `strict`, on every rank, and nothing else.
+    on. `output`: a JSON, which rank 0 writes; the second of a script is proof-2.json. On every rank it raises KnownBad
+    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`, NotAsAsked with `strict`,
+    and nothing else.
     """
-    _Watch(strict, Path(output)).begin(model, optimizer, asked, None)
+    _Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
 
-def callback(*, asked: Asked | None = None, strict: bool = False, output: str | Path | None = None) -> Any:
+def callback(
+    *,
+    asked: Asked | None = None,
+    strict: bool = False,
+    allow_known_bad: bool = False,
+    output: str | Path | None = None,
+) -> Any:
     """Make a callback that does the same for transformers' Trainer, and for TRL's.
 
     What its TrainingArguments ask for counts too. `output`: None is proof.json in the Trainer's output folder.
@@ -56,10 +78,11 @@ def callback(*, asked: Asked | None = None, strict: bool = False, output: str | 
         def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
             """Wait for the outermost module that has the model in it: Trainer does not tell which that is."""
             model, optimizer = found["model"], found["optimizer"]
-            self._watch = proof = _Watch(strict, Path(output or Path(args.output_dir, "proof.json")))
+            written = Path(output or Path(args.output_dir, "proof.json"))
+            self._watch = proof = _Watch(strict, allow_known_bad, written)
 
             def begin(module: torch.nn.Module, _: Any) -> None:
-                if module.training and any(part is model for part in module.modules()):
+                if model.training and any(part is model for part in module.modules()):
                     handle.remove()
                     proof.begin(module, optimizer, asked, args)
 
@@ -75,12 +98,15 @@ def callback(*, asked: Asked | None = None, strict: bool = False, output: str | 
 class _Watch:
     """Reads back what was built, then counts one step, then is gone."""
 
-    def __init__(self, strict: bool, output: Path) -> None:
+    def __init__(self, strict: bool, allow_known_bad: bool, output: Path) -> None:
         self._strict = strict
-        self._output = output
+        self._allow_known_bad = allow_known_bad
+        self._output = _free(output)
         self._steps = 0
+        self._short = 0  # steps in a row that had fewer forward passes than asked
         self._last: int | None = None  # DeepSpeed's number of the last step seen
         self._step: Step | None = None
+        self._base: torch.optim.Optimizer | None = None  # whose update is waited for; None: of none
         self._hook: Any = None
         self._content: dict[str, Any] = {}
 
@@ -93,33 +119,43 @@ class _Watch:
             self._facts = built.read_back(self._model, optimizer)
             self._demands = _demands(self._model, asked, arguments)
             held = hold(self._demands, self._facts)
+            wrong, note = known_wrong(self._facts)
             self._content = {
                 "made_by": f"zero-study {__version__}, study.prove",
                 "built": self._facts,
                 "asked": [demand._asdict() for demand in self._demands],
                 "not_read_back": held.unread,
+                "known_wrong": [wrong] if wrong else [],
                 "not_as_asked": [],
                 "notes": [],
                 "step": None,
             }
             sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
-            notes = [*held.notes, *surprises(self._demands, self._facts)]
+            notes = [*held.notes, *surprises(self._demands, self._facts), *([note] if note else [])]
             if built.is_deepspeed(self._model):
                 notes += unread_keys(self._model._config._param_dict, self._demands)
             lines = [*say.of_built(self._facts), say.of_asked(sources, held.num_agreed)]
-            self._tell(lines, held.differences, notes)
-            self._hook = built.base_optimizer(self._optimizer).register_step_pre_hook(self._before_update)
+            self._tell(lines, held.differences, notes, self._content["known_wrong"])
+            if wrong and not self._allow_known_bad:
+                raise KnownBad(f"{wrong}; pass allow_known_bad=True to go on")
+            self._base = built.base_optimizer(self._optimizer)
+            # Of all optimizers: one on this would be copied with it.
+            self._hook = register_optimizer_step_pre_hook(self._before_update)
             atexit.register(self.end)
 
     def end(self) -> None:
         """Leave the training. Says so where the step was not reached."""
-        if self._hook is not None:
-            self._leave()
-            _print(f"proof: training ended after {self._steps} step(s), and none of them was counted")
+        counts = self._base is not None
+        self._leave()
+        if counts:
+            why = f"; the last had fewer forward passes than the {self._asked_passes()} asked" if self._short else ""
+            _print(f"proof: training ended after {self._steps} step(s), and none of them was counted{why}")
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Watch from the update before the proved step; within its own, look at what the model states hold."""
-        with self._out_of_the_way():
+        if optimizer is not self._base:
+            return
+        with self._out_of_the_way(self._let_go):
             number = getattr(self._model, "global_steps", None)
             if number is not None and number == self._last:
                 return  # DeepSpeed updates once per group or sub-group; the first time is enough
@@ -128,14 +164,19 @@ class _Watch:
             self._last = number
             self._steps += 1
             step = self._step
-            if step is not None and not (skipped or step.is_disturbed or step.states):
-                step.states = count_states(self._model, self._optimizer)
-                return
             if step is not None:
+                if step.is_whole and not (skipped or step.states):
+                    self._short = self._short + 1 if 0 < step.forward_passes < self._asked_passes() else 0
+                    if self._short in (0, SHORT_STEPS):
+                        step.states = count_states(self._model, self._optimizer)
+                        return
                 step.close()
             if self._steps >= PROVED_STEP - 1:
-                base = built.base_optimizer(self._optimizer)
-                self._step = Step(self._called, self._model, base, self._facts["device"], self._after_update)
+                self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
+
+    def _asked_passes(self) -> int:
+        """How many forward passes a whole step has at least."""
+        return accumulates(self._demands, self._facts) or 1
 
     def _after_update(self, step: Step) -> None:
         with self._out_of_the_way():
@@ -145,14 +186,21 @@ class _Watch:
         """Say what the step did, and leave."""
         self._leave()
         facts = self._facts
-        if facts["precision"] is None:  # only the step itself says it
+        if facts["precision"] is None and step.forward_passes:  # only the step itself says it
             autocast = step.autocast_dtype
             stored = built.precision(facts["parameter_dtypes"])
             facts["precision"] = stored if autocast is None else f"{built.precision(dtype_names({autocast}))}-autocast"
             held = hold([demand for demand in self._demands if demand.name == "precision"], facts)
         else:
             held = hold([], facts)
-        differences, notes = hold_step(self._demands, facts, step.forward_passes, step.clipped_at)
+        differences, notes = hold_step(self._demands, facts, step.forward_passes, step.clipped_at, self._short)
+        if step.passes_without_gradients:
+            notes.append(
+                f"{step.passes_without_gradients} more forward pass(es) in training mode without gradients: what they "
+                "sent is counted"
+            )
+        if step.is_in_evaluation_mode:
+            notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
         self._content["step"] = counted = {
             "number": self._steps,
             "forward_passes": step.forward_passes,
@@ -160,41 +208,46 @@ class _Watch:
             "model_states": step.states,
             "collectives": [issued._asdict() for issued in step.collectives()],
         }
-        lines = say.of_step(counted, facts["precision"], facts["num_params"])
+        lines = say.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
         self._tell(lines, [*held.differences, *differences], [*held.notes, *notes])
         _print(f"proof: all of it is in {self._output}")
 
-    def _tell(self, lines: list[str], differences: list[str], notes: list[str]) -> None:
+    def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
         """Print and write on rank 0; raise NotAsAsked on every rank where it is strict."""
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
         if _rank() == 0:
             # A progress bar may stand in the line.
-            print("", *lines, *say.of_findings(differences, notes), sep="\n", flush=True)
+            print("", *lines, *say.of_findings(wrong, differences, notes), sep="\n", flush=True)
             self._output.parent.mkdir(parents=True, exist_ok=True)
             self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
         if self._strict and differences:
             raise NotAsAsked("; ".join(differences))
 
-    def _leave(self) -> None:
-        """Take back every hook and mode."""
+    def _let_go(self) -> None:
+        """Take everything back but a hook that does nothing any more: torch fails where it goes within the hooks."""
         if self._step is not None:
             self._step.close()
+        self._step = self._base = None
+
+    def _leave(self) -> None:
+        """Take everything back."""
+        self._let_go()
         if self._hook is not None:
             self._hook.remove()
-        self._step = self._hook = None
+        self._hook = None
         atexit.unregister(self.end)
 
     @contextmanager
-    def _out_of_the_way(self) -> Iterator[None]:
+    def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
         """An error of the proof's own is a line, and no end of anybody's training."""
         try:
             yield
-        except NotAsAsked:
+        except (KnownBad, NotAsAsked):
             self._leave()
             raise
         except Exception as error:
-            self._leave()
+            (leave or self._leave)()
             print(f"proof: not made on rank {_rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
 
 
@@ -209,6 +262,16 @@ def _demands(model: Any, asked: Asked | None, arguments: Any) -> list[Demand]:
         # Nobody filled this in between the script and the engine.
         demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
     return demands
+
+
+def _free(output: Path) -> Path:
+    """A file that no earlier proof of this process writes: proof-2.json for the second that would be proof.json."""
+    number, free = 1, output.absolute()
+    while free in _outputs:
+        number += 1
+        free = output.absolute().with_stem(f"{output.stem}-{number}")
+    _outputs.add(free)
+    return output.with_name(free.name)
 
 
 def _rank() -> int:

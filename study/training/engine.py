@@ -42,13 +42,19 @@ def facts_of_deepspeed(engine: Any) -> dict[str, Any]:
         "accumulation_dtype": str(engine.get_data_types()[1]).removeprefix("torch."),
         "overlap_comm": zero.overlap_comm if stage else None,
     }
-    if engine.torch_autocast_enabled():
+    if _has_autocast(engine):
         facts["autocast_dtype"] = str(engine.torch_autocast_dtype()).removeprefix("torch.")
     return facts
 
 
+def _has_autocast(engine: Any) -> bool:
+    """Whether the engine calls torch's autocast by itself; older releases cannot."""
+    is_enabled = getattr(engine, "torch_autocast_enabled", None)
+    return is_enabled is not None and bool(is_enabled())
+
+
 def deepspeed_precision(engine: Any) -> str:
-    if engine.torch_autocast_enabled():
+    if _has_autocast(engine):
         return {torch.bfloat16: "bf16-autocast", torch.float16: "fp16-autocast"}[engine.torch_autocast_dtype()]
     return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
 

@@ -58,7 +58,8 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
     """Collect the tensors of each model state from wherever the engine keeps them.
 
     Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
-    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py and, for bf16 stage 1, bf16_optimizer.py).
+    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, for bf16 stage 1 bf16_optimizer.py, and for 16
+    bits at stage 0 fp16/unfused_optimizer.py or, with a fused Adam, fused_optimizer.py).
     """
     parameters = list(model.parameters())
     base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
@@ -66,6 +67,8 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
         *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
         *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
         *_tensors(getattr(optimizer, "fp32_groups_flat_partition", [])),
+        *_tensors(getattr(optimizer, "fp32_groups", [])),
+        *_tensors(getattr(optimizer, "fp32_groups_flat", [])),
     ]
     states = list(_tensors([dict(state) for state in base.state.values()]))
     working = [
