@@ -215,6 +215,7 @@ def test_a_compiled_model_has_its_graphs_again_after_the_step():
     prove.watch(compiled, optimizer)
     train(compiled, optimizer, 5)
     assert (proof()["step"]["forward_passes"], len(ran)) == (1, 4)
+    assert "the model is compiled, and the counted step ran without its graphs" in proof()["notes"][0]
 
 
 def test_the_probe_is_on_only_while_a_call_lasts():
@@ -331,6 +332,46 @@ def test_accumulation_clipping_and_autocast_are_seen_in_the_step(capsys):
     assert found["built"]["precision"] == "bf16-autocast"
     assert found["notes"] == ["gradient_clipping: no file asks for it, the script clips at 0.5"]
     assert "2 forward pass(es) in bf16-autocast, gradients clipped at 0.5" in capsys.readouterr().out
+
+
+class RootWithParameter(torch.nn.Module):
+    """As CLIP's root, which is called outside the autocast that accelerate puts around its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.layer = torch.nn.Linear(8, 1)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.layer(given)
+
+
+def test_autocast_is_seen_wherever_parameters_are():
+    model = RootWithParameter()
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    optimizer = torch.optim.AdamW(model.parameters())
+    prove.watch(model, optimizer, asked={"bf16": {"enabled": True}}, strict=True)
+    train(model, optimizer, 3)
+    assert proof()["built"]["precision"] == "bf16-autocast"
+
+
+@pytest.mark.parametrize("of", ["all", "a layer"])
+def test_no_mixed_precision_agrees_with_a_model_of_its_own_type(of):
+    model, optimizer = make()
+    if of == "all":
+        model.bfloat16()
+        model.register_forward_pre_hook(lambda _, given: (given[0].bfloat16(),))
+    else:
+        model.append(torch.nn.Linear(1, 1, dtype=torch.bfloat16)).insert(2, ToBfloat16())
+    made = prove.callback(strict=True)
+    made.on_train_begin(arguments(max_grad_norm=0), None, None, model=model, optimizer=optimizer)
+    train(model, optimizer, 3)
+    assert proof("out/proof.json")["step"]["number"] == 3
+
+
+class ToBfloat16(torch.nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given.bfloat16()
 
 
 def test_a_step_with_an_evaluation_in_it_is_not_the_one():
@@ -659,6 +700,20 @@ def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
     made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
     with pytest.raises(prove.KnownBad):
         train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"asked": "/nowhere/ds.json"}])
+def test_no_error_hides_what_is_known_to_be_wrong(given, wrong, capsys):
+    with pytest.raises(prove.KnownBad):
+        prove.watch(*make(), **given)
+    assert "proof: not " in capsys.readouterr().out
+
+
+def test_where_nothing_can_be_written_strict_raises_all_the_same(capsys):
+    asked = {"zero_optimization": {"stage": 3}}
+    with pytest.raises(prove.NotAsAsked):
+        prove.watch(*make(), asked=asked, strict=True, output="/proc/nowhere/proof.json")
+    assert "proof: not written, " in capsys.readouterr().out
 
 
 def test_what_is_known_to_be_wrong_goes_on_where_it_may(wrong, capsys):

@@ -24,6 +24,12 @@ def uncompiled(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether torch.compile made something of the model, or of a part of it."""
+    parts = model.modules()
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
+
+
 def is_deepspeed(model: Any) -> bool:
     return hasattr(model, "zero_optimization_stage")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from study.prove.asked import Demand
+from study.prove.built import precision
 
 # Keys of a DeepSpeed JSON -> facts that have a value without DeepSpeed too.
 _FACTS = {
@@ -49,7 +50,7 @@ def hold(demands: Sequence[Demand], facts: dict[str, Any]) -> Held:
         known, actual = _built(name, facts)
         if not known:
             unread.append(f"{name} ({demand.source})")
-        elif _same(name, demand.value, actual):
+        elif _same(name, demand.value, actual, facts):
             agreed += 1
         elif demand is decides:
             differences.append(f"{name}: asked {demand.value} by {demand.source}, built {actual}")
@@ -170,10 +171,13 @@ def _built(name: str, facts: dict[str, Any]) -> tuple[bool, Any]:
     return name in facts.get("settings", {}), None
 
 
-def _same(name: str, asked: Any, actual: Any) -> bool:
-    if name == "precision":  # by the launcher's word, whichever way the engine does it
-        return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(asked), str(asked))
-    return bool(asked == actual)
+def _same(name: str, asked: Any, actual: Any, facts: dict[str, Any]) -> bool:
+    if name != "precision":
+        return bool(asked == actual)
+    if str(asked) == "no" and facts["engine"] != "DeepSpeed":  # nothing mixed: the model's own types
+        return bool(actual == precision(facts["parameter_dtypes"]))
+    # By the launcher's word, whichever way the engine does it.
+    return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(asked), str(asked))
 
 
 def _named(facts: dict[str, Any]) -> str:

@@ -60,7 +60,8 @@ class Step:
         self._done = done
         self._parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters.update(map(id, model.parameters()))
-        self._first = next(m for m in model.modules() if next(m.parameters(recurse=False), None) is not None)
+        self._parts = {id(module) for module in model.modules()}
+        self._kinds = {type(module) for module in model.modules()}
         self._probe = CollectiveProbe(waits=False)
         self._is_inside = False  # a call within a call: the engine's backward calls torch's
         self._stack = ExitStack()
@@ -137,20 +138,17 @@ class Step:
             self._is_disturbed = True
             self.close()
             return call(*arguments, **options)
-        self._look_at_autocast()
         # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
-        with listening(type(self._first), "__call__", self._on_module):
+        with ExitStack() as parts:
+            for kind in self._kinds:
+                parts.enter_context(listening(kind, "__call__", self._on_module))
             return self._under_probe(call, *arguments, **options)
 
     def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-        """See the first layer called: within autocast, where that wraps the root's forward."""
-        if module is self._first:
-            self._look_at_autocast()
-        return call(module, *arguments, **options)
-
-    def _look_at_autocast(self) -> None:
-        if torch.is_autocast_enabled(self._device):
+        """See whether a part is called within autocast, which may wrap no more than the root's forward."""
+        if id(module) in self._parts and torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
+        return call(module, *arguments, **options)
 
     def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -112,14 +112,15 @@ class _Watch:
 
     def begin(self, model: Any, optimizer: Any, asked: Asked | None, arguments: Any) -> None:
         """Read back, hold it against what was asked, and wait for the step."""
+        wrong: str | None = None  # which no error of what comes after it hides
         with self._out_of_the_way():
             self._called = model
             self._model = built.uncompiled(model)
             self._optimizer = built.engine_optimizer(self._model, optimizer)
             self._facts = built.read_back(self._model, optimizer)
+            wrong, note = known_wrong(self._facts)
             self._demands = _demands(self._model, asked, arguments)
             held = hold(self._demands, self._facts)
-            wrong, note = known_wrong(self._facts)
             self._content = {
                 "made_by": f"zero-study {__version__}, study.prove",
                 "built": self._facts,
@@ -136,12 +137,13 @@ class _Watch:
                 notes += unread_keys(self._model._config._param_dict, self._demands)
             lines = [*say.of_built(self._facts), say.of_asked(sources, held.num_agreed)]
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
-            if wrong and not self._allow_known_bad:
-                raise KnownBad(f"{wrong}; pass allow_known_bad=True to go on")
             self._base = built.base_optimizer(self._optimizer)
             # Of all optimizers: one on this would be copied with it.
             self._hook = register_optimizer_step_pre_hook(self._before_update)
             atexit.register(self.end)
+        if wrong and not self._allow_known_bad:
+            self._leave()
+            raise KnownBad(f"{wrong}; pass allow_known_bad=True to go on")
 
     def end(self) -> None:
         """Leave the training. Says so where the step was not reached."""
@@ -199,6 +201,8 @@ class _Watch:
                 f"{step.passes_without_gradients} more forward pass(es) in training mode without gradients: what they "
                 "sent is counted"
             )
+        if built.is_compiled(self._called):
+            notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
         if step.is_in_evaluation_mode:
             notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
         self._content["step"] = counted = {
@@ -219,8 +223,11 @@ class _Watch:
         if _rank() == 0:
             # A progress bar may stand in the line.
             print("", *lines, *say.of_findings(wrong, differences, notes), sep="\n", flush=True)
-            self._output.parent.mkdir(parents=True, exist_ok=True)
-            self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
+            try:
+                self._output.parent.mkdir(parents=True, exist_ok=True)
+                self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
+            except OSError as error:  # rank 0 alone writes, and all are to end the same way
+                print(f"proof: not written, {error}", flush=True)
         if self._strict and differences:
             raise NotAsAsked("; ".join(differences))
 
@@ -243,7 +250,7 @@ class _Watch:
         """An error of the proof's own is a line, and no end of anybody's training."""
         try:
             yield
-        except (KnownBad, NotAsAsked):
+        except NotAsAsked:
             self._leave()
             raise
         except Exception as error:
