@@ -350,6 +350,19 @@ def proofs() -> str:
     return tabulate(["script", *(f"`{name}`" for name in strategies)], table)
 
 
+def scale() -> str:
+    """What each command took over so many runs, which were made up."""
+    found: dict[int, dict[str, str]] = {}
+    for row in json.loads((ROOT / "reports/cpu/benchmarks/scale.json").read_text())["rows"]:
+        assert row["status"] == 0
+        found.setdefault(row["runs"], {})[row["command"]] = f"{row['seconds']:.0f} s, {row['mebibytes']:,} MiB"
+    commands = list(next(iter(found.values())))
+    return tabulate(
+        ["runs", *(f"`{name}`" for name in commands)],
+        [[f"{runs:,}", *(of[name] for name in commands)] for runs, of in found.items()],
+    )
+
+
 def proof_in_short(row: dict[str, Any]) -> str:
     """The engine that was built, the bytes of model states per parameter, and how the script ended."""
     built, step = row["built"], row["step"]
@@ -703,6 +716,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/machines.md", "machines"): machines,
     ("docs/machines.md", "carried"): carried,
     ("docs/prove.md", "proofs"): proofs,
+    ("docs/studies.md", "scale"): scale,
     ("docs/prove.md", "costs"): proof_costs,
     ("docs/planner.md", "accuracy"): planner_accuracy,
     ("docs/planner.md", "times"): planner_times,
