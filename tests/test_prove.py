@@ -658,9 +658,9 @@ def known_bad(monkeypatch) -> dict[str, Any]:
     """What study.preflight.known_bad was asked; it knows nothing bad, unless told."""
     asked: dict[str, Any] = {"answer": None}
     found = lambda **cell: asked.update(cell) or asked["answer"]  # noqa: E731
-    monkeypatch.setattr("study.preflight.known_bad.find", found, raising=False)
+    monkeypatch.setattr("study.preflight.known_bad.find", found)
     said = lambda fault, deepspeed: f"DeepSpeed {deepspeed} is wrong"  # noqa: E731
-    monkeypatch.setattr("study.preflight.known_bad.sentence", said, raising=False)
+    monkeypatch.setattr("study.preflight.known_bad.sentence", said)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.0.1"))
     return asked
 

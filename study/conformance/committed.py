@@ -56,7 +56,7 @@ def _version(matrix: Mapping[str, Any], package: str) -> str:
 
 def faults() -> list[known_bad.Fault]:
     """What is known to be wrong, the newest last."""
-    return sorted(known_bad.read(), key=lambda fault: (known_bad.release(fault.first or "0"), fault.id))
+    return sorted(known_bad.read(), key=lambda fault: (known_bad.begins(fault), fault.id))
 
 
 def worst(verdicts: Mapping[str, int]) -> str:

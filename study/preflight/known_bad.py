@@ -57,8 +57,13 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def begins(fault: Fault) -> tuple[int, ...]:
+    """The first release of a fault as numbers; where it is not known, before all."""
+    return release(fault.first or "0")
+
+
 def covers(fault: Fault, version: str) -> bool:
-    return release(fault.first or "0") <= release(version) <= release(fault.last)
+    return begins(fault) <= release(version) <= release(fault.last)
 
 
 def find(

@@ -128,7 +128,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
         from study.preflight.known_bad import find, sentence
 
         version = sys.modules["deepspeed"].__version__
-        fault = find(
+        known = find(
             deepspeed=version,
             zero_stage=facts["zero_stage"],
             offloads=[device for device in (facts["offload_optimizer_device"],) if device != "none"],
@@ -136,10 +136,10 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],
         )
-        said = None if fault is None else sentence(fault, version)
+        said = None if known is None else sentence(known, version)
     except Exception as error:  # what else is proven does not need it
         return None, f"releases known to be wrong: not looked up, {type(error).__name__}: {error}"
-    if fault is not None and fault.models is not None:
+    if known is not None and known.models is not None:
         return None, said
     return said, None
 
