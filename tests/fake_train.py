@@ -102,6 +102,8 @@ def main():
     scratch = run_dir / "record.json.part"
     scratch.write_text(json.dumps(record))
     scratch.replace(run_dir / "record.json")
+    if ending == "hanging_after_result":
+        time.sleep(600)
     return 0 if ending == "ok" else 1
 
 

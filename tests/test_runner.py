@@ -246,6 +246,22 @@ def test_what_a_slot_ends_is_a_result_only_if_it_had_all_of_it(study, monkeypatc
 
 
 @pytest.mark.launches
+def test_a_slot_that_ends_a_run_after_its_record_loses_nothing_and_blames_nobody(study, monkeypatch, expected, capsys):
+    expected(1)
+    slow = "bert-imdb-tiny-zero2-2x-seed0"
+    assert run(study, monkeypatch, {slow: "hanging_after_result"}, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME
+    assert slow not in outcomes(Path("runs/mine"))
+    assert run(study, monkeypatch) == runner.ALL_OK
+    assert f"{slow}: kept, ok, final loss 0.6200" in capsys.readouterr().out
+    # What has its own time, and does not end in it, is not ok.
+    own = {"bert-imdb-tiny-single-1x-seed0": "hanging_after_result"}
+    more = Path("more.yaml")
+    more.write_text(ONE)
+    assert run(more, monkeypatch, own, timeout_seconds=2) == runner.SOME_NOT_OK
+    assert outcomes(Path("runs/more"))["bert-imdb-tiny-single-1x-seed0"].status == "crashed_after_result"
+
+
+@pytest.mark.launches
 def test_in_slots_what_failed_keeps_nothing_waiting(study, monkeypatch, expected):
     expected(15)
     endings = dict.fromkeys(["bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"], "crashed")

@@ -52,6 +52,7 @@ class Ending:
     returncode: int
     command: list[str]
     stderr_tail: list[str]
+    at_time_limit: bool  # ended there, whether or not its record was written
 
 
 def command(run: Run) -> list[str]:
@@ -141,6 +142,7 @@ def _launch(
         returncode=process.returncode,
         command=ending.shown_command(arguments),
         stderr_tail=[] if status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
+        at_time_limit=time_limit is not None,
     )
 
 

@@ -179,8 +179,8 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
     _clear(run.folder)
     limit = min(made.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
-    if ended.status == "timed_out" and limit < made.timeout_seconds:
-        return None
+    if ended.at_time_limit and limit < made.timeout_seconds:
+        return None  # a record that was written counts: the next call keeps it
     return write_outcome(
         made.study,
         run,
