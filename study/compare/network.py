@@ -53,6 +53,7 @@ class Cell:
     by_theory: float | None  # None: theory knows no such model
     by_nccl: float
     parameter_bytes: int
+    runs: tuple[str, ...]  # their ids
     from_one_machine: float | None  # the largest relative difference of a step's loss; None: no such run on one
 
     @property
@@ -145,6 +146,7 @@ def _cell(repeats: list[_Told]) -> Cell:
         by_theory=None if expected is None else on_wire.sent_bytes(expected, engine, num_machines, "gloo") / size,
         by_nccl=on_wire.sent_bytes(first.asked, engine, num_machines, "nccl") / size,
         parameter_bytes=size,
+        runs=tuple(one.record.run_id for one in repeats),
         from_one_machine=max(
             (one.from_one_machine for one in repeats if one.from_one_machine is not None), default=None
         ),
