@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +173,31 @@ def test_what_squeue_has_forgotten_accounting_knows(tmp_path, monkeypatch):
     assert job.seconds == 62
     (tmp_path / "slurm-13.out").touch()
     assert slurm.ended_long_ago(tmp_path) is None  # sacct fails
+
+
+def test_a_run_whose_folder_is_deleted_begins_anew_though_squeue_knows_its_job(folder, monkeypatch, capsys):
+    """By a stand-in for Slurm; the folder is deleted before the call, and once more while it waits."""
+    asked = order()
+    run = runs(asked)[0]
+    job = "{}|COMPLETED|None|n1|N/A|0:00|" + str(slurm.script_path(run))
+    known = [job.format(7)]
+
+    def ask(program: str, *words: str) -> str:
+        if program == "sbatch":
+            known.append(job.format(8))
+            shutil.rmtree(asked.folder)
+            return "8\n"
+        return "\n".join(known)
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    monkeypatch.setattr(on_slurm, "POLL_SECONDS", 0.0)
+    assert on_slurm.run(asked, [run]) == runner.SOME_WITHOUT_OUTCOME
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("[1/1] ")] == [
+        f"[1/1] {SINGLE}: no outcome; job 7, completed on n1",
+        f"[1/1] {SINGLE}: submitted, job 8: {asked.asked(run)}",
+        f"[1/1] {SINGLE}: no outcome; job 8, completed on n1",
+    ]
+    assert not Path("runs").exists()
 
 
 # ---------------------------------------------------------------- on a cluster
