@@ -200,6 +200,31 @@ def test_a_run_whose_folder_is_deleted_begins_anew_though_squeue_knows_its_job(f
     assert not Path("runs").exists()
 
 
+def test_a_refused_job_leaves_what_an_earlier_one_left(folder, monkeypatch):
+    run = runs(order())[0]
+    run.folder.mkdir(parents=True)
+    earlier = {"outcome.json": "its outcome", slurm.SCRIPT: "its script"}
+    for name, text in earlier.items():
+        (run.folder / name).write_text(text)
+
+    def refuse(*words: str) -> str:
+        raise Refusal("sbatch: Job violates accounting/QOS policy")
+
+    monkeypatch.setattr(slurm, "_ask", refuse)
+    with pytest.raises(Refusal):
+        slurm.submit(run, "another script")
+    assert {path.name: path.read_text() for path in run.folder.iterdir()} == earlier
+
+    def end_at_once(*words: str) -> str:
+        assert not (run.folder / "outcome.json").exists()
+        (run.folder / "outcome.json").write_text("another outcome")
+        return "8\n"
+
+    monkeypatch.setattr(slurm, "_ask", end_at_once)
+    assert slurm.submit(run, "another script") == 8
+    assert (run.folder / "outcome.json").read_text() == "another outcome"
+
+
 # ---------------------------------------------------------------- on a cluster
 
 
