@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -332,6 +335,35 @@ def test_what_is_queued_is_not_submitted_twice(cluster, monkeypatch, capsys):
     assert "submitted" not in said
     assert f"no outcome; job {before[DDP]}, cancelled" in said
     assert not list(Path("runs").rglob("outcome.json"))
+
+
+@pytest.mark.launches
+def test_a_wait_that_is_killed_is_taken_up_by_the_same_command(cluster, capsys):
+    """Killed when one of two runs that train has ended: it is kept, and the other's job goes on."""
+    words = f"--exclusive --nodelist={cluster.nodes[0]}"  # one after the other
+    command = ["run", "mine.yaml", "--on", "slurm", "--slurm", words]
+    single, ddp = (slurm.script_path(run) for run in runs(order()))
+    deadline = time.monotonic() + launching.TIMEOUT_SECONDS
+    with subprocess.Popen([sys.executable, "-m", "study", *command]) as waiting:
+        try:
+            while not ((job := slurm.jobs().get(single)) and job.is_over):
+                assert waiting.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        finally:
+            waiting.kill()
+    assert waiting.returncode == -signal.SIGKILL
+    before = slurm.jobs()
+    assert not before[ddp].is_over
+
+    assert cli.run(command) == runner.ALL_OK
+    said = capsys.readouterr().out
+    assert f"[1/2] {SINGLE}: kept, ok, final loss " in said
+    assert f"[2/2] {DDP}: job {before[ddp].number}, " in said
+    assert f"[2/2] {DDP}: ok, final loss " in said
+    for path in (single, ddp):
+        assert slurm.jobs()[path].number == before[path].number
+        assert [file.name for file in path.parent.glob("slurm-*.out")] == [f"slurm-{before[path].number}.out"]
 
 
 def ends(asked: on_slurm.Order, monkeypatch: pytest.MonkeyPatch, act: Callable[[Job], object] | None = None) -> Outcome:
