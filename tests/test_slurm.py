@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,6 +178,56 @@ def test_what_squeue_has_forgotten_accounting_knows(tmp_path, monkeypatch):
     assert slurm.ended_long_ago(tmp_path) is None  # sacct fails
 
 
+def test_a_run_whose_folder_is_deleted_begins_anew_though_squeue_knows_its_job(folder, monkeypatch, capsys):
+    """By a stand-in for Slurm; the folder is deleted before the call, and once more while it waits."""
+    asked = order()
+    run = runs(asked)[0]
+    job = "{}|COMPLETED|None|n1|N/A|0:00|" + str(slurm.script_path(run))
+    known = [job.format(7)]
+
+    def ask(program: str, *words: str) -> str:
+        if program == "sbatch":
+            known.append(job.format(8))
+            shutil.rmtree(asked.folder)
+            return "8\n"
+        return "\n".join(known)
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    monkeypatch.setattr(on_slurm, "POLL_SECONDS", 0.0)
+    assert on_slurm.run(asked, [run]) == runner.SOME_WITHOUT_OUTCOME
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("[1/1] ")] == [
+        f"[1/1] {SINGLE}: no outcome; job 7, completed on n1",
+        f"[1/1] {SINGLE}: submitted, job 8: {asked.asked(run)}",
+        f"[1/1] {SINGLE}: no outcome; job 8, completed on n1",
+    ]
+    assert not Path("runs").exists()
+
+
+def test_a_refused_job_leaves_what_an_earlier_one_left(folder, monkeypatch):
+    run = runs(order())[0]
+    run.folder.mkdir(parents=True)
+    earlier = {"outcome.json": "its outcome", slurm.SCRIPT: "its script"}
+    for name, text in earlier.items():
+        (run.folder / name).write_text(text)
+
+    def refuse(*words: str) -> str:
+        raise Refusal("sbatch: Job violates accounting/QOS policy")
+
+    monkeypatch.setattr(slurm, "_ask", refuse)
+    with pytest.raises(Refusal):
+        slurm.submit(run, "another script")
+    assert {path.name: path.read_text() for path in run.folder.iterdir()} == earlier
+
+    def end_at_once(*words: str) -> str:
+        assert not (run.folder / "outcome.json").exists()
+        (run.folder / "outcome.json").write_text("another outcome")
+        return "8\n"
+
+    monkeypatch.setattr(slurm, "_ask", end_at_once)
+    assert slurm.submit(run, "another script") == 8
+    assert (run.folder / "outcome.json").read_text() == "another outcome"
+
+
 # ---------------------------------------------------------------- on a cluster
 
 
@@ -281,6 +335,35 @@ def test_what_is_queued_is_not_submitted_twice(cluster, monkeypatch, capsys):
     assert "submitted" not in said
     assert f"no outcome; job {before[DDP]}, cancelled" in said
     assert not list(Path("runs").rglob("outcome.json"))
+
+
+@pytest.mark.launches
+def test_a_wait_that_is_killed_is_taken_up_by_the_same_command(cluster, capsys):
+    """Killed when one of two runs that train has ended: it is kept, and the other's job goes on."""
+    words = f"--exclusive --nodelist={cluster.nodes[0]}"  # one after the other
+    command = ["run", "mine.yaml", "--on", "slurm", "--slurm", words]
+    single, ddp = (slurm.script_path(run) for run in runs(order()))
+    deadline = time.monotonic() + launching.TIMEOUT_SECONDS
+    with subprocess.Popen([sys.executable, "-m", "study", *command]) as waiting:
+        try:
+            while not ((job := slurm.jobs().get(single)) and job.is_over):
+                assert waiting.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        finally:
+            waiting.kill()
+    assert waiting.returncode == -signal.SIGKILL
+    before = slurm.jobs()
+    assert not before[ddp].is_over
+
+    assert cli.run(command) == runner.ALL_OK
+    said = capsys.readouterr().out
+    assert f"[1/2] {SINGLE}: kept, ok, final loss " in said
+    assert f"[2/2] {DDP}: job {before[ddp].number}, " in said
+    assert f"[2/2] {DDP}: ok, final loss " in said
+    for path in (single, ddp):
+        assert slurm.jobs()[path].number == before[path].number
+        assert [file.name for file in path.parent.glob("slurm-*.out")] == [f"slurm-{before[path].number}.out"]
 
 
 def ends(asked: on_slurm.Order, monkeypatch: pytest.MonkeyPatch, act: Callable[[Job], object] | None = None) -> Outcome:

@@ -212,7 +212,11 @@ def _settle(call: _Call, run: Run, job: Job) -> None:
 
 def _outcome(order: Order, run: Run, job: Job) -> Outcome | None:
     # A network's file system looks for new files when their folder is listed, and not when one is asked for.
-    if any(path.name == "outcome.json" for path in run.folder.iterdir()):
+    try:
+        names = {path.name for path in run.folder.iterdir()}
+    except FileNotFoundError:  # somebody has deleted it, to begin anew
+        return None
+    if "outcome.json" in names:
         return plan.read_outcome(run.folder)
     position = runner.next_position(order.folder)
     if kept := plan.finished(run, order.timeout_seconds):  # ended between its record and its outcome

@@ -150,17 +150,20 @@ def script_path(run: Run) -> Path:
 
 
 def submit(run: Run, text: str) -> int:
-    """Submit a job; return its number. Raises Refusal where sbatch does, which leaves nothing behind."""
+    """Submit a job; return its number. Raises Refusal where sbatch does, which leaves the run's folder as it was."""
     created = missing_folders(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
-    path = script_path(run)
+    path, outcome = script_path(run), run.folder / "outcome.json"
+    before = {file: file.read_bytes() for file in (path, outcome) if file.exists()}
     write_whole(path, text.encode())
-    # That of an earlier attempt would be taken for this one's.
-    (run.folder / "outcome.json").unlink(missing_ok=True)
+    # That of an earlier attempt would be taken for this one's, and this job may write its own before sbatch returns.
+    outcome.unlink(missing_ok=True)
     try:
         return int(_ask("sbatch", "--parsable", str(path)).partition(";")[0])  # the cluster's name may follow
     except Refusal:
         path.unlink()
+        for file, content in before.items():
+            write_whole(file, content)
         remove_empty(created)
         raise
 
