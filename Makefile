@@ -9,7 +9,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box test test-fast chromium skypilot slurm lint types constraints audit
+.PHONY: help setup study gpu box test test-fast chromium skypilot slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
@@ -21,6 +21,7 @@ help:
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
 	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
 	@echo "make slurm        install Slurm with apt-get where there is none: for the tests on a cluster, which CI must run"
+	@echo "make iproute2     install iproute2 with apt-get where there is none: for the tests on several machines, which CI must run"
 	@echo "make skypilot     install SkyPilot into build/skypilot (minutes, 0.5 GB): a test then lets it read docs/clouds/"
 	@echo "make constraints  resolve the newest versions into constraints.txt, and ask what they train (then run the tests)"
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
@@ -45,30 +46,34 @@ box:
 # One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
 PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: setup $(if $(CI),chromium slurm)
+test: setup $(if $(CI),chromium slurm iproute2)
 	@$(PYTEST)
 
 test-fast: setup
 	@$(PYTEST) -m "not launches"
 
+# The packages, and how long that takes.
+APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/$@.log 2>&1; \
+	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) \
+		>>.venv/$@.log 2>&1 || { tail -n 5 .venv/$@.log >&2; exit 1; }
+
 # The tests open the report's pages in Chromium where it is installed; a CI machine is to have it.
 chromium:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
-	echo "installing chromium with apt-get (about 1 min, once) ..."; \
-	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
-	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/chromium.log 2>&1; \
-	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium \
-		>>.venv/chromium.log 2>&1 || { tail -n 5 .venv/chromium.log >&2; exit 1; }
+	$(call APT_GET,chromium,about 1 min)
 
 # Its daemons are not started; the tests start their own.
 slurm:
 	@missing=; for name in sbatch /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged; do \
 		command -v $$name >/dev/null 2>&1 || missing=$$name; done; [ -n "$$missing" ] || exit 0; \
-	echo "installing slurm-wlm and munge with apt-get (under 1 min, once) ..."; \
-	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
-	$(HEARTBEAT) $$as_root apt-get update -qq >.venv/slurm.log 2>&1; \
-	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends slurm-wlm munge \
-		>>.venv/slurm.log 2>&1 || { tail -n 5 .venv/slurm.log >&2; exit 1; }
+	$(call APT_GET,slurm-wlm munge,under 1 min)
+
+# With its ip and tc the tests divide a machine into several, as root.
+iproute2:
+	@PATH="$$PATH:/usr/sbin:/sbin"; command -v ip >/dev/null 2>&1 && command -v tc >/dev/null 2>&1 && exit 0; \
+	$(call APT_GET,iproute2,under 1 min)
 
 # In an environment of its own: of what it brings, nothing is needed to run a study.
 skypilot:

@@ -100,6 +100,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"status": "failed"}, "status failed, but failure is missing"),
         ({"machine": {"gpus": "many"}}, r"machine\.gpus='many'"),
         ({"machine": {"libraries": []}}, r"machine\.libraries=\[\]"),
+        ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
         ({"config": {}}, r"config\.workload is missing"),
         ({"final_loss": 0.125}, r"40 steps, the last of loss .*; .* has 40 and 0\.125"),
     ],

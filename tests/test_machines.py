@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -15,13 +17,14 @@ from types import SimpleNamespace
 import launching
 import psutil
 import pytest
+import synthetic
 from launching import ROOT
 
 from study.config import build_config
 from study.errors import Refusal
 from study.lab import machines
 from study.lab.machines import Lab
-from study.records import schema
+from study.records import find, machine, schema
 from study.records.machine import LABORATORY
 from study.run import make_run
 from study.running import ending, launch, main_machine, plan, studies
@@ -133,7 +136,7 @@ class Store(dict):
 def met(theirs=None, **changes):
     """What machine 0 says to a machine whose facts are its own, but for some."""
     run, store = two_machines(**changes), Store()
-    ours = meeting._facts(store, run)
+    ours = meeting._facts(run) | {"shared run directory": True}
     for rank, facts in enumerate([ours, ours | (theirs or {})]):
         store.set(f"machine/{rank}", json.dumps(facts))
     return meeting._verdict(store, run, 0)
@@ -149,6 +152,8 @@ def test_machines_that_are_alike_go_on():
         ({"transformers": "4.0.0"}, "machine 1 has transformers 4.0.0, machine 0 has "),
         ({"seed": 1}, "machine 1 has seed 1, machine 0 has 0; make them the same"),
         ({"num_machines": 3}, "machine 1 has num_machines 3, machine 0 has 2"),
+        ({"device": "NVIDIA L4"}, "machine 1 has device NVIDIA L4, machine 0 has cpu; make them the same"),
+        ({"code of sha256": "0"}, "machine 1 has code of sha256 0, machine 0 has "),
         ({"strategy's file": {}}, "machine 1 has another strategy's file than machine 0; copy it there"),
         (
             {"shared run directory": False},
@@ -158,6 +163,25 @@ def test_machines_that_are_alike_go_on():
 )
 def test_what_machines_have_otherwise_is_named(theirs, said):
     assert met(theirs).startswith(said)
+
+
+def test_what_trains_is_named_by_its_models(monkeypatch):
+    assert machine.devices() == "cpu"
+    monkeypatch.setattr(machine, "_gpus", lambda: [{"name": "B"}, {"name": "A"}, {"name": "B"}])
+    assert machine.devices() == "A + B"
+
+
+def test_changed_code_is_told_from_code_that_was_changed_otherwise(tmp_path):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text("1")
+    (tmp_path / "notes").write_text("no module")
+    first = machine.code_sha256(tmp_path)
+    (tmp_path / "notes").unlink()
+    assert machine.code_sha256(tmp_path) == first
+    (tmp_path / "room" / "one.py").write_text("2")
+    second = machine.code_sha256(tmp_path)
+    (tmp_path / "room" / "one.py").rename(tmp_path / "one.py")
+    assert len({first, second, machine.code_sha256(tmp_path)}) == 3
 
 
 def test_a_machine_that_does_not_come_is_named():
@@ -171,13 +195,44 @@ def test_why_a_machine_declines_is_told_to_all(monkeypatch):
     assert meeting._verdict(store, two_machines(), 0) == "machine 1: deepspeed is not installed"
 
 
-def test_gloo_takes_the_interface_that_leads_to_machine_0(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    meeting.talk_on_the_way_to("127.0.0.1")
-    assert os.environ.pop("GLOO_SOCKET_IFNAME") == "lo"
+@pytest.mark.parametrize(
+    ("theirs", "interface"),
+    [
+        ("10.0.0.2", "eth0"),  # though its own name leads machine 0 to its loopback
+        ("127.0.0.1", "lo"),  # both are on one host
+        ("", None),  # machine 1 knows no way either
+    ],
+)
+def test_gloo_takes_the_interface_that_leads_from_machine_0_to_another(theirs, interface, monkeypatch):
+    ways = {"this-host": "127.0.0.1", "10.0.0.2": "10.0.0.1", "127.0.0.1": "127.0.0.1", "": ""}
+    has = {"lo": "127.0.0.1", "eth0": "10.0.0.1"}
+    run, store = two_machines(), Store()
+    facts = meeting._facts(run) | {"shared run directory": True}
+    store.set("machine/1", json.dumps(facts))
+    store.set("address/1", theirs)
+    monkeypatch.setattr(meeting, "_store", lambda seconds: store)
+    monkeypatch.setattr(meeting, "own_address", ways.__getitem__)
+    monkeypatch.setattr(
+        psutil, "net_if_addrs", lambda: {k: [SimpleNamespace(family=socket.AF_INET, address=v)] for k, v in has.items()}
+    )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # and back, after the test
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    for name, value in {"RANK": "0", "MASTER_ADDR": "this-host"}.items():
+        monkeypatch.setenv(name, value)
+    assert meeting.meet(run) is store
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
+    assert store["address/0"] == b"127.0.0.1"
+
+
+def test_what_gloo_was_told_by_the_user_stays(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
-    meeting.talk_on_the_way_to("127.0.0.1")
+    meeting.talk_from("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+
+
+def test_the_way_to_another_machine_is_asked_of_the_kernel():
+    assert meeting.own_address("127.0.0.1") == "127.0.0.1"
+    assert meeting.own_address("") == ""
 
 
 def test_what_ranks_of_other_machines_say_is_heard(tmp_path, monkeypatch):
@@ -242,7 +297,8 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
         each = {name: SimpleNamespace(bytes_sent=up, bytes_recv=down) for name, (up, down) in counters.items()}
         monkeypatch.setattr(psutil, "net_io_counters", lambda **_: each)
 
-    shown = '[{"kind": "tbf", "options": {"rate": 25000000}}]'
+    held = {"eth0": 25_000_000, "eth1": 125_000, "lo": 1}  # eth1 carried nothing
+    shown = json.dumps([{"kind": "tbf", "dev": name, "options": {"rate": rate}} for name, rate in held.items()])
     monkeypatch.setattr(network.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=shown))
     traffic = network.Traffic(first_step=4)
     for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
@@ -252,6 +308,54 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
     assert (found.num_steps, found.sent_bytes, found.received_bytes) == (3, 1600, 3200)
     assert (found.interfaces, found.rate_bits_per_second) == (["eth0"], 200_000_000)
     assert network.Traffic(first_step=4).network() is None
+    assert network._rate({"eth0", "eth1"}) == 1_000_000
+    assert network._rate({"eth2"}) is None
+
+
+# ---------------------------------------------------------------- what comes home
+
+
+def test_the_box_of_a_run_is_of_all_its_machines(tmp_path):
+    record = schema.read(synthetic.write_run(tmp_path, box="gpu"))
+    assert find.box_of(record) == "8 x NVIDIA H200"
+    on_two = {"proof": record.proof.model_copy(update={"ranks_of_machines": [1, 1]})}
+    half = record.machine | {"gpus": record.machine["gpus"][:4]}
+    for others, box in (
+        ([record.machine], "2 x 8 x NVIDIA H200"),
+        (None, "2 x 8 x NVIDIA H200"),  # it did not end
+        ([half], "4 x NVIDIA H200 + 8 x NVIDIA H200"),
+    ):
+        assert find.box_of(record.model_copy(update={**on_two, "other_machines": others})) == box
+
+
+def test_the_machines_of_a_laboratory_are_one_box(tmp_path):
+    record = schema.read(synthetic.write_run(tmp_path))
+    on_two = {"proof": record.proof.model_copy(update={"ranks_of_machines": [1, 1]})}
+    assert find.box_of(record.model_copy(update={**on_two, "other_machines": [record.machine]})) == find.box_of(record)
+
+
+@pytest.mark.parametrize(
+    ("told", "shown", "rate"),
+    [
+        ("unlimited", [None, None], math.inf),
+        ("unlimited", [None, 10**8], 10**8),
+        ("200mbit", [2 * 10**8] * 2, 2 * 10**8),
+        ("200mbit", [None, None], 2 * 10**8),  # nobody could be asked
+        (None, [10**9, 10**8], 10**8),
+        (None, [None, 10**8], None),
+        (None, [None, None], None),
+        (None, [], None),
+        ("fast", [None], None),
+    ],
+)
+def test_the_rate_of_a_network_is_known_or_it_is_not(told, shown, rate, tmp_path):
+    record = schema.read(synthetic.write_run(tmp_path))
+    carried = {"interfaces": ["eth0"], "num_steps": 1, "sent_bytes": 1, "received_bytes": 1}
+    facts = {
+        "machine": record.machine | {"environment": {LABORATORY: told} if told else {}},
+        "network": [schema.Network(**carried, rate_bits_per_second=each) for each in shown] or None,
+    }
+    assert find.rate_of(record.model_copy(update=facts)) == rate
 
 
 # ---------------------------------------------------------------- the laboratory
@@ -301,6 +405,9 @@ def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
         assert seen == [["of", "machine", "0"], []]
         name = lab._namespace(0)
         assert '"rate":1000000' in machines._run(["tc", "-n", name, "-j", "qdisc", "show", "dev", "eth0"])
+        ask = "from study.training.measure import network; print(network._rate({'eth0'}))"
+        rate = lab.start(0, [sys.executable, "-c", ask], stdout=-1, text=True, env=launching.environment())
+        assert rate.communicate()[0].split() == ["8000000"]
         assert name in machines._ip("netns", "list")
         before = sent_by(lab, 1)
         send = f"import socket; socket.socket(2, 2).sendto(bytes(1000), ('{lab.main_ip}', 9))"
@@ -320,7 +427,7 @@ def on_machines(strategy: str, num_processes: int, folder: Path, *flags: str) ->
     config = launching.words({**launching.DEFAULTS, "output_dir": folder})
     done = launching.attempt(
         ["zero-study", "lab", "--own", str(folder), line + " ".join([*config, *flags])],
-        env={"PATH": f"{Path(os.sys.executable).parent}:{os.environ['PATH']}"},
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
     return [str(done.returncode), *done.stdout.splitlines()]
 
@@ -349,7 +456,7 @@ def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
 @launching.in_laboratory
 def test_another_seed_on_another_machine_is_refused_on_both(tmp_path):
     said = on_machines("ddp", 2, tmp_path / "run", "--seed $MACHINE_RANK")
-    for machine in (0, 1):
-        assert f"machine {machine}: zero-study: machine 1 has seed 1, machine 0 has 0; make them the same" in said
+    for rank in (0, 1):
+        assert f"machine {rank}: zero-study: machine 1 has seed 1, machine 0 has 0; make them the same" in said
     assert not list((tmp_path / "run").glob("*.json"))
     assert str(ROOT) not in said[1]

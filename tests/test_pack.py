@@ -139,6 +139,16 @@ def test_a_pack_is_of_one_box(runs, tmp_path):
     assert not (tmp_path / "box.zip").exists()
 
 
+def test_one_machine_and_two_like_it_are_one_box(tmp_path):
+    synthetic.write_run(tmp_path / "gpu", box="gpu")
+    path = synthetic.write_run(tmp_path / "gpu", box="gpu", seed=1)
+    facts = json.loads(path.read_text())
+    facts["proof"]["ranks_of_machines"] = [1, 1]
+    path.write_text(json.dumps({**facts, "other_machines": [facts["machine"]]}))
+    assert pack.pack([tmp_path / "gpu"], tmp_path / "box.zip") == 2
+    assert json.loads(members(tmp_path / "box.zip")[pack.MANIFEST])["box"] == "8 x NVIDIA H200"
+
+
 def test_a_pack_holds_one_run_of_a_name(runs, tmp_path):
     synthetic.write_run(tmp_path / "other", seconds=2.0, study="s")
     with pytest.raises(Refusal, match=r"runs/.* and .*other/.* differ"):

@@ -24,13 +24,10 @@ from typing import Any
 import psutil
 
 from study.errors import Refusal
-from study.records.machine import LABORATORY
+from study.records.machine import LABORATORY, UNLIMITED, bits_per_second
 
 PREFIX = "zero-study"
 MOST_MACHINES = 64
-UNLIMITED = "unlimited"
-RATE = re.compile(r"([1-9]\d*)(kbit|mbit|gbit)")
-BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # A bucket of tokens is filled with every tick of the kernel's clock, of which there are 100 a second at the least.
 TICK_SECONDS = 0.01
 SMALLEST_BURST_BYTES = 64 << 10
@@ -49,7 +46,7 @@ class Lab:
         """
         if not 1 <= num_machines <= MOST_MACHINES:
             raise Refusal(f"{num_machines} machines: a laboratory has 1 to {MOST_MACHINES}; pass --machines 2")
-        if not is_rate(rate):
+        if bits_per_second(rate) is None:
             raise Refusal(f"rate {rate!r}: write a number and kbit, mbit or gbit, as 200mbit, or {UNLIMITED}")
         self.num_machines, self.rate = num_machines, rate
         self._own_folders = [folder.absolute() for folder in own_folders]
@@ -137,10 +134,6 @@ class Lab:
         _kill(self._namespace(machine))
 
 
-def is_rate(text: str) -> bool:
-    return text == UNLIMITED or RATE.fullmatch(text) is not None
-
-
 def check() -> None:
     """Refuse where no laboratory can be made."""
     if os.geteuid() != 0:
@@ -179,10 +172,9 @@ def _kill(namespace: str) -> None:
 
 
 def _limit(namespace: str, interface: str, rate: str) -> None:
-    match = RATE.fullmatch(rate)
-    assert match is not None
-    bits_per_second = int(match[1]) * BITS[match[2]]
-    burst = max(SMALLEST_BURST_BYTES, int(bits_per_second / 8 * TICK_SECONDS))
+    bits = bits_per_second(rate)
+    assert bits is not None
+    burst = max(SMALLEST_BURST_BYTES, int(bits / 8 * TICK_SECONDS))
     limits = ["rate", rate, "burst", str(burst), "limit", str(QUEUE_BYTES)]
     _run(["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *limits])
 

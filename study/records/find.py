@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from study import files
 from study.errors import Refusal
-from study.records import lines, schema
+from study.records import lines, machine, schema
 from study.records.schema import Outcome, Record
 
 UNKNOWN_BOX = "unknown box"
@@ -183,10 +183,37 @@ def device_of(read: Record) -> str:
 
 
 def box_of(read: Record) -> str:
-    """Name the hardware of a run: "8 x NVIDIA H200", or the processor and its cores."""
-    machine = read.machine
+    """Name the hardware of a run: "8 x NVIDIA H200", "2 x 8 x NVIDIA H200" of two machines, or a CPU and its cores.
+
+    Without a GPU it is the first machine's: those of a laboratory are one box.
+    """
+    counted = Counter(boxes_of(read))
+    return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in sorted(counted.items()))
+
+
+def boxes_of(read: Record) -> list[str]:
+    """Name each machine of a run with its GPUs; without a GPU the first.
+
+    Of the others, a run that did not end leaves no more than their number. They count as the first, of whose model of
+    GPU all must be to train at all.
+    """
+    first = read.machine
     if device_of(read) == "cpu":
-        cores = machine.get("num_cores")
-        return f"{machine.get('cpu') or 'unknown CPU'}, {'unknown' if cores is None else cores} cores"
-    names = Counter(gpu["name"] for gpu in machine.get("gpus", []))
-    return " + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or UNKNOWN_BOX
+        cores = first.get("num_cores")
+        return [f"{first.get('cpu') or 'unknown CPU'}, {'unknown' if cores is None else cores} cores"]
+    num_machines = len(read.proof.ranks_of_machines or [1]) if read.proof else 1
+    others = read.other_machines or [first] * (num_machines - 1)
+    counts = [Counter(gpu["name"] for gpu in each.get("gpus", [])) for each in (first, *others)]
+    return [" + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or UNKNOWN_BOX for names in counts]
+
+
+def rate_of(read: Record) -> float | None:
+    """A run's network, bits per second each way: the least to which one of its machines is held; None: not known.
+
+    Infinite: a laboratory made it without a limit. Where `tc` shows none, that alone says nothing of a link.
+    """
+    told = machine.bits_per_second(str(read.machine.get("environment", {}).get(machine.LABORATORY)))
+    shown = [each.rate_bits_per_second for each in read.network or []] or [None]
+    rates = [told if rate is None else float(rate) for rate in shown]
+    known = [rate for rate in rates if rate is not None]
+    return min(known) if len(known) == len(rates) else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -19,6 +21,10 @@ LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "ev
 
 # What a laboratory tells all that runs on its machines: the rate of their network.
 LABORATORY = "ZERO_STUDY_LABORATORY"
+UNLIMITED = "unlimited"
+_RATE = re.compile(r"([1-9]\d{0,9})(kbit|mbit|gbit)")
+_BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+
 # The variables that change speed, memory or arithmetic. What else is set may hold names or tokens, and stays out.
 _FAMILIES = (
     "ACCELERATE|FSDP|PARALLELISM_CONFIG|DEEPSPEED|DS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|NCCL|GLOO|CUDA|CUBLAS|CUDNN|"
@@ -33,6 +39,7 @@ _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a name and a password
 _PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")
 _LONGEST_VALUE = 200
+_STUDY = Path(__file__).resolve().parents[1]
 
 # What two machines must share for results of both to stand in one file.
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
@@ -84,6 +91,11 @@ def _gpus() -> list[dict[str, Any]]:
     return [{"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"} for p in properties]
 
 
+def devices() -> str:
+    """What a run trains on here: the models of GPU that torch sees, or "cpu"."""
+    return " + ".join(sorted({gpu["name"] for gpu in _gpus()})) or "cpu"
+
+
 def _nvidia_smi(*arguments: str) -> str | None:
     import torch
 
@@ -106,6 +118,22 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def bits_per_second(rate: str) -> float | None:
+    """Read a rate as a laboratory is told it ("200mbit"); infinite: unlimited; None: it is no rate."""
+    if match := _RATE.fullmatch(rate):
+        return float(int(match[1]) * _BITS[match[2]])
+    return math.inf if rate == UNLIMITED else None
+
+
+def code_sha256(folder: Path = _STUDY) -> str:
+    """The digest of the study's modules as they are here; git only says whether they were changed."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def git_state() -> dict[str, Any]:

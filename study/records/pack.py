@@ -157,7 +157,7 @@ def _results(folders: Sequence[Path]) -> dict[str, Path]:
 
 def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:
     """The box, commits and versions of the records. Raises Refusal unless there is one box."""
-    boxes = sorted({records.box_of(record) for record in facts})
+    boxes = sorted({box for record in facts for box in records.boxes_of(record)})
     if len(boxes) != 1:
         held = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
         raise Refusal(f"{' '.join(map(str, folders))}: {held}; pack one box's folders at a time")

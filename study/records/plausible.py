@@ -56,6 +56,7 @@ class _Free(BaseModel):
     """The free parts together, so that an error names the part."""
 
     machine: _Machine
+    other_machines: list[_Machine] | None
     data: _Data | None
     config: _Config
 

@@ -164,7 +164,7 @@ class Network(Facts):
     """
 
     interfaces: list[str]  # that carried something
-    rate_bits_per_second: int | None  # to which `tc` holds the first of them; None: to none
+    rate_bits_per_second: int | None  # the least to which `tc` holds one; None: to none, or not known
     num_steps: int  # whole ones
     sent_bytes: int
     received_bytes: int

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError, model_validator
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
 from study.errors import Refusal, describe
-from study.lab.machines import MOST_MACHINES, is_rate
+from study.lab.machines import MOST_MACHINES
+from study.records.machine import bits_per_second
 from study.records.protocol import Protocol
 from study.run import Run
 from study.strategy import file
@@ -63,7 +64,7 @@ class Part(files.Written):
             raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
         if self.global_batch_sizes and "global_batch_size" in self.flags:
             raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
-        if self.rate is not None and (self.machines == 1 or not is_rate(self.rate)):
+        if self.rate is not None and (self.machines == 1 or bits_per_second(self.rate) is None):
             raise ValueError(
                 f"rate: {self.rate}: write machines: 2 or more beside it, and a rate as 200mbit or unlimited"
             )

@@ -43,11 +43,14 @@ def meet(run: Run) -> Store | None:
         return None
     seconds = run.config.collective_timeout
     store = _store(seconds)
-    talk_on_the_way_to(os.environ["MASTER_ADDR"])
+    own = own_address(os.environ["MASTER_ADDR"])
     rank = int(os.environ["RANK"])
+    facts = _facts(run) if run.is_first_of_machine(rank) else None
     try:
-        if run.is_first_of_machine(rank):
-            store.set(f"machine/{run.machine_rank}", json.dumps(_facts(store, run)))
+        if facts is not None:
+            store.set(f"address/{run.machine_rank}", own)
+            facts["shared run directory"] = _shares_folder(store, run)
+            store.set(f"machine/{run.machine_rank}", json.dumps(facts))
         if rank == 0:
             store.set("verdict", _verdict(store, run, seconds))
         store.wait(["verdict"], datetime.timedelta(seconds=seconds + VERDICT_SECONDS))
@@ -62,6 +65,8 @@ def meet(run: Run) -> Store | None:
         raise Refusal(late) from None
     if verdict:
         raise Refusal(verdict)
+    # On Debian the own name of machine 0, if it is given by that, leads it to its loopback; another machine does not.
+    talk_from(own if run.machine_rank else own_address(store.get("address/1").decode()))
     return store
 
 
@@ -91,24 +96,27 @@ def _store(seconds: int) -> Store:
     return PrefixStore("zero-study", shared)
 
 
-def talk_on_the_way_to(address: str) -> None:
-    """Name the interface by which machine 0 is reached to gloo, which else takes the one that the host name says.
+def own_address(other: str) -> str:
+    """The address from which this machine reaches another; empty: there is no way, or no address of the other."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if other:  # else it would be this machine
+            probe.connect((other, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def talk_from(address: str) -> None:
+    """Name the interface of an address to gloo, which else takes the one that the host name says.
 
     On Debian that is the loopback, where no other machine is. What the user has set stays.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing
-        except OSError:
-            return
-        own = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == own for each in addresses):
+        if any(each.family == socket.AF_INET and each.address == address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _facts(store: Store, run: Run) -> dict[str, Any]:
-    """What every machine must have as the others have it, and whether it sees the run directory of machine 0."""
+def _facts(run: Run) -> dict[str, Any]:
+    """What every machine must have as the others have it."""
     return {
         **run.config.model_dump(mode="json", exclude={"output_dir", "data_dir", "swap_dir", "weights"}),
         "strategy's file": {key: run.strategy.written[key] for key in ("yaml", "json")},
@@ -117,8 +125,9 @@ def _facts(store: Store, run: Run) -> dict[str, Any]:
         "Python": ".".join(map(str, sys.version_info[:2])),
         **machine.versions(),
         **machine.git_state(),
+        "code of sha256": machine.code_sha256()[:12],
+        "device": machine.devices(),
         "initial weights": None if run.config.weights is None else sources.weights_sha256(run.config.weights),
-        "shared run directory": _shares_folder(store, run),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Container
 
 import psutil
 
@@ -39,7 +40,7 @@ class Traffic:
         used = {name: both for name, both in carried.items() if any(both)}
         return Network(
             interfaces=sorted(used),
-            rate_bits_per_second=_rate(min(used)) if used else None,
+            rate_bits_per_second=_rate(used),
             num_steps=last_step - first_step,
             sent_bytes=sum(sent for sent, _ in used.values()),
             received_bytes=sum(received for _, received in used.values()),
@@ -52,12 +53,12 @@ def _counters() -> Counters:
     return {name: (count.bytes_sent, count.bytes_recv) for name, count in each.items() if name != "lo"}
 
 
-def _rate(interface: str) -> int | None:
-    """To what a bucket of tokens holds an interface, bits per second; None where there is none, or nobody to ask."""
+def _rate(interfaces: Container[str]) -> int | None:
+    """The least to which a bucket of tokens holds one of them, bits per second; None: to none, or it is not known."""
     try:
-        words = ["tc", "-j", "qdisc", "show", "dev", interface]
+        words = ["tc", "-j", "qdisc", "show"]
         shown = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout or "[]")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    rates = [each["options"]["rate"] for each in shown if each.get("kind") == "tbf"]
-    return 8 * rates[0] if rates else None
+    rates = [each["options"]["rate"] for each in shown if each.get("kind") == "tbf" and each.get("dev") in interfaces]
+    return 8 * min(rates) if rates else None
