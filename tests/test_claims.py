@@ -413,8 +413,8 @@ def on_network(strategy, rate, *seconds, layout=(2, 1, 1)):
     """The repeats of one strategy on a network; of bytes nothing is asked here."""
     sent = dict.fromkeys(("counted", "by_gloo", "on_the_wire", "by_theory", "by_nccl", "parameter_bytes"), 1)
     runs = tuple(f"{strategy}-{rate:g}-{nth}" for nth in range(len(seconds)))
-    return network.Cell(layout=layout, strategy=strategy, rate=rate, seconds=seconds, runs=runs,
-                        from_one_machine=None, **sent)  # fmt: skip
+    return network.Cell(layout=network.Layout(*layout), strategy=strategy, rate=rate, seconds=seconds, runs=runs,
+                        overlaps=False, from_one_machine=None, **sent)  # fmt: skip
 
 
 def test_speeds_on_a_network_are_of_one_rate_and_layout(monkeypatch):
@@ -430,7 +430,7 @@ def test_speeds_on_a_network_are_of_one_rate_and_layout(monkeypatch):
     growth = record.speed_growth_on_network("zero3", "zero2", 2, 1, start=100, end=None)
     assert growth.value == pytest.approx((1.1 / 1.45) / (2.5 / 4.5))
     assert growth.interval == pytest.approx(((1.0 / 1.5) / (3 / 4), (1.2 / 1.4) / (2 / 5)))
-    with pytest.raises(ValueError, match="zero2 on 2 machines, 2 ranks on each, 100 Mbit/s"):
+    with pytest.raises(ValueError, match="zero2, twice, on 2 machines, 2 ranks on each, 100 Mbit/s"):
         record.speed_on_network("zero2", "zero3", 2, 2, 100)
 
 

@@ -128,6 +128,15 @@ def carried() -> str:
     return "\n".join(lines[:-1])
 
 
+def paid() -> str:
+    """What a step took on a network of each rate, and by how much the prediction missed, a table for each layout."""
+    lines = []
+    for block in network.table([CPU / "network"]).split("\n## ")[1:]:
+        title, _, tables = block.partition("\n\n")
+        lines += [f"**{title}**", "", tables.split("\n\n")[1].rstrip(), ""]
+    return "\n".join(lines[:-1])
+
+
 SHARDED_BY_TORCH = ("fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid")
 HELD_AGAINST = ("smoke", "parity", "model-states", "communication")
 
@@ -715,6 +724,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("docs/machines.md", "carried"): carried,
+    ("docs/machines.md", "paid"): paid,
     ("docs/prove.md", "proofs"): proofs,
     ("docs/studies.md", "scale"): scale,
     ("docs/prove.md", "costs"): proof_costs,

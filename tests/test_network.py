@@ -20,6 +20,7 @@ from study.compare import network
 from study.files import ROOT
 from study.lab.machines import Lab
 from study.records import find, schema
+from study.records.machine import LABORATORY
 from study.records.schema import Network
 from study.report import build
 from study.report.pages import network as page
@@ -165,6 +166,7 @@ def on_two_machines(file, rate, seconds, sent):
     changed = {
         "proof": r.proof.model_copy(update={"ranks_of_machines": [1, 1]}),
         "network": [each, each],
+        "machine": r.machine | {"environment": {LABORATORY: "unlimited"}},  # where `tc` shows no rate
         "timing": r.timing.model_copy(update={"median_seconds": seconds}),
     }
     return file._replace(record=r.model_copy(update=changed))
@@ -175,7 +177,7 @@ def test_bytes_are_counted_by_gloo_and_on_the_wire(records):
     found = network.cells([on_two_machines(records["zero3"], None, 0.5, 2 * size)])
     assert len(found) == 1
     cell = found[0]
-    assert (cell.layout, cell.rate) == ((2, 1, 1), math.inf)
+    assert (cell.layout[:3], cell.rate) == ((2, 1, 1), math.inf)
     assert cell.on_the_wire == pytest.approx(2)
     assert cell.by_theory == pytest.approx(cell.by_gloo, rel=1e-3)
     assert cell.by_nccl < cell.by_gloo  # whose reduce-scatter is an all-reduce
@@ -190,24 +192,59 @@ def test_a_prediction_is_the_unlimited_step_and_the_bytes_through_the_rate(recor
     assert network.prediction_error(measured, unlimited) == pytest.approx(-0.5)
 
 
-def test_from_which_rate_on_a_strategy_pays(records):
+def test_between_which_rates_a_strategy_pays(records):
     ddp = network.cells([on_two_machines(records["ddp"], None, 0.1, 0)])[0]
 
-    def at(*pairs):
-        return [replace(ddp, rate=rate, seconds=(seconds,)) for rate, seconds in pairs]
+    def at(*seconds):
+        rates = (1e8, 1e9, math.inf)
+        return [replace(ddp, rate=rate, seconds=(each,)) for rate, each in zip(rates, seconds, strict=True)]
 
-    control = at((1e8, 1.0), (1e9, 0.2), (math.inf, 0.1))
-    assert network.pays_from(at((1e8, 1.2), (1e9, 0.2), (math.inf, 0.1)), control) == 0
-    assert network.pays_from(at((1e8, 2.0), (1e9, 0.5), (math.inf, 0.1)), control) == math.inf
-    assert network.pays_from(at((1e8, 2.0), (1e9, 0.5), (math.inf, 0.2)), control) is None
+    def shown(*seconds, times=network.PAYS):
+        return [network.shown_rates(each, 1e9) for each in network.pays(at(*seconds), at(1.0, 0.2, 0.1), times)]
+
+    assert shown(1.2, 0.2, 0.1) == ["at every rate"]
+    assert shown(2.0, 0.5, 0.1) == ["above 1,000 Mbit/s"]  # between it and none at all nothing was tried
+    assert shown(2.0, 0.5, 0.2) == []
+    assert shown(1.2, 0.2, 0.2) == ["up to 1,000 Mbit/s, and not without a limit"]
     # 1.5 times at 100 Mbit/s, as long at 1 Gbit/s: half way between them, of rates that are told by their logarithm.
-    found = network.pays_from(at((1e8, 1.5), (1e9, 0.2), (math.inf, 0.1)), control)
-    assert found == pytest.approx(1e8 * 10**0.5)
+    assert network.pays(at(1.5, 0.2, 0.1), at(1.0, 0.2, 0.1)) == [network.Rates(pytest.approx(1e8 * 10**0.5))]
+    assert shown(1.0, 0.3, 0.2) == ["up to 316 Mbit/s"]
+    assert shown(1.0, 0.3, 0.1) == ["up to 316 Mbit/s", "above 1,000 Mbit/s"]
+    assert shown(1.5, 0.2, 0.2) == ["from 316 Mbit/s to 1,000 Mbit/s, and not without a limit"]
+
+
+def test_between_which_rates_a_strategy_is_predicted_to_pay(records):
+    ddp = network.cells([on_two_machines(records["ddp"], None, 0.1, 0)])[0]
     twice = replace(ddp, by_theory=2 * ddp.by_theory)
     bits = 8 * ddp.by_theory * ddp.parameter_bytes
-    assert network.predicted_to_pay_from(twice, ddp) == pytest.approx(0.75 * bits / 0.025)
-    assert network.predicted_to_pay_from(replace(twice, seconds=(0.2,)), ddp) is None
-    assert network.predicted_to_pay_from(ddp, ddp) == 0
+    assert network.predicted_to_pay(twice, ddp) == network.Rates(low=pytest.approx(0.75 * bits / 0.025))
+    assert network.predicted_to_pay(replace(twice, seconds=(0.2,)), ddp) is None
+    assert network.predicted_to_pay(ddp, ddp) == network.Rates()
+    # Half the bytes, and more work: on a slow network alone.
+    less = network.predicted_to_pay(replace(ddp, by_theory=0.5 * ddp.by_theory, seconds=(0.2,)), ddp)
+    assert less == network.Rates(high=pytest.approx(0.75 * bits / 0.075))
+    assert network.shown_rates(less, 0.0).startswith("up to ")
+    assert network.shown_rates(None, 0.0) == "at no rate"
+
+
+def test_two_change_places_where_each_is_faster_in_all_repeats(records):
+    ddp = network.cells([on_two_machines(records["ddp"], None, 0.1, 0)])[0]
+    ours = [replace(ddp, rate=1e8, seconds=(1.0, 1.1)), replace(ddp, seconds=(0.2, 0.3))]
+    theirs = [replace(ddp, rate=1e8, seconds=(1.2, 1.3)), replace(ddp, seconds=(0.1, 0.15))]
+    assert network.changes_places(ours, theirs)
+    assert network.changes_places(theirs, ours)
+    near = [replace(cell, seconds=tuple(1.04 * each for each in cell.seconds)) for cell in ours]
+    assert not network.changes_places(ours, [near[0], theirs[1]])
+    overlapping = [theirs[0], replace(ddp, seconds=(0.1, 0.2))]
+    assert not network.changes_places(ours, overlapping)
+
+
+def test_other_work_is_another_layout(records):
+    zero2 = on_two_machines(records["zero2"], None, 0.1, 0)
+    longer = zero2.record.model_copy(update={"config": zero2.record.config | {"learning_rate": 1e-5}})
+    found = network.cells([zero2, zero2._replace(record=longer)])
+    assert len(found) == 2
+    assert found[0].layout[:3] == found[1].layout[:3]
 
 
 def test_the_page_has_a_block_for_each_layout(records, monkeypatch, tmp_path):
@@ -260,19 +297,35 @@ def cells(records):
     return network.cells(found)
 
 
-def test_the_page_says_first_what_the_slowest_network_costs(cells):
+def test_the_page_says_first_how_near_any_comes_and_what_the_slowest_network_costs(cells):
     text = page.opening(cells).text
-    assert text.startswith('<p class="lead">Where machines are joined by 100 Mbit/s, a step under zero')
-    assert "on a network without a limit 1.0 times (2 machines, 1 rank on each" in text
+    assert text.startswith('<p class="lead">Of 8 steps, each beside that of ddp at the same rate, ')
+    assert "the fastest takes " in text
+    assert "Joined by 100 Mbit/s, a step under zero" in text
+    assert "without a limit 1.0 times (2 machines, 1 rank on each" in text
     assert text.count("<svg") == 1
 
 
+def test_the_page_of_a_study_half_way_has_what_can_be_compared(cells):
+    assert "Joined by 300 Mbit/s" in page.opening([c for c in cells if c.strategy == "ddp" or c.rate > 1e8]).text
+
+
 def test_the_page_says_how_far_predictions_missed_and_where_most(cells):
-    text = page.errors(cells).text.replace("\N{NO-BREAK SPACE}", " ")
+    text = page.errors(cells).text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
     assert "Of 9 predictions, 9 miss by 25 % at most, the median by 4 %; the worst by -5 % (" in text
+    assert "as the planner takes it" in text
 
 
-def test_the_page_says_from_which_rate_on_a_strategy_pays(cells):
+def test_the_planner_lets_half_of_the_shorter_vanish(records):
+    free = network.cells([on_two_machines(records["ddp"], None, 1.0, 0)])[0]
+    rate = network.sending_seconds(free, 1.0)  # at which the bytes take a second, as the rest does
+    cell = replace(free, rate=rate, seconds=(1.5,))
+    assert network.planner_error(cell, free) == pytest.approx(0)
+    assert network.planner_error(cell, replace(free, overlaps=False)) == pytest.approx(2 / 1.5 - 1)
+    assert network.prediction_error(cell, free) == pytest.approx(2 / 1.5 - 1)
+
+
+def test_the_page_says_at_which_rates_a_strategy_pays(cells):
     text = page.pays(cells).text
     assert "at most 1.25 times one under ddp" in text
     for name in ("zero2", "zero3"):
@@ -280,11 +333,36 @@ def test_the_page_says_from_which_rate_on_a_strategy_pays(cells):
     assert "Mbit/s" in text
 
 
+def test_the_page_says_which_strategies_change_places(records, cells):
+    assert "No two strategies change places" in page.crossings(cells).text
+    busy = [on_two_machines(records["zero2"], rate, seconds, 10**6) for rate, seconds in ((None, 0.9), (10**8, 0.91))]
+    text = page.crossings([cell for cell in cells if cell.strategy != "zero2"] + network.cells(busy)).text
+    assert "Strategies that change places" in text
+    assert '<th scope="row">ddp</th>' in text
+    assert page.ratios(cells).svg.count("<title") == 1
+
+
+def test_the_page_says_what_a_limit_adds(cells):
+    text = page.added(cells).text
+    assert "2 machines, 1 rank on each, 100 Mbit/s" in text
+    assert "its bytes take" in text
+
+
 def test_the_page_shows_bytes_and_seconds(cells):
-    wire, seconds = page.wire(cells).text, page.seconds(cells).text
-    assert "NCCL, predicted" in wire
+    wire, seconds = page.wire(cells).text, page.seconds(cells).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "NCCL&#x27;s rings, predicted" in wire
     assert "no limit" in seconds
     assert "1,000 Mbit/s" in seconds
+    assert "0.105 (0.100 to 0.110)" in seconds
+    assert "Medians over 2 repeats; " in seconds
+
+
+def test_the_page_names_what_is_in_no_comparison(records, cells, monkeypatch):
+    ended = records["zero2"].record.model_copy(update={"status": "stalled", "run_id": "another"})
+    monkeypatch.setattr(page.find, "find", lambda _: [records["zero2"]._replace(record=ended)])
+    assert "In no comparison: another (stalled)." in page.left_out([], cells).text
+    monkeypatch.setattr(page.find, "find", lambda _: list(records.values()))
+    assert "Every run that has a record is in the tables." in page.left_out([], cells).text
 
 
 def test_a_report_has_the_page_where_a_network_had_a_limit(records, monkeypatch, tmp_path):

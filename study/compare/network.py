@@ -21,6 +21,7 @@ from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Collective, Network, Record
 from study.theory import communication as theory
+from study.theory import step_time
 from study.theory.communication import on_wire
 
 EXPLANATION = """\
@@ -29,14 +30,30 @@ machines are network namespaces of one box and share its processors, it holds ea
 step, over those of all parameters. Counted: what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1),
 whatever sends it. By gloo: what its algorithms send to other machines for that. On the wire: the interface's own
 counter; of headers it has one for each segment that the kernel passes on whole. By theory: the collectives as theory
-expects them, by gloo. NCCL: the same as its rings would send it; predicted, for no GPU has run it. Loss, from one
-machine: the largest relative difference of a step's loss from the run that did the same on one machine. Seconds: the
-median step of the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
+expects them, by gloo. NCCL's rings: the same as those would send it; predicted, for no GPU has run it, and NCCL may
+take trees. Loss, from one machine: the largest relative difference of a step's loss from the run that did the same on
+one machine. Seconds: the median step of the slowest rank, over all repeats; in parentheses by how much the prediction
+misses."""
 
 PAYS = 1.25  # times the control's step, fixed before the first run too
 RIGHT = 0.25  # by which a prediction may miss
+TOLD = 0.05  # by which two must differ at least to be told apart; set when the runs were known
 
-Layout = tuple[int, int, int]  # machines, ranks on each, micro steps
+
+class Layout(NamedTuple):
+    """What runs must have in common for their times to be compared, but strategy and rate."""
+
+    machines: int
+    ranks: int  # on each
+    micro_steps: int
+    training: str = ""  # as `parity.same_training`
+
+
+class Rates(NamedTuple):
+    """Between these rates, in bits per second, one strategy takes no longer than another, or than so many times it."""
+
+    low: float = 0.0  # 0: however slow, of those that were tried
+    high: float = math.inf  # infinite: without a limit, too
 
 
 @dataclass(frozen=True)
@@ -45,14 +62,15 @@ class Cell:
 
     layout: Layout
     strategy: str
-    rate: float  # bits per second, each way; infinite: unlimited
-    seconds: tuple[float, ...]  # a median step of each repeat
+    rate: float  # bits per second, each way; infinite: unlimited; 0: not known
+    seconds: tuple[float, ...]  # a median step of each repeat, ascending
     counted: float  # parameters' worth of bytes, as are the others
     by_gloo: float
     on_the_wire: float
     by_theory: float | None  # None: theory knows no such model
     by_nccl: float
     parameter_bytes: int
+    overlaps: bool  # by its engine collectives may run beside computing, as the planner takes it
     runs: tuple[str, ...]  # their ids
     from_one_machine: float | None  # the largest relative difference of a step's loss; None: no such run on one
 
@@ -93,12 +111,13 @@ def cells(found: Iterable[RecordFile]) -> list[Cell]:
 def comparable(cells: Iterable[Cell], control: str) -> dict[Layout, dict[str, list[Cell]]]:
     """By layout and strategy, what can be compared: each with a limit and without, and the control at the same rates.
 
+    What ran on a network of a rate that is not known cannot.
     Layouts of which only the control is left are none.
     """
     found: dict[Layout, dict[str, list[Cell]]] = {}
     for layout, members in groupby(cells, key=lambda cell: cell.layout):
         of = {name: list(each) for name, each in groupby(members, key=lambda cell: cell.strategy)}
-        rates = {cell.rate for cell in of.get(control, [])}
+        rates = {cell.rate for cell in of.get(control, []) if cell.rate}
         kept = {name: [cell for cell in each if cell.rate in rates] for name, each in of.items()}
         whole = {name: each for name, each in kept.items() if math.inf in {c.rate for c in each} and len(each) > 1}
         if control in whole and len(whole) > 1:
@@ -121,12 +140,12 @@ def _told(file: RecordFile, on_one: Mapping[tuple, RecordFile]) -> _Told | None:
         return None
     if asked is None or not on_wire.is_known(asked) or proof.device != "cpu":  # which talks over gloo
         return None
-    layout = (len(proof.ranks_of_machines), proof.ranks_of_machines[0], proof.gradient_accumulation_steps)
-    rate = r.network[0].rate_bits_per_second
-    limit = math.inf if rate is None else float(rate)
+    ranks, micro_steps = proof.ranks_of_machines, proof.gradient_accumulation_steps
+    layout = Layout(len(ranks), ranks[0], micro_steps, parity.same_training(file))
+    rate = records.rate_of(r) or 0.0
     twin = on_one.get(_twin(file))
     differs = None if twin is None else parity.largest_loss_difference(file, twin)
-    return _Told(layout, r.strategy, limit, seconds, asked, r.network, r.num_params, differs, r)
+    return _Told(layout, r.strategy, rate, seconds, asked, r.network, r.num_params, differs, r)
 
 
 def _cell(repeats: list[_Told]) -> Cell:
@@ -139,13 +158,14 @@ def _cell(repeats: list[_Told]) -> Cell:
         layout=first.layout,
         strategy=first.strategy,
         rate=first.rate,
-        seconds=tuple(one.seconds for one in repeats),
+        seconds=tuple(sorted(one.seconds for one in repeats)),
         counted=sum(each.moved_bytes for each in first.asked) / size,
         by_gloo=on_wire.sent_bytes(first.asked, engine, num_machines, "gloo") / size,
         on_the_wire=statistics.mean(n.sent_bytes / n.num_steps for one in repeats for n in one.carried) / size,
         by_theory=None if expected is None else on_wire.sent_bytes(expected, engine, num_machines, "gloo") / size,
         by_nccl=on_wire.sent_bytes(first.asked, engine, num_machines, "nccl") / size,
         parameter_bytes=size,
+        overlaps=engine.kind != "deepspeed" or engine.overlap_comm,
         runs=tuple(one.record.run_id for one in repeats),
         from_one_machine=max(
             (one.from_one_machine for one in repeats if one.from_one_machine is not None), default=None
@@ -153,42 +173,103 @@ def _cell(repeats: list[_Told]) -> Cell:
     )
 
 
-def predicted_seconds(unlimited: Cell, rate: float) -> float:
+def predicted_seconds(free: Cell, rate: float) -> float:
     """A step at a rate, of what one on an unlimited network took and of the bytes that theory expects."""
-    return unlimited.median_seconds + _bits(unlimited) / rate
+    return free.median_seconds + sending_seconds(free, rate)
 
 
-def prediction_error(cell: Cell, unlimited: Cell) -> float:
+def prediction_error(cell: Cell, free: Cell) -> float:
     """By how much the predicted step is longer than the measured one, relative."""
-    return predicted_seconds(unlimited, cell.rate) / cell.median_seconds - 1
+    return predicted_seconds(free, cell.rate) / cell.median_seconds - 1
 
 
-def pays_from(strategy: Sequence[Cell], control: Sequence[Cell]) -> float | None:
-    """The lowest rate from which on a step takes `PAYS` times the control's at most, by a line between measured rates.
+def planner_error(cell: Cell, free: Cell) -> float:
+    """The same where collectives vanish behind computing as the planner takes it; no part of what was fixed."""
+    if not free.overlaps:
+        return prediction_error(cell, free)
+    added = step_time.exposed(free.median_seconds, sending_seconds(free, cell.rate), step_time.UNHIDDEN)
+    return float(free.median_seconds + added) / cell.median_seconds - 1
 
-    Infinite where only an unlimited network will do, 0 where every rate does; None where none does.
+
+def unlimited(each: Iterable[Cell]) -> Cell:
+    """Of one strategy's cells the one without a limit, which `comparable` has seen to."""
+    return next(cell for cell in each if math.isinf(cell.rate))
+
+
+def added_seconds(cell: Cell, free: Cell) -> float:
+    """What the limit adds to a step."""
+    return cell.median_seconds - free.median_seconds
+
+
+def sending_seconds(free: Cell, rate: float) -> float:
+    """What a limit is predicted to add: the time in which a machine's bytes pass it."""
+    return _bits(free) / rate
+
+
+def pays(strategy: Sequence[Cell], control: Sequence[Cell], times: float = PAYS) -> list[Rates]:
+    """Between which rates a step takes so many times the control's at most, by lines between the measured rates.
+
+    The fastest network that has a limit is an edge where a step takes less on one side of it and more without a limit:
+    between the two nothing was tried.
     """
     of_control = {cell.rate: cell.median_seconds for cell in control}
     ratios = sorted((c.rate, c.median_seconds / of_control[c.rate]) for c in strategy if c.rate in of_control)
-    above = [index for index, (_, ratio) in enumerate(ratios) if ratio > PAYS]
-    if not ratios or above[-1:] == [len(ratios) - 1]:
-        return None
-    if not above:
-        return 0.0
-    (low, high_ratio), (high, low_ratio) = ratios[above[-1]], ratios[above[-1] + 1]
+    found: list[Rates] = []
+    for index, (rate, ratio) in enumerate(ratios):
+        if ratio > times:
+            continue
+        low = _edge(ratios[index - 1], (rate, ratio), times) if index else 0.0
+        high = _edge((rate, ratio), ratios[index + 1], times) if index + 1 < len(ratios) else math.inf
+        if found and found[-1].high == rate:  # the rate before goes on to this one
+            low = found.pop().low
+        found.append(Rates(low, high))
+    return found
+
+
+def _edge(slow: tuple[float, float], fast: tuple[float, float], times: float) -> float:
+    """The rate between two, at which a line between them passes so many times; where it does not, the faster."""
+    (low, low_ratio), (high, high_ratio) = slow, fast
+    if (low_ratio > times) == (high_ratio > times):
+        return high
     if math.isinf(high):
-        return math.inf
-    share = (high_ratio - PAYS) / (high_ratio - low_ratio)
+        return low
+    share = (low_ratio - times) / (low_ratio - high_ratio)
     return float(low * (high / low) ** share)
 
 
-def predicted_to_pay_from(strategy: Cell, control: Cell) -> float | None:
+def predicted_to_pay(strategy: Cell, control: Cell, times: float = PAYS) -> Rates | None:
     """The same of the predictions, from what each took on an unlimited network; None where no rate will do."""
-    more = _bits(strategy) - PAYS * _bits(control)
-    less = PAYS * control.median_seconds - strategy.median_seconds
-    if less <= 0:
-        return None if more >= 0 else 0.0  # it may then pay on slow networks alone, of which nobody asks
-    return max(0.0, more / less)
+    more = _bits(strategy) - times * _bits(control)
+    less = times * control.median_seconds - strategy.median_seconds
+    if more > 0:
+        return Rates(low=more / less) if less > 0 else None
+    if less >= 0:
+        return Rates()
+    return Rates(high=more / less) if more < 0 else None
+
+
+def changes_places(ours: Sequence[Cell], theirs: Sequence[Cell]) -> bool:
+    """Whether one strategy is faster on one network and the other on another, told apart in all repeats."""
+    of_theirs = {cell.rate: cell for cell in theirs}
+    both = [(cell, of_theirs[cell.rate]) for cell in ours if cell.rate in of_theirs]
+    return any(_is_faster(a, b) for a, b in both) and any(_is_faster(b, a) for a, b in both)
+
+
+def _is_faster(one: Cell, other: Cell) -> bool:
+    return one.seconds[-1] < other.seconds[0] and (1 + TOLD) * one.median_seconds <= other.median_seconds
+
+
+def shown_rates(found: Rates | None, fastest: float) -> str:
+    """Say between which rates; `fastest`: of those that have a limit and were tried, 0 for a prediction."""
+    if found is None:
+        return "at no rate"
+    low, high = found
+    if math.isinf(high):
+        if low == 0:
+            return "at every rate"
+        return f"above {shown_rate(low)}" if low == fastest else f"from {shown_rate(low)} on"
+    end = f"{shown_rate(high)}, and not without a limit" if high == fastest else shown_rate(high)
+    return f"up to {end}" if low == 0 else f"from {shown_rate(low)} to {end}"
 
 
 def _bits(cell: Cell) -> float:
@@ -213,19 +294,21 @@ def table(folders: Sequence[Path]) -> str:
 
 def title(layout: Layout) -> str:
     """Say where ranks were, and in how many micro steps."""
-    machines, ranks, accumulation = layout
-    micro = f", {accumulation} micro steps" if accumulation > 1 else ""
-    return f"{machines} machines, {ranks} rank{'s' if ranks > 1 else ''} on each{micro}"
+    micro = f", {layout.micro_steps} micro steps" if layout.micro_steps > 1 else ""
+    return f"{layout.machines} machines, {layout.ranks} rank{'s' if layout.ranks > 1 else ''} on each{micro}"
 
 
 def shown_rate(rate: float) -> str:
-    return "no limit" if math.isinf(rate) else f"{rate / 1e6:,.0f} Mbit/s"
+    if rate == 0:
+        return "rate not known"
+    megabits = rate / 1e6
+    return "no limit" if math.isinf(rate) else f"{megabits:,.0f} Mbit/s" if megabits >= 10 else f"{megabits:.2g} Mbit/s"
 
 
 def _bytes(block: list[Cell]) -> list[str]:
     """One row per strategy; of the wire, the smallest and the largest over the rates."""
     head = ["strategy", "loss, from one machine", "counted", "by gloo", "on the wire", "over gloo's", "by theory",
-            "NCCL, predicted"]  # fmt: skip
+            "NCCL's rings, predicted"]  # fmt: skip
     rows = []
     for strategy, members in groupby(block, key=lambda each: each.strategy):
         each = list(members)
@@ -263,10 +346,10 @@ def _seconds(block: list[Cell], rates: list[float]) -> list[str]:
     return markdown.markdown(["seconds a step", *map(shown_rate, rates)], rows)
 
 
-def _second(cell: Cell | None, unlimited: Cell | None) -> str:
+def _second(cell: Cell | None, free: Cell | None) -> str:
     if cell is None:
         return "not run"
     text = f"{cell.median_seconds:.3f}"
-    if unlimited is None or math.isinf(cell.rate):
+    if free is None or cell.rate in (0, math.inf):
         return text
-    return f"{text} ({prediction_error(cell, unlimited):+.0%})"
+    return f"{text} ({prediction_error(cell, free):+.0%})"

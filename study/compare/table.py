@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,8 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
         facts["energy_joules"] = sum(r.energy_joules)
         facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
     if r.timing is None or r.timing.median_seconds is None or quiet.is_disturbed(quiet.share_of_others(r)):
+        return facts
+    if math.isfinite(records.rate_of(r) or math.inf):  # such times are compared by rate, on a page of their own
         return facts
     facts["seconds_per_step"] = r.timing.median_seconds
     facts["seconds_lower"] = r.timing.lower_quartile_seconds

@@ -154,15 +154,15 @@ def seconds(
     backward_hidden = moved.backward + pcie.backward
     recomputed_and_backward = compute.recompute + compute.backward
     unhidden = UNHIDDEN if box.num_nodes == 1 else speed.constants.unhidden
-    exposed_forward = _exposed(compute.forward, forward_hidden, unhidden)
-    exposed_backward = _exposed(recomputed_and_backward, backward_hidden, unhidden)
+    exposed_forward = exposed(compute.forward, forward_hidden, unhidden)
+    exposed_backward = exposed(recomputed_and_backward, backward_hidden, unhidden)
     last_hidden = moved.last_backward + pcie.last_backward
-    exposed_last = _exposed(recomputed_and_backward, backward_hidden + last_hidden, unhidden)
-    exposed = micro_steps * exposed_forward + (micro_steps - 1) * exposed_backward + exposed_last
+    exposed_last = exposed(recomputed_and_backward, backward_hidden + last_hidden, unhidden)
+    added = micro_steps * exposed_forward + (micro_steps - 1) * exposed_backward + exposed_last
     # Of what is exposed, transfers over PCIe count as offload, by their share of the bytes' time.
     everything = micro_steps * (forward_hidden + backward_hidden) + last_hidden
     transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
-    by_pcie = exposed * transferred / np.maximum(everything, 1e-30)
+    by_pcie = added * transferred / np.maximum(everything, 1e-30)
 
     num_owned = shape.num_params / (engine.num_shards if engine.zero_stage else 1)
     if engine.offload_optimizer == "none":
@@ -170,14 +170,14 @@ def seconds(
     else:
         optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
     serial = micro_steps * moved.serial + moved.step
-    zero = 0.0 * exposed  # of the grid's form
+    zero = 0.0 * added  # of the grid's form
     return StepTime(
         forward=micro_steps * compute.forward + zero,
         backward=micro_steps * compute.backward + zero,
         recompute=micro_steps * compute.recompute + zero,
         optimizer=optimizer + zero,
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
-        exposed_communication=exposed - by_pcie + serial,
+        exposed_communication=added - by_pcie + serial,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
         evidence=trust.evidence(shape, engine, box),
     )
@@ -195,7 +195,8 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
     return num_owned * (moved / speed.memory + multiplied / speed.products)
 
 
-def _exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
+def exposed(compute: Numbers, hidden: Numbers, unhidden: float) -> Numbers:
+    """What communication adds to a step, of which all but a share of the shorter vanishes behind computing; seconds."""
     return np.maximum(hidden - compute, 0.0) + unhidden * np.minimum(compute, hidden)
 
 

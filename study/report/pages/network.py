@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from itertools import combinations, groupby
 from pathlib import Path
 
 from study.compare import network
@@ -17,10 +17,19 @@ from study.report.figures import network as figures
 from study.report.figures.drawing import Figure
 from study.report.markup import Html
 from study.report.pages.opening import lead
-from study.report.words import count, percent
+from study.report.words import count, percent, signed_percent
 
 CONTROL = "ddp"
 RUN = "zero-study run network"
+CROSSINGS_NOTE = (
+    "By medians, on lines between the rates that were tried. Shown where each is faster than the other at some rate, "
+    f"by {percent(network.TOLD)} at least and in all repeats, or is predicted to be. Of two that are equally fast, two "
+    "repeats of each lie apart at a rate one time in three."
+)
+ADDED_NOTE = (
+    "The slowest of the rates that were tried. Its bytes take: what theory expects a machine to send by gloo's "
+    "algorithms, through the limit. Over its bytes: 1 where nothing is hidden behind computing and nothing waits."
+)
 NOTE = "Machines are namespaces of one box that share its processors; gloo is the backend. Times hold within this box."
 
 
@@ -37,18 +46,44 @@ def _layouts(cells: Sequence[Cell]) -> dict[Layout, dict[str, list[Cell]]]:
 
 
 def opening(cells: Sequence[Cell]) -> Html:
-    """Say what the slowest network and the one without a limit cost, for the strategies that differ most."""
-    layout, of = next(iter(_layouts(cells).items()))
-    slowest = min(cell.rate for each in of.values() for cell in each)
-    ratios = {rate: _ratios(of, rate) for rate in (slowest, math.inf)}
-    worst = max(ratios[slowest], key=lambda name: ratios[slowest][name])
-    words = (
-        f"Where machines are joined by {network.shown_rate(slowest)}, a step under {worst} takes "
-        f"{ratios[slowest][worst]:.1f} times one under {CONTROL}, on a network without a limit "
-        f"{ratios[math.inf][worst]:.1f} times ({network.title(layout)}; a BERT of "
-        f"{of[worst][0].parameter_bytes / 4e6:.1f} million parameters)."
+    """What a network costs, in words and as curves."""
+    return Html(lead(_words(cells)).text + steps(cells)._repr_html_())
+
+
+def first(records: Sequence[str]) -> tuple[Html, ...]:
+    """What the report of these records says first, before all else: nothing, where no network had a limit."""
+    cells = load(records)
+    if not network.comparable(cells, CONTROL):
+        return ()
+    more = Html('<a href="network.html">What the network cost</a>')
+    return (lead(_words(cells)), Html(markup.paragraphs(more)))
+
+
+def _words(cells: Sequence[Cell]) -> str:
+    """Say how near any strategy comes to the control, what a limit adds, and what is there without one."""
+    layouts = _layouts(cells)
+    near = [
+        (ratio, name, network.shown_rate(rate), network.title(layout))
+        for layout, of in layouts.items()
+        for rate in {cell.rate for cell in of[CONTROL]}
+        for name, ratio in _ratios(of, rate).items()
+    ]
+    ratio, name, rate, where = min(near)
+    paying = [one[1] for one in near if one[0] <= network.PAYS]
+    who = f" ({', '.join(sorted(set(paying)))})" if paying else ""
+    layout, of = next(iter(layouts.items()))
+    slowest = min(cell.rate for name, each in of.items() for cell in each if name != CONTROL)
+    slow, free = _ratios(of, slowest), _ratios(of, math.inf)
+    worst = max(slow, key=lambda name: slow[name])
+    return (
+        f"Of {count(len(near), 'step')}, each beside that of {CONTROL} at the same rate, {len(paying)} "
+        f"{'takes' if len(paying) == 1 else 'take'} at most {network.PAYS:g} times as long{who}; the fastest takes "
+        f"{ratio:.2f} times as long ({name}, {where}, {rate}). Joined by "
+        f"{network.shown_rate(slowest)}, a step under {worst} takes {slow[worst]:.1f} times one under {CONTROL}, "
+        f"without a limit {free[worst]:.1f} times ({network.title(layout)}; a BERT of "
+        f"{of[worst][0].parameter_bytes / 4e6:.1f} million parameters). What is there without a limit is the engine's "
+        "own work on a CPU, not the network's."
     )
-    return Html(lead(words).text + steps(cells)._repr_html_())
 
 
 def _ratios(of: dict[str, list[Cell]], rate: float) -> dict[str, float]:
@@ -58,63 +93,136 @@ def _ratios(of: dict[str, list[Cell]], rate: float) -> dict[str, float]:
 
 def steps(cells: Sequence[Cell]) -> Figure:
     """Seconds of a step by the rate, a panel a layout."""
-    layouts = _layouts(cells)
-    return figures.steps_by_rate(
-        {network.title(layout): [cell for each in of.values() for cell in each] for layout, of in layouts.items()}
-    )
+    return figures.steps_by_rate(_titled(cells), CONTROL)
+
+
+def ratios(cells: Sequence[Cell]) -> Figure:
+    """A step over the control's by the rate, a panel a layout."""
+    return figures.ratios_by_rate(_titled(cells), CONTROL)
+
+
+def _titled(cells: Sequence[Cell]) -> list[tuple[str, dict[str, list[Cell]]]]:
+    return [(network.title(layout), of) for layout, of in _layouts(cells).items()]
 
 
 def pays(cells: Sequence[Cell]) -> Html:
-    """From which rate on each strategy costs a quarter more than DDP at most, measured and predicted."""
+    """At which rates each strategy costs a quarter more than DDP at most, measured and predicted."""
     head = ["strategy", "measured", "predicted"]
     groups = []
     for layout, of in _layouts(cells).items():
-        rows = [[name, *_pays(each, of[CONTROL])] for name, each in of.items() if name != CONTROL]
+        rows = [[name, *_told(each, of[CONTROL], network.PAYS)] for name, each in of.items() if name != CONTROL]
         groups.append((network.title(layout), rows))
-    caption = f"The rate from which on a step takes at most {network.PAYS:g} times one under {CONTROL}"
+    caption = f"The rates at which a step takes at most {network.PAYS:g} times one under {CONTROL}"
     return Html(markup.table(caption, head, groups, NOTE, words=head))
 
 
-def _pays(each: list[Cell], control: list[Cell]) -> tuple[str, str]:
-    free, plain = (next(cell for cell in of if math.isinf(cell.rate)) for of in (each, control))
-    lowest = min(cell.rate for cell in each)
-    measured, predicted = network.pays_from(each, control), network.predicted_to_pay_from(free, plain)
-    return _rate(measured, lowest), _rate(predicted, lowest)
+def crossings(cells: Sequence[Cell]) -> Html:
+    """Which two strategies change places as the network gets faster, measured or predicted."""
+    head = ["as fast or faster", "than", "measured", "predicted"]
+    groups = []
+    for layout, of in _layouts(cells).items():
+        rows = []
+        slowest = min(cell.rate for each in of.values() for cell in each)
+        for first, second in combinations(of, 2):
+            ours, theirs = sorted((first, second), key=lambda name: network.unlimited(of[name]).median_seconds)
+            is_told = network.changes_places(of[ours], of[theirs])
+            predicted = _predicted(of[ours], of[theirs], 1.0)
+            if is_told or (predicted and slowest < predicted.low < math.inf):
+                measured, expected = _told(of[ours], of[theirs], 1.0)
+                rows.append([ours, theirs, measured if is_told else "not told apart", expected])
+        if rows:
+            groups.append((network.title(layout), rows))
+    if not groups:
+        return Html(markup.paragraphs("No two strategies change places at the rates that were tried."))
+    return Html(markup.table("Strategies that change places", head, groups, CROSSINGS_NOTE, words=head))
 
 
-def _rate(rate: float | None, lowest: float) -> str:
-    if rate is None:
-        return "never"
-    if math.isinf(rate):
-        return "only without a limit"
-    return f"at every rate tried, {network.shown_rate(lowest)} too" if rate < lowest else network.shown_rate(rate)
+def _told(ours: list[Cell], theirs: list[Cell], times: float) -> tuple[str, str]:
+    """Between which rates a step takes so many times the others' at most, measured and predicted."""
+    fastest = max(cell.rate for cell in ours if math.isfinite(cell.rate))
+    measured: Sequence[network.Rates | None] = network.pays(ours, theirs, times) or [None]
+    predicted = network.shown_rates(_predicted(ours, theirs, times), 0.0)
+    return " and ".join(network.shown_rates(each, fastest) for each in measured), predicted
+
+
+def _predicted(ours: list[Cell], theirs: list[Cell], times: float) -> network.Rates | None:
+    return network.predicted_to_pay(network.unlimited(ours), network.unlimited(theirs), times)
 
 
 def errors(cells: Sequence[Cell]) -> Html:
-    """How far the predictions missed, and where most."""
-    missed = {
-        (network.title(layout), name, cell.rate): network.prediction_error(cell, free)
-        for layout, of in _layouts(cells).items()
-        for name, each in of.items()
-        for free in [cell for cell in each if math.isinf(cell.rate)]
-        for cell in each
-        if math.isfinite(cell.rate)
-    }
-    right = sum(abs(error) <= network.RIGHT for error in missed.values())
-    (where, name, rate), worst = max(missed.items(), key=lambda item: abs(item[1]))
-    median = statistics.median(abs(error) for error in missed.values())
+    """How far the predictions missed, and where most; and how far the planner's rule would have."""
+    fixed, planned = (
+        {
+            (network.title(layout), name, cell.rate): error(cell, network.unlimited(each))
+            for layout, of in _layouts(cells).items()
+            for name, each in of.items()
+            for cell in each
+            if math.isfinite(cell.rate)
+        }
+        for error in (network.prediction_error, network.planner_error)
+    )
     return Html(
         markup.paragraphs(
-            f"Of {count(len(missed), 'prediction')}, {right} miss by {percent(network.RIGHT)} at most, the median by "
-            f"{percent(median)}; the worst by {percent(worst)} ({name}, {where}, {network.shown_rate(rate)}). Below 0: "
-            "the step took longer than predicted."
+            f"Of {count(len(fixed), 'prediction')}, {_missed(fixed)}. Below 0: the step took longer than predicted. "
+            "The rule was fixed beforehand; the step without a limit, to which it adds the bytes' time, was measured "
+            "beside.",
+            "Computed afterwards: where collectives vanish behind computing as the planner takes it (half of the "
+            "shorter of the two, where the engine lets them run beside one another; here the whole step computes), "
+            f"{_missed(planned)}.",
         )
     )
 
 
+def _missed(errors: Mapping[tuple[str, str, float], float]) -> str:
+    right = sum(abs(error) <= network.RIGHT for error in errors.values())
+    (where, name, rate), worst = max(errors.items(), key=lambda item: abs(item[1]))
+    median = statistics.median(abs(error) for error in errors.values())
+    return (
+        f"{right} miss by {percent(network.RIGHT)} at most, the median by {percent(median)}; the worst by "
+        f"{signed_percent(worst)} ({name}, {where}, {network.shown_rate(rate)})"
+    )
+
+
+def added(cells: Sequence[Cell]) -> Html:
+    """What the slowest limit of each layout adds to a step, beside what its bytes take, and beside the control."""
+    head = [
+        "strategy",
+        "without a limit",
+        "the limit adds",
+        "its bytes take",
+        "over its bytes",
+        "over ddp's",
+        "by bytes",
+    ]
+    groups = []
+    for layout, of in _layouts(cells).items():
+        rate = min(cell.rate for cell in of[CONTROL])
+        both = {
+            name: (network.unlimited(each), cell) for name, each in of.items() for cell in each if cell.rate == rate
+        }
+        adds = {name: network.added_seconds(cell, free) for name, (free, cell) in both.items()}
+        sends = {name: network.sending_seconds(free, rate) for name, (free, _) in both.items()}
+        rows = [
+            [name, f"{free.median_seconds:.3f}", f"{adds[name]:.3f}", f"{sends[name]:.3f}",
+             f"{adds[name] / sends[name]:.2f}", f"{adds[name] / adds[CONTROL]:.2f}",
+             f"{sends[name] / sends[CONTROL]:.2f}"]
+            for name, (free, _) in both.items()
+        ]  # fmt: skip
+        groups.append((f"{network.title(layout)}, {network.shown_rate(rate)}", rows))
+    return Html(markup.table("What the slowest limit adds to a step, in seconds", head, groups, ADDED_NOTE))
+
+
 def wire(cells: Sequence[Cell]) -> Html:
     """What was asked, what gloo's algorithms send for it, what the interfaces counted, and what NCCL would send."""
-    head = ["strategy", "asked", "by gloo", "on the wire", "by theory", "NCCL, predicted", "loss, from one machine"]
+    head = [
+        "strategy",
+        "asked",
+        "by gloo",
+        "on the wire",
+        "by theory",
+        "NCCL's rings, predicted",
+        "loss, from one machine",
+    ]
     groups = []
     for layout, members in groupby(cells, key=lambda cell: cell.layout):
         rows = []
@@ -137,14 +245,37 @@ def wire(cells: Sequence[Cell]) -> Html:
 
 
 def seconds(cells: Sequence[Cell]) -> Html:
-    """Every step's seconds, by layout, strategy and rate."""
+    """Every step's seconds by layout, strategy and rate, and by how much its prediction misses."""
     rates = sorted({cell.rate for cell in cells}, reverse=True)
     head = ["strategy", *map(network.shown_rate, rates)]
     groups = []
     for layout, of in _layouts(cells).items():
         rows = []
         for name, each in of.items():
-            at = {cell.rate: cell.median_seconds for cell in each}
-            rows.append([name, *(f"{at[rate]:.3f}" if rate in at else None for rate in rates)])
+            at = {cell.rate: cell for cell in each}
+            rows.append([name, *(_second(at.get(rate), network.unlimited(each)) for rate in rates)])
         groups.append((network.title(layout), rows))
-    return Html(markup.details("Seconds of every step", markup.table("Seconds a step", head, groups, NOTE)))
+    fewest, most = (extreme(len(cell.seconds) for cell in cells) for extreme in (min, max))
+    repeats = f"Medians over {count(most, 'repeat')}" + (f", of some {fewest}" if fewest < most else "")
+    note = f"{repeats}; the whole range of them, and by how much the prediction misses. {NOTE}"
+    return Html(markup.table("Seconds a step", head, groups, note))
+
+
+def _second(cell: Cell | None, free: Cell) -> str:
+    if cell is None:
+        return "not run"
+    missed = "" if cell is free else f", {signed_percent(network.prediction_error(cell, free))}"
+    return f"{cell.median_seconds:.3f} ({cell.seconds[0]:.3f} to {cell.seconds[-1]:.3f}{missed})"
+
+
+def left_out(records: Sequence[str], cells: Sequence[Cell]) -> Html:
+    """Name the runs that did not end ok, or are in no comparison."""
+    shown = {run for of in _layouts(cells).values() for each in of.values() for cell in each for run in cell.runs}
+    files = find.find([Path(folder) for folder in records])
+    missing = [
+        f"{one.record.run_id} ({one.record.status})"
+        for one in files
+        if one.record.run_id not in shown and (one.record.status != "ok" or one.record.other_machines)
+    ]
+    text = f"In no comparison: {', '.join(missing)}." if missing else "Every run that has a record is in the tables."
+    return Html(markup.paragraphs(text))
