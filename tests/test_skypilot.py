@@ -116,13 +116,13 @@ class Asked(NamedTuple):
     commands: list[list[str]]
 
 
-# Notes what it is asked; a run, and a pack of one-gpu, leave a file. STATUS_OF_RUN is that of all but `pack`.
+# Notes what it is asked; a run, and a pack, which is to be a new file, leave one. STATUS_OF_RUN is of all but `pack`.
 ZERO_STUDY = """#!/bin/bash
 echo "${@@Q}" >> ~/asked
 case $1 in
   run) mkdir -p runs/$2; date +%N > runs/$2/$(date +%s%N) ;;
   gpu) mkdir -p runs; touch runs/acceptance.md runs/one-gpu.zip ;;
-  pack) mkdir -p runs; touch ${@: -1}; exit ${STATUS_OF_PACK:-0} ;;
+  pack) mkdir -p runs; [ ! -e ${@: -1} ] || exit 2; touch ${@: -1}; exit ${STATUS_OF_PACK:-0} ;;
 esac
 [ ! -v LASTS ] || sleep $LASTS
 exit ${STATUS_OF_RUN:-0}
@@ -249,13 +249,23 @@ def test_both_boxes_start_the_same_runs(on_both, bucket):
     assert [options for _, options in first] == [options for _, options in second]
     assert {(options["--num-machines"], options["--main-process-ip"]) for _, options in first} == {("2", "10.0.0.4")}
     assert len({options["--main-process-port"] for _, options in first}) == len(first) == 18
-    assert [asked.commands[-1][0] for asked in on_both] == ["pack", "train"]
+    assert [[words[0] for words in asked.commands] for asked in on_both] == [["train", "pack"] * 18, ["train"] * 18]
     assert [path.suffix for path in bucket.iterdir()] == [".zip"]
+
+
+def test_boxes_that_are_taken_down_have_left_a_pack(bucket, tmp_path):
+    home = new_box(tmp_path / "box", bucket)
+    process = start("2x8xh100", home, LASTS=0.2)
+    while not list(bucket.glob("*.zip")):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert (home / "asked").read_text().count("'train'") < 18
 
 
 def test_the_runs_of_two_boxes_are_those_of_multi_gpu_in_fp32(on_both):
     (part,) = (part for part in studies.find("multi-gpu").parts if part.label == "fp32")
-    for words in on_both[0].commands[:-1]:
+    for words in on_both[1].commands:
         own, _ = apart(words)
         params = cli.parse(own).params
         assert params["num_processes"] == 16
@@ -263,11 +273,10 @@ def test_the_runs_of_two_boxes_are_those_of_multi_gpu_in_fp32(on_both):
         flags = {name: params[name] for name in config.RunConfig.model_fields if name not in ("data", "output_dir")}
         assert config.build_config(**config.given(flags)) == config.build_config(**part.flags)
         assert params["strategy"] in part.strategies or params["strategy"] == "zero1"
-    test_docs.check_study(on_both[0].commands[-1])
 
 
-def test_train_knows_what_the_launcher_needs(on_both):
-    for words in on_both[0].commands[:-1]:
+def test_the_program_knows_the_commands_of_both(on_both):
+    for words in (*on_both[0].commands, *on_both[1].commands):
         test_docs.check_study(words)
 
 
