@@ -212,10 +212,10 @@ def wrong_states() -> list[theory.Error]:
 
 
 def settings(errors: list[theory.Error]) -> list[theory.Error]:
-    """The worst error of each setting: other starts and repeats of one are no further evidence."""
+    """The worst error of each setting: other starts, repeats and rates of a network are no further evidence."""
     worst: dict[str, theory.Error] = {}
     for error in errors:
-        setting = re.sub(r"-seed\d+(-nudged\d+)?(-once)?(-repeat\d+)?", "", error.run)
+        setting = re.sub(r"-seed\d+(-nudged\d+)?(-once)?|-repeat\d+|_(unlimited|\d+[mg]bit)", "", error.run)
         worst[setting] = max(worst.get(setting, error), error, key=lambda one: abs(one.error))
     return list(worst.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -299,15 +300,13 @@ def cells(records):
 
 def test_the_page_says_first_how_near_any_comes_and_what_the_slowest_network_costs(cells):
     text = page.opening(cells).text
-    assert text.startswith('<p class="lead">Of 8 steps, each beside that of ddp at the same rate, ')
-    assert "the fastest takes " in text
-    assert "Joined by 100 Mbit/s, a step under zero" in text
-    assert "without a limit 1.0 times (2 machines, 1 rank on each" in text
+    assert re.match(r'<p class="lead">In \d of 8 cases a step takes at most 1.25 times as long as one under ddp', text)
+    assert re.search(r"A step under zero\d takes 1\.\d times one under ddp at 100 Mbit/s, and 1\.0 times without", text)
     assert text.count("<svg") == 1
 
 
 def test_the_page_of_a_study_half_way_has_what_can_be_compared(cells):
-    assert "Joined by 300 Mbit/s" in page.opening([c for c in cells if c.strategy == "ddp" or c.rate > 1e8]).text
+    assert "ddp at 300 Mbit/s" in page.opening([c for c in cells if c.strategy == "ddp" or c.rate > 1e8]).text
 
 
 def test_the_page_says_how_far_predictions_missed_and_where_most(cells):

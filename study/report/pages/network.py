@@ -70,19 +70,18 @@ def _words(cells: Sequence[Cell]) -> str:
     ]
     ratio, name, rate, where = min(near)
     paying = [one[1] for one in near if one[0] <= network.PAYS]
-    who = f" ({', '.join(sorted(set(paying)))})" if paying else ""
+    who = f", under {' and '.join(sorted(set(paying)))}" if paying else ""
     layout, of = next(iter(layouts.items()))
     slowest = min(cell.rate for name, each in of.items() for cell in each if name != CONTROL)
     slow, free = _ratios(of, slowest), _ratios(of, math.inf)
     worst = max(slow, key=lambda name: slow[name])
     return (
-        f"Of {count(len(near), 'step')}, each beside that of {CONTROL} at the same rate, {len(paying)} "
-        f"{'takes' if len(paying) == 1 else 'take'} at most {network.PAYS:g} times as long{who}; the fastest takes "
-        f"{ratio:.2f} times as long ({name}, {where}, {rate}). Joined by "
-        f"{network.shown_rate(slowest)}, a step under {worst} takes {slow[worst]:.1f} times one under {CONTROL}, "
-        f"without a limit {free[worst]:.1f} times ({network.title(layout)}; a BERT of "
-        f"{of[worst][0].parameter_bytes / 4e6:.1f} million parameters). What is there without a limit is the engine's "
-        "own work on a CPU, not the network's."
+        f"In {len(paying) or 'none'} of {count(len(near), 'case')} a step takes at most {network.PAYS:g} times as long "
+        f"as one under {CONTROL} on the same network{who}; the fastest takes {ratio:.2f} times as long ({name}, "
+        f"{where}, {rate}). A step under {worst} takes {slow[worst]:.1f} times one under {CONTROL} at "
+        f"{network.shown_rate(slowest)}, and {free[worst]:.1f} times without a limit ({network.title(layout)}), where "
+        "the difference is the engine's own work on a CPU, not the network's. The machines were made of one box, the "
+        f"model is a BERT of {of[worst][0].parameter_bytes / 4e6:.1f} million parameters."
     )
 
 
