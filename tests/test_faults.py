@@ -17,6 +17,7 @@ from study.strategy.file import read_by_name
 from study.training import faults, journal, reports
 
 # As gloo, torch and safetensors print them.
+GIVEN_UP = "[gloo/transport/tcp/unbound_buffer.cc:156] Application timeout caused pair closure"
 LATE = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation"
 )
@@ -39,7 +40,9 @@ def full(monkeypatch):
     monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
 
 
-@pytest.mark.parametrize(("text", "kind"), [(LATE, Stalled), (CLOSED, PeerLost), ("labels", KeyError)])
+@pytest.mark.parametrize(
+    ("text", "kind"), [(LATE, Stalled), (GIVEN_UP, Stalled), (CLOSED, PeerLost), ("labels", KeyError)]
+)
 def test_what_stands_behind_an_error_of_a_collective(run, text, kind):
     error = KeyError(text) if kind is KeyError else RuntimeError(text)
     assert type(faults.named(error, run, is_removed=False)) is kind

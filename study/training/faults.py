@@ -14,8 +14,9 @@ from study.run import Run
 from study.running.ending import REMOVED
 
 # gloo's words, of its operations and of its store.
-_TIMED_OUT = re.compile(r"Timed out waiting|wait timeout after|Socket Timeout")
-_PEER_LOST = re.compile(r"Connection (?:closed|reset) by peer|Application timeout caused pair closure|Broken pipe")
+# Of two operations that wait for one rank, gloo ends the second with the connection that the first has given up.
+_TIMED_OUT = re.compile(r"Timed out waiting|Application timeout caused pair closure|wait timeout after|Socket Timeout")
+_PEER_LOST = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe")
 # The kernel's words, and those of torch's writer of archives, which passes none on.
 _NO_ROOM = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|Input/output error|"
