@@ -25,15 +25,15 @@ from study.theory import step_time
 from study.theory.communication import on_wire
 
 EXPLANATION = """\
-Runs on CPUs, over gloo. The rate is that of the token bucket which `tc` shows on the interface: in a laboratory, whose
-machines are network namespaces of one box and share its processors, it holds each way. Bytes are of a machine and a
-step, over those of all parameters. Counted: what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1),
-whatever sends it. By gloo: what its algorithms send to other machines for that. On the wire: the interface's own
-counter; of headers it has one for each segment that the kernel passes on whole. By theory: the collectives as theory
-expects them, by gloo. NCCL's rings: the same as those would send it; predicted, for no GPU has run it, and NCCL may
-take trees. Loss, from one machine: the largest relative difference of a step's loss from the run that did the same on
-one machine. Seconds: the median step of the slowest rank, over all repeats; in parentheses by how much the prediction
-misses."""
+Runs on CPUs, over gloo. The rate is that of the token bucket which `tc` shows on the interface, or what the laboratory
+was told; where neither says one, it is not known. In a laboratory, whose machines are network namespaces of one box
+and share its processors, it holds each way. Bytes are of a machine and a step, over those of all parameters. Counted:
+what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1), whatever sends it. By gloo: what its
+algorithms send to other machines for that. On the wire: the interface's own counter; of headers it has one for each
+segment that the kernel passes on whole. By theory: the collectives as theory expects them, by gloo. NCCL's rings: the
+same as those would send it; predicted, for no GPU has run it, and NCCL may take trees. Loss, from one machine: the
+largest relative difference of a step's loss from the run that did the same on one machine. Seconds: the median step of
+the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
 
 PAYS = 1.25  # times the control's step, fixed before the first run too
 RIGHT = 0.25  # by which a prediction may miss
