@@ -21,7 +21,6 @@ from study.claims.ledger import Claim
 from study.claims.observed import Observed
 from study.claims.rules import arithmetic, memory, others, paper, record, speed, theory, trees
 from study.claims.rules.cases import Case, prediction_of
-from study.compare import network
 from study.errors import Refusal
 from study.running import studies
 from study.theory import measured_by_others
@@ -407,31 +406,6 @@ def test_what_the_papers_count():
     ratio = paper.paper_volume_ratio({"zero_stage": 3, "accumulation": 1}, {"zero_stage": 0, "accumulation": 1})
     assert ratio.value == 1.5
     assert paper.paper_peak_reduction(3, 8, "bf16").interval == (1, 8)
-
-
-def on_network(strategy, rate, *seconds, layout=(2, 1, 1)):
-    """The repeats of one strategy on a network; of bytes nothing is asked here."""
-    sent = dict.fromkeys(("counted", "by_gloo", "on_the_wire", "by_theory", "by_nccl", "parameter_bytes"), 1)
-    runs = tuple(f"{strategy}-{rate:g}-{nth}" for nth in range(len(seconds)))
-    return network.Cell(layout=network.Layout(*layout), strategy=strategy, rate=rate, seconds=seconds, runs=runs,
-                        overlaps=False, from_one_machine=None, **sent)  # fmt: skip
-
-
-def test_speeds_on_a_network_are_of_one_rate_and_layout(monkeypatch):
-    cells = [
-        on_network("zero2", math.inf, 1.0, 1.2), on_network("zero3", math.inf, 1.5, 1.4),
-        on_network("zero2", 1e8, 2.0, 3.0), on_network("zero3", 1e8, 4.0, 5.0),
-        on_network("zero3", 1e8, 7.0, layout=(2, 2, 1)),
-    ]  # fmt: skip
-    monkeypatch.setattr(record, "_networks", lambda: cells)
-    slow = record.speed_on_network("zero2", "zero3", 2, 1, 100)
-    assert (slow.value, slow.interval) == (4.5 / 2.5, (4 / 3, 5 / 2))
-    assert slow.evidence == ("zero2-1e+08-0", "zero2-1e+08-1", "zero3-1e+08-0", "zero3-1e+08-1")
-    growth = record.speed_growth_on_network("zero3", "zero2", 2, 1, start=100, end=None)
-    assert growth.value == pytest.approx((1.1 / 1.45) / (2.5 / 4.5))
-    assert growth.interval == pytest.approx(((1.0 / 1.5) / (3 / 4), (1.2 / 1.4) / (2 / 5)))
-    with pytest.raises(ValueError, match="zero2, twice, on 2 machines, 2 ranks on each, 100 Mbit/s"):
-        record.speed_on_network("zero2", "zero3", 2, 2, 100)
 
 
 def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():

@@ -312,7 +312,7 @@ def test_the_page_of_a_study_half_way_has_what_can_be_compared(cells):
 def test_the_page_says_how_far_predictions_missed_and_where_most(cells):
     text = page.errors(cells).text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
     assert "Of 9 predictions, 9 miss by 25 % at most, the median by 4 %; the worst by -5 % (" in text
-    assert "as the planner takes it" in text
+    assert "much as the planner takes it" in text
 
 
 def test_the_planner_lets_half_of_the_shorter_vanish(records):
@@ -368,4 +368,9 @@ def test_a_report_has_the_page_where_a_network_had_a_limit(records, monkeypatch,
     whole = [on_two_machines(records[name], rate, 1.0, 10**6) for name in ("ddp", "zero2") for rate in (10**8, None)]
     for found, has in ((whole, True), (whole[:3], False), (whole[2:], False), (list(records.values()), False)):
         monkeypatch.setattr(build.find, "find", lambda _, found=found: found)
-        assert build._has_networks([tmp_path]) is has
+        assert ("network" in build._pages([tmp_path])) is has
+    monkeypatch.setattr(build.find, "find", lambda _: [*whole, *records.values()])
+    assert list(build._pages([tmp_path])) == [*build.REPORT_PAGES, "network"]
+    others = [one._replace(record=one.record.model_copy(update={"other_machines": [{}]})) for one in whole]
+    monkeypatch.setattr(build.find, "find", lambda _: others)
+    assert build._pages([tmp_path])["network"].file == "index.html"  # the other pages know no rates

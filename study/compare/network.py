@@ -35,7 +35,7 @@ same as those would send it; predicted, for no GPU has run it, and NCCL may take
 largest relative difference of a step's loss from the run that did the same on one machine. Seconds: the median step of
 the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
 
-PAYS = 1.25  # times the control's step, fixed before the first run too
+PAYS = 1.25  # times the control's step, fixed before the first run too; that it may end at a rate was added afterwards
 RIGHT = 0.25  # by which a prediction may miss
 TOLD = 0.05  # by which two must differ at least to be told apart; set when the runs were known
 

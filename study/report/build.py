@@ -30,16 +30,17 @@ NOTEBOOKS = ROOT / "notebooks"
 _HERE = Path(__file__).parent
 SCRIPTS = dict.fromkeys(("claims", "article"), _HERE / "filter.js") | {"planner": _HERE / "planner.js"}
 
+FIRST = "index.html"
 # By the notebook that each is made from, in the order of the navigation: the pages of a report, which read its runs,
 REPORT_PAGES = {
-    "summary": Page("index.html", "Answer", "The question, the answer in one table, and how to reproduce it."),
+    "summary": Page(FIRST, "Answer", "The question, the answer in one table, and how to reproduce it."),
     "loss_curves": Page("loss_curves.html", "Losses", "Does the strategy change what is learned?"),
     "peak_memory": Page("peak_memory.html", "Memory", "What does a rank hold, measured and by the paper?"),
     "runtime": Page("runtime.html", "Time", "How long does a step take, and how sure is that?"),
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
     "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
 }
-# the one that a report has whose runs are of several machines,
+# the one that a report has of whose runs some are of several machines, and has alone where all are,
 NETWORK_PAGE = {"network": Page("network.html", "Network", "What does a network of a given rate cost?")}
 # and those that belong to none, which a site has once.
 SITE_PAGES = {
@@ -95,31 +96,38 @@ def build(
     given = [("--records", folders), ("--times", times), ("--fixed", fixed)]
     words = [files.shown_path(Path(study))]
     words += [word for option, chosen in given for folder in chosen for word in (option, files.shown_path(folder))]
-    own = REPORT_PAGES | (NETWORK_PAGE if _has_networks(folders) else {})
+    own = _pages(folders)
     frame = Frame(_command(*words, output=output), name, question(study), list(own.values()))
     site = Path(os.path.abspath(output)).parent
     if _is_site(site):
         frame = frame._replace(of_site=OF_SITE, to_site="../")
     records = [str(folder) for folder in folders]
     parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in own}
-    for page in OF_A_STUDY:
+    for page in own.keys() & set(OF_A_STUDY):
         parameters[page]["study"] = study
     for pages, name, chosen in ((OF_TIMES, "times", times), (OF_FIXED, "fixed", fixed)):
         for page in parameters.keys() & set(pages) if chosen else ():
             parameters[page][name] = [str(folder) for folder in chosen]
-    _make(frame, parameters, output)
+    _make(frame, parameters, output, own)
     if frame.of_site:
         write_index(site)
     else:
         shutil.copyfile(STYLE, output / STYLE.name)
-    return output / REPORT_PAGES["summary"].file
+    return output / FIRST
 
 
-def _has_networks(folders: Sequence[Path]) -> bool:
-    """Whether runs of several machines tell what a network's limit costs; of what cannot be read a page says why."""
+def _pages(folders: Sequence[Path]) -> dict[str, Page]:
+    """The pages of a report. One whose runs are all of several machines has that of the network alone.
+
+    The other pages know no rates; of what cannot be read they say why.
+    """
     with suppress(Refusal):
-        return bool(network.comparable(network.cells(find.find(folders)), control="ddp"))
-    return False
+        found = find.find(folders)
+        if network.comparable(network.cells(found), control="ddp"):
+            is_alone = all(file.record.other_machines for file in found if file.record.status == "ok")
+            page = NETWORK_PAGE["network"]
+            return {"network": page._replace(file=FIRST)} if is_alone else REPORT_PAGES | NETWORK_PAGE
+    return REPORT_PAGES
 
 
 def _own_verdict(study: str, folders: Sequence[Path]) -> Sequence[Path]:
@@ -145,7 +153,7 @@ def build_site(output: Path) -> Path:
         raise Refusal(f"--output {output}: its {first.name} is not that of a site; name the folder of all reports")
     parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
     parameters |= {name: {"source": name} for name in article_pages()}
-    _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output)
+    _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output, SITE_PAGES | article_pages())
     planned, copied = (reports / grid.PLACE for reports in (ROOT / "reports", output))
     if planned.is_dir() and planned.resolve() != copied.resolve():
         shutil.copytree(planned, copied, dirs_exist_ok=True)
@@ -187,7 +195,7 @@ def write_index(site: Path) -> None:
     files.write_whole(site / index.PAGE.file, text.encode())
 
 
-def _make(frame: Frame, parameters: Mapping[str, Mapping[str, Any]], output: Path) -> None:
+def _make(frame: Frame, parameters: Mapping[str, Mapping[str, Any]], output: Path, pages: Mapping[str, Page]) -> None:
     """Execute these notebooks with their parameters, and write their pages into `output`.
 
     The pages there are replaced when all new ones are made; other files stay. Raises Refusal for what the notebooks
@@ -196,7 +204,6 @@ def _make(frame: Frame, parameters: Mapping[str, Mapping[str, Any]], output: Pat
     if output.exists() and not output.is_dir():
         raise Refusal(f"--output {output}: is not a folder; name another one")
     output.parent.mkdir(parents=True, exist_ok=True)
-    pages = PAGES | (article_pages() if parameters.keys() - PAGES.keys() else {})
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
         made = Path(scratch)
         for name in parameters:

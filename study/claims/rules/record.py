@@ -6,15 +6,13 @@ seed by seed. Bytes: where the models of a study differ, or the ranks, the inter
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from study.claims.observed import Observed
-from study.compare import network
 from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
@@ -23,8 +21,6 @@ from study.running import studies
 
 if TYPE_CHECKING:
     import pandas as pd
-
-T = TypeVar("T")
 
 CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
@@ -41,7 +37,7 @@ def _finished(study: str) -> list[RecordFile]:
     return [run for run in records.find([RECORDS / study]) if run.record.status == "ok"]
 
 
-def _some(candidates: Iterable[T], what: str) -> list[T]:
+def _some(candidates: Iterable[RecordFile], what: str) -> list[RecordFile]:
     kept = list(candidates)
     if not kept:
         raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
@@ -226,44 +222,6 @@ def uses_collective(strategy: str, world_size: int, collective: str) -> Observed
     return Observed(all(is_used), evidence, (all(is_used), any(is_used)))
 
 
-# ---------------------------------------------------------------- several machines
-
-
-def speed_on_network(
-    of: str, to: str, machines: int, ranks: int, mbit: float | None = None, accumulation: int = 1
-) -> Observed:
-    """Speed of a strategy over another's, on machines of a laboratory; by all pairs of repeats, from least to most.
-
-    mbit: of each machine's interface, each way; None: without a limit. accumulation: micro steps.
-    """
-    layout, rate = network.Layout(machines, ranks, accumulation), math.inf if mbit is None else 1e6 * mbit
-    fast, slow = (_on_network(strategy, layout, rate) for strategy in (of, to))
-    ratios = [theirs / ours for ours in fast.seconds for theirs in slow.seconds]
-    interval = min(ratios), max(ratios)
-    told = f"least to most of {len(fast.seconds)} and {len(slow.seconds)} repeats"
-    return Observed(slow.median_seconds / fast.median_seconds, fast.runs + slow.runs, interval, told=told)
-
-
-def speed_growth_on_network(of: str, to: str, machines: int, ranks: int, start: float, end: float | None) -> Observed:
-    """`speed_on_network` at one rate over that at another."""
-    above, below = (speed_on_network(of, to, machines, ranks, mbit) for mbit in (end, start))
-    return _ratio(above, below, above.told)
-
-
-def _on_network(strategy: str, layout: network.Layout, rate: float) -> network.Cell:
-    found = (
-        cell
-        for cell in _networks()
-        if (cell.strategy, cell.layout[:3], cell.rate) == (strategy, layout[:3], rate) and len(cell.seconds) > 1
-    )
-    return _some(found, f"{strategy}, twice, on {network.title(layout)}, {network.shown_rate(rate)}")[0]
-
-
-@lru_cache(maxsize=1)
-def _networks() -> list[network.Cell]:
-    return network.cells(_finished("network"))
-
-
 # ---------------------------------------------------------------- accumulation
 
 
@@ -332,7 +290,6 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
         loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
-        reduced_ratio, uses_collective, speed_on_network, speed_growth_on_network, accumulation_difference,
-        accumulation_norm_ratio, protocol_effect,
+        reduced_ratio, uses_collective, accumulation_difference, accumulation_norm_ratio, protocol_effect,
     )
 }  # fmt: skip

@@ -22,15 +22,24 @@ from study.report.words import count, percent, signed_percent
 CONTROL = "ddp"
 RUN = "zero-study run network"
 CROSSINGS_NOTE = (
-    "By medians, on lines between the rates that were tried. Shown where each is faster than the other at some rate, "
-    f"by {percent(network.TOLD)} at least and in all repeats, or is predicted to be. Of two that are equally fast, two "
+    "By medians, on lines between the logarithms of the rates that were tried. Shown where each is faster than the "
+    f"other at some rate, by {percent(network.TOLD)} at least (set when the runs were known) and in all repeats, or is "
+    "predicted to be; between these rates repeats may overlap. Of two that are equally fast, two "
     "repeats of each lie apart at a rate one time in three."
 )
 ADDED_NOTE = (
     "The slowest of the rates that were tried. Its bytes take: what theory expects a machine to send by gloo's "
     "algorithms, through the limit. Over its bytes: 1 where nothing is hidden behind computing and nothing waits."
 )
-NOTE = "Machines are namespaces of one box that share its processors; gloo is the backend. Times hold within this box."
+NOTE = (
+    "Machines are namespaces of one box that share its processors: ranks beyond its cores slow one another, and the "
+    "times of such layouts are in no other table. gloo is the backend. Times hold within this box."
+)
+PAYS_NOTE = (
+    "By medians, on lines between the logarithms of the rates that were tried; up to the fastest limit that was tried "
+    "means as far as anybody looked. As the rule was fixed, a strategy pays from a lowest rate on, without a limit "
+    "too; that it may pay on slow networks alone was added when the runs were known."
+)
 
 
 def load(records: Sequence[str]) -> list[Cell]:
@@ -48,15 +57,6 @@ def _layouts(cells: Sequence[Cell]) -> dict[Layout, dict[str, list[Cell]]]:
 def opening(cells: Sequence[Cell]) -> Html:
     """What a network costs, in words and as curves."""
     return Html(lead(_words(cells)).text + steps(cells)._repr_html_())
-
-
-def first(records: Sequence[str]) -> tuple[Html, ...]:
-    """What the report of these records says first, before all else: nothing, where no network had a limit."""
-    cells = load(records)
-    if not network.comparable(cells, CONTROL):
-        return ()
-    more = Html('<a href="network.html">What the network cost</a>')
-    return (lead(_words(cells)), Html(markup.paragraphs(more)))
 
 
 def _words(cells: Sequence[Cell]) -> str:
@@ -80,8 +80,8 @@ def _words(cells: Sequence[Cell]) -> str:
         f"as one under {CONTROL} on the same network{who}; the fastest takes {ratio:.2f} times as long ({name}, "
         f"{where}, {rate}). A step under {worst} takes {slow[worst]:.1f} times one under {CONTROL} at "
         f"{network.shown_rate(slowest)}, and {free[worst]:.1f} times without a limit ({network.title(layout)}), where "
-        "the difference is the engine's own work on a CPU, not the network's. The machines were made of one box, the "
-        f"model is a BERT of {of[worst][0].parameter_bytes / 4e6:.1f} million parameters."
+        "the difference is the engine's and gloo's work on a CPU. The machines were made of one box, the model is a "
+        f"BERT of {of[worst][0].parameter_bytes / 4e6:.1f} million parameters."
     )
 
 
@@ -112,7 +112,7 @@ def pays(cells: Sequence[Cell]) -> Html:
         rows = [[name, *_told(each, of[CONTROL], network.PAYS)] for name, each in of.items() if name != CONTROL]
         groups.append((network.title(layout), rows))
     caption = f"The rates at which a step takes at most {network.PAYS:g} times one under {CONTROL}"
-    return Html(markup.table(caption, head, groups, NOTE, words=head))
+    return Html(markup.table(caption, head, groups, PAYS_NOTE, words=head))
 
 
 def crossings(cells: Sequence[Cell]) -> Html:
@@ -139,9 +139,8 @@ def crossings(cells: Sequence[Cell]) -> Html:
 def _told(ours: list[Cell], theirs: list[Cell], times: float) -> tuple[str, str]:
     """Between which rates a step takes so many times the others' at most, measured and predicted."""
     fastest = max(cell.rate for cell in ours if math.isfinite(cell.rate))
-    measured: Sequence[network.Rates | None] = network.pays(ours, theirs, times) or [None]
-    predicted = network.shown_rates(_predicted(ours, theirs, times), 0.0)
-    return " and ".join(network.shown_rates(each, fastest) for each in measured), predicted
+    measured = " and ".join(network.shown_rates(each, fastest) for each in network.pays(ours, theirs, times))
+    return measured or "at none tried", network.shown_rates(_predicted(ours, theirs, times), 0.0)
 
 
 def _predicted(ours: list[Cell], theirs: list[Cell], times: float) -> network.Rates | None:
@@ -165,9 +164,9 @@ def errors(cells: Sequence[Cell]) -> Html:
             f"Of {count(len(fixed), 'prediction')}, {_missed(fixed)}. Below 0: the step took longer than predicted. "
             "The rule was fixed beforehand; the step without a limit, to which it adds the bytes' time, was measured "
             "beside.",
-            "Computed afterwards: where collectives vanish behind computing as the planner takes it (half of the "
-            "shorter of the two, where the engine lets them run beside one another; here the whole step computes), "
-            f"{_missed(planned)}.",
+            "Computed afterwards: where collectives vanish behind computing much as the planner takes it (half of the "
+            "shorter of the two, where the engine lets them run beside one another; the whole step is taken to "
+            f"compute), {_missed(planned)}.",
         )
     )
 
