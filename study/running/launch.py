@@ -128,8 +128,7 @@ def _launch(
         status, message = "stalled", machine_0.says
     message = shown_text(message)
     if status == "misconfigured" and report is None:
-        for log in (run.own_folder / "stdout.log", run.own_folder / "stderr.log", *run.folder.glob("machine*.log")):
-            log.unlink(missing_ok=True)
+        _remove_logs(run)
     path = run.own_folder / "record.json"
     if report and path.exists():
         _let_agree(path, status, message)
@@ -144,6 +143,11 @@ def _launch(
         stderr_tail=[] if status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
         at_time_limit=time_limit is not None,
     )
+
+
+def _remove_logs(run: Run) -> None:
+    for log in (run.own_folder / "stdout.log", run.own_folder / "stderr.log", *run.folder.glob("machine*.log")):
+        log.unlink(missing_ok=True)
 
 
 def _what_became_of(folder: Path, log: int) -> str | None:
