@@ -18,7 +18,9 @@ from study.errors import Refusal, describe, describe_usage
 from study.models import SIZES
 
 # Knobs that say how the processes of a run are kept, and nothing of the run.
-OF_THE_PROCESS = frozenset({"output_dir", "checkpoint_every", "keep", "resume", "collective_timeout"})
+OF_THE_PROCESS = frozenset(
+    {"output_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code", "collective_timeout"}
+)
 # And those that leave every trained number as it is.
 NOT_TRAINED = OF_THE_PROCESS | {"swap_dir", "data_dir", "measure", "timing_warmup_steps", "log_with", "save_model"}
 
@@ -116,6 +118,9 @@ class RunConfig(BaseModel):
         min_length=1,
         description="auto: go on from this run's newest whole checkpoint; never: begin anew; or the folder of a "
         "checkpoint, which may be another run's of this training",
+    )
+    resume_with_other_code: bool = Field(
+        False, description="go on from a checkpoint that other code of the study has written; the record lists both"
     )
     save_model: bool = Field(
         False, description="write the trained model to model/ in the run directory, as from_pretrained loads it"

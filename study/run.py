@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,9 +90,14 @@ class Run:
 
     @property
     def swap_folder(self) -> Path:
-        """Where NVMe offload swaps to: a folder of this run alone, because DeepSpeed empties it."""
+        """Where NVMe offload swaps to: a folder of this run alone, because DeepSpeed empties it.
+
+        In a folder that runs share its name tells the run's place and machine: two runs may have one name.
+        """
         chosen = self.config.swap_dir
-        return (chosen / f"zero-study-{self.run_id}" if chosen else self.own_folder / "swap").resolve()
+        place = f"{socket.gethostname()}:{self.own_folder.resolve()}"
+        name = f"zero-study-{self.run_id}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+        return (chosen / name if chosen else self.own_folder / "swap").resolve()
 
     @property
     def initial_weights_folder(self) -> Path:
@@ -99,6 +106,11 @@ class Run:
     @property
     def checkpoints_folder(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def model_folder(self) -> Path:
+        """Where --save-model writes."""
+        return self.folder / "model"
 
     def remove_scratch(self) -> None:
         """Delete what only a process that goes on needs, and give its disk back."""

@@ -7,25 +7,35 @@ Exit status: 0 the record is complete and ok; 1 the run failed, and the record s
 
 from __future__ import annotations
 
-import math
 import os
-import signal
 import sys
+
+if __name__ == "__main__":
+    # Nothing but the study is imported from where it lies and where it is started: Python puts the first, accelerate's
+    # launcher of DeepSpeed the second before the modules of Python itself.
+    _own = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) not in (_own, os.getcwd())]
+    sys.path.append(os.path.dirname(_own))
+
+import math
+import signal
 import time
 import traceback
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.compare import brief
 from study.config import build_config, parse_flags
 from study.errors import Failed, Interrupted, Refusal
 from study.preflight import checks, extensions
+from study.records import imports
 from study.run import Run
 from study.running import bound, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import meeting
-from study.training.built import Built, build
+from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import requested_run
@@ -85,6 +95,7 @@ def _interrupt(number: int, _: Any) -> None:
 
 def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
+    imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()
     extensions.look_at_the_processor_once()
     os.environ.update(QUIET | dict(os.environ))
@@ -105,7 +116,9 @@ def run(arguments: list[str]) -> None:
 def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
     journal = Journal(asked, store)
     try:
-        built = build(asked)
+        accelerator = start(asked)
+        journal.has_folder = True
+        built = build(asked, accelerator)
         from study.training.checkpoints import Checkpoints
 
         checkpoints = Checkpoints(built, journal)
@@ -121,7 +134,7 @@ def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> 
         cause = journal.fail(error)
         with suppress(OSError):
             # A rank that ended because another one refused makes no folder, and writes into no other run's.
-            if asked.own_folder.exists() and not one_writer.is_another(asked.own_folder):
+            if asked.own_folder.exists() and journal.has_folder:
                 library_warnings.write_to(asked.own_folder)
         if cause is error:
             raise
@@ -256,8 +269,6 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     if built.run.is_first_of_machine(accelerator.process_index):
         built.run.remove_swap_folder()
     if accelerator.is_main_process:
-        if config.save_model:
-            checkpoints.export()
         with weights.unpartitioned():
             flops = model_flops_per_sequence(built.workload, config, built.splits)
         journal.write(
@@ -281,6 +292,8 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             network=[rank.network for rank in ranks if rank.network] or None,
         )
         print(brief.text(built.run.folder), flush=True)
+        if config.save_model:
+            checkpoints.export()
     accelerator.wait_for_everyone()
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from study import files
 from study.config import build_config
 from study.errors import OutputFailed, Refusal
 from study.preflight import checks
-from study.records import schema
+from study.records import machine, schema
 from study.run import Run, make_run
 from study.strategy.file import read_by_name
 from study.training import manifest
@@ -62,6 +63,7 @@ def a_checkpoint(run: Run, step: int, content: bytes = b"weights") -> Path:
         step=step,
         engine="plain",
         identity=manifest.identity_of(run),
+        code_sha256=machine.code_sha256(),
         files={"engine/model": (len(content), files.sha256(folder / "engine/model"))},
     )
     files.write_json(folder / MANIFEST, written.model_dump(mode="json"))
@@ -230,10 +232,24 @@ def test_what_is_not_trained_may_differ(tmp_path):
     assert chosen(a_run(tmp_path / "run", keep=3, checkpoint_every=1, measure=False)) == "step-00000005"
 
 
-def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path):
-    a_checkpoint(a_run(tmp_path / "run"), 5)
-    assert chosen(a_run(tmp_path / "run", resume="never")) is None
-    assert not (tmp_path / "run/checkpoints").exists()
+@pytest.mark.parametrize("linked", [None, "checkpoints", "checkpoints/step-00000005"])
+def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path, linked):
+    run = a_run(tmp_path / "run", resume="never")
+    a_checkpoint(run, 5)
+    if linked:  # to another disk
+        (run.folder / linked).rename(tmp_path / "elsewhere")
+        (run.folder / linked).symlink_to(tmp_path / "elsewhere")
+    checks.check_folder(run)
+    assert chosen(run) is None
+    assert not list(run.checkpoints_folder.iterdir())
+
+
+def test_a_file_in_the_place_of_checkpoints_is_refused(tmp_path):
+    run = a_run(tmp_path / "run", resume="never")
+    run.folder.mkdir()
+    run.checkpoints_folder.touch()
+    with pytest.raises(Refusal, match=rf"{run.checkpoints_folder} is not a folder"):
+        checks.check_folder(run)
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
@@ -253,17 +269,34 @@ def test_a_path_of_another_engine_is_refused(tmp_path):
         chosen(a_run(tmp_path / "run", strategy="zero2", resume=str(other)))
 
 
+def test_one_that_other_code_wrote_is_refused_unless_asked_for(tmp_path, monkeypatch):
+    """Neither begun anew nor gone on with in silence; a named one likewise."""
+    here = a_checkpoint(a_run(tmp_path / "run"), 5)
+    monkeypatch.setattr(machine, "code_sha256", lambda: "other")
+    for flags in ({}, {"resume": str(here)}):
+        with pytest.raises(Refusal, match=r"other code of the study has written it; .* --resume-with-other-code"):
+            chosen(a_run(tmp_path / "run", **flags))
+        assert chosen(a_run(tmp_path / "run", **flags, resume_with_other_code=True)) == here.name
+
+
 @pytest.mark.parametrize("status", sorted(schema.CUT_OFF))
-def test_a_run_without_a_result_goes_on_only_with_a_checkpoint(status, tmp_path):
-    run = a_run(tmp_path / "run")
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_run_that_was_cut_off_is_done_again_and_no_other(status, resume, tmp_path):
+    run = a_run(tmp_path / "run", resume=resume)
     run.folder.mkdir()
-    (run.folder / "record.json").write_text(json.dumps({"status": status}))
-    with pytest.raises(Refusal, match="already holds a run that ended "):
-        checks.check_folder(run)
-    a_checkpoint(run, 5)
+    for said, is_refused in ((status, False), ("ok", True), ("failed", True), ("out_of_memory", True)):
+        (run.folder / "record.json").write_text(json.dumps({"status": said}))
+        with pytest.raises(Refusal, match="already holds a ") if is_refused else nullcontext():
+            checks.check_folder(run)
+
+
+def test_a_model_that_is_there_is_refused_before_the_first_step(tmp_path):
+    run = a_run(tmp_path / "run", save_model=True)
     checks.check_folder(run)
-    with pytest.raises(Refusal, match="already holds a run that ended "):
-        checks.check_folder(a_run(tmp_path / "run", resume="never"))
+    run.model_folder.mkdir(parents=True)
+    with pytest.raises(Refusal, match=rf"{run.model_folder} is there already; pass another --output-dir, or delete it"):
+        checks.check_folder(run)
+    checks.check_folder(a_run(tmp_path / "run"))
 
 
 def test_a_disk_that_is_full_as_one_is_written_is_named(tmp_path, monkeypatch):
@@ -348,6 +381,29 @@ def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000010", "step-00000014"]
     if strategy == "ddp":
         export_and_load(folder, resumed)
+
+
+@pytest.mark.launches
+def test_a_model_that_cannot_be_written_loses_no_record(tmp_path):
+    """It is in the way since the run began; what is recorded stays, and the model can still be had."""
+    folder = tmp_path / "run"
+    words = command("single", folder, save_model=True, checkpoint_every=None, max_steps=60)
+    words[words.index("--num-processes") + 1] = "1"
+    process = subprocess.Popen(
+        words, cwd=launching.ROOT, env=launching.environment(), stdout=subprocess.PIPE, text=True
+    )
+    while not (folder / "steps.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (folder / "model").mkdir()
+    said = process.communicate(timeout=launching.TIMEOUT_SECONDS)[0]
+    assert process.returncode == 1
+    assert "crashed_after_result" in said
+    record = schema.read(folder)
+    assert (record.status, record.steps_done) == ("ok", 60)
+    assert [code.sha256 for code in record.code] == [machine.code_sha256()]
+    done = launching.attempt(["zero-study", "export", folder, folder / "mine"])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.launches

@@ -92,6 +92,7 @@ def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     own = journal.Journal(run)
     own.observer = object()  # it has begun
+    own.has_folder = True
     assert isinstance(own.fail(RuntimeError(LATE)), Stalled)
     report = json.loads((run.folder / "failure-rank1.json").read_text())
     assert report["status"] == "stalled"

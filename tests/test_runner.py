@@ -319,6 +319,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
     run_dir = Path("runs/mine") / name
     (run_dir / "failure-rank1.json").write_text(json.dumps({"at": 0, "status": "failed", "step": 1, "error": "E: old"}))
     (run_dir / "record.json.part").write_text("half")
+    (run_dir / "model.part").mkdir()
     run(study, monkeypatch, {name: "crashed"})
     assert outcomes(Path("runs/mine"))[name].message == "RuntimeError: broken"
     assert sorted(path.name for path in run_dir.iterdir()) == [

@@ -232,9 +232,28 @@ def test_nvme_path_that_runs_would_share(tmp_path, monkeypatch):
     path = with_json(tmp_path, "zero3_nvme_offload", monkeypatch, zero_optimization=zero)
     assert "zero_optimization.offload_param.nvme_path would be shared by runs; remove it" in reading(path)
     config, chosen = build_config(swap_dir=tmp_path), file.read_by_name("zero3_nvme_offload")
-    runs = [Run(config, chosen, 2, Path("runs") / name) for name in ("a", "b")]
-    folders = {run.swap_folder for run in runs}
-    assert folders == {tmp_path / "zero-study-a", tmp_path / "zero-study-b"}
+    runs = [Run(config, chosen, 2, tmp_path / name) for name in ("one/a", "one/b", "two/a")]  # two of one name
+    for run in runs:
+        run.swap_folder.mkdir()
+    runs[0].remove_swap_folder()
+    assert [run.swap_folder.exists() for run in runs] == [False, True, True]
+    assert all(run.swap_folder.parent == tmp_path for run in runs)
+
+
+@pytest.mark.parametrize("name", ["zero3_tuned", "zero2"])
+def test_an_engine_is_made_of_what_was_read(tmp_path, monkeypatch, name):
+    """A file that was edited after the study had read it made another engine than the one that was recorded."""
+    shutil.copytree(CONFIGS, tmp_path / CONFIGS.name)
+    monkeypatch.chdir(tmp_path)
+    run = Run(build_config(), read_strategy(Path(CONFIGS.name, f"{name}.yaml")), 2, tmp_path / "run")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")  # as the launcher has read it
+    if run.strategy.deepspeed_json:
+        edited = tmp_path / CONFIGS.name / f"{name}.json"
+        edited.write_text(json.dumps({"zero_optimization": {"stage": 1, "overlap_comm": True}}))
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(edited))
+    zero = accelerators._deepspeed_plugin(run).deepspeed_config["zero_optimization"]
+    assert zero["stage"] == run.strategy.zero_stage
+    assert "overlap_comm" not in zero
 
 
 @pytest.mark.launches

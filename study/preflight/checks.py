@@ -175,20 +175,22 @@ def _check_swap_dir(run: Run) -> None:
 
 
 def check_folder(run: Run) -> None:
-    """Refuse a folder that holds a finished run or cannot be one; one that was cut off goes on, or is done again."""
+    """Refuse a folder that holds a finished run, or that a run could not end in; one that was cut off is done again."""
     folder = run.folder
     if (folder / "record.json").exists():
         status = files.load(folder / "record.json", "a record").get("status")
-        can_go_on = run.config.resume != "never" and any(run.checkpoints_folder.glob("step-*"))
         if status not in (*CUT_OFF, "failed", "out_of_memory"):
             raise Refusal(f"{folder} already holds a finished run; pass another --output-dir, or delete it")
-        if status not in CUT_OFF or not can_go_on:
+        if status not in CUT_OFF:
             raise Refusal(
                 f"{folder} already holds a run that ended {status}; pass another --output-dir, or delete the "
                 "record.json there to do it again"
             )
-    if folder.exists() and not folder.is_dir():
-        raise Refusal(f"{folder} is not a folder; pass another --output-dir")
+    for path in (folder, run.checkpoints_folder):
+        if path.exists() and not path.is_dir():
+            raise Refusal(f"{path} is not a folder; pass another --output-dir, or delete it")
+    if run.config.save_model and run.model_folder.exists():
+        raise Refusal(f"{run.model_folder} is there already; pass another --output-dir, or delete it")
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if reason := refuses_more(parent):
         raise Refusal(f"{folder} cannot be written ({reason}); pass another --output-dir")

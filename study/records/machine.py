@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 
 from study.files import shown_text
+from study.records import imports
+from study.records.schema import Code
 
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 
@@ -63,6 +65,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": versions(),
         "environment": environment(os.environ),
+        "imports": imports.describe(),
         **git_state(),
     }
 
@@ -125,6 +128,12 @@ def bits_per_second(rate: str) -> float | None:
     if match := _RATE.fullmatch(rate):
         return float(int(match[1]) * _BITS[match[2]])
     return math.inf if rate == UNLIMITED else None
+
+
+def code() -> Code:
+    """The study's code as this process has it."""
+    state = git_state()
+    return Code(commit=state["git_commit"], is_dirty=state["git_dirty"], sha256=code_sha256())
 
 
 def code_sha256(folder: Path = _STUDY) -> str:

@@ -170,6 +170,14 @@ class Network(Facts):
     received_bytes: int
 
 
+class Code(Facts):
+    """The study's code, as one process of a run had it."""
+
+    commit: str | None  # None: not in a clone
+    is_dirty: bool | None  # whether the clone had changes
+    sha256: str  # of all modules
+
+
 class Continued(Facts):
     """Another run's checkpoint, with which a run began."""
 
@@ -252,6 +260,8 @@ class Record(Facts):
     # Records from before 2026-11-22 lack what follows.
     other_machines: list[dict[str, Any]] | None = None  # each as `machine`, by its rank; None: one, or it did not end
     network: list[Network] | None = None  # of each machine; None: there is one, or too few steps
+    # Records from before 2026-11-23 lack what follows.
+    code: list[Code] | None = None  # of each process that trained a part, the first before `resumed_at`'s first step
 
 
 OutcomeStatus = Literal[

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "KINETO_LOG_LEVEL": "6", "TORCH_CPP_
 
 # In the environment of everything that a run starts: its run directory.
 RUN_FOLDER = "ZERO_STUDY_RUN_FOLDER"
+
+TORCHRUN = "torchrun"  # the folder, in the run directory, of what torchrun keeps while a run lasts
 
 HEARTBEAT_SECONDS = 5.0
 STDERR_LINES = 30  # kept of a run that did not end well
@@ -66,6 +69,13 @@ def command(run: Run) -> list[str]:
     return [*launcher, *processes, str(TRAIN), *run.arguments()]
 
 
+def _started(run: Run) -> list[str]:
+    """The command as it is started: what torchrun keeps is in the run directory, and not in /tmp for good."""
+    words = command(run)
+    at = words.index(str(TRAIN)) if str(TRAIN) in words else len(words)  # a test's own program
+    return [*words[:at], "--log_dir", str(run.own_folder / TORCHRUN), *words[at:]] if words[at:] else words
+
+
 def launch(
     run: Run, timeout_seconds: float | None = None, progress: Callable[[str], None] = lambda line: None
 ) -> Ending:
@@ -76,20 +86,20 @@ def launch(
     is writing into the run's folder, and for a variable that a run may not have.
     """
     allowed.check_variables(os.environ)
-    with (
-        one_writer.locked_run(run.own_folder),
-        in_laboratory.others(run, command, _environment(run)) as (here, on_this_machine),
-    ):
-        return _launch(here, on_this_machine, timeout_seconds, progress)
+    with one_writer.locked_run(run.own_folder) as token:
+        environment = _environment(run) | {one_writer.TOKEN: token}
+        with in_laboratory.others(run, _started, environment) as (here, on_this_machine):
+            return _launch(here, environment, on_this_machine, timeout_seconds, progress)
 
 
 def _launch(
     run: Run,
+    environment: dict[str, str],
     on_this_machine: Callable[[list[str]], list[str]],
     timeout_seconds: float | None,
     progress: Callable[[str], None],
 ) -> Ending:
-    arguments, machine_0 = command(run), main_machine.MainMachine(run)
+    machine_0 = main_machine.MainMachine(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
@@ -97,10 +107,10 @@ def _launch(
         stale.unlink()
     with open(run.own_folder / "stdout.log", "w") as stdout, open(run.own_folder / "stderr.log", "w+") as stderr:
         process = subprocess.Popen(
-            bound.command(on_this_machine(arguments)),
+            bound.command(on_this_machine(_started(run))),
             stdout=stdout,
             stderr=stderr,
-            env=_environment(run),
+            env=environment,
             start_new_session=True,
         )
         try:
@@ -112,6 +122,7 @@ def _launch(
                 end_left_over(run.own_folder)
             swap_says = _what_became_of_swap(run)
             run.remove_scratch()
+            shutil.rmtree(run.own_folder / TORCHRUN, ignore_errors=True)
         wall_seconds = time.monotonic() - started
         errors = ending.lines_of(os.pread(stderr.fileno(), os.fstat(stderr.fileno()).st_size, 0))
         folder_says = _what_became_of(run.own_folder, stderr.fileno())
@@ -139,7 +150,7 @@ def _launch(
         started_at=started_at,
         wall_seconds=wall_seconds,
         returncode=process.returncode,
-        command=ending.shown_command(arguments),
+        command=ending.shown_command(command(run)),
         stderr_tail=[] if status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
         at_time_limit=time_limit is not None,
     )
@@ -188,7 +199,8 @@ def _environment(run: Run) -> dict[str, str]:
     here = run.world_size if run.laboratory else run.num_local_ranks
     threads = os.environ.get("OMP_NUM_THREADS") or _threads(here)
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
-    return inherited | {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve())}
+    own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
+    return inherited | own  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
 
 
 def _wait(

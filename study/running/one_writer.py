@@ -1,117 +1,84 @@
-"""Who writes into a folder? One process at a time, by a lock that the kernel lets go of when that process ends."""
+"""Keep a folder to one writer at a time, by a lock that the kernel releases when its holder ends.
+
+The lock is filelock's. What its holder has started is let in by a random token in its environment: process numbers say
+nothing across containers, where every first process is number 1. Where a network's file system locks nothing, a run
+notices another writer by its own files (`training/left.py`).
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
+import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
-import psutil
+from filelock import FileLock, Timeout
 
 from study.errors import Refusal
 from study.files import missing_folders, remove_empty
 
-LOCK = ".lock"  # holds its holder's process; gone with it, unless that was killed
-PATIENCE_SECONDS = 1.0  # for one that only looks, as `is_another` does
+LOCK = ".lock"
+HOLDER = ".holder"  # the holder's token and its name for people; stays where it was killed
+PATIENCE_SECONDS = 1.0  # for one that is just about to let go
+
+# In the environment of what a holder starts: the token that lets it in.
+TOKEN = "ZERO_STUDY_TOKEN"
 
 
 @contextmanager
-def locked(folder: Path, doing: str, remedy: str) -> Iterator[None]:
-    """Keep other processes from writing into a folder, which is made; where it stays empty, it is removed.
+def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
+    """Keep other processes from writing into a folder, which is made; yield the token that lets others in.
 
-    A process that `locked` itself started goes on: the folder is its parent's. Raises Refusal where it is another's,
-    or cannot be locked.
+    Where the folder stays empty, it is removed. Raises Refusal where another process holds it, or it cannot be locked.
     """
     created = missing_folders(folder)
+    lock = FileLock(folder / LOCK, timeout=PATIENCE_SECONDS)
+    token = os.environ.get(TOKEN, "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _take(folder / LOCK)
+        lock.acquire()
+        token = secrets.token_hex(16)
+        (folder / HOLDER).unlink(missing_ok=True)
+        with open(folder / HOLDER, "x") as holder:
+            holder.write(f"{token} process {os.getpid()} on {socket.gethostname()}")
+    except Timeout:
+        if not is_ours(folder):
+            who = _holder(folder).partition(" ")[2] or "another process"
+            raise Refusal(f"{folder}: {who} is {doing} there; wait for it, end it, or {remedy}") from None
     except OSError as error:
+        lock.release()
         remove_empty([path for path in created if path.exists()])
         raise Refusal(f"{folder}: cannot be written or locked ({error.strerror}); {remedy}") from None
-    if lock is None:
-        holder = _holder(folder / LOCK)
-        if holder in _ancestors():
-            yield
-            return
-        who = f"process {holder}" if holder else "another process"
-        raise Refusal(f"{folder}: {who} is {doing} there; wait for it, end it, or {remedy}")
-    with lock:
-        try:
-            yield
-        finally:
-            with suppress(FileNotFoundError):  # the folder may have been removed
-                (folder / LOCK).unlink()
+    try:
+        yield token
+    finally:
+        if lock.is_locked:
+            for name in (HOLDER, LOCK):  # who waits for a lock that is removed takes the next one
+                (folder / name).unlink(missing_ok=True)
+            lock.release()
             remove_empty([path for path in created if path.exists()])
 
 
-def locked_run(folder: Path) -> AbstractContextManager[None]:
+def locked_run(folder: Path) -> AbstractContextManager[str]:
     """`locked` for the folder of one run."""
     return locked(folder, "writing a run", "pass another --output-dir")
 
 
-def locked_study(folder: Path) -> AbstractContextManager[None]:
+def locked_study(folder: Path) -> AbstractContextManager[str]:
     """`locked` for a study's folder."""
     return locked(folder, "running this study", "pass another --runs-dir")
 
 
-def is_another(folder: Path) -> bool:
-    """Say whether a launch other than this process's own is writing into a folder.
-
-    Its own: what has started it, or another rank of the same launcher.
-    """
-    try:
-        with open(folder / LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        pass
-    except OSError:
-        return False
-    holder = _holder(folder / LOCK)
-    if holder is None or holder in {os.getpid(), *_ancestors()}:
-        return False
-    with suppress(psutil.Error):
-        return bool(psutil.Process(holder).ppid() != os.getppid())
-    return False
+def is_ours(folder: Path) -> bool:
+    """Say whether this process was started by the one that holds a folder."""
+    token = os.environ.get(TOKEN)
+    return bool(token) and _holder(folder).partition(" ")[0] == token
 
 
-def _take(path: Path) -> TextIO | None:
-    """Open and lock a file, and write this process into it; None where another process has it."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        lock = open(path, "a+")  # noqa: SIM115 - held by the caller
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock.fileno()).st_ino == path.stat().st_ino:  # else it was just removed by its holder
-                break
-            lock.close()
-        except FileNotFoundError:
-            lock.close()
-        except BlockingIOError:
-            lock.close()
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.1)
-        except OSError:
-            lock.close()
-            raise
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
-
-
-def _ancestors() -> set[int]:
-    return {parent.pid for parent in psutil.Process().parents()}
-
-
-def _holder(path: Path) -> int | None:
-    """The process that a lock's file names."""
+def _holder(folder: Path) -> str:
+    """What a folder's holder has written of itself; empty: nothing yet, or nothing that can be read."""
     with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
+        return (folder / HOLDER).read_text()
+    return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -198,7 +199,7 @@ def _clear(folder: Path) -> None:
     """Remove what an attempt without a result left: it would be taken for this one's."""
     for name in ("outcome.json", "record.json", "config.json", "steps.jsonl", "failure-rank*.json", "*.part"):
         for stale in folder.glob(name):
-            stale.unlink()
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # of a model, and of a file
 
 
 def kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:

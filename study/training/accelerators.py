@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 from typing import TYPE_CHECKING, Any
@@ -131,11 +132,25 @@ def _share_device() -> None:
 
 
 def _deepspeed_plugin(run: Run) -> Any:
-    """Make accelerate's DeepSpeed plugin and set what the run says: after it, no value is left to a default unseen."""
+    """Make accelerate's DeepSpeed plugin and set what the run says: after it, no value is left to a default unseen.
+
+    It has the strategy as it was read, which the record keeps. By itself it would take the launcher's variables, and
+    read the JSON once more: files that may have been edited meanwhile.
+    """
     from accelerate.utils import DeepSpeedPlugin
 
-    config = run.config
-    plugin = DeepSpeedPlugin()  # reads the strategy, as the launcher passes it on
+    config, strategy = run.config, run.strategy
+    section = strategy.content["deepspeed_config"]
+    plugin = DeepSpeedPlugin(
+        hf_ds_config=copy.deepcopy(strategy.deepspeed_json) or "none",
+        zero_stage=strategy.zero_stage,
+        offload_optimizer_device=strategy.offload_optimizer_device,
+        offload_param_device=strategy.offload_param_device,
+        zero3_init_flag=strategy.zero3_init,
+        zero3_save_16bit_model=section.get("zero3_save_16bit_model", False),
+        gradient_accumulation_steps=run.gradient_accumulation_steps,
+        gradient_clipping=config.gradient_clipping,
+    )
     engine = plugin.deepspeed_config
     hidden = SIZES[config.workload][config.size]["hidden"]
     zero = engine["zero_optimization"]

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from study.errors import Refusal
+from study.preflight import checks
 from study.records.schema import Checksum, Proof
 from study.run import Run
 from study.training.accelerators import build_accelerator
@@ -45,7 +46,7 @@ class Built:
     checkpoint: Checkpoint | None  # that the run goes on from
 
 
-def build(run: Run) -> Built:
+def build(run: Run, accelerator: Accelerator) -> Built:
     """Build everything, and refuse to go on unless the engine is what was asked for. Collective."""
     import torch
     from torch.utils.data import DataLoader
@@ -56,7 +57,6 @@ def build(run: Run) -> Built:
     from study.workloads import WORKLOADS, load_metric
 
     config = run.config
-    accelerator = _accelerator(run)
     checkpoint = manifest.choose(run, accelerator)
     if run.is_first_of_machine(accelerator.process_index):
         _remove_stale(run)
@@ -105,8 +105,11 @@ def build(run: Run) -> Built:
     )
 
 
-def _accelerator(run: Run) -> Accelerator:
-    """Make the Accelerator, and print the batch arithmetic. Raises Refusal where it has another world size."""
+def start(run: Run) -> Accelerator:
+    """Make the Accelerator, with which all ranks meet, and print the batch arithmetic. Collective.
+
+    Raises Refusal where it has another world size.
+    """
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -128,7 +131,9 @@ def _accelerator(run: Run) -> Accelerator:
 
 
 def _remove_stale(run: Run) -> None:
-    """Remove what an unfinished run left in the folder: it is not this one's."""
+    """Remove what an unfinished run left in the folder: it is not this one's. Raises Refusal for a finished one's."""
+    if not run.machine_rank:
+        checks.check_folder(run)
     names = ("steps.jsonl", "record.json", "warnings.log")
     for stale in [*(run.own_folder / name for name in names), *run.own_folder.glob("failure-rank*.json")]:
         stale.unlink(missing_ok=True)
@@ -140,12 +145,13 @@ def _prove(accelerator: Accelerator, model: Any, optimizer: Any, splits: Splits,
     """Read back what `prepare` built and hold it against the request. Collective. Raises Refusal."""
     from accelerate.utils import gather_object
 
-    from study.training import proof
+    from study.training import manifest, proof
 
     read = proof.read_back(accelerator, model, optimizer, run)
     proof.verify(read, run)
     ranks = gather_object([(proof.gpu_of(accelerator.device), int(os.environ.get("GROUP_RANK", "0")))])
     num_gpus = proof.verify_gpus([gpu for gpu, _ in ranks], run)
     machines = proof.verify_machines([machine for _, machine in ranks], run)
-    proof.verify_text(gather_object([splits.description.get("digest")]), run)
+    proof.verify_alike("data", gather_object([splits.description.get("digest")]), run)
+    proof.verify_alike("strategy's file", gather_object([manifest.identity_of(run).strategy_sha256]), run)
     return read.model_copy(update={"num_gpus": num_gpus, "ranks_of_machines": machines})

@@ -29,6 +29,7 @@ from study.training.manifest import (
     folder_of,
     identity_of,
     in_order,
+    remove,
     set_aside,
     whole,
 )
@@ -163,13 +164,14 @@ class Checkpoints:
                 step=step,
                 engine=engine_state.kind_of(built.run),
                 identity=identity_of(built.run),
+                code_sha256=self._journal.code_sha256,
                 files=digests,
             )
             files.write_json(part / MANIFEST, manifest.model_dump(mode="json"))
             os.replace(part, folder)
             files.sync_folder(folder.parent)
             for old in in_order(folder.parent)[: -built.run.config.keep]:
-                shutil.rmtree(old)
+                remove(old)
         accelerator.wait_for_everyone()
 
     def _describe_model(self, folder: Path) -> None:
@@ -181,15 +183,22 @@ class Checkpoints:
         sources.load_tokenizer(built.run.config).save_pretrained(folder)
 
     def export(self) -> None:
-        """Write the model of the last step's checkpoint to model/; where none was asked for, that goes. On rank 0."""
+        """Write the model of the last step's checkpoint to model/; where none was asked for, that goes. On rank 0.
+
+        Raises Failed where it cannot be written; the checkpoint stays then.
+        """
         from study.training import export
 
         run = self._built.run
-        export.export(whole(folder_of(run.checkpoints_folder, run.config.num_steps)), run.folder / "model")
+        try:
+            export.export(whole(folder_of(run.checkpoints_folder, run.config.num_steps)), run.model_folder)
+        except (OSError, Refusal) as error:
+            raise Failed(f"the run is recorded, its model is not written: {error}; run: zero-study export") from None
         if self._every is None:
             for old in in_order(run.checkpoints_folder):
-                shutil.rmtree(old)
-            files.remove_empty([run.checkpoints_folder])
+                remove(old)
+            if not run.checkpoints_folder.is_symlink():
+                files.remove_empty([run.checkpoints_folder])
 
     def _digests(self, folder: Path) -> dict[str, tuple[int, str]]:
         """Size and digest of every file, once it is on the disk; each rank takes its share. Collective."""

@@ -6,14 +6,17 @@ import datetime
 import json
 import math
 import os
+import secrets
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from study import files
-from study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLost, Stalled
+from study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLost, Refusal, Stalled
 from study.files import missing_folders, remove_empty
-from study.records import schema
+from study.records import machine, schema
 from study.run import Run
 from study.running import one_writer
 from study.running.ending import is_out_of_memory, shown_command
@@ -37,6 +40,7 @@ class Progress(schema.Facts):
     evaluation: list[dict[str, float | None]]
     wall_seconds: float
     resumed_at: list[int]
+    code: list[schema.Code] = Field(default_factory=list)  # empty: from before 2026-11-23
     continues: schema.Continued | None
     initial_sha256: str
     data: dict[str, Any]
@@ -53,6 +57,8 @@ class Journal:
         self.lines: list[dict[str, Any]] = []
         self.evaluation: list[dict[str, float | None]] = []
         self.observer: Any = None
+        # Rank 0 has locked the folder; where no launch of the study's has, the others know of it once all have met.
+        self.has_folder = self.rank == 0 or one_writer.is_ours(run.own_folder)
         self._file: Any = None
         self._folder: int | None = None  # held open, to see it removed
         self._accelerator: Any = None
@@ -73,6 +79,7 @@ class Journal:
             "config": config.model_dump(mode="json"),
             "strategy_file": run.strategy.written,
             "launcher": None if launcher is None else shown_command(launcher),
+            "code": [machine.code()] if self.rank == 0 else [],  # as it is when the process begins
         }
 
     def open(self, built: Built) -> None:
@@ -114,21 +121,34 @@ class Journal:
                 "config": self._facts["config"],
                 "strategy": self._facts["strategy_file"],
                 "proof": built.proof.model_dump(mode="json"),
+                "writer": secrets.token_hex(16),  # by which another writer of the same configuration is told apart
             }
+            try:
+                self._file = open(self.run.folder / "steps.jsonl", "xb", buffering=0)  # noqa: SIM115 - for the whole run
+            except FileExistsError:
+                raise Refusal(f"{self.run.folder}: another run has begun there; pass another --output-dir") from None
             files.write_json(self.run.folder / "config.json", self._configuration)
-            self._file = open(self.run.folder / "steps.jsonl", "wb", buffering=0)  # noqa: SIM115 - for the whole run
+            # Of a writer that has just lost its steps to this one; it leaves alone what is written from now on.
+            (self.run.folder / "record.json").unlink(missing_ok=True)
 
     def go_on(self, progress: Progress) -> None:
         """Take over what the process before this one had to tell."""
         self.lines, self.evaluation = progress.steps, progress.evaluation
         self._started -= progress.wall_seconds
         self._facts |= {"resumed_at": progress.resumed_at, "continues": progress.continues}
+        self._facts["code"] = [*progress.code, *self._facts["code"]]
         self._append(self.lines)
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds of training until the last step, in all processes that took some; 0 before the first."""
         return self.lines[-1]["elapsed_seconds"] if self.lines else 0.0
+
+    @property
+    def code_sha256(self) -> str:
+        """Of the code of this process. On rank 0."""
+        code: schema.Code = self._facts["code"][-1]
+        return code.sha256
 
     def progress(self) -> Progress:
         """What another process needs to go on from here."""
@@ -137,6 +157,7 @@ class Journal:
             evaluation=self.evaluation,
             wall_seconds=time.perf_counter() - self._started,
             resumed_at=self._facts.get("resumed_at", []),
+            code=self._facts["code"],
             continues=self._facts.get("continues"),
             initial_sha256=self._facts["initial_parameters"].sha256,
             data=self._facts["data"],
@@ -190,19 +211,17 @@ class Journal:
             return None
         from accelerate.utils import gather_object
 
-        from study.records import machine
-
         described = gather_object([machine.describe() if self.run.is_first_of_machine(self.rank) else None])
         return [each for each in described if each][1:]
 
     def write(self, status: str, **facts: Any) -> None:
-        from study.records import machine
-
         file, self._file = self._file, None  # this may be cut off, and `fail` write once more
         if file:
             with file:
                 os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
         tied = left.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
+        if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
+            raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
         known = {**self._facts, **tied, **facts}
         schema.write(
             self.run.folder,
@@ -229,8 +248,8 @@ class Journal:
             return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
             return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
-        if one_writer.is_another(self.run.own_folder):
-            return error  # rank 0 has refused, or will: the folder is another run's
+        if not self.has_folder or left.is_anothers(self.run.folder, self._configuration):
+            return error
         at, error = time.time(), faults.named(error, self.run, self._is_removed())
         try:
             self.run.own_folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,16 @@ def tied(
         "steps_sha256": None if steps is None else hashlib.sha256(steps).hexdigest(),
         "config_sha256": None if config is None or configuration is None else hashlib.sha256(config).hexdigest(),
     }
+
+
+def is_anothers(folder: Path, configuration: dict[str, Any] | None) -> bool:
+    """Say whether another run has written its configuration over this run's; None: this one wrote none."""
+    written: Any = None
+    with suppress(ValueError):
+        written = json.loads(_content(folder / "config.json") or b"null")
+    if configuration is None or not isinstance(written, dict):
+        return False
+    return bool(written.get("writer") != configuration["writer"])
 
 
 def _content(path: Path) -> bytes | None:

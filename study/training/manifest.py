@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from study import files
 from study.config import NOT_TRAINED
 from study.errors import Refusal
+from study.records import machine
 from study.records.schema import Facts
 from study.run import Run
 from study.training import engine_state
@@ -57,6 +58,7 @@ class Manifest(Facts):
     step: int  # the last one done
     engine: str  # as engine_state.kind_of names it
     identity: Identity
+    code_sha256: str | None = None  # of the study's modules; None: from before 2026-11-23
     files: dict[str, tuple[int, str]]  # path in the folder -> bytes, SHA-256
 
 
@@ -110,9 +112,15 @@ def set_aside(folder: Path, taken: int) -> None:
     for path in in_order(folder):
         if _step(path) > taken:
             aside = path.with_name(f"not-taken-{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
+            if aside.exists():
+                remove(aside)
             path.rename(aside)
             print(f"kept as {aside}: it was not taken; delete it where it is not needed", flush=True)
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint; of a link the link alone. Raises OSError."""
+    folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
 
 
 def choose(run: Run, accelerator: Accelerator) -> Checkpoint | None:
@@ -136,14 +144,17 @@ def choose(run: Run, accelerator: Accelerator) -> Checkpoint | None:
 def _choose(run: Run) -> Checkpoint | None:
     folder = run.checkpoints_folder
     for unfinished in folder.glob("*.part"):
-        shutil.rmtree(unfinished)
+        remove(unfinished)
     if run.config.resume not in ("auto", "never"):
         named = whole(Path(run.config.resume))
         if difference := _difference(named.manifest, run, is_named=True):
             raise Refusal(f"{named.folder}: cannot be gone on from: {difference}; name another")
+        _check_code(named, run)
         return replace(named, is_exact=named.manifest.identity == identity_of(run))
     if run.config.resume == "never":
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in in_order(folder):
+            remove(path)
+        return None
     for path in reversed(in_order(folder)):
         try:
             found = whole(path)
@@ -152,9 +163,19 @@ def _choose(run: Run) -> Checkpoint | None:
         except Refusal as refusal:
             print(f"not taken: {refusal}", flush=True)
             continue
+        _check_code(found, run)
         print(f"going on from {path}, after step {found.manifest.step} of {run.config.num_steps}", flush=True)
         return replace(found, is_exact=True)
     return None
+
+
+def _check_code(checkpoint: Checkpoint, run: Run) -> None:
+    """Refuse a checkpoint that other code has written, unless that is asked for: what it trained may be another run."""
+    if checkpoint.manifest.code_sha256 != machine.code_sha256() and not run.config.resume_with_other_code:
+        raise Refusal(
+            f"{checkpoint.folder}: other code of the study has written it; go back to that, pass "
+            "--resume-with-other-code, which the record says, or begin anew with --resume never"
+        )
 
 
 def read_manifest(folder: Path) -> Manifest:

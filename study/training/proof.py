@@ -282,12 +282,13 @@ def verify_machines(machines: list[int], run: Run) -> list[int]:
     return found
 
 
-def verify_text(digests: list[str | None], run: Run) -> None:
-    """Raise Refusal where a rank, on another machine, has other text than rank 0; `digests` has each rank's."""
+def verify_alike(what: str, digests: list[str | None], run: Run) -> None:
+    """Raise Refusal where a rank has read other content than rank 0; `digests` has that of each rank's."""
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise Refusal(
-                f"data: rank {run.machine_of(rank)} has other text than rank 0 ({digest}, {digests[0]}); copy the files"
+                f"{what}: rank {run.machine_of(rank)} has another than rank 0 ({digest}, {digests[0]}); give every "
+                "machine the same files, and leave them alone while a run begins"
             )
 
 

@@ -1,0 +1,136 @@
+"""From where are libraries imported, and are they what was installed? Recorded, and refused where shadowed.
+
+PYTHONPATH, files in the current folder, `sitecustomize` and `.pth` files come before what a run imports, and can change
+it without a trace in any version.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import site
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+from study.errors import Refusal
+from study.files import shown_path
+
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers")
+_CUSTOMIZES = ("sitecustomize", "usercustomize")  # which Python imports as it starts, where there is one
+_SUFFIXES = (".py", ".pyc", ".so")
+
+
+def check(program: Path) -> None:
+    """Refuse modules that stand before Python's own or a library's, and another copy of the study than the program's.
+
+    `program`: the file that was started.
+    """
+    if program.name == "train.py" and not program.samefile(Path(__file__).parents[1] / "train.py"):
+        raise Refusal(
+            f"{program} was started, and imports the study from {Path(__file__).parents[2]}; start that one's, or "
+            "install this one: pip install -e ."
+        )
+    for folder in _python_path():
+        is_current = folder.resolve() == Path.cwd().resolve()  # which accelerate adds, and train.py takes away again
+        names = {*_CUSTOMIZES} if is_current else sys.stdlib_module_names | {*_CUSTOMIZES}
+        if shadowing := next((path for path in _modules_in(folder) if path.stem.partition(".")[0] in names), None):
+            raise Refusal(
+                f"PYTHONPATH: {shadowing} is imported in place of Python's own, in every process of the run; rename "
+                "it, or unset PYTHONPATH"
+            )
+    for name in LIBRARIES:
+        found, installed = importlib.util.find_spec(name), _distribution(name)
+        if found is None or found.origin is None or installed is None or _is_editable(installed):
+            continue
+        if not Path(found.origin).is_relative_to(Path(str(installed.locate_file("")))):
+            raise Refusal(
+                f"{name}: would be imported from {found.origin}, and not from where it is installed "
+                f"({installed.locate_file('')}); rename that folder, or unset PYTHONPATH"
+            )
+
+
+def describe() -> dict[str, Any]:
+    """Say from where this process has imported, with digests; of a library, those of its files that were changed."""
+    return {
+        "python_path": [shown_path(folder) for folder in _python_path()],
+        "at_start": {path.name: _sha256(path) for path in sorted(_run_at_start())},
+        "libraries": {name: _library(name) for name in LIBRARIES if name in sys.modules},
+    }
+
+
+def _python_path() -> list[Path]:
+    return [Path(word) for word in os.environ.get("PYTHONPATH", "").split(os.pathsep) if word]
+
+
+def _modules_in(folder: Path) -> Iterator[Path]:
+    """The modules that a folder of the path would be imported from; a folder without __init__.py stands behind all."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix in _SUFFIXES or (path / "__init__.py").is_file():
+            yield path
+
+
+def _run_at_start() -> Iterator[Path]:
+    """The files whose code Python has run as it started: modules of that name, and .pth files that import."""
+    for name in _CUSTOMIZES:
+        if file := getattr(sys.modules.get(name), "__file__", None):
+            yield Path(file)
+    for folder in {*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])}:
+        for path in Path(folder).glob("*.pth"):
+            if any(line.startswith(("import ", "import\t")) for line in path.read_text(errors="replace").splitlines()):
+                yield path
+
+
+def _library(name: str) -> dict[str, Any]:
+    """The digest of a library as it was installed and then changed, and which of the imported files were changed.
+
+    Without a list of what was installed, as of one that is developed in place, every imported file counts as changed.
+    """
+    installed = _distribution(name)
+    rows = csv.reader(((installed and installed.read_text("RECORD")) or "").splitlines())
+    expected = {row[0]: row[1] for row in rows if row[0].startswith(f"{name}/") and row[1]}
+    digest, changed = hashlib.sha256(repr(sorted(expected.items())).encode()), []
+    for path in sorted(_imported_files(name)):
+        relative = f"{name}/{path.relative_to(_folder(name))}"
+        content = hashlib.sha256(path.read_bytes())
+        if expected.get(relative) != f"sha256={_urlsafe(content.digest())}":
+            changed.append(relative)
+            digest.update(f"{relative} {content.hexdigest()}\n".encode())
+    return {"sha256": digest.hexdigest(), "changed": changed}
+
+
+def _imported_files(name: str) -> set[Path]:
+    modules = [module for key, module in list(sys.modules.items()) if key.partition(".")[0] == name]
+    files = {Path(str(getattr(module, "__file__", None))) for module in modules}
+    return {path for path in files if path.is_relative_to(_folder(name)) and path.is_file()}
+
+
+def _folder(name: str) -> Path:
+    return Path(str(sys.modules[name].__file__)).parent
+
+
+def _distribution(name: str) -> Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _is_editable(installed: Distribution) -> bool:
+    return '"editable": true' in (installed.read_text("direct_url.json") or "")
+
+
+def _urlsafe(digest: bytes) -> str:
+    """As RECORD writes a digest."""
+    import base64
+
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,88 @@
+"""Does a record say from where a run imported, and is a run refused whose modules would be others'?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import launching
+import pytest
+
+from study.errors import Refusal
+from study.records import imports, schema
+
+PROGRAM = launching.ROOT / "study" / "train.py"
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch) -> Path:
+    """A folder on PYTHONPATH that is not the current one."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["html.py", "sitecustomize.py", "json/__init__.py", "random.cpython-311-x86_64.so"])
+def test_what_stands_before_pythons_own_is_refused(path, name):
+    imports.check(PROGRAM)
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).touch()
+    with pytest.raises(Refusal, match=rf"PYTHONPATH: {path / Path(name).parts[0]} is imported in place of Python's"):
+        imports.check(PROGRAM)
+
+
+def test_what_stands_before_nothing_is_let_be(path):
+    (path / "mine.py").touch()
+    (path / "email").mkdir()  # without modules
+    imports.check(PROGRAM)
+
+
+def test_a_library_from_elsewhere_is_refused(path, monkeypatch):
+    (path / "accelerate").mkdir()
+    (path / "accelerate" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(Refusal, match=rf"accelerate: would be imported from {path}"):
+        imports.check(PROGRAM)
+
+
+def test_another_copy_of_the_study_is_refused(tmp_path):
+    (tmp_path / "train.py").touch()
+    with pytest.raises(Refusal, match=rf"{tmp_path / 'train.py'} was started, and imports the study from"):
+        imports.check(tmp_path / "train.py")
+
+
+def test_a_changed_file_of_a_library_changes_its_digest_and_is_named(tmp_path, monkeypatch):
+    import accelerate.optimizer
+
+    told = imports.describe()["libraries"]["accelerate"]
+    assert told["changed"] == []
+    installed = Path(accelerate.optimizer.__file__)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"# mine\n" * (path == installed))
+    changed = imports.describe()["libraries"]["accelerate"]
+    assert changed["changed"] == ["accelerate/optimizer.py"]
+    assert changed["sha256"] != told["sha256"]
+
+
+@pytest.mark.launches
+def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
+    """accelerate's launcher of DeepSpeed puts that folder before Python's own modules; a `sitecustomize` is refused."""
+    for name in ("html.py", "dataclasses.py"):
+        (tmp_path / name).write_text("raise RuntimeError('of the current folder')")
+    strategy = launching.ROOT / "accelerate_configs" / "zero2.yaml"
+    launch = ["accelerate", "launch", "--config_file", strategy, "--main_process_port", "0", PROGRAM]
+    small = ["--max-steps", "2", "--no-measure", "--num-train-examples", "16", "--num-eval-examples", "8"]
+    flags = [*small, "--output-dir", "run"]
+    as_installed = {"PYTHONSAFEPATH": "1"}  # as the command `accelerate` starts
+    done = launching.attempt([*launch, *flags], cwd=tmp_path, env=as_installed)
+    assert done.returncode == 0, done.stderr
+    told = schema.read(tmp_path / "run").machine["imports"]
+    assert json.dumps(told["libraries"]).count('"changed": []') == len(imports.LIBRARIES)
+    (tmp_path / "sitecustomize.py").write_text("")
+    done = launching.attempt([*launch, *small, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
+    assert "sitecustomize.py is imported in place of Python's own" in done.stderr
+    assert not (tmp_path / "again").exists()
