@@ -60,7 +60,7 @@ CHECKPOINT_EVERY = (
 )
 
 
-class _Command(click.Command):
+class _Command(config.Command):
     """A command whose parsing does not call it, and whose help is listed whole."""
 
     def invoke(self, context: click.Context) -> click.Context:
@@ -70,7 +70,7 @@ class _Command(click.Command):
         return " ".join(self.help.partition("\n\n")[0].split())
 
 
-class _Commands(click.Group):
+class _Commands(config.Command, click.Group):
     command_class = _Command
     group_class = type
 

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import click
+from click.core import augment_usage_errors
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from study.errors import Refusal, describe, describe_usage
@@ -246,6 +247,14 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
         raise Refusal(describe(error)) from None
 
 
+class Command(click.Command):
+    """A command that every error about its options names."""
+
+    def parse_args(self, context: click.Context, words: list[str]) -> list[str]:
+        with augment_usage_errors(context):
+            return super().parse_args(context, words)
+
+
 def _options() -> list[click.Parameter]:
     options: list[click.Parameter] = [
         click.Option(["--preset"], metavar="NAME", help=f"values to start from: {', '.join(PRESETS)} [default: smoke]")
@@ -272,7 +281,7 @@ def _metavar(annotation: Any) -> str:
 
 # The flags of a run, one for each field of RunConfig: click knows their names, pydantic checks their values.
 OPTIONS = _options()
-_FLAGS = click.Command("study/train.py", params=OPTIONS, help="Train one run, as `accelerate launch` starts it.")
+_FLAGS = Command("study/train.py", params=OPTIONS, help="Train one run, as `accelerate launch` starts it.")
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:

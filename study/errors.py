@@ -103,8 +103,7 @@ def describe_usage(error: click.UsageError) -> str:
         message = error.message[0].lower() + error.message[1:].rstrip(".")
     similar = getattr(error, "possibilities", None)
     hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
-    command = f"{error.ctx.command_path} " if error.ctx else ""
-    return f"{message}{hint}`{command}--help` lists the options"
+    return f"{message}{hint}`{error.ctx.command_path} --help` lists the options"
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:

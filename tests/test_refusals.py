@@ -119,7 +119,7 @@ def test_subcommands(folder):
         ("run", "STUDY is missing; `zero-study run --help` lists"),
         ("run smok", "study 'smok' is unknown; name a YAML file or one of "),
         ("run smoke --onl ddp", "no such option '--onl'; did you mean --only or --on? "),
-        ("run smoke --timeout", "option '--timeout' requires an argument; `--help` lists"),
+        ("run smoke --timeout", "option '--timeout' requires an argument; `zero-study run --help` lists"),
         ("run smoke twice", "got unexpected extra argument (twice); `zero-study run --help` lists"),
         ("compare runs --view losse", "--view: 'losse' is not one of 'differences', "),
         ("advise", "--gpu is missing; `zero-study advise --help` lists"),
