@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from study import files
 from study.running import ending
 from study.running.ending import OwnReport, classify
+from study.training.screen import LibraryWarnings
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\
@@ -343,6 +345,16 @@ def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_p
     told = ending.read_report(tmp_path)
     assert told.status == "ok"
     assert told.text.startswith("final loss ")
+
+
+def test_a_warning_that_a_full_disk_does_not_take_is_no_error(tmp_path):
+    (tmp_path / "warnings.log").symlink_to("/dev/full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        kept = LibraryWarnings()
+        warnings.warn("early", stacklevel=1)
+        kept.write_to(tmp_path)
+        warnings.warn("while it trains", stacklevel=1)
 
 
 def test_of_a_progress_bar_only_what_was_drawn_last_is_kept(tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -42,7 +43,8 @@ class LibraryWarnings:
 
     def _append(self, text: str) -> None:
         if text:
-            with open(self._path, "a") as log:
+            # A library warns in the middle of a training: that a disk is full, the run's own files say.
+            with suppress(OSError), open(self._path, "a") as log:
                 log.write(text)
 
 
