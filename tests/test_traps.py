@@ -7,6 +7,7 @@ comes with the notebooks: papermill runs a notebook with its defaults when a par
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from study.running import launch
 from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, weights
+from study.training.measure import memory as measured
 from study.training.measure.memory import PhaseMemory
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
@@ -510,6 +512,21 @@ def test_peaks_are_those_of_their_phase():
     memory.begin(None)
     peaks = memory.phases()
     assert peaks["large"].resident_bytes - peaks["small"].resident_bytes > 200 * 2**20
+
+
+def test_a_peak_that_cannot_be_reset_is_unknown(monkeypatch):
+    """Some containers refuse clear_refs: each phase would have the peak of all before it."""
+
+    def refusing(path, mode="r"):
+        if path == "/proc/self/clear_refs":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open(path, mode)
+
+    monkeypatch.setattr(measured, "open", refusing, raising=False)
+    memory = PhaseMemory(torch.device("cpu"), enabled=True)
+    memory.begin("first_step")
+    memory.begin(None)
+    assert memory.phases()["first_step"].resident_bytes is None
 
 
 # ---------------------------------------------------------------- checkpoints

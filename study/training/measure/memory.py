@@ -133,6 +133,7 @@ class PhaseMemory:
         self._phases: dict[str, PeakMemory] = {}
         self.current: str | None = None
         self._sampler: _ProcessMemorySampler | None = None
+        self._is_reset = False  # the peak of a process on a CPU, as the current phase began
 
     def begin(self, name: str | None) -> None:
         """End the current phase and begin the next; None ends the last."""
@@ -147,7 +148,7 @@ class PhaseMemory:
                 self._sampler = _ProcessMemorySampler(self.device)
                 self._sampler.start()
         else:
-            _reset_resident_peak()
+            self._is_reset = _reset_resident_peak()
 
     def go_on(self, earlier: dict[str, PeakMemory]) -> None:
         """Keep the larger of the peaks of this process and of the one before it."""
@@ -169,7 +170,7 @@ class PhaseMemory:
 
     def _peaks(self) -> dict[str, int | None]:
         if self.device.type != "cuda":
-            return {"resident_bytes": _resident_peak()}
+            return {"resident_bytes": _resident_peak() if self._is_reset else None}
         peak, average = self._sampler.stop()
         return {
             "allocated_bytes": torch.cuda.max_memory_allocated(self.device),
@@ -179,13 +180,17 @@ class PhaseMemory:
         }
 
 
-def _reset_resident_peak() -> None:
-    """Set the kernel's high-water mark of this process back to what is resident now (proc(5), clear_refs)."""
+def _reset_resident_peak() -> bool:
+    """Set the kernel's high-water mark of this process back to what is resident now (proc(5), clear_refs).
+
+    False: some containers do not permit it, and the mark is of more than what comes now.
+    """
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
-    except OSError:  # not permitted in some containers: the mark then covers the whole run
-        pass
+    except OSError:
+        return False
+    return True
 
 
 def _resident_peak() -> int | None:
