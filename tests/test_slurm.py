@@ -203,6 +203,24 @@ def test_a_run_whose_folder_is_deleted_begins_anew_though_squeue_knows_its_job(f
     assert not Path("runs").exists()
 
 
+def test_a_job_that_is_taken_back_before_it_begins_has_not_the_end_of_the_one_before(folder, monkeypatch):
+    """By a stand-in for Slurm, whose queue has forgotten both."""
+    asked = order()
+    run = runs(asked)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "slurm-7.out").touch()
+    said = {"--jobs=7": "TIMEOUT|None|n1|2026-11-22T05:57:19|01:00:00", "--jobs=8": "CANCELLED by 0|None||None|00:00:00"}
+    answers = {"sbatch": lambda *words: "8", "squeue": lambda *words: "", "sacct": lambda job, *words: said[job]}
+    monkeypatch.setattr(slurm, "_ask", lambda program, *words: answers[program](*words))
+    slurm.submit(run, "its script")  # by a call that was then killed
+    on_slurm._begin(call := on_slurm._Call(asked, {run.run_id: "1"}), [run])
+    assert (call.outcomes, call.left) == ({}, [run])
+    call.queued[run.run_id] = run, Job(8, "PENDING", "None", "", "", "")
+    on_slurm._poll(call)
+    assert (call.outcomes, call.queued) == ({}, {})
+    assert not (run.folder / "outcome.json").exists()
+
+
 def test_a_refused_job_leaves_what_an_earlier_one_left(folder, monkeypatch):
     run = runs(order())[0]
     run.folder.mkdir(parents=True)

@@ -11,6 +11,7 @@ import math
 import shlex
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,13 +160,16 @@ def submit(run: Run, text: str) -> int:
     # That of an earlier attempt would be taken for this one's, and this job may write its own before sbatch returns.
     outcome.unlink(missing_ok=True)
     try:
-        return int(_ask("sbatch", "--parsable", str(path)).partition(";")[0])  # the cluster's name may follow
+        number = int(_ask("sbatch", "--parsable", str(path)).partition(";")[0])  # the cluster's name may follow
     except Refusal:
         path.unlink()
         for file, content in before.items():
             write_whole(file, content)
         remove_empty(created)
         raise
+    with suppress(FileNotFoundError):  # the folder was deleted meanwhile
+        (run.folder / OUTPUT.format(number)).touch()  # for `ended_long_ago`: a job may end before it writes
+    return number
 
 
 def jobs() -> dict[Path, Job]:
@@ -182,7 +186,7 @@ def jobs() -> dict[Path, Job]:
 
 
 def ended_long_ago(folder: Path) -> Job | None:
-    """The last job that was started for a run, of one that squeue has forgotten; None: only accounting would know it.
+    """The last job that was submitted for a run, of one that squeue has forgotten; None: nobody knows it.
 
     Without accounting sacct fails, and nobody knows any more.
     """
