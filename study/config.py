@@ -18,12 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from study.errors import Refusal, describe, describe_usage
 from study.models import SIZES
 
-# Knobs that say how the processes of a run are kept, and nothing of the run.
+# Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
 OF_THE_PROCESS = frozenset(
-    {"output_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code", "collective_timeout"}
+    {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
+    | {"collective_timeout"}
 )
-# And those that leave every trained number as it is.
-NOT_TRAINED = OF_THE_PROCESS | {"swap_dir", "data_dir", "measure", "timing_warmup_steps", "log_with", "save_model"}
+# And those that leave every trained number as it is, and say what more there is of the run.
+NOT_TRAINED = OF_THE_PROCESS | {"measure", "timing_warmup_steps", "log_with", "save_model"}
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
 

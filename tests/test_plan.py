@@ -377,6 +377,19 @@ def test_a_run_that_timed_out_is_kept_until_it_is_given_more_time(run_dir):
     write_outcome(run_dir, "timed_out", wall_seconds=61.0)
     assert finished(run_dir, timeout_seconds=60.0) == "timed_out"
     assert finished(run_dir, timeout_seconds=600.0) is None
+    write_outcome(run_dir, "timed_out", wall_seconds=None)  # Slurm ended a job that never began
+    assert finished(run_dir, timeout_seconds=60.0) is None
+
+
+@pytest.mark.parametrize("then", [{"data_dir": "there"}, {"data_dir": "here", "swap_dir": "nvme"}])
+def test_where_things_lay_is_no_part_of_a_run(run_dir, then):
+    """The record has the digest of the text, and a checkpoint is taken as well."""
+    run = Run(build_config(**FLAGS, data="files", data_dir="here"), read_by_name("ddp"), 2, run_dir)
+    write_record(run_dir, data="files", **then)
+    assert plan.finished(run, 60) == "ok"
+    (run_dir / "record.json").unlink()
+    write_outcome(run_dir, "out_of_memory", flags={**FLAGS, "data": "files", **then})
+    assert plan.finished(run, 60) == "out_of_memory"
 
 
 def test_an_outcome_of_other_flags_is_run_again(run_dir):

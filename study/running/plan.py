@@ -173,7 +173,8 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
     if outcome.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
         return None
     if outcome.status == "timed_out":
-        return outcome.status if outcome.wall_seconds >= timeout_seconds else None
+        # A job that never began has no time.
+        return outcome.status if (outcome.wall_seconds or 0) >= timeout_seconds else None
     return None if retry and outcome.status != "out_of_memory" else outcome.status
 
 
