@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,17 @@ import reported
 from study import cli, config
 from study.report import build as report
 from study.report import colab
+from study.report.shell import Frame
 from study.strategy import file
 
-SET_UP = reported.tagged(report.NOTEBOOKS / "runtime.ipynb", "colab")[1].source
-SET_UP_OF_SUMMARY = reported.tagged(report.NOTEBOOKS / "summary.ipynb", "colab")[1].source
+NOWHERE = f'repository = "{colab.repository()}"'
+REPOSITORY = "https://github.com/someone/zero-study"
+SET_UP, SET_UP_OF_SUMMARY = (
+    reported.tagged(report.NOTEBOOKS / f"{name}.ipynb", "colab")[-1].source.replace(
+        NOWHERE, f'repository = "{REPOSITORY}"'
+    )
+    for name in ("runtime", "summary")
+)
 
 # Each stands in for a program, and says how it was called.
 GIT = """
@@ -129,7 +139,7 @@ def test_clones_installs_and_trains_on_a_t4(machine):
     said = machine.run("Tesla T4, 7.5")
     clone = str(machine.clone)
     assert machine.calls() == [
-        ["git", "clone", "--depth", "1", colab.REPOSITORY, clone],
+        ["git", "clone", "--depth", "1", REPOSITORY, clone],
         ["pip", "install", "-q", "-e", f"{clone}[train,report]"],
         *expected("fp32"),  # a T4 has no bf16
     ]
@@ -165,6 +175,26 @@ def test_summary_asks_the_presets_question(machine):
     assert machine.run("NVIDIA L4, 8.9", SET_UP_OF_SUMMARY)[-1].endswith(" single-gpu")
     assert machine.run("", SET_UP_OF_SUMMARY)[-1].endswith(" cpu")
     assert report.question("single-gpu") != "single-gpu"
+
+
+@pytest.mark.launches
+def test_says_what_to_set_where_the_project_is_not_published(machine):
+    with pytest.raises(AssertionError, match="set `repository`"):
+        machine.run("", SET_UP.replace(REPOSITORY, ""))
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize("published", ["", REPOSITORY])
+def test_a_page_links_to_where_the_project_is_published(published, monkeypatch):
+    metadata = Message()
+    for label, address in (("Documentation", "https://example.org"), ("Repository", published)):
+        if address:
+            metadata["Project-URL"] = f"{label}, {address}"
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
+    page = report.convert(report.NOTEBOOKS / "others.ipynb", "others", report.PAGES["others"], Frame("zero-study"))
+    in_colab = "https://colab.research.google.com/github/someone/zero-study/blob/main/notebooks/others.ipynb"
+    expected = [f"{REPOSITORY}/blob/main/notebooks/others.ipynb", in_colab] if published else []
+    assert re.findall('<a href="(https://[^"]*)"', page) == expected
 
 
 # ---------------------------------------------------------------- what it would run

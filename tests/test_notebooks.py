@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,18 +104,19 @@ def test_imports_only_the_study(path):
 
 
 @each
-def test_has_a_badge_and_one_set_up_cell(path):
-    badge, set_up = reported.tagged(path, "colab")
-    assert badge.cell_type == "markdown"
-    assert f"]({colab.address(path.stem)})" in badge.source
-    assert set_up.cell_type == "code"
-    assert f'"{colab.REPOSITORY}"' in set_up.source
+def test_has_one_set_up_cell_and_a_badge_where_the_project_is_published(path):
+    *badges, set_up = reported.tagged(path, "colab")
+    published = colab.repository()
+    assert re.findall(r"\]\((\S+)\)\Z", "".join(cell.source for cell in badges)) == (
+        [colab.address(path.stem)] if published else []
+    )
+    assert f'repository = "{published}"' in set_up.source
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
     assert cells.index(reported.tagged(path, "parameters")[0].source) < cells.index(set_up.source)
 
 
 def test_set_up_is_the_same_everywhere():
-    found = {path.stem: reported.tagged(path, "colab")[1].source for path in reported.NOTEBOOKS}
+    found = {path.stem: reported.tagged(path, "colab")[-1].source for path in reported.NOTEBOOKS}
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
     # What reads no runs, or those of several machines, trains none and needs nothing to train with.

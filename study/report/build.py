@@ -231,9 +231,9 @@ def convert(executed: Path, name: str, page: Page, frame: Frame) -> str:
     if name == "summary":
         body += "\n" + frame.other_pages(page)
     made_from = _notebook_of(name)
-    source = (
-        f'<a href="{colab.REPOSITORY}/blob/main/notebooks/{made_from}.ipynb">notebooks/{made_from}.ipynb</a>\n'
-        f'(<a href="{colab.address(made_from)}">open it in Colab</a>); what follows is its code.</p>\n'
-        + markup.code_block([code])
-    )
+    source = f"notebooks/{made_from}.ipynb"
+    if published := colab.repository():
+        source = f'<a href="{published}/blob/main/{source}">{source}</a>\n'
+        source += f'(<a href="{colab.address(made_from)}">open it in Colab</a>)'
+    source += f"; what follows is its code.</p>\n{markup.code_block([code])}"
     return frame.around(page, body, source, SCRIPTS[made_from].read_text("utf-8") if made_from in SCRIPTS else "")

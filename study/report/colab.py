@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-
-# The one place that names where the project is published; the notebooks' badges and set-up cells repeat it, and
-# tests/test_notebooks.py holds them together.
-REPOSITORY = "https://github.com/OWNER/zero-study"
 
 STRATEGIES = ("single", "zero2", "zero3")  # none needs a compiled extension on a GPU
 RUNS = Path("runs/colab")
@@ -20,10 +18,21 @@ class ColabGpu(NamedTuple):
     capability: float  # CUDA's compute capability
 
 
+def repository() -> str:
+    """The address of the project's repository, as its metadata says (pyproject.toml); empty where it is not published.
+
+    The notebooks' badges and set-up cells repeat it, and tests/test_notebooks.py holds them together.
+    """
+    with suppress(importlib.metadata.PackageNotFoundError):
+        urls = importlib.metadata.metadata("zero-study").get_all("Project-URL", [])
+        return dict(url.split(", ", 1) for url in urls).get("Repository", "")
+    return ""
+
+
 def address(notebook: str) -> str:
-    """Where Colab opens a notebook of the project."""
+    """Where Colab opens a notebook of the project, which is published."""
     return (
-        f"{REPOSITORY.replace('github.com', 'colab.research.google.com/github')}/blob/main/notebooks/{notebook}.ipynb"
+        f"{repository().replace('github.com', 'colab.research.google.com/github')}/blob/main/notebooks/{notebook}.ipynb"
     )
 
 
