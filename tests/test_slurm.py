@@ -209,7 +209,7 @@ def test_a_job_that_is_taken_back_before_it_begins_has_not_the_end_of_the_one_be
     run = runs(asked)[0]
     run.folder.mkdir(parents=True)
     (run.folder / "slurm-7.out").touch()
-    said = {"--jobs=7": "TIMEOUT|None|n1|2026-11-22T05:57:19|01:00:00", "--jobs=8": "CANCELLED by 0|None||None|00:00:00"}
+    said = {"--jobs=7": "TIMEOUT|None|n1|2026-11-22T05:57:19|01:00:00", "--jobs=8": "CANCELLED by 0|None||N/A|0:00"}
     answers = {"sbatch": lambda *words: "8", "squeue": lambda *words: "", "sacct": lambda job, *words: said[job]}
     monkeypatch.setattr(slurm, "_ask", lambda program, *words: answers[program](*words))
     slurm.submit(run, "its script")  # by a call that was then killed

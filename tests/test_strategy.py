@@ -20,6 +20,7 @@ from study.preflight import checks
 from study.records.schema import Proof
 from study.run import Run, make_run
 from study.strategy import file
+from study.strategy import shipped as names
 from study.strategy.file import find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, request
 
@@ -195,6 +196,31 @@ def test_a_file_of_ones_own(tmp_path):
     read = read_strategy(find_strategy(str(path)))
     assert (read.name, read.zero_stage, read.gradient_clipping, read.zero3_init) == ("mine", 2, 0.5, False)
     checks.check(make_run(build_config(gradient_clipping=0.5), read, 2))
+
+
+def test_digests_are_those_of_what_is_shipped():
+    """Where this fails, a shipped file was changed: older runs of its name are of another strategy from now on."""
+    written = {path.stem: read_strategy(path).written for path in sorted(file.CONFIGS.rglob("*.yaml"))}
+    assert {name: names.digest(each["yaml"], each["json"]) for name, each in written.items()} == names.DIGESTS
+
+
+@pytest.mark.parametrize(
+    ("edited", "before", "after", "name"),
+    [
+        ("zero3.yaml", "zero_stage: 3", "zero_stage: 2", "zero3-changed"),
+        ("ddp_tuned.json", "true", "false", "ddp_tuned-changed"),
+        ("zero2_tuned.json", '"reduce_bucket_size": "auto"', '"reduce_bucket_size": 1000', "zero2_tuned-changed"),
+        ("zero3.yaml", "num_processes: 2", "num_processes: 8", "zero3"),
+        ("zero3.yaml", "gradient_clipping: auto", "gradient_clipping: 0.5", "zero3"),
+        ("zero3.yaml", "  offload_param_device: none\n", "", "zero3"),  # as accelerate does without it
+    ],
+)
+def test_a_shipped_name_with_other_content_is_another_name(tmp_path, monkeypatch, edited, before, after, name):
+    path = shutil.copytree(file.CONFIGS, tmp_path / file.CONFIGS.name) / edited
+    monkeypatch.chdir(tmp_path)
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    assert read_strategy(path.with_suffix(".yaml")).name == name
 
 
 def test_a_json_says_what_a_yaml_cannot():

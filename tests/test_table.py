@@ -17,6 +17,7 @@ from study.config import build_config
 from study.errors import Refusal
 from study.records import collect, schema
 from study.records import find as records
+from study.strategy.file import read_by_name
 from study.theory import hardware
 
 COMMITTED = Path(__file__).parent / "fixtures" / "records"
@@ -56,6 +57,15 @@ def test_identity_and_settings(tmp_path):
     assert (row["num_steps"], row["sequence_length"], row["dropout"]) == (40, 64, 0.2)
     assert row["num_params"] == written.num_params
     assert row["libraries"] == "torch 2.13.0, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"
+
+
+def test_a_record_whose_file_was_another_than_the_shipped_one_is_of_another_strategy(tmp_path):
+    written = read_by_name("zero3").written
+    other = written["yaml"] | {"deepspeed_config": {**written["yaml"]["deepspeed_config"], "zero_stage": 2}}
+    for seed, content in enumerate([written, None, {**written, "yaml": other}]):
+        path = synthetic.write_run(tmp_path, strategy="zero3", seed=seed)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"strategy_file": content}))
+    assert list(table.read([tmp_path])["strategy"]) == ["zero3", "zero3", "zero3-changed"]
 
 
 def test_what_was_learned_is_that_of_the_steps(tmp_path):

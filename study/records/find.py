@@ -12,6 +12,7 @@ from study import files
 from study.errors import Refusal
 from study.records import lines, machine, schema
 from study.records.schema import Outcome, Record
+from study.strategy import shipped
 
 UNKNOWN_BOX = "unknown box"
 _CALLED = {lines.RECORDS: "a record", lines.OUTCOMES: "an outcome"}
@@ -155,7 +156,7 @@ def _checked(
     """What the record and the outcome of one run say, once they hold their schemas and belong together."""
     record = outcome = None
     if lines.RECORDS in contents:
-        record = RecordFile(path, schema.parse(where[lines.RECORDS], contents[lines.RECORDS], Record), steps)
+        record = RecordFile(path, _named(schema.parse(where[lines.RECORDS], contents[lines.RECORDS], Record)), steps)
         if steps is None and record.record.status == "ok":
             raise Refusal(
                 f"{record.steps_where}: not there, though {record.where} says ok; restore it, or run it again"
@@ -167,6 +168,14 @@ def _checked(
             raise Refusal(f"{where[lines.OUTCOMES]}: run_id {outcome.run_id!r}, {beside}; take one away")
     place = where[lines.RECORDS if record else lines.OUTCOMES]
     return RecordedRun(record, outcome, path.parent, place, contents)
+
+
+def _named(read: Record) -> Record:
+    """A record whose strategy is called what its file's content is; an older record keeps no file, and its name."""
+    if not read.strategy_file:
+        return read
+    content, beside = read.strategy_file.get("yaml"), read.strategy_file.get("json")
+    return read.model_copy(update={"strategy": shipped.name_of(read.strategy, content, beside)})
 
 
 def _where(path: Path, run_id: str) -> str:

@@ -24,6 +24,7 @@ from study.run import Run
 from study.running import studies
 from study.running.duration import Estimate, History, counted, duration, model_state_bytes
 from study.running.studies import Study
+from study.strategy import shipped
 from study.theory import hardware
 
 # What of a configuration, beside the batch, decides whether a run fits into memory.
@@ -218,17 +219,8 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
 
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
     """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
-    for key in ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config"):
-        sections = [
-            dict(written["yaml"].get(key) or {}) if "config" in key else written["yaml"].get(key)
-            for written in (now, then)
-        ]
-        if key == "deepspeed_config":  # who starts the processes of other machines
-            for section in sections:
-                section.pop("deepspeed_multinode_launcher", None)
-        if sections[0] != sections[1]:
-            return key
-    return "JSON" if now["json"] != then["json"] else None
+    ours, theirs = (shipped.meaning(written.get("yaml"), written.get("json")) for written in (now, then))
+    return next((key for key in ours if ours[key] != theirs[key]), None)
 
 
 def _differing(run: Run, config: dict[str, Any]) -> str | None:

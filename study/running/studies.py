@@ -137,7 +137,7 @@ class Study(files.Written):
         files.check_name(self.name, "the study's name")
         if (planned := sum(part.most_runs for part in self.parts)) > MOST_RUNS:
             raise ValueError(f"{planned:,} runs are planned, at most {MOST_RUNS:,} are run; make several studies of it")
-        known = {*file.names(), *(Path(name).stem for part in self.parts for name in part.strategies)}
+        known = {*file.names(), *(read_by_name(name).name for part in self.parts for name in part.strategies)}
         if self.control not in known:
             raise ValueError(f"control {self.control!r} is unknown; it is a strategy, by default 'ddp'")
         for number, part in enumerate(self.parts):

@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from study.errors import Refusal, describe, describe_all
 from study.files import ROOT, Written, check_name, load, read_yaml, shown_path
+from study.strategy import shipped
 
 CONFIGS = ROOT / "accelerate_configs"
 
@@ -480,6 +481,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         )
 
     in_charge = beside or deepspeed
+    ddp_json = _read_ddp_json(path) if file.distributed_type == "MULTI_GPU" else None
     zero = beside.zero_optimization if beside else None
     optimizer_device = zero.offload_optimizer.device if zero else deepspeed.offload_optimizer_device
     param_device = zero.offload_param.device if zero else deepspeed.offload_param_device
@@ -487,7 +489,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         optimizer_device = param_device = "cpu"
     clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
     return Strategy(
-        name=check_name(path.stem, f"{path}: the strategy's name"),
+        name=shipped.name_of(check_name(path.stem, f"{path}: the strategy's name"), content, written or ddp_json),
         path=path,
         distributed_type=file.distributed_type,
         num_processes=file.num_processes,
@@ -497,7 +499,7 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         offload_param_device=param_device,
         zero3_init=deepspeed.zero3_init_flag,
         deepspeed_json=written,
-        ddp_json=_read_ddp_json(path) if file.distributed_type == "MULTI_GPU" else None,
+        ddp_json=ddp_json,
         gradient_clipping=None if clipping == "auto" else clipping,
         gradient_accumulation_steps=None if accumulation == "auto" else accumulation,
         content=content,
