@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import launching
 import pytest
@@ -11,6 +12,7 @@ import torch
 from study import cli
 from study.config import build_config
 from study.errors import Refusal
+from study.records import processors
 from study.running import studies
 from study.training import body, weights
 from study.training.measure import load
@@ -190,11 +192,39 @@ def test_every_strategy_starts_from_the_same_body():
 # ---------------------------------------------------------------- the load of others
 
 
-def test_load_is_what_others_took():
-    first, last = load.Moment(10.0, 100.0, 1.0), load.Moment(20.0, 115.0, 1.5)
-    found = load.between(first, last, own=12.0)
-    assert (found.seconds, found.own_seconds, found.other_seconds, found.stolen_seconds) == (10.0, 12.0, 3.0, 0.5)
-    assert load.between(first, last, own=16.0).other_seconds == 0  # clocks of the kernel tick
+STAT = """\
+cpu  1000 0 0 9000 0 0 0 0 0 0
+cpu0 {} 0 0 9000 0 0 0 {} 0 0
+cpu1 500 100 100 9000 50 10 10 0 500 0
+cpu2 {} 0 0 9000 0 0 0 0 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "num_processors", "others"),
+    [
+        ([0, 1], None, 2, 3.0),  # and not the 9 s of cpu2
+        ([0, 2], None, 2, 12.0),
+        ([0, 1, 2], None, 3, 12.0),
+        ([0, 1, 2], 2.5, 2, 7.0),  # of three processors for 10 s others may have 5 s
+        ([0, 1, 2], 1.0, 1, 0.0),
+        ([6, 7], None, 2, 12.0),  # which /proc/stat does not name: all that it names
+    ],
+)
+def test_load_is_what_others_took_of_the_processors_of_the_run(
+    tmp_path, monkeypatch, allowed, quota, num_processors, others
+):
+    monkeypatch.setattr(load, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(processors, "allowed", lambda: allowed)
+    monkeypatch.setattr(processors, "quota", lambda: quota)
+    ticks, moments = os.sysconf("SC_CLK_TCK"), []
+    for at, by_all, stolen, by_others in ((10.0, 0, 0, 0), (20.0, 15, 1, 9)):
+        load.STAT.write_text(STAT.format(by_all * ticks, stolen * ticks, by_others * ticks))
+        moments.append(load.moment()._replace(at=at))
+    found = load.between(*moments, own=12.0)
+    assert (found.seconds, found.num_processors, found.own_seconds) == (10.0, num_processors, 12.0)
+    assert (found.other_seconds, found.stolen_seconds) == (others, min(1.0, (quota or 9) / len(allowed)))
+    assert load.between(*moments, own=30.0).other_seconds == 0  # clocks of the kernel tick
 
 
 def test_the_box_counts_this_process():

@@ -216,6 +216,14 @@ def test_threads_decide_whether_cores_suffice(tmp_path):
     assert only(tmp_path)["oversubscribed"]
 
 
+def test_cores_that_a_run_might_not_use_are_not_its_own(tmp_path):
+    """Two ranks of one thread each, under `taskset -c 0`: a box of its own, which does not suffice."""
+    synthetic.write_run(tmp_path, machine={"num_cores": 2, "usable_cores": 1})
+    assert (only(tmp_path)["box"], only(tmp_path)["oversubscribed"]) == ("Synthetic CPU, 1 of 2 cores", True)
+    synthetic.write_run(tmp_path, machine={"num_cores": 2, "usable_cores": 2.0})
+    assert (only(tmp_path)["box"], only(tmp_path)["oversubscribed"]) == ("Synthetic CPU, 2 cores", False)
+
+
 def test_memory_is_the_largest_ranks_while_training(tmp_path):
     path = synthetic.write_run(tmp_path, box="gpu", world_size=4)
     content = json.loads(path.read_text())

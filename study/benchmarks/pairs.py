@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from study.config import RunConfig, build_config
 from study.errors import RunFailed
 from study.preflight import checks
-from study.records import schema
+from study.records import processors, schema
 from study.records.schema import Record
 from study.run import Run, make_run
 from study.running import launch
@@ -77,8 +75,7 @@ def run_ours(work: Run) -> tuple[Record, list[dict[str, Any]]]:
 
 def share_cores(num_processes: int) -> None:
     """Fix the threads of every process of this benchmark's runs, before torch is imported here."""
-    cores = psutil.cpu_count(logical=False) or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(processors.threads_of_each(num_processes)))
 
 
 def text_flags(data_dir: Path | None) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def _is_oversubscribed(r: Record, device: str) -> bool:
     if r.world_size > 1 and r.config.get("share_device"):
         return True
     if device == "cpu":
-        places, wanted = r.machine.get("num_cores"), r.world_size * (r.machine.get("num_threads_per_process") or 1)
+        places, wanted = records.usable_cores(r), r.world_size * (r.machine.get("num_threads_per_process") or 1)
     else:
         places, wanted = len(r.machine.get("gpus", [])), r.world_size
     return bool(places) and wanted > places

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
+
+from study.records import processors
 
 
 @dataclass(frozen=True)
@@ -79,21 +79,9 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
 
 def _host_memory_bytes() -> int:
     """The host's memory, or what a control group leaves of it."""
-    return min([psutil.virtual_memory().total, *_control_group_limits()])
-
-
-def _control_group_limits() -> Iterator[int]:
-    """The memory limits of this process's control groups, of version 1 or 2 and those above them."""
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-            if controllers:
-                root, name = root / "memory", "memory.limit_in_bytes"
-            own = root / path.lstrip("/")
-            for folder in (own, *own.parents):
-                if folder.is_relative_to(root):
-                    with suppress(OSError, ValueError):  # not there, or "max"
-                        yield int((folder / name).read_text())
+    limits = [psutil.virtual_memory().total]
+    for folder in processors.control_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
+            with suppress(OSError, ValueError):  # not there, or "max"
+                limits.append(int((folder / name).read_text()))
+    return min(limits)

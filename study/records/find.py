@@ -194,10 +194,17 @@ def device_of(read: Record) -> str:
 def box_of(read: Record) -> str:
     """Name the hardware of a run: "8 x NVIDIA H200", "2 x 8 x NVIDIA H200" of two machines, or a CPU and its cores.
 
-    Without a GPU it is the first machine's: those of a laboratory are one box.
+    Without a GPU it is the first machine's: those of a laboratory are one box. Where the run might not use all cores,
+    it is another box: "1 of 8 cores".
     """
     counted = Counter(boxes_of(read))
     return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in sorted(counted.items()))
+
+
+def usable_cores(read: Record) -> float | None:
+    """The cores that a run might use of its first machine; in records from before that was asked, all of them."""
+    usable: float | None = read.machine.get("usable_cores")
+    return read.machine.get("num_cores") if usable is None else usable
 
 
 def boxes_of(read: Record) -> list[str]:
@@ -208,8 +215,9 @@ def boxes_of(read: Record) -> list[str]:
     """
     first = read.machine
     if device_of(read) == "cpu":
-        cores = first.get("num_cores")
-        return [f"{first.get('cpu') or 'unknown CPU'}, {'unknown' if cores is None else cores} cores"]
+        cores, usable = first.get("num_cores"), usable_cores(read)
+        limited = "" if usable == cores else f"{usable:g} of "
+        return [f"{first.get('cpu') or 'unknown CPU'}, {limited}{'unknown' if cores is None else cores} cores"]
     num_machines = len(read.proof.ranks_of_machines or [1]) if read.proof else 1
     others = read.other_machines or [first] * (num_machines - 1)
     counts = [Counter(gpu["name"] for gpu in each.get("gpus", [])) for each in (first, *others)]

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from study.files import shown_text
-from study.records import imports
+from study.records import imports, processors
 from study.records.schema import Code
 
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
@@ -54,6 +54,9 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "num_cores": psutil.cpu_count(logical=False),
+        "usable_cores": processors.usable_cores(),
+        "allowed_processors": processors.allowed(),
+        "processor_quota": processors.quota(),
         "num_threads_per_process": torch.get_num_threads(),
         "host_memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),

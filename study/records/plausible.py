@@ -30,6 +30,7 @@ class _Gpu(_Read):
 class _Machine(_Read):
     cpu: str | None = None
     num_cores: int | None = None
+    usable_cores: float | None = None
     num_threads_per_process: int | None = None
     host_memory_bytes: int | None = None
     gpus: list[_Gpu] = Field(default_factory=list)

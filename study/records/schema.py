@@ -148,7 +148,7 @@ class Timing(Facts):
 
 
 class Load(Facts):
-    """Processor seconds on rank 0's machine while steps were trained; evaluations and checkpoints are among it."""
+    """Time of the processors that a run might use on rank 0's machine, while it trained, evaluated and saved."""
 
     seconds: float
     num_processors: int

@@ -23,7 +23,7 @@ import psutil
 
 from study.errors import Refusal
 from study.files import is_removed, refuses_more, shown_text
-from study.records import schema
+from study.records import processors, schema
 from study.records.schema import Failure, OutcomeStatus
 from study.run import Run
 from study.running import allowed, bound, ending, in_laboratory, main_machine, one_writer
@@ -197,7 +197,7 @@ def _environment(run: Run) -> dict[str, str]:
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
     here = run.world_size if run.laboratory else run.num_local_ranks
-    threads = os.environ.get("OMP_NUM_THREADS") or _threads(here)
+    threads = os.environ.get("OMP_NUM_THREADS") or str(processors.threads_of_each(here))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
     return inherited | own  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
@@ -253,11 +253,6 @@ def _works_below(folder: Path, process: psutil.Process) -> bool:
         return run_folder is not None and is_own and folder in (Path(run_folder), *Path(run_folder).parents)
     except (psutil.Error, OSError):
         return False
-
-
-def _threads(num_processes: int) -> str:
-    """Threads per process so that the processes of one machine share its cores."""
-    return str(max(1, (psutil.cpu_count(logical=False) or 1) // num_processes))
 
 
 def _progress(run_dir: Path, seconds: float) -> str:

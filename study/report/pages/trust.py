@@ -141,6 +141,7 @@ def _machine(machine: dict[str, Any]) -> dict[str, str]:
     facts = {
         "processor": machine["cpu"],
         "cores": machine["num_cores"],
+        "cores that a run might use": machine.get("usable_cores"),
         "memory": bytes_text(machine["host_memory_bytes"]),
         "GPUs": "; ".join(f"{gpus.count(gpu)} x {gpu}" for gpu in sorted(set(gpus))) or "none",
         "driver": machine["driver"],

@@ -1,31 +1,37 @@
-"""How busy were others while a run trained? Processor time of the box, without the run's own."""
+"""How busy were others while a run trained? Time of the processors that the run may use, without its own."""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
+from study.records import processors
 from study.records.schema import Load
+
+STAT = Path("/proc/stat")
 
 
 class Moment(NamedTuple):
-    """What the box's processors had done until a moment, in seconds."""
+    """What these processors had done until a moment, in seconds."""
 
     at: float
-    busy: float  # of all processors and processes; waiting for a disk is not
+    busy: float  # of all processes; waiting for a disk is not
     stolen: float  # in which a hypervisor ran something else
 
 
 def moment() -> Moment:
-    """Read the box's counters; in a container they are the whole machine's."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    stolen = getattr(times, "steal", 0.0)
-    inside = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # which `user` and `nice` have as well
-    return Moment(time.perf_counter(), sum(times) - inside - idle - stolen, stolen)
+    """Read the kernel's counters of the processors on which this process may run."""
+    lines = (line.split() for line in STAT.read_text().splitlines())
+    times = {name: [int(ticks) for ticks in rest] for name, *rest in lines if name[:3] == "cpu" and name != "cpu"}
+    allowed = [f"cpu{number}" for number in processors.allowed()]
+    known = [times[name] for name in allowed if name in times]
+    if len(known) < len(allowed):  # a container that numbers its own anew
+        known = list(times.values())
+    user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*known, strict=True))
+    ticks = os.sysconf("SC_CLK_TCK")
+    return Moment(time.perf_counter(), (user + nice + system + irq + softirq) / ticks, stolen / ticks)
 
 
 def own_seconds() -> float:
@@ -35,11 +41,17 @@ def own_seconds() -> float:
 
 
 def between(first: Moment, last: Moment, own: float) -> Load:
-    """The load between two moments, in which the run's processes on this box took `own` seconds."""
+    """The load between two moments, in which the run's processes on this box took `own` seconds.
+
+    Of processors of which a control group leaves the run a part, others may have the rest.
+    """
+    seconds, allowed = last.at - first.at, len(processors.allowed())
+    usable = min(allowed, processors.quota() or allowed)
+    others = last.busy - first.busy - own - (allowed - usable) * seconds
     return Load(
-        seconds=last.at - first.at,
-        num_processors=os.cpu_count() or 1,
+        seconds=seconds,
+        num_processors=max(1, int(usable)),
         own_seconds=own,
-        other_seconds=max(0.0, last.busy - first.busy - own),
-        stolen_seconds=max(0.0, last.stolen - first.stolen),
+        other_seconds=max(0.0, others),
+        stolen_seconds=max(0.0, last.stolen - first.stolen) * usable / allowed,
     )
