@@ -144,10 +144,7 @@ def zero_study() -> None:
     "train",
     params=[
         click.Option(
-            ["--strategy"],
-            default="single",
-            metavar="NAME",
-            help=f"a file, or one of {', '.join(file.names())}",
+            ["--strategy"], default="single", metavar="NAME", help=f"a file, or one of {', '.join(file.names())}"
         ),
         click.Option(
             ["--num-processes"], type=NUMBER, help="processes to launch [default: what the strategy's file says]"
@@ -626,9 +623,7 @@ def _merge(packed: Path, records: Path) -> None:
 )
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
 @click.option(
-    "--precision",
-    type=click.Choice(get_args(case.Precision)),
-    help="[default: bf16 where the GPU has it, else fp16]",
+    "--precision", type=click.Choice(get_args(case.Precision)), help="[default: bf16 where the GPU has it, else fp16]"
 )
 @click.option(
     "--activation-checkpointing",
@@ -905,7 +900,7 @@ def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output
 
 @zero_study.group("benchmark", no_args_is_help=False)
 def benchmark() -> None:
-    """Measure the program itself: its speed, what measuring costs, how long an answer takes."""
+    """Measure the program itself: its speed, what a checkpoint costs, how long an answer takes."""
 
 
 @benchmark.command("throughput")
@@ -929,20 +924,6 @@ def _throughput(context: click.Context, minutes: int | None, **options: Any) -> 
     from study.running import runner
 
     return throughput.measure(**options, slot=runner.Slot(_seconds(minutes)), command=_recorded(context))
-
-
-@benchmark.command("overhead")
-@click.option("--pairs", "num_pairs", type=NUMBER, default=5, help="pairs of runs")
-@click.option("--strategy", default="ddp", metavar="NAME", help="the strategy of both")
-@click.option("--size", default="mini", help="size of BERT")
-@click.option("--output", type=PATH, help="JSON file to write")
-@click.pass_context
-def _overhead(context: click.Context, **options: Any) -> None:
-    """Compare runs that measure with runs that do not, by the seconds of their other steps."""
-    _require(*TRAINING)
-    from study.benchmarks import overhead
-
-    overhead.measure(**options, command=_recorded(context))
 
 
 @benchmark.command("checkpoints")

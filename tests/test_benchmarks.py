@@ -10,7 +10,7 @@ from soak import exits
 from soak import prove as soak_prove
 
 from study import cli
-from study.benchmarks import hf_trainer, overhead, pairs, throughput
+from study.benchmarks import hf_trainer, pairs, throughput
 from study.compare import acceptance
 from study.config import build_config
 from study.errors import Refusal, RunFailed
@@ -124,16 +124,6 @@ def test_mfu_is_of_the_median_step():
     done = [pair({**arm(1, step), "peak_samples_per_second": 400.0}, arm(1, 100)) for step in (180, 200, 220)]
     assert summarize(*done)["mfu"] == {"ours": 0.5, "trainer": 0.25}
     assert summarize(pair(arm(1, 1), arm(1, 1)))["mfu"] is None  # on a CPU
-
-
-def test_overhead_is_measured_over_plain():
-    def of(seconds: float) -> dict[str, float]:
-        return {"median_step_seconds": seconds}
-
-    done = [{"measured": of(0.3), "plain": of(0.2)}, {"measured": of(0.2), "plain": of(0.2)}]
-    result = overhead.summarize(done)
-    assert [one["ratio"] for one in result["pairs"]] == pytest.approx([1.5, 1.0])
-    assert result["ratio"]["count"] == 2
 
 
 def test_tally_counts_what_ended_badly_and_what_did_not_finish():

@@ -93,7 +93,7 @@ def test_results_of_benchmarks_go_with_the_runs(runs, tmp_path):
     pack.merge(tmp_path / "box.zip", target)
     assert contents(target)[result.name] == result.read_bytes()  # the later one
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / result.name).write_text('{"benchmark": "overhead"}')
+    (tmp_path / "other" / result.name).write_text('{"benchmark": "checkpoints"}')
     with pytest.raises(Refusal, match=r"throughput-small\.json and .* differ; pack them apart"):
         pack.pack([runs, tmp_path / "other"], tmp_path / "two.zip")
 

@@ -67,7 +67,6 @@ COMMANDS = {
     "protocol --output protocol.json": "train",
     "traps --output traps.json": "train",
     "benchmark throughput": "train",
-    "benchmark overhead": "train",
     "benchmark checkpoints": "train",
     "benchmark advise --repeats 1": None,
 }

@@ -123,7 +123,7 @@ def test_subcommands(folder):
         ("run smoke twice", "got unexpected extra argument (twice); `zero-study run --help` lists"),
         ("compare runs --view losse", "--view: 'losse' is not one of 'differences', "),
         ("advise", "--gpu is missing; `zero-study advise --help` lists"),
-        ("benchmark overhead --pairs 1.5", "--pairs 1.5: must be a whole number of at least 1"),
+        ("benchmark throughput --pairs 1.5", "--pairs 1.5: must be a whole number of at least 1"),
     ):
         done = attempt(["zero-study", *arguments.split()], cwd=folder)
         assert (done.returncode, done.stdout) == (2, "")
