@@ -19,10 +19,8 @@ from study.errors import Refusal, describe, describe_usage
 from study.models import SIZES
 
 # Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
-OF_THE_PROCESS = frozenset(
-    {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
-    | {"collective_timeout"}
-)
+OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
+OF_THE_PROCESS |= {"collective_timeout"}
 # And those that leave every trained number as it is, and say what more there is of the run.
 NOT_TRAINED = OF_THE_PROCESS | {"measure", "timing_warmup_steps", "log_with", "save_model"}
 

@@ -9,20 +9,16 @@ run's median step.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from study import files
 from study.benchmarks import pairs
-from study.errors import RunFailed
 from study.records import schema
 from study.records.results import header
 from study.run import Run
-from study.running import launch
 
 EVERY = 50  # steps
 FLAGS: dict[str, Any] = {
@@ -59,15 +55,11 @@ def measure(strategies: str, size: str, rounds: int, output: Path | None, comman
 
 def run(work: Run) -> dict[str, Any]:
     """Run once; return seconds and bytes of a checkpoint, and the seconds of its bytes alone. Raises RunFailed."""
-    with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
-        planned = dataclasses.replace(work, folder=Path(folder) / "run")
-        ended = launch.launch(planned, pairs.TIMEOUT_SECONDS)
-        if ended.status != "ok":
-            raise RunFailed("\n".join([f"{work.strategy.name}: {ended.status}, {ended.message}", *ended.stderr_tail]))
-        record = schema.read(planned.folder)
-        last = max(planned.checkpoints_folder.iterdir())
+    with pairs.finished(work) as done:
+        record = schema.read(done.folder)
+        last = max(done.checkpoints_folder.iterdir())
         began = time.perf_counter()
-        _copy(last, Path(folder) / "copy")
+        _copy(last, done.folder.with_name("copy"))
         bytes_seconds = time.perf_counter() - began
     checkpointing, timing = record.checkpointing, record.timing
     assert checkpointing is not None

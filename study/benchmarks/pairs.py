@@ -6,15 +6,15 @@ import dataclasses
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from study.config import RunConfig, build_config
 from study.errors import RunFailed
 from study.preflight import checks
-from study.records import processors, schema
-from study.records.schema import Record
+from study.records import processors
 from study.run import Run, make_run
 from study.running import launch
 from study.strategy.file import find_strategy, read_strategy
@@ -63,23 +63,20 @@ def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = 
     return work
 
 
-def run_ours(work: Run) -> tuple[Record, list[dict[str, Any]]]:
-    """Run the work as `zero-study train` does; return its record and its steps. Raises RunFailed."""
+@contextmanager
+def finished(work: Run) -> Iterator[Run]:
+    """Run the work as `zero-study train` does, in a folder that is there in a `with` block. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         run = dataclasses.replace(work, folder=Path(folder) / "run")
         ended = launch.launch(run, TIMEOUT_SECONDS)
         if ended.status != "ok":
             raise RunFailed("\n".join([f"{run.strategy.name}: {ended.status}, {ended.message}", *ended.stderr_tail]))
-        return schema.read(run.folder), schema.read_steps(run.folder)
+        yield run
 
 
 def share_cores(num_processes: int) -> None:
     """Fix the threads of every process of this benchmark's runs, before torch is imported here."""
     os.environ.setdefault("OMP_NUM_THREADS", str(processors.threads_of_each(num_processes)))
-
-
-def text_flags(data_dir: Path | None) -> dict[str, Any]:
-    return {} if data_dir is None else {"data": "files", "data_dir": data_dir}
 
 
 def shown_config(config: RunConfig) -> dict[str, Any]:

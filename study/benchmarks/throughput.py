@@ -33,6 +33,7 @@ from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import find as records
+from study.records import schema
 from study.records.results import header
 from study.records.schema import Record
 from study.run import Run
@@ -88,22 +89,24 @@ def measure(
 
     `pair_seconds`: what a pair is expected to take, until one has been run.
     """
-    flags = {**WORKS[work], **pairs.text_flags(data_dir)}
-    flags |= {"size": size} if size else {}
-    flags |= {"compile": True} if compile else {}
+    flags = {**WORKS[work], **({"data": "files", "data_dir": data_dir} if data_dir else {})}
+    flags |= {name: value for name, value in (("size", size), ("compile", compile)) if value}
     pairs.share_cores(num_processes or 2)
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
     planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
     head = {"command": command, "config": pairs.shown_config(config), "loss_tolerance": tolerance(config.precision)}
     results = earlier(output, head)
+
+    def keep(**machine: Any) -> None:
+        if output:
+            files.write_json(output, {**machine, **head, "strategies": results})
+
     try:
-        status = _compare_all(
-            planned, num_pairs, slot, pair_seconds, results, lambda: _write(output, {**head, "strategies": results})
-        )
+        status = _compare_all(planned, num_pairs, slot, pair_seconds, results, keep)
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if output and results:
-            _write(output, {**header("throughput", command), **head, "strategies": results})
+            keep(**header("throughput", command))
     if status != SOME_MISSING:
         for name, result in results.items():
             mfu = result["mfu"]
@@ -141,11 +144,6 @@ def _compare_all(
             longest = max(longest, time.monotonic() - began)
             keep()  # a machine that is lent may end this at any moment
     return status
-
-
-def _write(output: Path | None, content: dict[str, Any]) -> None:
-    if output:
-        files.write_json(output, content)
 
 
 def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +226,8 @@ def summarize(kept: list[dict[str, Any]]) -> dict[str, Any]:
 
 def ours(work: Run) -> dict[str, Any]:
     """One run of train.py, as users start it, measuring."""
-    facts, steps = pairs.run_ours(work)
+    with pairs.finished(work) as done:
+        facts, steps = schema.read(done.folder), schema.read_steps(done.folder)
     return {
         "wall_samples_per_second": wall_samples_per_second(steps, work.config),
         "step_samples_per_second": facts.timing.samples_per_second,

@@ -302,10 +302,7 @@ def libraries(machine: dict[str, Any]) -> str | None:
 
 
 def _settings(
-    config: RunConfig,
-    world_size: int,
-    continues: schema.Continued | None = None,
-    weights_sha256: str | None = None,
+    config: RunConfig, world_size: int, continues: schema.Continued | None = None, weights_sha256: str | None = None
 ) -> dict[str, Any]:
     micro_batch_size, accumulation = config.batches(world_size)
     decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
@@ -365,8 +362,7 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
     facts["seconds_per_step"] = r.timing.median_seconds
     facts["seconds_lower"] = r.timing.lower_quartile_seconds
     facts["seconds_upper"] = r.timing.upper_quartile_seconds
-    facts["samples_per_second"] = r.timing.samples_per_second
-    facts["tokens_per_second"] = r.timing.tokens_per_second
+    facts |= {name: getattr(r.timing, name) for name in ("samples_per_second", "tokens_per_second")}
     facts["tokens_per_second_per_gpu"] = r.timing.tokens_per_second / r.world_size
     if r.model_flops_per_sequence is not None:
         facts["model_flops_per_second"] = r.model_flops_per_sequence * r.timing.samples_per_second
@@ -475,11 +471,10 @@ def _communication(r: Record) -> dict[str, Any]:
     """Of rank 0 in one step."""
     if r.collectives_per_step is None:
         return {}
+    by_gloo = r.proof is not None and r.proof.backend == "gloo"
     return {
         "collective_bytes": sum(c.moved_bytes for c in r.collectives_per_step),
-        "gloo_bytes": (
-            moved_by_gloo(r.collectives_per_step, r.world_size) if r.proof and r.proof.backend == "gloo" else None
-        ),
+        "gloo_bytes": moved_by_gloo(r.collectives_per_step, r.world_size) if by_gloo else None,
         "collective_count": sum(c.count for c in r.collectives_per_step),
     }
 
@@ -487,16 +482,7 @@ def _communication(r: Record) -> dict[str, Any]:
 def _proof(r: Record) -> dict[str, Any]:
     if r.proof is None:
         return {}
-    names = (
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-        "engine_class",
-        "optimizer_class",
-        "backend",
-    )
-    names += ("overlap_comm", "reduce_bucket_size", "partitioned_parameters", "gradient_clipping")
-    return {
-        name: getattr(r.proof, name)
-        for name in (*names, "precision", "micro_batch_size", "gradient_accumulation_steps")
-    }
+    names = ("zero_stage", "offload_optimizer_device", "offload_param_device", "engine_class", "optimizer_class")
+    names += ("backend", "overlap_comm", "reduce_bucket_size", "partitioned_parameters", "gradient_clipping")
+    names += ("precision", "micro_batch_size", "gradient_accumulation_steps")
+    return {name: getattr(r.proof, name) for name in names}

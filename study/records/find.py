@@ -172,10 +172,8 @@ def _checked(
 
 def _named(read: Record) -> Record:
     """A record whose strategy is called what its file's content is; an older record keeps no file, and its name."""
-    if not read.strategy_file:
-        return read
-    content, beside = read.strategy_file.get("yaml"), read.strategy_file.get("json")
-    return read.model_copy(update={"strategy": shipped.name_of(read.strategy, content, beside)})
+    name = shipped.name_of(read.strategy, read.strategy_file) if read.strategy_file else read.strategy
+    return read.model_copy(update={"strategy": name})
 
 
 def _where(path: Path, run_id: str) -> str:

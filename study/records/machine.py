@@ -105,13 +105,16 @@ def devices() -> str:
 def _nvidia_smi(*arguments: str) -> str | None:
     import torch
 
-    if not torch.cuda.is_available():
-        return None
+    return (said("nvidia-smi", *arguments) or None) if torch.cuda.is_available() else None
+
+
+def said(*command: str) -> str | None:
+    """What a program printed; None where it is not there or failed."""
     try:
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return None if done.returncode else done.stdout.strip()
 
 
 def versions() -> dict[str, str | None]:
@@ -150,17 +153,9 @@ def code_sha256(folder: Path = _STUDY) -> str:
 
 def git_state() -> dict[str, Any]:
     """The commit of the study's code, and whether the tree had changes."""
-    here = Path(__file__).resolve().parent
-    try:
-        commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=20)
-        dirty = subprocess.run(
-            ["git", "-C", here, "status", "--porcelain", "--", ":/study", ":/accelerate_configs"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    git = ("git", "-C", str(_STUDY))
+    commit = said(*git, "rev-parse", "HEAD")
+    changed = said(*git, "status", "--porcelain", "--", ":/study", ":/accelerate_configs")
+    if commit is None or changed is None:
         return {"git_commit": None, "git_dirty": None}
-    if commit.returncode or dirty.returncode:
-        return {"git_commit": None, "git_dirty": None}
-    return {"git_commit": commit.stdout.strip(), "git_dirty": bool(dirty.stdout.strip())}
+    return {"git_commit": commit, "git_dirty": bool(changed)}

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from study.records import machine
+
 STRATEGIES = ("single", "zero2", "zero3")  # none needs a compiled extension on a GPU
 RUNS = Path("runs/colab")
 
@@ -19,10 +21,7 @@ class ColabGpu(NamedTuple):
 
 
 def repository() -> str:
-    """The address of the project's repository, as its metadata says (pyproject.toml); empty where it is not published.
-
-    The notebooks' badges and set-up cells repeat it, and tests/test_notebooks.py holds them together.
-    """
+    """The address of the project, as its metadata has it (pyproject.toml); empty where it is not published."""
     with suppress(importlib.metadata.PackageNotFoundError):
         urls = importlib.metadata.metadata("zero-study").get_all("Project-URL", [])
         return dict(url.split(", ", 1) for url in urls).get("Repository", "")
@@ -31,22 +30,16 @@ def repository() -> str:
 
 def address(notebook: str) -> str:
     """Where Colab opens a notebook of the project, which is published."""
-    return (
-        f"{repository().replace('github.com', 'colab.research.google.com/github')}/blob/main/notebooks/{notebook}.ipynb"
-    )
+    in_colab = repository().replace("github.com", "colab.research.google.com/github")
+    return f"{in_colab}/blob/main/notebooks/{notebook}.ipynb"
 
 
 def find_gpu() -> ColabGpu | None:
     """Ask the driver for the first GPU; None where there is no driver or no GPU."""
-    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
+    said = machine.said("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
+    if not said:
         return None
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return None
-    name, _, capability = lines[0].rpartition(",")
+    name, _, capability = said.splitlines()[0].rpartition(",")
     return ColabGpu(name.strip(), float(capability))
 
 

@@ -118,13 +118,8 @@ class History:
     def estimate(self, run: Run) -> Estimate:
         """Estimate how long a run takes: by the medians of the runs most like it, scaled by tokens."""
         config = run.config
-        wanted = {
-            "workload": config.workload,
-            "size": config.size,
-            "strategy": run.strategy.name,
-            "world_size": run.world_size,
-            "share_device": config.share_device,
-        }
+        wanted = {name: getattr(config, name) for name in ("workload", "size", "share_device")}
+        wanted |= {"strategy": run.strategy.name, "world_size": run.world_size}
         tokens = config.num_steps * config.global_batch_size * config.sequence_length
         key = tuple(wanted.values())
         if key not in self._medians:  # a study asks the same of hundreds of seeds

@@ -82,11 +82,7 @@ class Plan:
 
 
 def select(
-    study: Study,
-    data_dir: Path | None,
-    only: str,
-    folder: Path | None = None,
-    checkpoint_every: int | None = None,
+    study: Study, data_dir: Path | None, only: str, folder: Path | None = None, checkpoint_every: int | None = None
 ) -> list[Run]:
     """List a study's runs whose id contains `only`. Raises Refusal where there is none."""
     chosen = [run for run in studies.runs(study, data_dir, folder, checkpoint_every) if only in run.run_id]
@@ -192,40 +188,31 @@ def _is_of(outcome: Outcome, run: Run) -> bool:
 
 
 def _check_same(run: Run, record: Record, path: Path) -> None:
-    if name := _differing(run, record.config):
-        planned = run.config.model_dump(mode="json")[name]
-        raise Refusal(
-            f"{path}: holds a run with {name}={record.config.get(name)!r}, the study plans {planned!r}; "
-            "pass another --runs-dir, or delete it"
-        )
     ranks = record.proof.ranks_of_machines if record.proof else None
-    if ranks is not None and len(ranks) != run.num_machines:
-        raise Refusal(
-            f"{path}: holds a run of {counted(len(ranks), 'machine')}, {run.num_machines} are planned; pass another "
-            "--runs-dir, or delete it"
-        )
     rate = record.machine.get("environment", {}).get(LABORATORY)
-    if run.laboratory and rate not in (None, run.laboratory):
-        raise Refusal(
-            f"{path}: holds a run on a network of {rate}, the study plans {run.laboratory}; pass another --runs-dir, "
-            "or delete it"
-        )
-    if record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
-        raise Refusal(
-            f"{path}: holds a run of {run.strategy.name} whose file had another {key}; pass another --runs-dir, or "
-            "delete it"
-        )
+    other = None
+    if name := _differing(run, record.config):
+        planned = run.config.model_dump(mode="json")
+        other = f"with {name}={record.config.get(name)!r}, the study plans {planned[name]!r}"
+    elif ranks is not None and len(ranks) != run.num_machines:
+        other = f"of {counted(len(ranks), 'machine')}, {run.num_machines} are planned"
+    elif run.laboratory and rate not in (None, run.laboratory):
+        other = f"on a network of {rate}, the study plans {run.laboratory}"
+    elif record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
+        other = f"of {run.strategy.name} whose file had another {key}"
+    if other:
+        raise Refusal(f"{path}: holds a run {other}; pass another --runs-dir, or delete it")
 
 
 def _differing_strategy(now: dict[str, Any], then: dict[str, Any]) -> str | None:
     """Name what two strategies' files have otherwise, of that which says how a run is distributed."""
-    ours, theirs = (shipped.meaning(written.get("yaml"), written.get("json")) for written in (now, then))
-    return next((key for key in ours if ours[key] != theirs[key]), None)
+    ours, theirs = shipped.meaning(now), shipped.meaning(then)
+    return next((key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)), None)
 
 
 def _differing(run: Run, config: dict[str, Any]) -> str | None:
     """Name the first knob that a written configuration has otherwise than a run; None where all are equal."""
-    planned = run.config.model_dump(mode="json", exclude=set(OF_THE_PROCESS))
+    planned = run.config.model_dump(mode="json", exclude=OF_THE_PROCESS)
     # A file from before there was such a knob has what is its default now.
     defaults = {name: RunConfig.model_fields[name].default for name in planned}
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)

@@ -48,12 +48,7 @@ class Slot:
 
 
 def run(
-    study: Study,
-    runs: list[Run],
-    folder: Path,
-    timeout_seconds: float,
-    fail_fast: bool,
-    slot: Slot | None = None,
+    study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fail_fast: bool, slot: Slot | None = None
 ) -> int:
     """Run what is not finished, print progress and a table, and return the exit status.
 

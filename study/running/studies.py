@@ -45,9 +45,8 @@ class Part(files.Written):
     """A block of runs: every combination of its lists, with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # train.py's, by the names of RunConfig's fields
-    strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(
-        file.names()
-    )  # names, or paths of accelerate files
+    # Names, or paths of accelerate files.
+    strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(file.names())
     world_sizes: Sizes = (2,)
     global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
     seeds: Seeds = (0,)

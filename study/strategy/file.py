@@ -489,7 +489,9 @@ def read_strategy(path: Path, folder: Path = Path()) -> Strategy:
         optimizer_device = param_device = "cpu"
     clipping, accumulation = in_charge.gradient_clipping, in_charge.gradient_accumulation_steps
     return Strategy(
-        name=shipped.name_of(check_name(path.stem, f"{path}: the strategy's name"), content, written or ddp_json),
+        name=shipped.name_of(
+            check_name(path.stem, f"{path}: the strategy's name"), {"yaml": content, "json": written or ddp_json}
+        ),
         path=path,
         distributed_type=file.distributed_type,
         num_processes=file.num_processes,

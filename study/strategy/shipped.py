@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,22 @@ _NOT_OF_IT = {
 _AS_LEFT_OUT = (None, "none", False, "auto")
 
 
-def meaning(content: Any, beside: Any) -> dict[str, Any]:
-    """What of an accelerate file and the JSON beside it, as a record keeps them, says how a run is distributed."""
-    written = content if isinstance(content, dict) else {}
-    sections = {name: written.get(name) for name in ("deepspeed_config", "fsdp_config", "parallelism_config")}
-    return {"distributed_type": written.get("distributed_type")} | {
+def meaning(written: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an accelerate file and its JSON, as a record keeps both, says how a run is distributed."""
+    content = written.get("yaml")
+    content = content if isinstance(content, dict) else {}
+    sections = {name: content.get(name) for name in ("deepspeed_config", "fsdp_config", "parallelism_config")}
+    return {"distributed_type": content.get("distributed_type")} | {
         name: {key: value for key, value in section.items() if key not in _NOT_OF_IT and value not in _AS_LEFT_OUT}
+        for name, section in {**sections, "JSON": written.get("json")}.items()
         if isinstance(section, dict)
-        else {}
-        for name, section in {**sections, "JSON": beside}.items()
     }
 
 
-def digest(content: Any, beside: Any) -> str:
-    text = json.dumps(meaning(content, beside), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def digest(written: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meaning(written), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def name_of(name: str, content: Any, beside: Any) -> str:
+def name_of(name: str, written: Mapping[str, Any]) -> str:
     """Name the strategy of a file of this name: a shipped one's with other content is no strategy of that name."""
-    return name if DIGESTS.get(name) in (None, digest(content, beside)) else f"{name}-changed"
+    return name if DIGESTS.get(name) in (None, digest(written)) else f"{name}-changed"

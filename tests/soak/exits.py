@@ -24,6 +24,7 @@ import click
 from study import files
 from study.benchmarks import pairs
 from study.errors import RunFailed
+from study.records import schema
 from study.records.results import header
 from study.run import Run
 
@@ -95,10 +96,11 @@ def tally(done: list[dict[str, Any]]) -> dict[str, Any]:
 def launch_ours(work: Run) -> dict[str, Any]:
     """One tiny run through the launcher; `launch` calls it ok only with exit status 0 and a complete record."""
     try:
-        facts, steps = pairs.run_ours(work)
+        with pairs.finished(work) as done:
+            took_all = len(schema.read_steps(done.folder)) == work.config.num_steps
+            return {"ended": "ok", "finished": took_all and schema.read(done.folder).status == "ok"}
     except RunFailed as failure:
         return {"ended": str(failure).splitlines()[0], "finished": False}
-    return {"ended": "ok", "finished": facts.status == "ok" and len(steps) == work.config.num_steps}
 
 
 def launch_bare() -> dict[str, Any]:

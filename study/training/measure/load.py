@@ -25,11 +25,9 @@ def moment() -> Moment:
     """Read the kernel's counters of the processors on which this process may run."""
     lines = (line.split() for line in STAT.read_text().splitlines())
     times = {name: [int(ticks) for ticks in rest] for name, *rest in lines if name[:3] == "cpu" and name != "cpu"}
-    allowed = [f"cpu{number}" for number in processors.allowed()]
-    known = [times[name] for name in allowed if name in times]
-    if len(known) < len(allowed):  # a container that numbers its own anew
-        known = list(times.values())
-    user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*known, strict=True))
+    allowed = {f"cpu{number}" for number in processors.allowed()}
+    counted = allowed if allowed <= times.keys() else times.keys()  # a container may number its own anew
+    user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*(times[name] for name in counted), strict=True))
     ticks = os.sysconf("SC_CLK_TCK")
     return Moment(time.perf_counter(), (user + nice + system + irq + softirq) / ticks, stolen / ticks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -185,21 +186,15 @@ def _reset_resident_peak() -> bool:
 
     False: some containers do not permit it, and the mark is of more than what comes now.
     """
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        return file.write("5") > 0
+    return False
 
 
 def _resident_peak() -> int | None:
-    try:
-        with open("/proc/self/status") as file:
-            kilobytes = next(line.split()[1] for line in file if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return None
-    return int(kilobytes) * 1024
+    with suppress(OSError, StopIteration), open("/proc/self/status") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    return None
 
 
 def nvml_handle(device: torch.device) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Container
 
 import psutil
 
+from study.records import machine
 from study.records.schema import Network
 
 Counters = dict[str, tuple[int, int]]  # of an interface -> bytes sent and received
@@ -56,9 +56,8 @@ def _counters() -> Counters:
 def _rate(interfaces: Container[str]) -> int | None:
     """The least to which a bucket of tokens holds one of them, bits per second; None: to none, or it is not known."""
     try:
-        words = ["tc", "-j", "qdisc", "show"]
-        shown = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout or "[]")
-    except (OSError, subprocess.TimeoutExpired, ValueError):
+        shown = json.loads(machine.said("tc", "-j", "qdisc", "show") or "[]")
+    except ValueError:
         return None
     rates = [each["options"]["rate"] for each in shown if each.get("kind") == "tbf" and each.get("dev") in interfaces]
     return 8 * min(rates) if rates else None
