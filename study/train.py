@@ -118,6 +118,8 @@ def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> 
     try:
         accelerator = start(asked)
         journal.has_folder = True
+        if accelerator.is_main_process:
+            checks.check_folder(asked)  # where nothing locks, another run may have ended there meanwhile
         built = build(asked, accelerator)
         from study.training.checkpoints import Checkpoints
 

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from study.errors import Refusal
-from study.preflight import checks
 from study.records.schema import Checksum, Proof
 from study.run import Run
 from study.training.accelerators import build_accelerator
@@ -131,9 +130,7 @@ def start(run: Run) -> Accelerator:
 
 
 def _remove_stale(run: Run) -> None:
-    """Remove what an unfinished run left in the folder: it is not this one's. Raises Refusal for a finished one's."""
-    if not run.machine_rank:
-        checks.check_folder(run)
+    """Remove what an unfinished run left in the folder: it is not this one's."""
     names = ("steps.jsonl", "record.json", "warnings.log")
     for stale in [*(run.own_folder / name for name in names), *run.own_folder.glob("failure-rank*.json")]:
         stale.unlink(missing_ok=True)
