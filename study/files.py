@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,28 @@ def check_name(name: str, what: str) -> str:
 # ---------------------------------------------------------------- reading
 
 
-def load(path: Path, what: str) -> Any:
-    """Read a JSON file strictly. Raises Refusal where it is none; `what` says what it should have been."""
+Section = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{_short(next(key for key in keys if keys.count(key) > 1))} is there twice")
+    return content
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "...")
+
+
+def load(path: Path, what: str, section: Section = _each_once) -> Any:
+    """Read a JSON file strictly. Raises Refusal where it is none; `what` says what it should have been.
+
+    `section` makes a mapping of its keys and values, where a key may be there twice.
+    """
     try:
-        return parse_json(read_whole(path))
+        return parse_json(read_whole(path), section)
     except (OSError, ValueError) as error:
         raise Refusal(f"{path}: cannot be read as {what} ({error})") from None
 
@@ -126,7 +144,7 @@ def read_whole(path: Path) -> bytes:
     return content
 
 
-def parse_json(text: bytes | str) -> Any:
+def parse_json(text: bytes | str, section: Section = _each_once) -> Any:
     """Read JSON: no key twice, no NaN, no number beyond 64 bits or a float, nothing nested without end.
 
     Raises ValueError.
@@ -134,7 +152,7 @@ def parse_json(text: bytes | str) -> Any:
     text = text if isinstance(text, str) else text.decode()  # JSON in UTF-16 is not what engines read
     try:
         content = json.loads(
-            text, object_pairs_hook=_each_once, parse_int=_whole, parse_float=_finite, parse_constant=_finite
+            text, object_pairs_hook=section, parse_int=_whole, parse_float=_finite, parse_constant=_finite
         )
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST}") from None
@@ -150,18 +168,6 @@ def parse_json(text: bytes | str) -> Any:
 
 def _children(content: Any) -> Iterable[Any]:
     return content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{_short(next(key for key in keys if keys.count(key) > 1))} is there twice")
-    return content
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
 def _whole(text: str) -> int:

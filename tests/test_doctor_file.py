@@ -16,6 +16,7 @@ from study import cli
 from study.doctor import engine, examine, known, launcher
 from study.doctor.findings import KEEP, Finding
 from study.errors import Refusal
+from study.strategy.file import CONFIGS
 
 # What doctor gets wrong of the real files, and why it stays so.
 MISSED = {
@@ -214,7 +215,7 @@ def test_a_real_file_trains_as_a_strategy():
     ("content", "key", "effect"),
     [
         (deepspeed(zero_stage=2, offload_param_device="cpu"), "deepspeed_config.offload_param_device", "ignored"),
-        (deepspeed(zero_stage=3, offload_param_device="cpu"), "deepspeed_config.offload_param_device", "honoured"),
+        (deepspeed(zero_stage="3", offload_param_device="cpu"), "deepspeed_config.offload_param_device", "honoured"),
         (deepspeed(zero_stage=3, zero3_init_flag=False), "deepspeed_config.zero3_init_flag", "ignored"),
         (deepspeed(zero_stage=0) | {"mixed_precision": "bf16"}, "mixed_precision", "means something else"),
         (deepspeed(zero_stage=1) | {"mixed_precision": "bf16"}, "mixed_precision", "honoured"),
@@ -276,6 +277,38 @@ def test_one_line_a_key_and_what_to_write_instead(capsys):
     assert re.fullmatch(r"zero.json: \d+ of \d+ keys to change; \d+ keys do no harm \(--all lists them\)", lines[-1])
     assert cli.run(["doctor", "zero.json", "--all"]) == 1
     assert "zero_optimization.stage: 2 is honoured" in capsys.readouterr().out
+
+
+def test_shipped_files_have_nothing_to_change(monkeypatch):
+    """Launched by zero-study, which fills in what they leave open; a copy of one that it does not launch is told so."""
+    monkeypatch.chdir(CONFIGS.parent)
+    shipped = [str(path) for path in sorted(CONFIGS.rglob("*")) if path.is_file()]
+    assert len(shipped) > 30
+    assert {name: status for name in shipped if (status := cli.run(["doctor", name]))} == {}
+
+
+def test_of_a_key_that_is_written_twice_the_engine_has_the_last(capsys):
+    rest = '"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1'
+    Path("twice.json").write_text(f'{{"zero_optimization": {{"stage": 1, "stage": 3}}, {rest}}}')
+    Path("names_it.yaml").write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="twice.json")))
+    for name in ("twice.json", "names_it.yaml"):
+        assert cli.run(["doctor", name, "--json"]) == 1
+        (found,) = (each for each in json.loads(capsys.readouterr().out) if each["effect"] == "overridden")
+        assert (found["key"], found["value"], found["engine_has"]) == ("zero_optimization.stage", 1, 3)
+    assert cli.run(["doctor", "twice.json", "--fix", "mended.json"]) == 1
+    assert json.loads(Path("mended.json").read_text())["zero_optimization"]["stage"] == 3
+    assert cli.run(["doctor", "mended.json"]) == 0
+
+
+@pytest.mark.parametrize("everything", [[], ["--all"], ["--json"]])
+def test_of_a_long_value_the_beginning_is_printed(capsys, everything):
+    long = "a" * 1_000_000
+    content = {long: 1, "communication_data_type": long, "wandb": {"team": long, "enabled": [0] * 1_000_000}}
+    Path("long.json").write_text(json.dumps(content))
+    assert cli.run(["doctor", "long.json", *everything]) == 1
+    out = capsys.readouterr().out
+    assert "aaa" in out
+    assert len(out) < 5_000
 
 
 def test_as_json(capsys):

@@ -24,6 +24,7 @@ from study.doctor.known import (
 )
 
 _Z = "zero_optimization."
+STAGES = (0, 1, 2, 3)
 LARGE_BUCKET = 100_000_000  # elements
 
 
@@ -32,14 +33,14 @@ class DeepSpeedFile(Settings):
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage; "auto" is 2, silence is 0."""
+        """The ZeRO stage, also where it is written as text; "auto" is 2, silence is 0."""
         written = self.get(f"{_Z}stage", 0)
-        return 2 if written == "auto" else written if isinstance(written, int) else 0
+        return 2 if written == "auto" else next((stage for stage in STAGES if written in (stage, str(stage))), 0)
 
     def device(self, what: str) -> str:
         """Where the optimizer's states or the parameters are kept: none, cpu or nvme."""
         written = self.get(f"{_Z}offload_{what}.device", "none")
-        return "none" if written == "auto" else str(written)
+        return written if written in ("cpu", "nvme") else "none"
 
     @property
     def has_zero(self) -> bool:
@@ -64,6 +65,10 @@ class DeepSpeedFile(Settings):
 
 def _stage_is(*stages: int) -> Condition:
     return lambda value, file: file.stage in stages
+
+
+def _is_written(text: str) -> Condition:
+    return lambda value, file: value == text
 
 
 def _is_number(value: Any) -> bool:
@@ -353,8 +358,17 @@ ZERO = (
         key=f"{_Z}stage", effect="means something else", engine_has=2, mend=2, when=lambda value, file: value == "auto",
         message="accelerate fills in 2", remedy="write the stage",
     ),
+    *(
+        Rule(
+            key=f"{_Z}stage", effect="means something else", engine_has=stage, mend=stage, remedy=f"write {stage}",
+            when=_is_written(str(stage)),
+            message="DeepSpeed reads the number; accelerate and transformers compare the text with numbers, and do "
+            "nothing of what they do for the stage (partitioned loading, gathering what is saved)",
+        )
+        for stage in STAGES
+    ),
     Rule(
-        key=f"{_Z}stage", effect="crashes", when=lambda value, file: value not in (0, 1, 2, 3),
+        key=f"{_Z}stage", effect="crashes", when=lambda value, file: value not in STAGES,
         message="there are stages 0 to 3", remedy="write a number from 0 to 3", error="stage",
     ),
     *(
@@ -420,6 +434,11 @@ ZERO = (
         rule
         for what in ("optimizer", "param")
         for rule in (
+            Rule(
+                key=f"{_Z}offload_{what}.device", effect="crashes", error="Input should be 'none', 'cpu' or 'nvme'",
+                when=lambda value, file: value not in ("none", "cpu", "nvme", "auto"), mend="none",
+                message="DeepSpeed knows none, cpu and nvme, in small letters", remedy="write one of them",
+            ),
             Rule(
                 key=f"{_Z}offload_{what}.nvme_path", of_absent=True, effect="crashes",
                 when=_device_is(what, "nvme"), error="not NoneType", message="NVMe wants a folder",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from study.doctor import engine, launcher
-from study.doctor.findings import ABSENT, KEEP, REMOVE, Finding, Instead, Settings
+from study.doctor.findings import ABSENT, KEEP, REMOVE, Finding, Instead, Settings, cut
 from study.errors import Refusal
 from study.files import load, read_yaml, write_whole
 from study.strategy.file import CONFIGS
@@ -19,6 +19,18 @@ from study.strategy.file import CONFIGS
 ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
 # Keys of which a JSON with one is an accelerate file, and none of DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
+OF_DDP = {"gradient_as_bucket_view"}  # all keys of a JSON beside the accelerate file of a DDP
+# What the shipped files leave open, because zero-study fills it in (training/accelerators.py).
+FILLED_IN = ("gradient_clipping", "nvme_path", "offload_param.buffer_size")
+
+
+class _Section(dict[str, Any]):
+    """A section of a JSON as accelerate reads it: of a key that is written twice it has the last value."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        last = {key: place for place, (key, _) in enumerate(pairs)}
+        self.overridden = [pair for place, pair in enumerate(pairs) if last[pair[0]] != place]
 
 
 @dataclass(frozen=True)
@@ -41,21 +53,55 @@ class Examined:
 
 def examine(path: Path) -> Examined:
     """Examine an accelerate file or a DeepSpeed JSON. Raises Refusal where it is neither."""
-    content = load(path, "JSON") if path.suffix == ".json" else read_yaml(path, CONFIGS)
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+    return _examine(path, _read_json(path) if path.suffix == ".json" else read_yaml(path, CONFIGS))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content = load(path, "JSON", _Section)
+    if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
-    return _examine(path, content)
+    return content
 
 
 def _examine(path: Path, content: dict[str, Any]) -> Examined:
-    if path.suffix == ".json" and not OF_ACCELERATE & set(content):
-        return Examined(path, content, engine.findings(str(path), content))
-    found = {finding.key: finding for finding in launcher.findings(str(path), content)}
-    named = launcher.AccelerateFile(content).json_named
-    if named is not None and not Path(named).is_file():
-        missing = _missing(path, named)
-        return Examined(path, content, list((found | {missing.key: missing}).values()))
-    return Examined(path, content, [*found.values(), *(_of_json(Path(named)) if named is not None else ())])
+    found = _written_twice(path, content)
+    if set(content) == OF_DDP:
+        found += [Finding(file=str(path), key=key, value=value, effect="honoured", message="zero-study hands it to DDP")
+                  for key, value in content.items()]  # fmt: skip
+    elif path.suffix == ".json" and not OF_ACCELERATE & set(content):
+        found += engine.findings(str(path), content)
+    else:
+        found += launcher.findings(str(path), content)
+        named = launcher.AccelerateFile(content).json_named
+        if named is not None and not Path(named).is_file():
+            missing = _missing(path, named)
+            found = [*(finding for finding in found if finding.key != missing.key), missing]
+        elif named is not None:
+            inner = _read_json(Path(named))
+            found += _written_twice(Path(named), inner) + engine.findings(named, inner)
+    return Examined(path, content, [_as_shipped(finding) for finding in found])
+
+
+def _as_shipped(finding: Finding) -> Finding:
+    """A finding, which is no fault of a shipped file in what zero-study itself fills in."""
+    is_shipped = Path(finding.file).resolve().is_relative_to(CONFIGS)
+    if not (is_shipped and finding.matters and finding.key.endswith(FILLED_IN)):
+        return finding
+    return replace(finding, matters=False, message=f"zero-study fills it in; else {finding.message}")
+
+
+def _written_twice(path: Path, content: dict[str, Any]) -> list[Finding]:
+    """What is said of the values of a JSON that stand before another one of the same key."""
+    sections = [("", content), *((f"{key}.", value) for key, value, _ in Settings(content).nodes())]
+    return [
+        Finding(
+            file=str(path), key=f"{above}{key}", value=value, effect="overridden", matters=True, remedy="write it once",
+            message="it is written again, and accelerate takes the last value (DeepSpeed refuses such a file where a "
+            "program names it to deepspeed.initialize)", engine_has=section[key],
+        )
+        for above, section in sections if isinstance(section, _Section)
+        for key, value in section.overridden
+    ]  # fmt: skip
 
 
 def _missing(path: Path, named: str) -> Finding:
@@ -66,14 +112,6 @@ def _missing(path: Path, named: str) -> Finding:
         message=f"does not exist as seen from {Path.cwd()}, where the launcher would look for it",
         remedy="start in the folder that it is relative to, or write a whole path",
     )  # fmt: skip
-
-
-def _of_json(named: Path) -> list[Finding]:
-    """What the JSON does that an accelerate file names."""
-    content = load(named, "JSON")
-    if not isinstance(content, dict):
-        raise Refusal(f"{named}: holds no keys; copy one of {CONFIGS.name}/")
-    return engine.findings(str(named), content)
 
 
 def text(examined: Examined, everything: bool = False) -> str:
@@ -88,9 +126,9 @@ def text(examined: Examined, everything: bool = False) -> str:
 
 def _line(finding: Finding, path: Path) -> str:
     where = "" if finding.file == str(path) else f"{finding.file}: "
-    value = "{...}" if isinstance(finding.value, dict) else repr(finding.value)
+    value = "{...}" if isinstance(finding.value, dict) else repr(cut(finding.value))
     is_verb = finding.effect in ("crashes", "means something else")
-    line = f"{where}{finding.key}: {value} {'' if is_verb else 'is '}{finding.effect}"
+    line = f"{where}{cut(finding.key)}: {value} {'' if is_verb else 'is '}{finding.effect}"
     line += f": {finding.message}" if finding.message else ""
     return line + (f"; {finding.remedy}" if finding.remedy else "")
 

@@ -26,6 +26,14 @@ REMOVE = Mark("remove")  # --fix takes the key out
 KEEP = Mark("keep")  # --fix leaves it: what to write instead is for its owner to decide
 UNSAID = Mark("unsaid")  # what the engine has then is not said
 
+LONGEST = 200  # characters of a value that are printed
+
+
+def cut(value: Any) -> Any:
+    """A value of a file as it is printed: as it is, or of a long one the beginning and its length."""
+    written = value if isinstance(value, str) else repr(value)
+    return value if len(written) <= LONGEST else f"{written[:LONGEST]}... ({len(written):,} characters)"
+
 
 @dataclass(frozen=True)
 class Instead:
@@ -52,9 +60,9 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """The finding as --json prints it; a key that is absent has no value."""
-        content = {name: getattr(self, name) for name in ("file", "key", "effect", "message", "remedy", "matters")}
-        said = {"value": self.value, "engine_has": self.engine_has, "error": self.error or UNSAID}
-        return content | {name: value for name, value in said.items() if not isinstance(value, Mark)}
+        content = {name: getattr(self, name) for name in ("file", "effect", "message", "remedy", "matters")}
+        said = {"key": self.key, "value": self.value, "engine_has": self.engine_has, "error": self.error or UNSAID}
+        return content | {name: cut(value) for name, value in said.items() if not isinstance(value, Mark)}
 
 
 class Settings:
@@ -111,8 +119,8 @@ class Rule:
             key=key,
             value=value,
             effect=self.effect,
-            message=self.message.replace("{value}", str(value)),
-            remedy=self.remedy.replace("{value}", str(value)),
+            message=self.message.replace("{value}", str(cut(value))),
+            remedy=self.remedy.replace("{value}", str(cut(value))),
             matters=self.matters and self.effect not in ("honoured", "not examined"),
             mend=self.mend,
             engine_has=value if self.engine_has is UNSAID and self.effect == "honoured" else self.engine_has,
@@ -150,5 +158,5 @@ def _applies(rule: Rule, key: str, value: Any, settings: Any) -> bool:
 
 def closest(key: str, known: Iterable[str]) -> str:
     """The known key that is most like the one that is written; an empty text where none is."""
-    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.8)
+    near = difflib.get_close_matches(key[:LONGEST], sorted(known), n=1, cutoff=0.8)
     return near[0] if near else ""

@@ -34,6 +34,7 @@ PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the lau
 HARDWARE = DISTRIBUTED_TYPES - {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP"}
 SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "1", "2", "3", "4", "5")
 STATE_DICTS = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
+STAGES = ("0", "1", "2", "3")  # which the launcher hands on as text
 PRECISIONS = ("no", "fp8", "fp16", "bf16")
 
 
@@ -63,7 +64,7 @@ class AccelerateFile(Settings):
         if self.kind != "DEEPSPEED" or self.json_named is not None:
             return None
         written = self.get("deepspeed_config.zero_stage", 2)
-        return written if isinstance(written, int) else 2
+        return int(written) if str(written) in STAGES else 2
 
     def fsdp(self, name: str, default: Any = ABSENT) -> Any:
         """A key of the fsdp section, with its prefix or without."""
@@ -329,7 +330,7 @@ DEEPSPEED = (
         message="without it accelerate takes ZeRO-2", remedy="write zero_stage",
     ),
     Rule(
-        key=f"{_DS}zero_stage", effect="crashes", when=lambda value, file: value not in (0, 1, 2, 3),
+        key=f"{_DS}zero_stage", effect="crashes", when=lambda value, file: str(value) not in STAGES,
         message="there are stages 0 to 3", remedy="write a number from 0 to 3",
     ),
     Rule(
