@@ -184,7 +184,8 @@ def test_a_norm_that_only_one_run_has_is_unknown(folder):
 
 def test_with_dropout_another_micro_batch_is_not_comparable():
     page = parity.table([FIXTURES])
-    assert rows(page, "bf16-zero1-acc")[0][1:3] == ["2 x 2", "not comparable: dropout is on and micro batch 2, there 4"]
+    assert rows(page, "bf16-zero1-acc")[0][1] == "2 x 2"
+    assert rows(page, "bf16-zero1-acc")[0][2].startswith("not comparable: dropout is on and micro batch 2 against 4")
     assert rows(page, "bf16-zero2")[0][2] == "(the reference)"
     assert rows(page, "bf16-zero3")[0][2] == "bf16-zero2"
 

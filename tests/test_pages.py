@@ -13,7 +13,7 @@ from synthetic import write_outcome, write_run
 from study.compare import differences, table
 from study.errors import Refusal
 from study.report import figures, markup, pages
-from study.report.pages import cells
+from study.report.pages import cells, planner
 from study.report.pages import runs as sections
 
 METRICS = ["final_loss", "seconds_per_step"]
@@ -226,6 +226,18 @@ def test_what_a_study_decides_is_told_by_it_alone(study):
     assert "Seconds" not in pages.answer(study, compared, "ddp", with_times=False).text
 
 
+def test_the_lead_rests_on_losses_that_can_be_compared(tmp_path):
+    """Not on those of other dropout masks: `single` has others than two processes, whatever the strategy does."""
+    for strategy, world_size, shift in (("ddp", 2, 0.0), ("zero2", 2, 0.02), ("single", 1, 1.0)):
+        write_run(tmp_path, strategy=strategy, world_size=world_size, loss_shift=shift)
+    compared = differences.compare(table.read([tmp_path]), "ddp", ["final_loss"])
+    apart = compared.set_index("strategy")["relative_difference"]
+    assert apart["single"] > 0.1 > apart["zero2"] > 0.001
+    assert f"at most {100 * apart['zero2']:.1f} %" in text_of(pages.losses_first(compared, "ddp"))
+    alone = compared[compared["strategy"] == "single"]
+    assert "could not be compared" in text_of(pages.losses_first(alone, "ddp"))
+
+
 # ---------------------------------------------------------------- each page's own
 
 
@@ -433,6 +445,14 @@ def test_number(value, shown):
 )
 def test_relative(value, shown):
     assert cells.relative(value) == shown
+
+
+def test_a_piece_of_html_is_no_text():
+    """Its repr would be shown in its place, as on the planner's page, where a table was lost."""
+    for show in (str, format, "{}".format):
+        with pytest.raises(TypeError, match="text"):
+            show(markup.Html("<b>"))
+    assert "Memory that others published" in text_of(planner.memory_cases())
 
 
 def test_table_escapes_and_says_unknown():

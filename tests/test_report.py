@@ -114,6 +114,7 @@ def test_page_shows_results_and_folds_code(site, name):
     assert load in folded
     assert "google.colab" not in shown + folded
     assert "Traceback" not in shown
+    assert "characters of HTML" not in shown  # the repr of a piece of a page
 
 
 def test_first_page_answers_the_question(site):

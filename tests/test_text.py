@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import launching
@@ -69,6 +70,25 @@ def test_scaling_names_its_base(tmp_path):
     efficiency, base = rows(page, "ddp")[0][3:5]
     assert 97 <= int(efficiency.rstrip("%")) <= 103  # times are noisy by one per cent
     assert base == "single on 1 process"
+
+
+def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
+    for strategy in ("ddp", "zero2", "zero3"):
+        path = write_run(tmp_path, strategy=strategy)
+        disturbed = {
+            "seconds": 10.0,
+            "num_processors": 2,
+            "own_seconds": 9.0,
+            "other_seconds": 9.0,
+            "stolen_seconds": 0,
+        }
+        if strategy != "ddp":
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"load": disturbed}))
+    for page in (text.differences([tmp_path], "ddp"), text.scaling([tmp_path]), text.largest_batch([tmp_path])):
+        (line,) = re.findall("Without a time: 2 of 3 runs .*", page)
+        assert "5 % of the processors" in line
+    path = write_run(tmp_path / "quiet", strategy="ddp")
+    assert "Without a time" not in text.scaling([path.parent])
 
 
 @pytest.mark.launches

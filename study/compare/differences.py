@@ -51,7 +51,7 @@ _SHOWN = ("box", "workload", "size", "world_size", "global_batch_size", "precisi
 COLUMNS = (
     *_SHOWN, "metric", "strategy", "control", "control_world_size", "n_pairs", "n_repeats", "control_value", "value",
     "difference", "low", "high", "margin", "relative_difference", "relative_low", "relative_high", "relative_margin",
-    "interval", "verdict", "why",
+    "interval", "verdict", "why", "limit",
 )  # fmt: skip
 
 
@@ -90,6 +90,7 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
     `margins` has fixed from repeats of the control with itself; else "higher" or "lower" where the interval leaves out
     0; else "inconclusive". Without a margin the interval alone decides. `n_pairs` is the number of differences that an
     interval rests on, for Welch's that of the smaller side; `n_repeats` is how many runs the seed with most has.
+    `limit` is what `pairs.limits` says of them; what was learned is shown beside the control's all the same.
     """
     metrics = list(metrics)
     margin_of = {metric: margins(table, metric, control) for metric in metrics if METRICS[metric] != "bytes"}
@@ -188,6 +189,7 @@ def _comparison(
         "n_repeats": max(Counter(seeds[runs]).values(), default=0),
         "value": average(values[runs]) if len(runs) else None,
         "control_value": average(values[controls]) if len(controls) else None,
+        "limit": limit,
     }
     if not len(couples):
         return {**facts, "verdict": "inconclusive", "why": "not measured on both sides"}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from study.compare.parity import other_masks
 from study.compare.words import processes
 
 # What must be equal between two runs, in the order in which a difference is told, and how it is told.
@@ -84,15 +85,13 @@ def limits(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str | 
     told_apart = run["strategy"] == other["strategy"] or "single" in (run["strategy"], other["strategy"])
     confounded = None if told_apart else other_world
     micro_batch = _against(run, other, "micro_batch_size", "micro batch")
-    losses = None
-    if run["dropout"] and (other_world or micro_batch):
-        losses = f"dropout is on and {other_world or micro_batch}: other masks"
     # Where the processes differ, so does what each does. Elsewhere it is a setting.
     unequal = confounded or (None if other_world else micro_batch)
     threads = _against(run, other, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
     apart = _hours_apart(run, other)
     crowded = next((crowding(each) for each in (run, other) if crowding(each)), None)
-    return {"losses": losses, "speed": crowded or unequal or threads or apart, "memory": unequal, "states": confounded}
+    speed = crowded or unequal or threads or apart
+    return {"losses": other_masks(run, other), "speed": speed, "memory": unequal, "states": confounded}
 
 
 def _hours_apart(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,17 @@ def _order(file: RecordFile) -> tuple:
 
 def _incomparable(r: Record, other: Record) -> str | None:
     """Why two runs of one group cannot be compared; None where they can."""
-    if not r.config["dropout"]:
-        return None
-    facts = {
-        "processes": (r.world_size, other.world_size),
-        "micro batch": (r.proof.micro_batch_size, other.proof.micro_batch_size),
-    }
-    differing = [
-        f"{name} {value}, there {other_value}" for name, (value, other_value) in facts.items() if value != other_value
-    ]
-    return f"dropout is on and {differing[0]}" if differing else None
+    return other_masks(
+        *({**each.config, **each.proof.model_dump(), "world_size": each.world_size} for each in (r, other))
+    )
+
+
+def other_masks(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Say why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
+    for name, words in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
+        if run["dropout"] and run[name] != other[name]:
+            return f"dropout is on and {words} {run[name]:g} against {other[name]:g}: other masks"
+    return None
 
 
 def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:

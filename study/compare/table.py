@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ COLUMNS: dict[str, str] = {
     "message": "str",
     "started_at": "str",
     "share_of_others": "float64",  # of a CPU's processors, by others; above quiet.QUIET the run has no times
+    "why_untimed": "object",  # None where the run has times
     "oversubscribed": "bool",  # more threads than cores, or processes than GPUs: its times say nothing of the strategy
     "is_unproven": "bool",  # FSDP2, and its proof does not say what it sharded
     "share_device": "bool",  # asked to be on one GPU, for bytes alone
@@ -355,10 +355,8 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
     if r.energy_joules and None not in r.energy_joules and not oversubscribed:
         facts["energy_joules"] = sum(r.energy_joules)
         facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
-    if r.timing is None or r.timing.median_seconds is None or quiet.is_disturbed(quiet.share_of_others(r)):
-        return facts
-    if math.isfinite(records.rate_of(r) or math.inf):  # such times are compared by rate, on a page of their own
-        return facts
+    if why := quiet.why_untimed(r):
+        return facts | {"why_untimed": why}
     facts["seconds_per_step"] = r.timing.median_seconds
     facts["seconds_lower"] = r.timing.lower_quartile_seconds
     facts["seconds_upper"] = r.timing.upper_quartile_seconds

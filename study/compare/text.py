@@ -42,6 +42,7 @@ def differences(folders: Sequence[Path], control: str) -> str:
         lines += [f"## {heading}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
             lines += [f"### {metric}", "", *markdown.markdown(head, map(_difference, rows.to_dict("records"))), ""]
+    lines += _untimed(runs)
     left_out = pairs.pair(runs, control).refused.to_dict("records")
     if left_out:
         counted = Counter(run["reason"] + _message(run) for run in left_out).most_common()
@@ -53,7 +54,8 @@ def differences(folders: Sequence[Path], control: str) -> str:
 
 def largest_batch(folders: Sequence[Path]) -> str:
     """Make the table of the largest batches that fit."""
-    rows = pairs.largest_batch(tidy.read(folders))
+    runs = tidy.read(folders)
+    rows = pairs.largest_batch(runs)
     head = ["strategy", "processes", "largest batch", "next", "came out", "s/step", "tokens/s per process", "runs"]
     lines = ["# The largest batch that fits", "", LARGEST, ""]
     for heading, members in _sections(rows, PLACE):
@@ -71,6 +73,7 @@ def largest_batch(folders: Sequence[Path]) -> str:
             for row in members.to_dict("records")
         ]
         lines += [f"## {heading}", "", *markdown.markdown(head, cells), ""]
+    lines += _untimed(runs)
     return "\n".join([*lines, f"Made by `{markdown.command('compare --view largest-batch', folders)}`."])
 
 
@@ -93,6 +96,7 @@ def scaling(folders: Sequence[Path]) -> str:
             for row in members.to_dict("records")
         ]
         lines += [f"## {heading}", "", *markdown.markdown(head, cells), ""]
+    lines += _untimed(runs)
     without = runs[runs["status"] != "ok"]
     if len(without):
         ended = [f"- {run['run_id']}: {run['status']}{_message(run)}" for run in without.to_dict("records")]
@@ -110,6 +114,16 @@ def _sections(rows: pd.DataFrame, place: Sequence[str]) -> Iterator[tuple[str, p
         words += [f"batch {known['global_batch_size']:.0f}"] if "global_batch_size" in place else []
         words += [APART[name].format(known[name]) for name in apart if name in known]
         yield ", ".join([*words, known["box"]]), members
+
+
+def _untimed(runs: pd.DataFrame) -> list[str]:
+    """How many runs have no time in these tables, and why, in one line; nothing where all have one."""
+    ok = runs[runs["status"] == "ok"]
+    reasons = Counter(ok["why_untimed"].dropna()).most_common()
+    if not reasons:
+        return []
+    total = sum(n for _, n in reasons)
+    return [f"Without a time: {total} of {len(ok)} runs ({'; '.join(f'{n}: {why}' for why, n in reasons)}).", ""]
 
 
 def _message(run: dict[str, Any]) -> str:

@@ -22,6 +22,10 @@ class Html:
     def __repr__(self) -> str:
         return f"<{len(self.text)} characters of HTML>"
 
+    def __str__(self) -> str:
+        """Fail: in a text, say in an f-string, the repr would stand in the place of the markup, which is `text`."""
+        raise TypeError("a piece of HTML is no text; take its .text, or give it to a function of study/report/markup")
+
 
 def escape(value: Any) -> str:
     return value.text if isinstance(value, Html) else html.escape(str(value))

@@ -245,7 +245,7 @@ def memory_cases() -> Html:
     table = markup.table("Errors of predicted memory", ["predicted by", *HEAD[1:-1], "too much / too little"],
                          list(errors.items()), note)  # fmt: skip
     head = ["what", "grade", "in", "published", "predicted", "error"]
-    return Html(f"{table}\n{_by_family('Memory that others published', head, rows, '')}")
+    return Html(f"{table}\n{_by_family('Memory that others published', head, rows, '').text}")
 
 
 def _by_family(title: str, head: list[str], rows: dict[str, list[list[Any]]], note: str) -> Html:
