@@ -900,7 +900,7 @@ def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output
 
 @zero_study.group("benchmark", no_args_is_help=False)
 def benchmark() -> None:
-    """Measure the program itself: its speed, what a checkpoint costs, how long an answer takes."""
+    """Measure the program itself."""
 
 
 @benchmark.command("throughput")
@@ -924,32 +924,6 @@ def _throughput(context: click.Context, minutes: int | None, **options: Any) -> 
     from study.running import runner
 
     return throughput.measure(**options, slot=runner.Slot(_seconds(minutes)), command=_recorded(context))
-
-
-@benchmark.command("checkpoints")
-@click.option("--strategies", default="ddp,zero2,zero3,fsdp2", metavar="NAMES", help="some, with commas between")
-@click.option("--size", default="mini", help="size of BERT")
-@click.option("--rounds", type=NUMBER, default=3, help="runs of each strategy")
-@click.option("--output", type=PATH, help="JSON file to write")
-@click.pass_context
-def _benchmark_checkpoints(context: click.Context, **options: Any) -> None:
-    """Measure what a checkpoint every 50 steps costs, beyond writing its bytes."""
-    _require(*TRAINING)
-    from study.benchmarks import checkpoints
-
-    checkpoints.measure(**options, command=_recorded(context))
-
-
-@benchmark.command("advise")
-@click.option("--repeats", type=NUMBER, default=5, help="rounds of each")
-@click.option("--model", default="gpt2-xl", metavar="NAME", help="as `zero-study advise` takes it")
-@click.option("--output", type=PATH, help="JSON file to write")
-@click.pass_context
-def _benchmark_advise(context: click.Context, **options: Any) -> None:
-    """Time 10,000 predictions, and one answer of `zero-study advise`."""
-    from study.benchmarks import advise
-
-    advise.measure(**options, command=_recorded(context))
 
 
 def _recorded(context: click.Context) -> str:

@@ -67,8 +67,6 @@ COMMANDS = {
     "protocol --output protocol.json": "train",
     "traps --output traps.json": "train",
     "benchmark throughput": "train",
-    "benchmark checkpoints": "train",
-    "benchmark advise --repeats 1": None,
 }
 
 # Runs every command in one process from which the modules are hidden, in the current folder.

@@ -15,6 +15,6 @@ def test_the_command_is_given_without_the_machine_s_folders():
 
 
 def test_header():
-    header = results.header("advise", "zero-study benchmark advise")
+    header = results.header("throughput", "zero-study benchmark throughput")
     assert list(header) == ["benchmark", "command", "finished_at", "machine"]
     assert header["machine"]["num_cores"]
