@@ -6,7 +6,9 @@ Its kernels cannot import what a run imports.
 from __future__ import annotations
 
 import ast
+import html
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from study.compare import table
 from study.report import build as report
-from study.report import index
+from study.report import index, markup
 
 HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate")
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
@@ -58,6 +60,17 @@ def _build(folder: Path) -> None:
 
 def text_of(site: Path, name: str) -> str:
     return (site / PLACES[name]).read_text(encoding="utf-8")
+
+
+def read(piece: markup.Html) -> str:
+    """What a reader reads of a piece of a page."""
+    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
+
+
+def row_of(piece: markup.Html, strategy: str) -> str:
+    """A row of a table, cell by cell."""
+    row = re.search(rf'<tr><th scope="row">{strategy}</th>(.*?)</tr>', piece.text)[1]
+    return " | ".join(" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row.split("</td>")[:-1])
 
 
 def records() -> list[Path]:

@@ -176,16 +176,6 @@ def test_stage_3_that_lets_go_gathers_twice_and_a_tied_embedding_four_times():
     assert four["reduce_scatter"] == tuple(4 * value for value in found["reduce_scatter"])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "gemma2"])
-def test_every_parameter_has_a_module(architecture, tied):
-    """Each is gathered for the forward pass and for the backward pass, whichever module holds it."""
-    model = shape(architecture, tied=tied)
-    lean = engine(3, max_live_parameters=0, max_reuse_distance=0)
-    again = LOOKUPS[0] if tied else 0
-    assert step(lean, model)["all_gather"][1] == 4 * 2 * (model.num_params + again)
-
-
 def test_checkpointing_gathers_a_block_again_but_for_its_last_layer():
     """It ends inside the last layer, or after it in a dropout."""
     lean = engine(3, max_live_parameters=0, max_reuse_distance=0)
@@ -288,15 +278,6 @@ def test_a_grid_of_accumulations_is_one_call():
 def cells() -> list[view.CommunicationCell]:
     found = [file.record for file in records.find([*COMMITTED, FIXTURES])]
     return [view.cell(r) for r in found if r.status == "ok" and r.collectives_per_step]
-
-
-def test_every_committed_record_within_a_hundred_thousandth(cells):
-    """Bytes were promised within 1 %; what remains are single all-reduces of 4 bytes."""
-    assert len(cells) > 200
-    strategies = {cell.record.strategy for cell in cells}
-    assert strategies >= {"ddp", "zero0", "zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "zero3_nvme_offload"}
-    off = {cell.record.run_id: cell.error for cell in cells if cell.error > 1e-5}
-    assert off == {}
 
 
 def test_counts_are_equal_but_for_what_no_record_tells(cells):

@@ -156,25 +156,6 @@ def test_stages(fits, by_need, start):
     assert ask("stages-analysis-start", fits=fits) == start
 
 
-# ---------------------------------------------------------------- what sources say against themselves
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "case", "advised"),
-    [
-        ("hf-analysis-tree", "hf-analysis-recommendations", {"num_params": 9 * BILLION}, ("ddp", "zero2")),
-        ("hf-analysis-tree", "hf-analysis-purpose", {"purpose": "production"}, ("ddp", "zero2")),
-        ("hf-analysis-sizes", "hf-analysis-recommendations", {"purpose": "production"}, ("ddp", "zero2")),
-        ("hf-analysis-purpose", "hf-analysis-conclusion", {"purpose": "production"}, ("zero2", "zero3")),
-        ("zero3-blog-insight", "zero3-blog-takeaways", {"num_params": 2 * BILLION}, ("zero2", "zero3")),
-        ("zero3-blog-insight", "zero3-blog-offload", {"num_params": 20 * BILLION}, ("zero3", "zero3_cpu_offload")),
-        ("stages-analysis-need", "stages-analysis-start", {}, ("zero1", "zero2")),
-    ],
-)
-def test_rules_of_one_source_that_contradict_each_other_are_kept_apart(one, other, case, advised):
-    assert (ask(one, **case), ask(other, **case)) == advised
-
-
 # ---------------------------------------------------------------- advice
 
 

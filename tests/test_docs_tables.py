@@ -271,16 +271,6 @@ def every_strategy() -> str:
     return tabulate(head, [[*row[:4], row[4] and f"`{row[4]}`", *row[5:]] for row in rows])
 
 
-def times_in_words(summaries: list[dict[str, float]]) -> str:
-    def span(key: str) -> str:
-        ends = [percent(end(summary[key] for summary in summaries)) for end in (min, max)]
-        return " to ".join(dict.fromkeys(ends))
-
-    worst = max(summary["maximum"] for summary in summaries)
-    middle, most = span("median"), span("percentile_90")
-    return f"{middle} in the median, {most} at the 90th percentile, the worst row {percent(worst)}"
-
-
 def resumed() -> str:
     """What became of killed runs that were taken up, by strategy."""
     cases = json.loads((ROOT / "reports/cpu/benchmarks/resume.json").read_text())["cases"]
@@ -537,34 +527,6 @@ def planner_worst() -> str:
     )  # fmt: skip
 
 
-# The planner before it knew kernels, attention, dropout and networks: errors of the same times as its constants stood,
-# in reports/predicted/validation/published_throughput.json of commit 9d584ee.
-BEFORE = {
-    "LLM Foundry": (103, 0.0274, -0.258),
-    "DeepSpeed autotuning": (7, 0.090, -0.268),
-    "LLaMA on A800": (9, 0.181, -0.290),
-    "accelerate and DeepSpeed": (1, 0.701, 0.701),
-    "DeepSpeed pull request 7474": (1, 0.179, -0.179),
-    "ZeRO-Offload": (1, 0.159, -0.159),
-}
-
-
-def planner_before() -> str:
-    """Errors per family before and now, of families that could be asked then."""
-    found = accuracy.load().content["errors"]
-    rows = []
-    for family, (count, median, worst) in BEFORE.items():
-        left_out = "nothing" if family == "LLM Foundry" else "family"
-        by = "grade" if family == "LLM Foundry" else "family"
-        now = next(row for row in found
-                   if (row["predictor"], row["left_out"], row["by"]) == ("planner", left_out, by)
-                   and row["group"].partition(",")[0] == family)  # fmt: skip
-        before = f"{percent(median)} / {100 * worst:+.0f} %"
-        rows.append([family, f"{count}: {before}", f"{now['count']}: {percent(now['median'])} / "
-                     f"{100 * now['worst']:+.0f} %"])  # fmt: skip
-    return tabulate(["family", "before", "now, by a fit without it"], rows)
-
-
 def planner_intervals() -> str:
     """The interval of each kind of case, and how often it held."""
     rows = []
@@ -734,7 +696,6 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner.md", "memory"): planner_memory,
     ("docs/planner.md", "fits"): planner_fits,
     ("docs/planner.md", "worst"): planner_worst,
-    ("docs/planner.md", "before"): planner_before,
     ("docs/planner.md", "intervals"): planner_intervals,
     ("docs/planner.md", "peaks"): every_strategy,
     ("docs/planner.md", "models"): models,

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from reported import read as text_of
 
 from study.planner import others
 from study.report.pages import others as page
-
-
-def text_of(piece) -> str:
-    return " ".join(re.sub("<[^>]*>", " ", piece.text).split())
 
 
 def test_rows_are_of_their_family_and_in_order():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from reported import read as text_of
+from reported import row_of
 from synthetic import write_outcome, write_run
 
 from study.compare import differences, table
@@ -40,17 +41,6 @@ def two_boxes(tmp_path_factory):
     write_study(folder / "a", "cpu", seconds=0.5, dropout=0.0)
     write_study(folder / "b", "gpu", seconds=0.125, dropout=0.0)
     return table.read([folder])
-
-
-def text_of(piece: markup.Html) -> str:
-    """What a reader reads."""
-    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
-
-
-def row_of(piece: markup.Html, strategy: str) -> str:
-    """A row of a table, cell by cell."""
-    row = re.search(rf'<tr><th scope="row">{strategy}</th>(.*?)</tr>', piece.text)[1]
-    return " | ".join(" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row.split("</td>")[:-1])
 
 
 # ---------------------------------------------------------------- runs

@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from reported import read as text_of
 
-from study import cli, planner
-from study.benchmarks import advise as benchmark
+from study import planner
 from study.errors import Refusal
 from study.planner import accuracy as planner_accuracy
 from study.planner import say, sweeps, trees
@@ -20,7 +20,9 @@ from study.report.pages import planner as page
 from study.report.pages.planner import accuracy
 from study.report.pages.planner import trees as tree_pages
 from study.report.words import signed_percent
-from study.theory import measured_by_others, model_states, on_box, shapes, step_time
+from study.strategy import engines, file
+from study.theory import hardware, measured_by_others, model_states, on_box, shapes, step_time
+from study.theory.case import Job
 from study.theory.decision_trees import TREES, TreeOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -49,10 +51,6 @@ def grid():
         patch.setattr(trees, "GPU_COUNTS", (1, 16))
         patch.setattr(trees, "BATCHES", (64,))
         yield trees.evaluate()
-
-
-def text_of(piece: markup.Html) -> str:
-    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
 
 
 def rows_of(piece: markup.Html) -> dict[str, list[str]]:
@@ -239,7 +237,7 @@ def test_memory_falls_with_more_gpus_only_where_something_is_sharded(advice):
 
 
 def test_validation_is_of_the_models_as_they_are(found):
-    """What the benchmark wrote is what theory says now; where this fails, run it again and commit what it writes."""
+    """What the command wrote is what theory says now; where this fails, run it again and commit what it writes."""
     for row, entry in zip(found.rows, found.content["rows"], strict=True):
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
         now = step_time.tokens_per_second_per_gpu(row.job, time.total)
@@ -399,40 +397,19 @@ def test_usual_outcome_is_the_commonest(grid):
     assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
 
 
-# ---------------------------------------------------------------- ten thousand configurations
+# ---------------------------------------------------------------- many configurations at once
 
 
-def test_ten_thousand_configurations_are_predicted():
-    """In one piece through the Python API; how long it takes is the benchmark's to say."""
-    count, one = 0, None
-    for one in benchmark.grid(shapes.find("gpt2")):
-        shape = np.broadcast_shapes(
-            *(
-                np.shape(n)
-                for n in (one.job.micro_batch_size, one.job.sequence_length, one.job.gradient_accumulation_steps)
-            )
-        )
-        for values in (one.needed_bytes, one.step.total, one.tokens_per_second_per_gpu, one.mfu):
-            assert np.isfinite(values).all()
-            assert (np.asarray(values) > 0).all()
-            assert np.broadcast_shapes(np.shape(values), shape) == shape
-        count += int(np.prod(shape))
-    assert count >= 10_000
-
-
-def test_grid_and_single_predictions_agree():
-    one = next(benchmark.grid(shapes.find("gpt2")))
-    job = one.job.__class__(4, 512, 16, one.job.activation_checkpointing, kernels="fused")
-    alone = on_box.predict(shapes.find("gpt2"), one.engine, job, one.box)
-    at = (list(benchmark.MICRO_BATCHES.flat).index(4), list(benchmark.SEQUENCE_LENGTHS.flat).index(512))
-    accumulation = list(benchmark.ACCUMULATIONS.flat).index(16)
-    shape = np.broadcast_shapes(one.needed_bytes.shape, one.step.total.shape)
-    for values, alike in ((one.needed_bytes, alone.needed_bytes), (one.step.total, alone.step.total)):
-        assert np.broadcast_to(values, shape)[*at, accumulation] == pytest.approx(alike)
-
-
-def test_benchmark_refuses_what_it_cannot_do():
-    with pytest.raises(Refusal, match="--repeats 0: must be a whole number of at least 1"):
-        cli.run(["benchmark", "advise", "--repeats", "0"])
-    with pytest.raises(Refusal, match="--model unknown model 'gpt9'"):
-        cli.run(["benchmark", "advise", "--model", "gpt9"])
+@pytest.mark.parametrize("name", [name for name in file.names() if file.read_by_name(name).could_run(8)])
+def test_a_grid_of_configurations_is_predicted_as_each_of_them(name):
+    shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 8)
+    engine = engines.advised_engine(file.read_by_name(name), shape.hidden, 8, "bf16")
+    asked = ([1, 4, 16], [256, 512, 2048], [1, 4, 16])
+    axes = [np.array(values).reshape(np.roll((3, 1, 1), axis)) for axis, values in enumerate(asked)]
+    many = on_box.predict(shape, engine, Job(*axes, kernels="fused"), box)
+    one = on_box.predict(shape, engine, Job(4, 512, 16, kernels="fused"), box)
+    for quantity in ("needed_bytes", "tokens_per_second_per_gpu", "mfu", "dollars_per_billion_tokens"):
+        values = np.broadcast_to(getattr(many, quantity), (3, 3, 3))
+        assert (values > 0).all()
+        assert np.isfinite(values).all()
+        assert values[1, 1, 2] == pytest.approx(getattr(one, quantity))

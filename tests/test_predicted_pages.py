@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
@@ -13,6 +12,8 @@ import launching
 import pandas as pd
 import pytest
 import reported
+from reported import read as text_of
+from reported import row_of
 from synthetic import write_run
 
 from study.compare import predicted, table
@@ -66,15 +67,6 @@ def several(tmp_path) -> pd.DataFrame:
     write(tmp_path, *(prediction(one.strategy, one.world_size, one.peak_bytes_per_gpu / GIB, 78) for one in ones),
           gpu="a100-80gb")  # fmt: skip
     return predicted.read([tmp_path])
-
-
-def text_of(piece) -> str:
-    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
-
-
-def row_of(piece, strategy: str) -> str:
-    row = re.search(rf'<tr><th scope="row">{strategy}</th>(.*?)</tr>', piece.text)[1]
-    return " | ".join(" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row.split("</td>")[:-1])
 
 
 # ---------------------------------------------------------------- reading

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from study.compare import cases
-from study.records import find as records
 from study.records import schema
 from study.theory.case import Engine
 from study.theory.model_states import (
@@ -29,27 +28,6 @@ def test_figure_1_of_the_paper(zero_stage, gigabytes):
     """7.5e9 parameters on 64 GPUs, K = 12; a gigabyte is 1e9 bytes."""
     total = paper_bytes_per_parameter(zero_stage, 64, "fp16").total * 7.5
     assert total == pytest.approx(gigabytes, abs=0.05)
-
-
-# Table 1: GB of model states per device, by degree of data parallelism: P_os, P_os+g, P_os+g+p of 7.5 billion, 128
-# billion and 1 trillion parameters. The paper cuts off digits that it does not print.
-TABLE_1 = {
-    1: ((120, 120, 120), (2048, 2048, 2048), (16000, 16000, 16000)),
-    4: ((52.5, 41.3, 30), (896, 704, 512), (7000, 5500, 4000)),
-    16: ((35.6, 21.6, 7.5), (608, 368, 128), (4750, 2875, 1000)),
-    64: ((31.4, 16.6, 1.88), (536, 284, 32), (4187, 2218, 250)),
-    256: ((30.4, 15.4, 0.47), (518, 263, 8), (4046, 2054, 62.5)),
-    1024: ((30.1, 15.1, 0.12), (513, 257, 2), (4011, 2013, 15.6)),
-}
-
-
-@pytest.mark.parametrize("world_size", TABLE_1)
-def test_table_1_of_the_paper(world_size):
-    for billions, published in zip((7.5, 128, 1000), TABLE_1[world_size], strict=True):
-        for zero_stage, gigabytes in enumerate(published, 1):
-            total = paper_bytes_per_parameter(zero_stage, world_size, "fp16").total * billions
-            digits = len(str(gigabytes).partition(".")[2])
-            assert total == pytest.approx(gigabytes, abs=10.0**-digits)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-autocast", "fp16-autocast"])
@@ -208,30 +186,3 @@ def test_offload_by_the_papers(stage, optimizer, param, expected):
 def test_what_is_offloaded_is_split_over_shards_and_not_over_replicas():
     engine = Engine("fsdp", 3, 8, "bf16", 4, offload_optimizer="cpu", offload_param="cpu", replicas=2)
     assert paper_bytes_by_place(engine, 1000).host == 1000 * (2 + 12 + 4) / 4
-
-
-MODEL_STATES = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records" / "model-states"
-
-
-def test_the_engines_bytes_on_1_2_and_4_processes():
-    """Every strategy, both workloads, fp32 and bf16: the sum of a rank's parts is the measured one within 0.1 %."""
-    seen = set()
-    for found in (file.record for file in records.find([MODEL_STATES])):
-        if found.status != "ok":
-            continue
-        seen.add((found.workload, found.proof.precision, found.world_size, found.strategy))
-        engine, sizes = cases.engine_of(found), cases.shape_of(found).parameters
-        for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
-            paper = paper_bytes(engine, found.num_params, moment).total
-            for rank, measured in enumerate(ranks):
-                predicted = paper + sum(d.num_bytes for d in engine_differences(engine, sizes, rank, moment))
-                assert predicted == pytest.approx(sum(getattr(measured, part) for part in PARTS), rel=0.001), (
-                    found.run_id
-                )
-    for workload in ("bert-imdb", "gpt-wikitext"):
-        for precision, world_sizes in (("fp32", (1, 2, 4)), ("bf16", (1, 2, 4))):
-            for world_size in world_sizes:
-                strategies = {s for w, p, n, s in seen if (w, p, n) == (workload, precision, world_size)}
-                wanted = {"zero1", "zero1_cpu_offload", "zero2", "zero2_cpu_offload", "zero2_tuned", "zero3"}
-                wanted |= {"zero3_cpu_offload", "zero3_nvme_offload", "zero3_tuned"}
-                assert wanted <= strategies, (workload, precision, world_size)
