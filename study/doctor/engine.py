@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from study.doctor.findings import ABSENT, REMOVE, Condition, Finding, Instead, Rule, Settings, closest, examine
+from study.doctor.findings import ABSENT, REMOVE, Condition, Finding, Instead, Rule, Settings, examine, misspelt
 from study.doctor.known import (
     DEEPSPEED_SECTIONS,
     DEEPSPEED_VALUES,
@@ -202,16 +202,6 @@ PRECISION = (
         when=lambda value, file: value is True and file.get("fp16.enabled") is True,
         message="DeepSpeed stops where fp16 is enabled as well", remedy="enable one of them",
     ),
-    *(
-        Rule(
-            key=f"{name}.enabled", effect="means something else",
-            when=lambda value, file: value is True and file.stage == 0 and file.has_zero,
-            message="at stage 0 DeepSpeed's wrapper takes an empty Adam step as it is built: the first update is 0.73 "
-            "of what it should be, and every later one is off by a step",
-            remedy='write "stage": 1, or "torch_autocast": {"enabled": true}',
-        )
-        for name in ("bf16", "fp16")
-    ),
     Rule(
         key="data_types.grad_accum_dtype", of_absent=True, effect="means something else", mend="fp32",
         when=lambda value, file: file.precision and file.stage > 0
@@ -219,32 +209,30 @@ PRECISION = (
         message="without it gradients accumulate in the 16 bits in which is computed", remedy='write "fp32"',
     ),
     *(
-        Rule(
-            key=f"{name}.enabled", effect="honoured", when=lambda value, file: value is True,
-            message=f"parameters in {name} with fp32 masters, not autocast; gradients accumulate in {name} unless "
-            "data_types.grad_accum_dtype is set; a program that asks for the other 16 bits stops",
+        rule
+        for name in ("bf16", "fp16")
+        for rule in (
+            Rule(
+                key=f"{name}.enabled", effect="means something else",
+                when=lambda value, file: value is True and file.stage == 0 and file.has_zero,
+                message="at stage 0 DeepSpeed's wrapper takes an empty Adam step as it is built: the first update is "
+                "0.73 of what it should be, and every later one is off by a step",
+                remedy='write "stage": 1, or "torch_autocast": {"enabled": true}',
+            ),
+            Rule(
+                key=f"{name}.enabled", effect="honoured", when=lambda value, file: value is True,
+                message=f"parameters in {name} with fp32 masters, not autocast; gradients accumulate in {name} unless "
+                "data_types.grad_accum_dtype is set; a program that asks for the other 16 bits stops",
+            ),
+            Rule(
+                key=f"{name}.enabled", effect="means something else", matters=False,
+                when=lambda value, file: value == "auto", engine_has=False,
+                message="is true where the program, --mixed_precision or Trainer's flag asks for it; an accelerate "
+                "file that names this JSON cannot ask", remedy="write true or false",
+            ),
+            Rule(key=f"{name}.enabled", effect="honoured", when=lambda value, file: value is False),
+            Rule(key=f"{name}.*", effect="ignored", matters=False, when=_is_off(name), message=f"{name} is off"),
         )
-        for name in ("bf16", "fp16")
-    ),
-    *(
-        Rule(
-            key=f"{name}.enabled", effect="means something else", matters=False,
-            when=lambda value, file: value == "auto", engine_has=False,
-            message="is true where the program, --mixed_precision or Trainer's flag asks for it; an accelerate file "
-            "that names this JSON cannot ask", remedy="write true or false",
-        )
-        for name in ("bf16", "fp16")
-    ),
-    *(
-        Rule(key=f"{name}.enabled", effect="honoured", when=lambda value, file: value is False)
-        for name in ("bf16", "fp16")
-    ),
-    *(
-        Rule(
-            key=f"{name}.*", effect="ignored", matters=False, message=f"{name} is not enabled",
-            when=_is_off(name),
-        )
-        for name in ("bf16", "fp16")
     ),
     Rule(
         key="fp16.fp16_master_weights_and_grads", effect="means something else",
@@ -284,15 +272,13 @@ OPTIMIZER = (
         error="'max_grad_norm' is not supported as an optimizer parameter", message="DeepSpeed stops",
         remedy="remove it, and write gradient_clipping at the top",
     ),
-    Rule(
-        key="optimizer.params.betas", effect="crashes", when=lambda value, file: value == "auto", mend=[0.9, 0.999],
-        error="not found in kwargs", message="accelerate's prepare does not fill it and stops; Trainer fills it",
-        remedy="write [0.9, 0.999]",
-    ),
-    Rule(
-        key="optimizer.params.eps", effect="crashes", when=lambda value, file: value == "auto", mend=1e-8,
-        error="not found in kwargs", message="accelerate's prepare does not fill it and stops; Trainer fills it",
-        remedy="write 1e-8",
+    *(
+        Rule(
+            key=f"optimizer.params.{name}", effect="crashes", when=lambda value, file: value == "auto", mend=mend,
+            error="not found in kwargs", message="accelerate's prepare does not fill it and stops; Trainer fills it",
+            remedy=f"write {mend}",
+        )
+        for name, mend in {"betas": [0.9, 0.999], "eps": 1e-8}.items()
     ),
     Rule(
         key="optimizer.params.torch_adam", effect="honoured", when=lambda value, file: value is True,
@@ -565,14 +551,11 @@ def findings(name: str, content: dict[str, Any]) -> list[Finding]:
         names = known.keys if known else DEEPSPEED_VALUES | set(DEEPSPEED_SECTIONS) if not section else frozenset()
         if not names or inner in names:
             return None
-        near = closest(inner, names)
         stops = known is not None and known.is_strict
-        return Finding(
-            file=name, key=key, value=value, effect="crashes" if stops else "ignored", matters=True,
-            mend=Instead(f"{section}.{near}".lstrip(".")) if near else REMOVE,
+        return misspelt(
+            name, key, value, names, effect="crashes" if stops else "ignored",
             message=f"DeepSpeed refuses an unknown key of {section}" if stops else "DeepSpeed reads no such key, and "
-            "says nothing",
-            remedy=f"write {near}" if near else "remove it", error="Extra inputs are not permitted" if stops else "",
+            "says nothing", error="Extra inputs are not permitted" if stops else "",
         )  # fmt: skip
 
     return examine(name, file, TOP + PRECISION + OPTIMIZER + ZERO, unknown)

@@ -156,7 +156,14 @@ def _applies(rule: Rule, key: str, value: Any, settings: Any) -> bool:
     return fnmatchcase(key, rule.key) and rule.when(value, settings)
 
 
-def closest(key: str, known: Iterable[str]) -> str:
-    """The known key that is most like the one that is written; an empty text where none is."""
-    near = difflib.get_close_matches(key[:LONGEST], sorted(known), n=1, cutoff=0.8)
-    return near[0] if near else ""
+def misspelt(
+    file: str, key: str, value: Any, known: Iterable[str], effect: Effect, message: str, error: str = ""
+) -> Finding:
+    """What is said of a key that is none of those that are known: the one that is most like it, else to remove it."""
+    section, _, inner = key.rpartition(".")
+    near = difflib.get_close_matches(inner[:LONGEST], sorted(known), n=1, cutoff=0.8)
+    return Finding(
+        file=file, key=key, value=value, effect=effect, message=message, error=error, matters=True,
+        mend=Instead(f"{section}.{near[0]}".lstrip(".")) if near else REMOVE,
+        remedy=f"write {near[0]}" if near else "remove it",
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from study.doctor.findings import ABSENT, REMOVE, Condition, Finding, Instead, Rule, Settings, closest, examine
+from study.doctor.findings import ABSENT, REMOVE, Condition, Finding, Rule, Settings, examine, misspelt
 from study.doctor.known import (
     ACCELERATE,
     CONVERTED,
@@ -414,15 +414,13 @@ DEEPSPEED = (
         key=f"{_DS}deepspeed_multinode_launcher", effect="ignored", matters=False, when=_one_machine,
         message="one machine needs none",
     ),
-    Rule(
-        key=f"{_DS}deepspeed_multinode_launcher", of_absent=True, effect="means something else", when=_pdsh,
-        mend="standard", message="pdsh starts the other machines over ssh, with a hostfile, and the whole environment "
-        "is written to .deepspeed_env", remedy="write standard, and start accelerate on every machine",
-    ),
-    Rule(
-        key=f"{_DS}deepspeed_multinode_launcher", effect="means something else", when=_pdsh, mend="standard",
-        message="pdsh starts the other machines over ssh, with a hostfile, and the whole environment is written to "
-        ".deepspeed_env", remedy="write standard, and start accelerate on every machine",
+    *(
+        Rule(
+            key=f"{_DS}deepspeed_multinode_launcher", of_absent=absent, effect="means something else", when=_pdsh,
+            mend="standard", message="pdsh starts the other machines over ssh, with a hostfile, and the whole "
+            "environment is written to .deepspeed_env", remedy="write standard, and start accelerate on every machine",
+        )
+        for absent in (True, False)
     ),
     Rule(
         key=f"{_DS}deepspeed_hostfile", effect="ignored", matters=False,
@@ -461,12 +459,8 @@ FSDP = (
         )
         for name, why in {
             "sync_module_states": "needs none", "use_orig_params": "always has them",
-            "forward_prefetch": "has none in accelerate",
+            "forward_prefetch": "has none in accelerate", "backward_prefetch": "has none in accelerate",
         }.items()
-    ),
-    Rule(
-        key=f"{_F}backward_prefetch", effect="ignored", when=lambda value, file: file.fsdp_version == 2, mend=REMOVE,
-        matters=False, engine_has="None", message="FSDP2 has none in accelerate",
     ),
     Rule(
         key=f"{_F}sharding_strategy", effect="ignored", when=_version(2), mend=REMOVE, engine_has="None",
@@ -557,23 +551,15 @@ def findings(name: str, content: dict[str, Any]) -> list[Finding]:
         if not inner:
             if key in ACCELERATE | CONVERTED:
                 return None
-            near = closest(key, ACCELERATE)
-            return Finding(
-                file=name, key=key, value=value, effect="crashes", matters=True, error="unknown keys",
-                mend=Instead(near) if near else REMOVE,
+            return misspelt(
+                name, key, value, ACCELERATE, effect="crashes", error="unknown keys",
                 message="accelerate refuses a file with an unknown key at its top",
-                remedy=f"write {near}" if near else "remove it",
             )  # fmt: skip
         known = SECTIONS.get(section)
         if known is None or inner in known or value is None:
             return None
-        near = closest(inner, known)
-        return Finding(
-            file=name, key=key, value=value, effect="ignored", matters=True,
-            mend=Instead(f"{section}.{near}") if near else REMOVE,
-            message=f"accelerate reads no such key of {section}, and says nothing",
-            remedy=f"write {near}" if near else "remove it",
-        )  # fmt: skip
+        message = f"accelerate reads no such key of {section}, and says nothing"
+        return misspelt(name, key, value, known, effect="ignored", message=message)
 
     return [f for f in examine(name, file, TOP + DEEPSPEED + FSDP, unknown) if f.value is not None or f.matters]
 

@@ -13,29 +13,3 @@ from study.report.pages.planner.accuracy import cases, errors, intervals, memory
 from study.report.pages.planner.played import played
 from study.report.pages.planner.tables import differences, front, in_words, memory, memory_parts, reasons, speed
 from study.report.pages.planner.trees import fastest, published_trees, trees_in_words
-
-__all__ = [
-    "cases",
-    "differences",
-    "errors",
-    "evaluate",
-    "fastest",
-    "front",
-    "in_words",
-    "intervals",
-    "load",
-    "memory",
-    "memory_by_gpus",
-    "memory_by_part",
-    "memory_cases",
-    "memory_parts",
-    "played",
-    "published_speed",
-    "published_trees",
-    "reasons",
-    "speed",
-    "speed_against_memory",
-    "tree_outcomes",
-    "trees_in_words",
-    "trust_in_words",
-]
