@@ -177,13 +177,6 @@ def test_advice_names_a_file_of_the_study_and_quotes_a_short_phrase(tree):
     assert all(a.phrase for a in advice if a.strategy)
 
 
-def test_advice_says_where_the_rule_stands():
-    assert question_of(tree="zero3-blog-takeaways", num_params=2 * BILLION).because == (
-        'Key Takeaways for Practitioners: "Use ZeRO-3 for models >1B parameters"'
-    )
-    assert question_of(tree="zero3-blog-takeaways").because == "Key Takeaways for Practitioners: no rule for this case"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -7,7 +7,6 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 
-import numpy as np
 import pytest
 from reported import read as text_of
 
@@ -20,9 +19,7 @@ from study.report.pages import planner as page
 from study.report.pages.planner import accuracy
 from study.report.pages.planner import trees as tree_pages
 from study.report.words import signed_percent
-from study.strategy import engines, file
-from study.theory import hardware, measured_by_others, model_states, on_box, shapes, step_time
-from study.theory.case import Job
+from study.theory import measured_by_others, model_states, step_time
 from study.theory.decision_trees import TREES, TreeOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -395,21 +392,3 @@ def test_usual_outcome_is_the_commonest(grid):
     case = grid.cases[0]
     judged = [trees.Judged(case, TreeOutcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
     assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
-
-
-# ---------------------------------------------------------------- many configurations at once
-
-
-@pytest.mark.parametrize("name", [name for name in file.names() if file.read_by_name(name).could_run(8)])
-def test_a_grid_of_configurations_is_predicted_as_each_of_them(name):
-    shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 8)
-    engine = engines.advised_engine(file.read_by_name(name), shape.hidden, 8, "bf16")
-    asked = ([1, 4, 16], [256, 512, 2048], [1, 4, 16])
-    axes = [np.array(values).reshape(np.roll((3, 1, 1), axis)) for axis, values in enumerate(asked)]
-    many = on_box.predict(shape, engine, Job(*axes, kernels="fused"), box)
-    one = on_box.predict(shape, engine, Job(4, 512, 16, kernels="fused"), box)
-    for quantity in ("needed_bytes", "tokens_per_second_per_gpu", "mfu", "dollars_per_billion_tokens"):
-        values = np.broadcast_to(getattr(many, quantity), (3, 3, 3))
-        assert (values > 0).all()
-        assert np.isfinite(values).all()
-        assert values[1, 1, 2] == pytest.approx(getattr(one, quantity))

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from study import cli
+from study.compare import cases
 from study.errors import Refusal
-from study.models import SIZES
 from study.planner import accuracy, cross_validation
 from study.records import find as records
 from study.theory import communication, flops, hardware, measured_by_others, shapes, step_time, trust
 from study.theory.case import Engine, Job
-from study.theory.shapes import ModelShape
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "reports").glob("*/records"))
@@ -41,34 +40,12 @@ ENGINES = {
 # ---------------------------------------------------------------- FLOPs
 
 
-def measured_flops() -> dict[tuple, tuple[ModelShape, int, int]]:
-    """Of each model and sequence length that a committed record counted, the shape, the length and the count."""
-    found = {}
-    for run in (file.record for file in records.find(RECORDS)):
-        if run.model_flops_per_sequence is None:
-            continue
-        size = SIZES[run.workload][run.size]
-        architecture = shapes.architecture_of(run.workload, run.size)
-        sizes = shapes.parameter_sizes(architecture, size["layers"], size["hidden"], size["positions"], run.num_params)
-        shape = shapes.plain(
-            run.size,
-            architecture,
-            size["layers"],
-            size["hidden"],
-            size["heads"],
-            size["positions"],
-            sizes.matrices[0] // size["hidden"],
-        )
-        key = (run.workload, run.size, run.num_params, run.config["sequence_length"])
-        found[key] = (shape, run.config["sequence_length"], run.model_flops_per_sequence)
-    return found
-
-
 def test_flops_are_those_that_pytorch_counted():
-    measured = measured_flops()
-    assert {key[0] for key in measured} == {"bert-imdb", "gpt-wikitext"}
-    for key, (shape, sequence_length, counted) in measured.items():
-        assert flops.model_flops_per_sequence(shape, sequence_length) == counted, key
+    counted = [file.record for file in records.find(RECORDS) if file.record.model_flops_per_sequence is not None]
+    assert {run.workload for run in counted} == {"bert-imdb", "gpt-wikitext"}
+    for run in counted:
+        found = flops.model_flops_per_sequence(cases.shape_of(run), run.config["sequence_length"])
+        assert found == run.model_flops_per_sequence, run.run_id
 
 
 def test_published_mfu_follows_from_published_throughput():

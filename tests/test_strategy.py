@@ -388,6 +388,7 @@ def test_what_a_record_keeps_of_a_file_names_no_place_of_the_machine(tmp_path, m
     [
         ("fsdp_version: 2", "fsdp_version: 1", "fsdp_config.fsdp_version=1: input should be 2"),
         ("fsdp_version: 2", "fsdp_versoin: 2", "unknown key 'fsdp_config.fsdp_versoin'"),
+        ("fsdp_version: 2", "fsdp_version:", "fsdp_config.fsdp_version=None: input should be 2"),
         ("fsdp_reshard_after_forward: true", "", "fsdp_config.fsdp_reshard_after_forward is missing"),
         (": true", ": FULL_SHARD", "fsdp_config.fsdp_reshard_after_forward='FULL_SHARD': input should be a valid bool"),
         ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "fsdp_config.fsdp_auto_wrap_policy='NO_WRAP': input should be 'TRANS"),

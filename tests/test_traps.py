@@ -128,13 +128,6 @@ def test_deepspeed_without_an_accelerator_is_several_worlds_of_one():
     )
 
 
-def test_use_cpu_is_ddp(tmp_path):
-    """use_cpu: true with a ZeRO-2 YAML."""
-    assert "use_cpu: true is not handed on by the launchers of several processes" in reading(
-        changed(tmp_path, "zero2", use_cpu=True)
-    )
-
-
 @pytest.mark.launches
 def test_use_cpu_in_the_environment_is_ddp(tmp_path):
     """ACCELERATE_USE_CPU=true with a ZeRO-2 YAML."""
@@ -305,15 +298,6 @@ def test_typo_in_the_json(tmp_path, monkeypatch):
     """ "gradient_cliping" at the top of the JSON."""
     path = with_json(tmp_path, "zero2_tuned", monkeypatch, gradient_cliping=0.5)
     assert "zero2_tuned.json: unknown key 'gradient_cliping'; known: " in reading(path)
-
-
-@pytest.mark.parametrize("version", [1, None])
-def test_fsdp_of_the_first_version(version, tmp_path):
-    """fsdp_versoin: 2 in the YAML, or no version at all: accelerate takes FSDP1."""
-    path = changed(tmp_path, "fsdp2", "fsdp_config", fsdp_version=version)
-    assert f"fsdp_config.fsdp_version={version!r}: input should be 2" in reading(path)
-    path.write_text(path.read_text().replace(f"fsdp_version: {yaml.safe_dump(version).split()[0]}", "fsdp_versoin: 2"))
-    assert reading(path) == f"{path}: unknown key 'fsdp_config.fsdp_versoin'; fsdp_config.fsdp_version is missing"
 
 
 def test_unquoted_no(tmp_path):

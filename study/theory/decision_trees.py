@@ -58,10 +58,6 @@ class Recommendation:
     section: str  # heading of the source under which the rule stands
     phrase: str | None  # of the rule; None: no rule is for this case
 
-    @property
-    def because(self) -> str:
-        return f"{self.section}: " + (f'"{self.phrase}"' if self.phrase else "no rule for this case")
-
 
 Tree = Callable[[Question], Recommendation]
 
