@@ -117,14 +117,8 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
         ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
         ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),
         (["--gpu", "l4"], "--model or --gpus is missing"),
-        (
-            ["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"],
-            "--micro-batch-size goes with both --model and",
-        ),
-        (
-            [*CASE, "--gradient-accumulation-steps", "4"],
-            "--gradient-accumulation-steps goes with --micro-batch-size or",
-        ),
+        (["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"], "--micro-batch-size goes with both --model"),
+        ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps goes with --micro-batch-size"),
         ([*CASE, "--strategy", "zero*"], "strategy 'zero"),
         (["--model", "x" * 5000, "--gpu", "l4", "--gpus", "1"], "unknown model 'x"),
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
@@ -132,18 +126,12 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
         ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read it as JSON"),
         ([*CASE, "--shard-group-size", "4"], "--shard-group-size goes with --strategy fsdp2_hybrid, zero1 or zero2"),
         ([*CASE, "--strategy", "zero3", "--shard-group-size", "4"], "--shard-group-size 4: zero3 has no groups"),
-        (
-            [*CASE, "--strategy", "zero1", "--shard-group-size", "3"],
-            "--shard-group-size 3: --gpus 8 must be a multiple",
-        ),
+        ([*CASE, "--strategy", "zero1", "--shard-group-size", "3"], "--shard-group-size 3: --gpus 8 must be a"),
         (
             [*CASE, "--strategy", "zero1", "--shard-group-size", "4", "--write", "x.yaml"],
             "--write x.yaml: DeepSpeed splits stages 1 and 2 over all GPUs only",
         ),
-        (
-            [*CASE, "--strategy", "zero2", "--optimizer-kernel", "foreach"],
-            "--optimizer-kernel foreach: zero2 has DeepSpeed's own",
-        ),
+        ([*CASE, "--strategy", "zero2", "--optimizer-kernel", "foreach"], "--optimizer-kernel foreach: zero2 has"),
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
     ],
 )

@@ -106,10 +106,7 @@ def test_initial_weights():
         ({"learning_rate": "inf"}, "learning_rate='inf': input should be a finite number"),
         ({"gradient_clipping": -1}, "gradient_clipping=-1: input should be greater than or equal to 0"),
         ({"sequence_length": 4096}, "sequence_length 4096 is longer than the 512 positions of bert-imdb tiny"),
-        (
-            {"num_train_examples": 7},
-            "num_train_examples 7 is less than one global batch of 8; raise --num-train-examples",
-        ),
+        ({"num_train_examples": 7}, "num_train_examples 7 is less than one global batch of 8; raise"),
         ({"warmup_steps": 32}, "warmup_steps 32 leaves nothing of 32 steps; lower --warmup-steps"),
         ({"data_dir": "data"}, "--data files and --data-dir FOLDER belong together"),
     ],

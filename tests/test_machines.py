@@ -155,10 +155,7 @@ def test_machines_that_are_alike_go_on():
         ({"device": "NVIDIA L4"}, "machine 1 has device NVIDIA L4, machine 0 has cpu; make them the same"),
         ({"code of sha256": "0"}, "machine 1 has code of sha256 0, machine 0 has "),
         ({"strategy's file": {}}, "machine 1 has another strategy's file than machine 0; copy it there"),
-        (
-            {"shared run directory": False},
-            "machine 1 does not see the run directory of machine 0, and checkpoints need",
-        ),
+        ({"shared run directory": False}, "machine 1 does not see the run directory of machine 0, and checkpoints"),
     ],
 )
 def test_what_machines_have_otherwise_is_named(theirs, said):

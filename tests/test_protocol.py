@@ -148,10 +148,7 @@ def test_an_arm_that_failed_has_no_effect():
         (lambda c: c.pop("machine"), "machine is missing"),
         (lambda c: c.update(extra=1), "unknown key 'extra'"),
         (lambda c: c["runs"]["published/0"].pop("arms"), "runs.published/0.arms is missing"),
-        (
-            lambda c: c["runs"]["published/0"]["arms"][0].pop("seconds"),
-            "runs.published/0.arms.0.ended.seconds is missing",
-        ),
+        (lambda c: c["runs"]["published/0"]["arms"][0].pop("seconds"), "runs.published/0.arms.0.ended.seconds is"),
         (lambda c: c["runs"].update({"best/0": c["runs"]["published/0"]}), "runs: best is no program; take it out"),
     ],
 )
@@ -175,16 +172,10 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
         (["--repeats", "0"], "--repeats 0: must be a whole number of at least 1"),
         (["--program", "best"], "--program best: is unknown; take one of published, honoured"),
         (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
-        (
-            ["--size", "large"],
-            "--size large: its body would be trained from scratch, which works for tiny, micro, mini; add",
-        ),
+        (["--size", "large"], "--size large: its body would be trained from scratch, which works for tiny, micro,"),
         (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
         (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
-        (
-            ["--num-train-examples", "80"],
-            "--num-train-examples 80: is too few for the program to log a loss; give at least 160",
-        ),
+        (["--num-train-examples", "80"], "--num-train-examples 80: is too few for the program to log a loss; give at"),
     ],
 )
 def test_a_wrong_request_is_refused(words, message, tmp_path):

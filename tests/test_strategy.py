@@ -69,10 +69,7 @@ def checking(name: str, world_size: int = 2, **flags) -> str:
         ("a: [", "cannot be read as YAML"),
         (HEAD, "distributed_type is missing"),
         (HEAD + "distributed_type: TPU", "distributed_type='TPU': input should be 'NO', 'MULTI_GPU', "),
-        (
-            HEAD + "distributed_type: DEEPSPEED",
-            "distributed_type: DEEPSPEED and a deepspeed_config section belong together",
-        ),
+        (HEAD + "distributed_type: DEEPSPEED", "distributed_type: DEEPSPEED and a deepspeed_config section belong"),
         (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "belong together"),
         (HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: 2", "deepspeed_config=2: input should be a valid dict"),
         (
@@ -263,44 +260,20 @@ ZERO = "zero_optimization"
             {ZERO: {"stage": 3, "offload_optimizer": {"device": "nvm"}}},
             "zero_optimization.offload_optimizer.device='nvm': input should be 'none', 'cpu' or 'nvme'",
         ),
-        (
-            {ZERO: {"stage": 3, "reduce_bucket_size": "huge"}},
-            "zero_optimization.reduce_bucket_size='huge': input should be a valid integer or 'auto'",
-        ),
-        (
-            {ZERO: {"stage": 3, "reduce_bucket_size": 0}},
-            "zero_optimization.reduce_bucket_size=0: input should be greater than 0 or 'auto'",
-        ),
+        ({ZERO: {"stage": 3, "reduce_bucket_size": "huge"}}, "zero_optimization.reduce_bucket_size='huge': input"),
+        ({ZERO: {"stage": 3, "reduce_bucket_size": 0}}, "zero_optimization.reduce_bucket_size=0: input should be"),
         (
             {ZERO: {"stage": 3, "allgather_bucket_size": "auto"}},  # which nothing fills in
             "zero_optimization.allgather_bucket_size='auto': input should be a valid integer",
         ),
         ({ZERO: {"stage": 3, "sub_group_size": 0.5}}, "zero_optimization.sub_group_size=0.5: input should be a valid"),
         ({ZERO: {"stage": 3, "overlap_comm": 1}}, "zero_optimization.overlap_comm=1: input should be a valid boolean"),
-        (
-            {ZERO: {"stage": 3}, "gradient_clipping": "none"},
-            "gradient_clipping='none': input should be a valid number or 'auto'",
-        ),
-        (
-            {ZERO: {"stage": 3}, "gradient_accumulation_steps": 0},
-            "gradient_accumulation_steps=0: input should be greater than or equal to 1 or 'auto'",
-        ),
-        (
-            {ZERO: {"stage": 2, "zero_hpz_partition_size": 2}},
-            "zero_optimization.zero_hpz_partition_size is stage 3's, stage is 2; remove one of them",
-        ),
-        (
-            {ZERO: {"stage": 3, "zero_hpz_partition_size": 0}},
-            "zero_optimization.zero_hpz_partition_size=0: input should be",
-        ),
-        (
-            {ZERO: {"stage": 3, "zero_quantized_gradients": True}},
-            "zero_optimization.zero_quantized_gradients needs DeepSpeed's CUDA quantizer, and changes what is trained;",
-        ),
-        (
-            {ZERO: {"stage": 3, "mics_shard_size": 2}},
-            "zero_optimization.mics_shard_size was removed from DeepSpeed, which",
-        ),
+        ({ZERO: {"stage": 3}, "gradient_clipping": "none"}, "gradient_clipping='none': input should be a valid"),
+        ({ZERO: {"stage": 3}, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0: input should be"),
+        ({ZERO: {"stage": 2, "zero_hpz_partition_size": 2}}, "zero_optimization.zero_hpz_partition_size is stage"),
+        ({ZERO: {"stage": 3, "zero_hpz_partition_size": 0}}, "zero_optimization.zero_hpz_partition_size=0: input"),
+        ({ZERO: {"stage": 3, "zero_quantized_gradients": True}}, "zero_optimization.zero_quantized_gradients needs"),
+        ({ZERO: {"stage": 3, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size was removed from DeepSpeed,"),
         (
             {ZERO: {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
             "zero_optimization.offload_optimizer.ratio leaves a part of the states to a second AdamW, whose",
@@ -341,10 +314,7 @@ def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
         ("{", "cannot be read as JSON"),
         ("{}", "gradient_as_bucket_view is missing"),
         ('{"gradient_as_bucket_view": "yes"}', "gradient_as_bucket_view='yes': input should be a valid boolean"),
-        (
-            '{"gradient_as_bucket_views": true}',
-            "unknown key 'gradient_as_bucket_views'; known: gradient_as_bucket_view",
-        ),
+        ('{"gradient_as_bucket_views": true}', "unknown key 'gradient_as_bucket_views'; known:"),
     ],
 )
 def test_ddps_json_is_read_strictly(text, expected, tmp_path, monkeypatch):

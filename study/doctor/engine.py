@@ -91,7 +91,7 @@ TOP = (
             key=key, effect="crashes", whole=True, mend=REMOVE, error="has been removed",
             message="was removed from DeepSpeed, which stops", remedy="remove it",
         )
-        for key in sorted(REMOVED)
+        for key in [*sorted(REMOVED), *(f"{_Z}{name}" for name in sorted(REMOVED_ZERO))]
     ),
     *(Rule(key=key, effect="not examined", whole=True) for key in sorted(NOT_EXAMINED)),
     Rule(
@@ -356,13 +356,6 @@ ZERO = (
     Rule(
         key=f"{_Z}stage", effect="crashes", when=lambda value, file: value not in STAGES,
         message="there are stages 0 to 3", remedy="write a number from 0 to 3", error="stage",
-    ),
-    *(
-        Rule(
-            key=f"{_Z}{key}", effect="crashes", mend=REMOVE, error="has been removed",
-            message="was removed from DeepSpeed, which stops", remedy="remove it",
-        )
-        for key in sorted(REMOVED_ZERO)
     ),
     Rule(
         key=f"{_Z}cpu_offload", effect="crashes", error="ZeRO-Offload with a client provided optimizer",
