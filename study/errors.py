@@ -82,8 +82,8 @@ def _key(error: Any) -> str:
 
 
 def _describe(error: Any) -> str:
-    if error["type"] == "value_error":  # ours: it already says everything
-        return str(error["ctx"]["error"])
+    if error["type"] == "value_error":  # ours: it already says everything, with what was written in its place
+        return " ".join(str(error["ctx"]["error"]).split())
     if error["type"] in _UNKNOWN:
         return f"unknown key {_key(error)!r}"
     if error["type"] == "missing":

@@ -305,6 +305,8 @@ def test_unquoted_no(tmp_path):
     path = tmp_path / "ddp.yaml"
     path.write_text((CONFIGS / "ddp.yaml").read_text().replace("mixed_precision: 'no'", "mixed_precision: no"))
     assert "mixed_precision: no is YAML for false and crashes accelerate; write 'no' with quotes" in reading(path)
+    path = changed(tmp_path, "ddp", mixed_precision="a\nb")
+    assert "mixed_precision: a b belongs to the run" in reading(path)  # in one line
 
 
 @pytest.mark.parametrize(
