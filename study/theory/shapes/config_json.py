@@ -27,8 +27,8 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
 
     def number(part: str) -> int | None:
         """None: it follows from the others."""
-        key = keys.get(part, "")
-        if settings.get(key) is None and (part in model_type.derived or not key):
+        key = keys.get(part)
+        if key is None or (settings.get(key) is None and part in model_type.derived):
             return None
         return _number(settings[key], f"{where}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
 
