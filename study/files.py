@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import math
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,15 +110,22 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
+@contextlib.contextmanager
+def reading(where: Path | str, what: str) -> Iterator[None]:
+    """Raise Refusal where a file, or a part of one, cannot be read; `what` says what it should have been."""
+    try:
+        yield
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise Refusal(f"{where}: cannot be read as {what} ({' '.join(str(error).split())})") from None
+
+
 def load(path: Path, what: str, section: Section = _each_once) -> Any:
-    """Read a JSON file strictly. Raises Refusal where it is none; `what` says what it should have been.
+    """Read a JSON file strictly. Raises Refusal as `reading` does.
 
     `section` makes a mapping of its keys and values, where a key may be there twice.
     """
-    try:
+    with reading(path, what):
         return parse_json(read_whole(path), section)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{path}: cannot be read as {what} ({error})") from None
 
 
 def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
@@ -123,21 +133,26 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
 
     `examples` is a folder of some that are.
     """
-    if path.suffix == ".json":
-        content = load(path, "JSON")
-    else:
-        try:
-            content = parse_yaml(read_whole(path).decode())
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise Refusal(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
+    with reading(path, "JSON" if path.suffix == ".json" else "YAML"):
+        text = read_whole(path)
+        content = parse_json(text) if path.suffix == ".json" else parse_yaml(text.decode())
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {examples.name}/")
     return content
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a file to read. Raises OSError for what is none, such as a named pipe, of which a reader waits for ever."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is no regular file")
+    return file
+
+
 def read_whole(path: Path) -> bytes:
     """Read a file. Raises OSError, and ValueError for one that is larger than any of the study's."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MiB")
@@ -297,7 +312,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

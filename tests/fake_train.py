@@ -29,6 +29,9 @@ def prepare(path, runs, endings=None):
     for run in runs:
         config = run.config
         names = ("workload", "size", "seed")
+        batches = dict(
+            zip(("micro_batch_size", "gradient_accumulation_steps"), config.batches(run.world_size), strict=True)
+        )
         record = {
             **template,
             **{name: getattr(config, name) for name in names},
@@ -36,6 +39,7 @@ def prepare(path, runs, endings=None):
             "strategy": run.strategy.name,
             "world_size": run.world_size,
             "config": config.model_dump(mode="json"),
+            "proof": template["proof"] | batches | {"world_size": run.world_size, "precision": config.precision},
         }
         for name in ("model_state_bytes", "resting_state_bytes", "peak_memory"):
             if template.get(name):

@@ -39,11 +39,11 @@ import click  # noqa: E402
 import synthetic  # noqa: E402
 import yaml  # noqa: E402
 
-from study import __main__, cli, config  # noqa: E402
+from study import __main__, cli, config, files  # noqa: E402
 from study.claims import ledger, verdicts  # noqa: E402
 from study.errors import Refusal, RunFailed  # noqa: E402
 from study.records import find as records  # noqa: E402
-from study.records import lines, pack, schema  # noqa: E402
+from study.records import lines, pack  # noqa: E402
 from study.run import Run  # noqa: E402
 from study.running import launch, plan, studies  # noqa: E402
 from study.strategy import file  # noqa: E402
@@ -59,6 +59,7 @@ VALUES: list[Any] = [
     "yes", "no", "true", "null", "auto", "none", "cpu", "nvme", "bf16", "ddp", "zero2", "gpu", "real", "large", "tiny",
     "..", ".", "../../x", "/", "/dev/null", "a/b", "a:b", "lr:a", "CON", "manifest", "x" * 300, "a\nb", "a\x00b", "é😀",
     "\ud800", "%s", "{}", "[", "]", "pdsh", "2026-02-30", [], {}, [[]], [1, 1], ["ddp"], {"a": 1}, [None], [True], [-1],
+    "2026-01-01T00:00:00",
 ]  # fmt: skip
 # What stands in a text: words that YAML and JSON read otherwise, or not at all.
 WORDS = [
@@ -433,7 +434,7 @@ def _broken_lines(text: str, draw: random.Random) -> bytes:
 def _set_digest(steps: Path) -> None:
     path = steps.with_name("record.json")
     if path.exists():
-        path.write_text(json.dumps({**json.loads(path.read_text()), "steps_sha256": schema.sha256(steps)}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "steps_sha256": files.sha256(steps)}))
         return
     path = steps.with_name(lines.RECORDS)
     with contextlib.suppress(Refusal):  # where a line has no run's id
@@ -607,6 +608,8 @@ def prepare(folder: Path) -> None:
     good = folder / "good"
     synthetic.write_run(good, strategy="ddp", study="s")
     synthetic.write_run(good, strategy="zero2", study="s")
+    synthetic.write_run(good, strategy="single", world_size=1, study="s")
+    synthetic.write_run(good, strategy="fsdp2", study="s", workload="bert-imdb")
     synthetic.write_run(good, strategy="zero2", seed=1, study="s", status="out_of_memory")
     synthetic.write_outcome(good, "killed", seed=2)
     with contextlib.redirect_stdout(io.StringIO()):

@@ -100,3 +100,10 @@ def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):
     assert (found["fp32"], found["as single"]) == ("ok", "ok")
     assert {found[check] for check in ("NCCL", "energy", "NVML", "batches")} == {"not run"}
     assert "- not run: NCCL, energy, NVML, batches of `single`, `zero3`: on a CPU" in page
+
+
+def test_a_single_of_another_arithmetic_is_no_reference(tmp_path):
+    synthetic.write_run(tmp_path, strategy="single", **GPU)
+    synthetic.write_run(tmp_path, strategy="ddp", **GPU, machine={"tf32": True})
+    page = acceptance.table([tmp_path])
+    assert "as single of `ddp`: no finished run of `single` with the same work with tf32=True" in page

@@ -143,7 +143,7 @@ def test_what_makes_no_sense_is_refused(arguments, expected):
 
 def test_a_config_json_may_leave_out_what_its_model_type_has_by_default(tmp_path, capsys):
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "gpt2", "n_layer": 24, "n_embd": 1024, "n_head": 16, "": 7}')  # a key without a name
+    path.write_text('{"model_type": "gpt2", "n_layer": 24, "n_embd": 1024, "n_head": 16, "": 7}')
     asked = ["--gpu", "l4", "--gpus", "1"]
     own, known = (told(capsys, "--model", model, *asked) for model in (str(path), "gpt2-medium"))
     assert {**own, "model": "gpt2-medium"} == known

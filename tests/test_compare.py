@@ -13,7 +13,7 @@ import pytest
 import synthetic
 
 from study import files
-from study.compare import losses, markdown, model_states, parity, peaks
+from study.compare import losses, markdown, model_states, parity, peaks, text
 from study.errors import Refusal
 from study.records import collect, schema
 from study.records import find as records
@@ -212,20 +212,29 @@ def test_what_trains_something_else_is_not_compared(folder, other):
     assert "Nothing to compare with: auto-zero0." in parity.table([folder])
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [{"tf32": True}, *({"environment": {name: "1"}} for name in ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA",
+      "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
+      "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NCCL_ALGO"))],
+)  # fmt: skip
+def test_what_was_computed_with_another_arithmetic_is_not_compared(folder, facts):
+    """The reason names it, in every view that says why."""
+    before = parity.table([folder])
+    change(folder / "auto-zero0" / "record.json", machine={"environment": {"MALLOC_ARENA_MAX": "2"}})
+    assert parity.table([folder]) == before
+    change(folder / "auto-zero0" / "record.json", machine=facts)
+    (name, value) = next(iter(facts.get("environment", facts).items()))
+    assert f"Nothing to compare with: auto-zero0 with {name}={value}." in parity.table([folder])
+    assert f"{name} {value} against None" in text.differences([folder], "ddp")
+
+
 @pytest.mark.parametrize("name", ["output_dir", "data_dir", "swap_dir"])
 def test_where_a_run_reads_and_writes_does_not_matter(folder, name):
+    for run in ("auto-zero0", "auto-ddp"):
+        change(folder / run / "record.json", config={"data": "files", "data_dir": "here"})
     change(folder / "auto-zero0" / "record.json", config={name: "elsewhere"})
     assert rows(parity.table([folder]), "auto-zero0")[0][2] == "auto-ddp"
-
-
-def test_steps_that_are_not_the_runs_own_are_refused(folder):
-    steps = folder / "auto-zero0" / "steps.jsonl"
-    steps.write_text(steps.read_text().replace('"step": 1,', '"step": 1 ,'))
-    with pytest.raises(Refusal, match=r"auto-zero0/steps\.jsonl: not what steps_sha256 in .*auto-zero0/record\.json"):
-        parity.table([folder])
-    steps.unlink()
-    with pytest.raises(Refusal, match=r"auto-zero0/steps\.jsonl: not there"):
-        parity.table([folder])
 
 
 def test_runs_of_another_length_are_refused(folder):
@@ -241,44 +250,9 @@ def test_runs_of_another_length_are_refused(folder):
 # --- where records are
 
 
-def test_run_directories_and_collected_records_give_the_same_page(folder, tmp_path):
-    collected = tmp_path / "collected"
-    collect.collect(folder, collected)
-    for make in (model_states.table, parity.table):
-        assert make([collected]).splitlines()[:-1] == make([folder]).splitlines()[:-1]
-    assert len(records.find([collected, folder])) == len(records.find([folder]))  # each run once
-
-
-@pytest.mark.parametrize(
-    ("facts", "key"), [({"world_size": "two"}, "world_size"), ({"proof": {"zero_stag": 2}}, "zero_stag")]
-)
-def test_a_malformed_record_is_refused_with_file_and_key(folder, facts, key):
-    change(folder / "auto-ddp" / "record.json", **facts)
-    with pytest.raises(Refusal, match=rf"auto-ddp/record\.json.*{key}"):
-        model_states.table([folder])
-
-
-def test_a_record_without_its_schema_version_is_refused(folder):
-    content = json.loads((folder / "auto-ddp" / "record.json").read_text())
-    del content["schema_version"]
-    (folder / "auto-ddp" / "record.json").write_text(json.dumps(content))
-    with pytest.raises(Refusal, match=r"auto-ddp/record\.json: schema_version None"):
-        parity.table([folder])
-
-
-def test_other_json_is_left_alone_and_broken_json_is_not(folder):
+def test_other_json_is_left_alone(folder):
     (folder / "summary.json").write_text('{"title": "no record"}')
     model_states.table([folder])
-    (folder / "auto-ddp" / "record.json").write_text('{"schema_version": 1,')
-    with pytest.raises(Refusal, match=r"auto-ddp/record\.json: cannot be read as a record"):
-        model_states.table([folder])
-
-
-def test_nothing_to_read_is_refused(tmp_path):
-    with pytest.raises(Refusal, match="no record below"):
-        model_states.table([tmp_path])
-    with pytest.raises(Refusal, match="missing: no such folder"):
-        parity.table([tmp_path / "missing"])
 
 
 # --- collect
@@ -347,12 +321,6 @@ def test_collect_refuses_two_runs_of_one_name_and_copies_none(folder, tmp_path):
     assert not (tmp_path / "collected").exists()
 
 
-def test_collect_checks_the_steps(folder, tmp_path):
-    (folder / "auto-ddp" / "steps.jsonl").write_text("")
-    with pytest.raises(Refusal, match="not what steps_sha256"):
-        collect.collect(folder, tmp_path / "collected")
-
-
 def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
     """Their digest is of bytes that no run writes."""
     steps = folder / "auto-ddp" / "steps.jsonl"
@@ -384,30 +352,12 @@ def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoi
             read()
 
 
-def test_a_collected_line_that_is_altered_is_refused(folder, tmp_path):
+def test_a_collected_line_that_is_cut_is_refused(folder, tmp_path):
     target = tmp_path / "collected"
     collect.collect(folder, target)
-    whole = {path.name: path.read_text() for path in target.iterdir()}
-    (target / "steps.jsonl").write_text(whole["steps.jsonl"].replace('"step": 1,', '"step": 1 ,', 1))
-    where = r"collected/{}\.jsonl, auto-ddp"
-    match = f"{where.format('steps')}: not what steps_sha256 in .*{where.format('records')} names"
-    with pytest.raises(Refusal, match=match):
-        parity.table([target])
-    (target / "steps.jsonl").write_text("".join(whole["steps.jsonl"].splitlines(keepends=True)[1:]))
-    with pytest.raises(Refusal, match=f"{where.format('steps')}: not there, though .* says ok"):
+    (target / "records.jsonl").write_text((target / "records.jsonl").read_text().replace("}\n", "\n", 1))
+    with pytest.raises(Refusal, match=r"collected/records\.jsonl, auto-ddp: cannot be read as a record"):
         model_states.table([target])
-    (target / "steps.jsonl").write_text(whole["steps.jsonl"])
-    (target / "records.jsonl").write_text(whole["records.jsonl"].replace('"world_size": 2', '"world_size": "two"', 1))
-    with pytest.raises(Refusal, match=f"{where.format('records')}: world_size='two'"):
-        model_states.table([target])
-    (target / "records.jsonl").write_text(whole["records.jsonl"].replace("}\n", "\n", 1))
-    with pytest.raises(Refusal, match=f"{where.format('records')}: cannot be read as a record"):
-        model_states.table([target])
-
-
-def test_collect_needs_a_finished_run(tmp_path):
-    with pytest.raises(Refusal, match="no record below"):
-        collect.collect(tmp_path, tmp_path / "records")
 
 
 def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):

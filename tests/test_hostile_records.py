@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import synthetic
 
-from study import cli
+from study import cli, files
 from study.compare import answer, losses, table
 from study.errors import Refusal
 from study.records import collect, pack, schema
+from study.records import find as records
+from study.running import launch
 
 
 @pytest.fixture
@@ -24,6 +29,15 @@ def run_dir(tmp_path, monkeypatch) -> Path:
 
 def change(path: Path, **facts) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+def edited(content: dict, at: tuple, value: object) -> dict:
+    """A copy of a document with another value in one place."""
+    copy = holder = json.loads(json.dumps(content))
+    for key in at[:-1]:
+        holder = holder[key]
+    holder[at[-1]] = value
+    return copy
 
 
 def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) -> None:
@@ -41,14 +55,6 @@ def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) ->
 def test_ok_without_its_files_is_no_record(run_dir, name):
     (run_dir / name).unlink()
     refused_everywhere(rf"{name}: not there, though .*/record\.json says ok")
-
-
-def test_what_is_collected_has_its_steps_beside_it(run_dir):
-    collect.collect(Path("runs"), Path("collected"))
-    assert table.read([Path("collected")])["status"].tolist() == ["ok"]
-    Path("collected", "steps.jsonl").unlink()
-    with pytest.raises(Refusal, match=r"collected/steps\.jsonl, gpt-.*: not there, though"):
-        table.read([Path("collected")])
 
 
 def test_what_failed_before_its_first_step_has_none(run_dir):
@@ -90,7 +96,6 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"wall_seconds": 1e308}, "wall_seconds=1e.308 is more than any run has"),
         ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
         ({"seed": "0"}, "seed='0': input should be a valid integer"),
-        ({"world_size": 2.0}, "world_size=2.0: input should be a valid integer"),
         ({"world_size": 3}, "model_state_bytes is of 2 ranks, world_size is 3"),
         ({"model_state_bytes": []}, "model_state_bytes is of 0 ranks"),
         ({"seed": 7}, "seed=7, its config has 0"),
@@ -112,16 +117,25 @@ def test_what_no_run_leaves_is_refused(run_dir, facts, match):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"schema_version": 1, "steps_done": ' + "1" * 5000 + "}"])
-def test_nesting_and_digits_without_end_are_one_line(run_dir, content):
-    (run_dir / "record.json").write_text(content)
-    refused_everywhere(r"record\.json: cannot be read as a record")
-
-
-def test_a_key_twice_is_refused(run_dir):
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("started_at",), "2026-01-01T00:00:00"),
+        (("config", "dropout"), None),
+        (("config", "precision"), 0),
+        (("proof", "precision"), "<b>"),
+        (("data", "num_train_examples"), "x"),
+        (("timing", "tokens_per_second"), None),
+        (("config", "no_such_setting"), 1),
+        (("config", "max_steps"), "many"),
+        (("config", "global_batch_size"), 7),
+    ],
+)
+def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
+    """No table has to, and what is collected can be compared."""
     path = run_dir / "record.json"
-    path.write_text(path.read_text().replace('"status": "ok"', '"status": "failed", "status": "ok"', 1))
-    refused_everywhere("'status' is there twice")
+    path.write_text(json.dumps(edited(json.loads(path.read_text()), at, value)))
+    refused_everywhere(at[-1])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +153,7 @@ def test_a_key_twice_is_refused(run_dir):
 def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, match):
     steps = run_dir / "steps.jsonl"
     steps.write_text("\n".join(spoil(steps.read_text().splitlines())) + "\n")
-    change(run_dir / "record.json", steps_sha256=schema.sha256(steps))
+    change(run_dir / "record.json", steps_sha256=files.sha256(steps))
     for make in (table.read, losses.table):
         with pytest.raises(Refusal, match=match):
             make([Path("runs")])
@@ -170,38 +184,117 @@ def test_a_pack_is_merged_before_it_is_done(run_dir, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limit", "match"),
+    ("claimed", "match"),
     [
-        ("MOST_MEMBERS", r"4 members; a pack has at most 2"),
-        ("MOST_BYTES", r"its members are [\d,]+ bytes; .* at most 2"),
+        (160 << 20, "3 members of 503,316,480 bytes together; a pack has at most 1,000 of 268,435,456"),
+        (3, "cannot be read as a pack"),
     ],
 )
-def test_a_pack_is_weighed_before_it_is_read(run_dir, monkeypatch, limit, match):
-    pack.pack([Path("runs")], Path("box.zip"))
-    monkeypatch.setattr(pack, limit, 2)
-    monkeypatch.setattr("zipfile.ZipFile.read", None)  # nothing is
+def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
+    with zipfile.ZipFile("box.zip", "w") as archive:
+        for name in ("a.json", "b.json", "c.json"):
+            archive.writestr(name, b"0" * 12345)
+    size = struct.pack("<L", 12345)
+    Path("box.zip").write_bytes(Path("box.zip").read_bytes().replace(2 * size, size + struct.pack("<L", claimed)))
     with pytest.raises(Refusal, match=match):
         pack.merge(Path("box.zip"), Path("out"))
     assert not Path("out").exists()
 
 
-def test_a_member_that_would_fill_the_memory_is_not_read(tmp_path, monkeypatch):
-    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.json", b"0" * (4 << 20))
-    assert (tmp_path / "bomb.zip").stat().st_size < 10_000
-    monkeypatch.setattr(pack.files, "LARGEST_FILE", 1 << 20)
-    monkeypatch.setattr("zipfile.ZipFile.read", None)
-    with pytest.raises(Refusal, match=r"bomb\.zip: 'a\.json' is 4,194,304 bytes; at most 1,048,576 are read"):
-        pack.merge(tmp_path / "bomb.zip", tmp_path / "out")
-
-
-def test_a_manifest_counts_its_runs(run_dir):
+def test_a_pack_has_so_many_members(run_dir, monkeypatch):
     pack.pack([Path("runs")], Path("box.zip"))
-    with zipfile.ZipFile("box.zip") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    members[pack.MANIFEST] = members[pack.MANIFEST].replace(b'"num_runs": 1', b'"num_runs": 2')
-    with zipfile.ZipFile("box.zip", "w") as archive:
-        for name, member in members.items():
-            archive.writestr(name, member)
-    with pytest.raises(Refusal, match="holds 1 runs, its manifest says 2"):
+    monkeypatch.setattr(pack, "MOST_MEMBERS", 2)
+    with pytest.raises(Refusal, match=r"4 members of .* bytes together; a pack has at most 2 of"):
         pack.merge(Path("box.zip"), Path("out"))
+
+
+@pytest.mark.parametrize("name", ["record.json", "outcome.json", "steps.jsonl", "config.json"])
+def test_nobody_waits_for_a_named_pipe(run_dir, name):
+    (run_dir / name).unlink()
+    os.mkfifo(run_dir / name)
+    os.mkfifo("runs/throughput.json")
+    refused_everywhere(rf"{name}: cannot be read as .*no regular file", ("parity", "differences"))
+    os.mkfifo("box.zip")
+    with pytest.raises(Refusal, match=r"box\.zip: cannot be read as a pack \(it is no regular file"):
+        pack.merge(Path("box.zip"), Path("out"))
+
+
+# ---------------------------------------------------------------- accidents
+
+
+def leaves(content: object, at: tuple = ()) -> Iterator[tuple[tuple, object]]:
+    """Every value of a document that has none in it, with the keys that lead there."""
+    inside = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inside:
+        yield from leaves(value, (*at, key)) if value and isinstance(value, (dict, list)) else [((*at, key), value)]
+
+
+def other(value: object) -> object:
+    """What could have stood there as well."""
+    if isinstance(value, bool):
+        return not value
+    return 1 if not value else value + "0" if isinstance(value, str) else value + 1
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
+    record = schema.read(run_dir)
+    config_sha256 = files.sha256(run_dir / "config.json")
+    path = schema.write(run_dir, record.model_copy(update={"config_sha256": config_sha256}))
+    if is_collected:
+        collect.collect(Path("runs"), Path("out"))
+        path = Path("out/records.jsonl")
+    whole = json.loads(path.read_text())
+    found = list(records.find_runs([path.parent]))
+    assert found[0].record.record == schema.read(run_dir)
+    places = [(at, value) for at, value in leaves(whole) if not is_collected or at != ("run_id",)]
+    assert len(places) > 250
+    for at, value in places:
+        path.write_text(json.dumps(edited(whole, at, other(value))) + "\n")
+        with pytest.raises(Refusal):
+            pytest.fail(f"{at}: {list(records.find_runs([path.parent]))}")
+
+
+def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
+    """As where the launcher knows better how a run ended (`launch._let_agree`)."""
+    path = schema.write(run_dir, schema.read(run_dir))
+    launch._let_agree(path, "ok", "")
+    failure = schema.Failure(step=3, error="it ended")
+    schema.write(run_dir, schema.read(path).model_copy(update={"status": "interrupted", "failure": failure}))
+    launch._let_agree(path, "killed", "rank 1 was ended by SIGKILL")
+    assert schema.read(path).status == "killed"
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("view", sorted(set(cli.VIEWS) - {"answer"}))  # which asks for a study that the project ships
+def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
+    """No script, no second row or cell, nothing that turns what follows."""
+    hostile = "<script>alert(1)</script>|a\n| b | \u202egnp\x1b[31m"
+    change(run_dir / "record.json", collectives_per_step=[{"kind": hostile, "count": 1, "bytes": 8}])
+    synthetic.write_run(Path("runs"), strategy="ddp", study="s")
+    synthetic.write_run(Path("runs"), strategy="single", world_size=1)
+    failed = synthetic.write_run(Path("runs"), strategy="zero1", study="s", status="failed")
+    change(failed, failure={"step": 1, "error": hostile})
+    change(failed.with_name("outcome.json"), message=hostile)
+    cli.run(["compare", "runs", "--view", view])
+    page = capsys.readouterr().out
+    assert "<script" not in page
+    assert not {*"\u202e\x1b"} & {*page}
+    for table_lines in page.split("\n\n"):
+        assert len({line.replace("\\|", "").count("|") for line in table_lines.splitlines() if line[:1] == "|"}) <= 1
+    if view in ("communication", "differences", "scaling", "acceptance"):
+        assert "&lt;script>" in page
+
+
+@pytest.mark.parametrize("facts", [{"cpu": "<b>"}, {"cpu": "a\nb"}, {"gpus": [{"name": "a|b", "memory_bytes": 1}]}])
+def test_no_hardware_is_called_so(run_dir, facts):
+    change(run_dir / "record.json", machine=facts)
+    refused_everywhere(r"machine\..*: string should match", ("peaks",))
+
+
+@pytest.mark.parametrize("view", cli.WITH_CONTROL)
+def test_a_control_that_did_not_run_is_refused(run_dir, view):
+    with pytest.raises(Refusal, match=r"--control zero22: no run of it here; the strategies are zero2$"):
+        cli.run(["compare", "runs", "--view", view, "--control", "zero22"])

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "strategy": "config errors files models theory",
     "lab": "errors records",
     "run": "config errors files strategy",
-    "records": "errors files strategy",
+    "records": "config errors files strategy",
     "workloads": "config errors files models",
     "preflight": "config errors files records run strategy workloads",
     "training": "config errors files models records run running strategy workloads",

@@ -21,7 +21,7 @@ from test_launch import wait_until
 from study import files
 from study.config import build_config
 from study.errors import Failed, Refusal
-from study.records import collect, find, schema
+from study.records import schema
 from study.run import Run
 from study.running import launch, one_writer
 from study.strategy.file import read_by_name
@@ -226,24 +226,3 @@ def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
 def test_a_failure_before_the_first_file_names_none(tmp_path):
     files.write_json(tmp_path / "config.json", {"of": "an earlier run"})
     assert left.tied(tmp_path, [], None, is_result=False) == {"steps_sha256": None, "config_sha256": None}
-
-
-def test_readers_refuse_another_runs_configuration(tmp_path):
-    template = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-ddp" / "record.json").read_text())
-    run = tmp_path / "run"
-    run.mkdir()
-    written(run)
-    digests = {name: files.sha256(run / f"{name}.{kind}") for name, kind in (("steps", "jsonl"), ("config", "json"))}
-    record = {**template, "steps_sha256": digests["steps"], "config_sha256": digests["config"]}
-    files.write_json(run / "record.json", record)
-    assert len(find.find([tmp_path])) == len(collect.find([tmp_path])) == 1
-    files.write_json(run / "config.json", {"config": {"seed": 1}})
-    for read in (find.find, collect.find, lambda folders: list(find.find_runs(folders))):
-        with pytest.raises(Refusal, match=r"config\.json: not the file that config_sha256 in .*record\.json names"):
-            read([tmp_path])
-    (run / "config.json").unlink()
-    with pytest.raises(Refusal, match=r"config\.json: not there, though .*record\.json says ok"):
-        find.find([tmp_path])
-    files.write_json(run / "config.json", {"config": {"seed": 1}})
-    files.write_json(run / "record.json", {**record, "config_sha256": None})  # as older ones are
-    assert len(find.find([tmp_path])) == 1

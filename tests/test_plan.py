@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from study.errors import Refusal
 from study.models import SIZES
 from study.preflight import checks, this_machine
 from study.preflight.this_machine import Machine
+from study.records import find as records
 from study.records import schema
 from study.records.machine import LABORATORY
 from study.records.schema import Outcome
@@ -300,10 +302,12 @@ def write_record(run_dir: Path, status: str = "ok", **flags) -> None:
     content = json.loads((FIXTURES / "auto-ddp" / "record.json").read_text())
     config = build_config(**FLAGS, **flags).model_dump(mode="json")
     failure = None if status == "ok" else {"step": 1, "error": "OutOfMemoryError: CUDA out of memory."}
-    content |= {"status": status, "config": config, "failure": failure}
+    content |= {"run_id": "run", "status": status, "config": config, "failure": failure}
+    content["proof"] |= {"precision": "fp32"}
+    (run_dir / "config.json").write_text("{}")
+    content["config_sha256"] = files.sha256(run_dir / "config.json")
     (run_dir / "record.json").write_text(json.dumps(content))
-    for name in ("config.json", "steps.jsonl"):
-        (run_dir / name).touch()
+    shutil.copy(FIXTURES / "auto-ddp" / "steps.jsonl", run_dir)
 
 
 def write_outcome(run_dir: Path, status: str, wall_seconds: float | None = 100.0, flags=FLAGS) -> None:
@@ -328,7 +332,7 @@ def test_a_record_from_before_a_knob_has_its_default(run_dir):
     del content["config"]["share_device"]
     path.write_text(json.dumps(content))
     assert finished(run_dir) == "ok"
-    with pytest.raises(Refusal, match="share_device=None, the study plans True"):
+    with pytest.raises(Refusal, match="share_device=False, the study plans True"):
         plan.finished(Run(build_config(**FLAGS, share_device=True), read_by_name("ddp"), 2, run_dir), 60)
 
 
@@ -342,11 +346,20 @@ def test_results_are_kept(run_dir):
     assert finished(run_dir) == "out_of_memory"
 
 
+@pytest.mark.parametrize("status", ["ok", "out_of_memory"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("")], ids=["removed", "emptied"])
 @pytest.mark.parametrize("name", ["config.json", "steps.jsonl"])
-def test_a_record_without_its_files_is_none(run_dir, name):
-    write_record(run_dir)
-    (run_dir / name).unlink()
+def test_a_record_whose_files_are_damaged_is_run_again(run_dir, name, damage, status, capsys):
+    """As for `compare`, whose words say why it is not kept."""
+    write_record(run_dir, status)
+    write_outcome(run_dir, status)
+    assert finished(run_dir) == status
+    assert not capsys.readouterr().out
+    damage(run_dir / name)
     assert finished(run_dir) is None
+    with pytest.raises(Refusal, match=rf"{name}: ") as caught:
+        list(records.find_runs([run_dir.parent]))
+    assert capsys.readouterr().out == f"run is not kept: {caught.value}\n"
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted"])
@@ -357,20 +370,11 @@ def test_records_that_are_no_result_are_run_again(run_dir, status):
 
 
 @pytest.mark.parametrize(
-    ("status", "kept"),
-    [
-        ("out_of_memory", True),
-        ("killed", False),
-        ("crashed", False),
-        ("build_failed", False),
-        ("offload_failed", False),
-        ("misconfigured", False),
-        ("skipped", False),
-    ],
+    "status", ["out_of_memory", "killed", "crashed", "build_failed", "offload_failed", "misconfigured", "skipped"]
 )
-def test_outcomes_without_a_record(run_dir, status, kept):
+def test_outcomes_without_a_record(run_dir, status):
     write_outcome(run_dir, status)
-    assert finished(run_dir) == (status if kept else None)
+    assert finished(run_dir) == ("out_of_memory" if status == "out_of_memory" else None)
 
 
 def test_a_run_that_timed_out_is_kept_until_it_is_given_more_time(run_dir):

@@ -8,6 +8,7 @@ import math
 import launching
 import pytest
 
+from study import files
 from study.config import build_config
 from study.errors import Refusal
 from study.planner import predictions
@@ -23,6 +24,10 @@ FLAGS = "workload: gpt-wikitext, size: 124m, sequence_length: 512, init: scratch
 @pytest.fixture(autouse=True)
 def at_root(monkeypatch):
     monkeypatch.chdir(launching.ROOT)  # from where accelerate files name their JSON
+
+
+def read_predictions(path):
+    return schema.parse(path, files.load(path, "predicted records"), schema.PredictedStudy)
 
 
 def study_of(tmp_path, parts: str) -> studies.Study:
@@ -118,14 +123,14 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     made = predictions.predict_study(study, "a100-80gb", 2)
     path = predictions.write(tmp_path, made)
     assert path == tmp_path / "a100-80gb-2x" / "mine.json"
-    assert schema.read_predictions(path) == made
+    assert read_predictions(path) == made
     assert len([line for line in path.read_text().splitlines() if '"workload"' in line]) == 2  # one line for each
     content = json.loads(path.read_text())
     assert content["status"] == "predicted"
     del content["predictions"][0]["fits"]
     path.write_text(json.dumps(content))
     with pytest.raises(Refusal, match=r"mine\.json: predictions\.0\.fits is missing"):
-        schema.read_predictions(path)
+        read_predictions(path)
     with pytest.raises(Refusal, match=r"mine\.json"):  # and it is no measured record
         schema.read(path)
 
@@ -142,7 +147,7 @@ def test_committed_are_all():
 @pytest.mark.parametrize(("gpu", "num_gpus", "name"), [("h100-sxm", 8, "multi-gpu"), ("a100-40gb", 1, "single-gpu")])
 def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
     """`zero-study predict` makes them anew; numbers may differ by rounding."""
-    committed = schema.read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
+    committed = read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
     made = predictions.predict_study(studies.find(name), gpu, num_gpus)
     assert _differing(committed.model_dump(), made.model_dump()) == []
 

@@ -502,26 +502,8 @@ def test_refuses_what_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"world_size": "two"}, "world_size='two'"),
-        ({"schema_version": 7}, "schema_version 7, this version reads 1"),
-        ({"config": {"no_such_setting": 1}}, r"config: unknown key 'no_such_setting'"),
-        ({"config": {"max_steps": "many"}}, "config: max_steps='many'"),
-        ({"config": {"global_batch_size": 7}}, "config: global_batch_size=7 does not divide over 2 processes"),
-    ],
-)
-def test_refuses_a_record_that_does_not_hold_the_schema(tmp_path, facts, message):
-    path = synthetic.write_run(tmp_path)
-    change(path, **facts)
-    with pytest.raises(Refusal, match=f"{path.name}: {message}"):
-        table.read([tmp_path])
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
         ({"status": "fine"}, "status='fine'"),
         ({"schema_version": 7}, "schema_version 7, this version reads 1"),
-        ({"surprise": 1}, "unknown key 'surprise'"),
     ],
 )
 def test_refuses_an_outcome_that_does_not_hold_the_schema(tmp_path, facts, message):
@@ -535,24 +517,6 @@ def test_refuses_an_outcome_that_is_not_json(tmp_path):
     path = synthetic.write_outcome(tmp_path, "killed")
     path.write_text("{")
     with pytest.raises(Refusal, match=f"{path.name}: cannot be read as an outcome"):
-        table.read([tmp_path])
-
-
-def test_refuses_the_outcome_of_another_run(tmp_path):
-    path = synthetic.write_run(tmp_path, study="s")
-    change(path.with_name("outcome.json"), run_id="another")
-    with pytest.raises(Refusal, match=r"outcome.json: run_id 'another', the record beside it is 'gpt-"):
-        table.read([tmp_path])
-
-
-def test_refuses_steps_that_are_missing_or_altered(tmp_path):
-    path = synthetic.write_run(tmp_path)
-    steps = path.with_name("steps.jsonl")
-    steps.write_text(steps.read_text().replace("1", "2", 1))
-    with pytest.raises(Refusal, match="not what steps_sha256"):
-        table.read([tmp_path])
-    steps.unlink()
-    with pytest.raises(Refusal, match=r"not there, though .* says ok"):
         table.read([tmp_path])
 
 

@@ -373,6 +373,10 @@ def test_what_was_planned_is_let_in(tmp_path):
             {"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}, "cpu": "A", "num_cores": 2}},
             "is another than",
         ),
+        (
+            {"machine": synthetic._machine("cpu") | {"git_commit": "c", "environment": {"MKL_CBWR": "AVX2"}}},
+            "its arithmetic is another than",
+        ),
         ({"initial_parameters": schema.Checksum(absolute_sum=1, square_sum=1, sha256="9" * 64)}, "initial weights"),
         ({"data": {"digest": "0" * 64}}, "its text is another than"),
         ({"continues": schema.Continued(run_id="x", strategy="ddp", world_size=2, step=1)}, "another run's checkpoint"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from study.compare import markdown
-from study.compare.parity import largest_loss_difference, settings
+from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
 from study.records.find import RecordedRun, RecordFile
 from study.records.schema import Record
@@ -151,7 +151,7 @@ def _as_single(file: RecordFile, plain: dict[str, RecordFile]) -> Verdict:
     r = file.record
     reference, allowed = plain.get(_work(r)), tolerance(r.config["precision"])
     if reference is None:
-        return Verdict(NOT_RUN, "no finished run of `single` with the same work")
+        return Verdict(NOT_RUN, f"no finished run of `single` with the same work{shown_arithmetic(r)}")
     if r.config["dropout"] and r.world_size > 1:
         return Verdict(NOT_RUN, "dropout is on, and other ranks draw other masks")
     difference = largest_loss_difference(file, reference)
@@ -215,7 +215,7 @@ def _reasons(cells: dict[tuple[str, str], Verdict]) -> list[str]:
     for verdict, places in sorted(where.items()):
         names = dict.fromkeys(f"`{name}`" for name, _ in places)
         checks = sorted({check for _, check in places}, key=CHECKS.index)
-        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {verdict.reason}")
+        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {markdown.shown(verdict.reason)}")
     return ["## What is not ok", "", *lines, ""] if lines else []
 
 

@@ -11,6 +11,7 @@ from study.compare.table import libraries
 from study.config import NOT_TRAINED, RunConfig
 from study.errors import Refusal
 from study.records import find as records
+from study.records import machine
 from study.records.find import RecordFile
 from study.records.protocol import Protocol
 from study.records.schema import Outcome, Record
@@ -85,7 +86,7 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
     if not seen:
         raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
     found = {run_id: file.record for run_id, file in files_of.items()}
-    left_out |= _unlike(found, ("libraries", "text"))
+    left_out |= _unlike(found, ("libraries", "arithmetic", "text"))
     # Where each machine has a body of its own, the two are the same within a start; else throughout.
     starts: dict[int | None, dict[str, Record]] = {}
     for run_id, record in found.items():
@@ -132,11 +133,12 @@ def _reason(
 
 
 def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
-    """Runs that differ from most of these in their box, libraries, text or body."""
+    """Runs that differ from most of these in their box, libraries, arithmetic, text or body."""
     facts = {
         run_id: {
             "box": records.box_of(record),
             "libraries": libraries(record.machine),
+            "arithmetic": machine.arithmetic(record.machine),
             "text": (record.data or {}).get("digest"),
             "body": record.weights_sha256,
         }

@@ -43,6 +43,7 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
     if ok.empty:
         where = " ".join(map(str, folders))
         raise Refusal(f"{where}: none of {len(everything)} runs ended well on {WORLD_SIZE} processes, so no answer yet")
+    tidy.check_control(everything, control)
     states = _cell(runs, *STATES)
     decided = {each.workload: each for each in verdict_text.decided_in(folders)}
     head, columns, seeds = ["strategy"], [], {}

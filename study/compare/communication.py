@@ -113,7 +113,7 @@ def _summary(cells: list[CommunicationCell]) -> list[str]:
         else "No byte differs in any."
     )
     lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [f"- other counts: {c.record.run_id}, {_counts(c)}" for c in other]
+    lines += [f"- other counts: {c.record.run_id}, {markdown.shown(_counts(c))}" for c in other]
     return lines
 
 
@@ -146,18 +146,11 @@ def _rows(block: list[CommunicationCell]) -> list[list[str]]:
         if all((c.measured, c.predicted) != (other.measured, other.predicted) for other in members):
             members.append(c)
     return [
-        [
-            name if len(members) == 1 else c.record.run_id,
-            f"{c.sent:.3f}",
-            f"{c.sent_by_gloo:.3f}",
-            f"{c.predicted_sent:.3f}",
-            f"{c.paper_sent:.0f}",
-            f"{c.error:.3%}",
-            _counts(c),
-        ]
+        [name if len(members) == 1 else c.record.run_id, f"{c.sent:.3f}", f"{c.sent_by_gloo:.3f}",
+         f"{c.predicted_sent:.3f}", f"{c.paper_sent:.0f}", f"{c.error:.3%}", _counts(c)]
         for name, members in kept.items()
         for c in members
-    ]
+    ]  # fmt: skip
 
 
 def _counts(c: CommunicationCell) -> str:

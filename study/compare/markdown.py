@@ -21,7 +21,15 @@ def command(name: str, folders: Sequence[Path]) -> str:
     return " ".join(["zero-study", name, *map(shown_path, folders)])
 
 
+def shown(text: Any) -> str:
+    """What a record says, on one line: nothing in it ends a cell, is HTML, or turns the direction of what follows."""
+    line = " ".join(str(text).split())
+    visible = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return visible.replace("|", "\\|").replace("<", "&lt;")
+
+
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """A Markdown table; all columns but the first are to the right."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"]
-    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    ruler = "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"
+    first, *others = ["| " + " | ".join(map(shown, row)) + " |" for row in (head, *rows)]
+    return [first, ruler, *others]

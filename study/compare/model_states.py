@@ -19,15 +19,8 @@ from study.theory.shapes import ParameterSizes
 TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
 PRINTED = 0.0005  # bytes per parameter below which a difference is not visible
 
-HEADINGS: dict[Moment, str] = {
-    "stepping": "As the optimizer is about to step",
-    "resting": "Between two steps",
-}
-STATES: dict[Part, str] = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_states": "optimizer states",
-}
+HEADINGS: dict[Moment, str] = {"stepping": "As the optimizer is about to step", "resting": "Between two steps"}
+STATES: dict[Part, str] = {"parameters": "parameters", "gradients": "gradients", "optimizer_states": "optimizer states"}
 BUFFERS = "communication buffers"
 
 EXPLANATION = """\

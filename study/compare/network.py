@@ -317,17 +317,10 @@ def _bytes(block: list[Cell]) -> list[str]:
         theirs = each[0].by_theory
         differs = max((cell.from_one_machine for cell in each if cell.from_one_machine is not None), default=None)
         rows.append(
-            [
-                f"`{strategy}`",
-                "no such run" if differs is None else f"{differs:.0e}",
-                f"{each[0].counted:.3f}",
-                f"{each[0].by_gloo:.3f}",
-                _range(wire, ".3f"),
-                _range(over, "+.1%"),
-                "unknown" if theirs is None else f"{theirs:.3f}",
-                f"{each[0].by_nccl:.3f}",
-            ]
-        )
+            [f"`{strategy}`", "no such run" if differs is None else f"{differs:.0e}", f"{each[0].counted:.3f}",
+             f"{each[0].by_gloo:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
+             "unknown" if theirs is None else f"{theirs:.3f}", f"{each[0].by_nccl:.3f}"]
+        )  # fmt: skip
     return markdown.markdown(head, rows)
 
 

@@ -198,15 +198,8 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
 
 
 _SUMMARY = ("outcomes", "num_runs", "num_seeds", "micro_batch_size", *SUMMED_UP)
-_EFFICIENCY = (
-    "scaling_efficiency",
-    "tokens_per_second_per_gpu",
-    "num_runs",
-    "base",
-    "base_world_size",
-    "base_num_runs",
-    "why",
-)
+_EFFICIENCY = ("scaling_efficiency", "tokens_per_second_per_gpu", "num_runs", "base", "base_world_size",
+               "base_num_runs", "why")  # fmt: skip
 
 
 def _plain(value: Any) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from study.compare import markdown
-from study.config import NOT_TRAINED, RunConfig
+from study.config import NOT_TRAINED
 from study.errors import Refusal
 from study.records import find as records
+from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Record
 
@@ -28,18 +29,8 @@ the final parameters' sums of absolute values and of squares. Initial and final 
 {WITHIN:g}: all four differences are. With dropout, runs draw other masks on another number of processes, with another
 micro batch or on another device, and are then not comparable."""
 
-HEAD = [
-    "run",
-    "processes x micro batch",
-    "compared with",
-    "loss",
-    "gradient norm",
-    "absolute sum",
-    "square sum",
-    "initial weights",
-    "final weights",
-    f"within {WITHIN:g}",
-]
+HEAD = ["run", "processes x micro batch", "compared with", "loss", "gradient norm", "absolute sum", "square sum",
+        "initial weights", "final weights", f"within {WITHIN:g}"]  # fmt: skip
 
 
 def table(folders: Sequence[Path]) -> str:
@@ -48,7 +39,7 @@ def table(folders: Sequence[Path]) -> str:
     finished = [f for f in record_files if f.record.status == "ok"]
     lines = ["# Parity: does the strategy change what is trained?", "", EXPLANATION, ""]
     groups = [list(members) for _, members in groupby(sorted(finished, key=same_training), key=same_training)]
-    alone = [group[0].record.run_id for group in groups if len(group) == 1]
+    alone = [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]
     several = len({records.box_of(f.record) for f in finished}) > 1
     for group in groups:
         if len(group) > 1:
@@ -71,17 +62,22 @@ def same_training(file: RecordFile) -> str:
 
 
 def settings(r: Record) -> dict[str, Any]:
-    """The knobs of a run that decide what is trained."""
-    # A record from before there was such a knob has what is its default now.
-    whole = {name: field.default for name, field in RunConfig.model_fields.items()} | r.config
+    """What decides what a run trains: its knobs, and what changes its machine's arithmetic."""
     begun = {} if r.continues is None else {"continues": r.continues.model_dump()}
-    return {name: value for name, value in whole.items() if name not in NOT_COMPARED} | begun
+    decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED}
+    return decisive | begun | machine.arithmetic(r.machine)
+
+
+def shown_arithmetic(r: Record) -> str:
+    """What changes the arithmetic of a run's machine, to follow its name; empty: nothing."""
+    said = [f"{name}={value}" for name, value in machine.arithmetic(r.machine).items()]
+    return f" with {', '.join(said)}" if said else ""
 
 
 def _heading(r: Record) -> str:
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
-    return f"{r.workload} {r.size}, {r.proof.precision}, seed {r.seed}, {dropout}, {steps}"
+    return f"{r.workload} {r.size}, {r.proof.precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
 def _order(file: RecordFile) -> tuple:

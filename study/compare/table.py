@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from study.compare import peaks, quiet
 from study.compare.cases import engine_of, has_computed_buckets, is_unproven, proven_strategy
 from study.compare.losses import steps_at_an_end
+from study.compare.order import in_order
 from study.compare.parity import NOT_COMPARED
 from study.config import RunConfig, build_config, parse_flags
-from study.errors import Refusal, describe
+from study.errors import Refusal
 from study.records import find as records
-from study.records import schema
+from study.records import machine
 from study.records.schema import ModelStateBytes, Outcome, PeakMemory, Record
 from study.theory import hardware
 from study.theory.communication.on_wire import moved_by_gloo
@@ -169,6 +170,13 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
     return table
 
 
+def check_control(table: pd.DataFrame, control: str) -> None:
+    """Raise Refusal where no run is of the strategy that others are to be compared with."""
+    names = in_order(table["strategy"])
+    if control not in names:
+        raise Refusal(f"--control {control}: no run of it here; the strategies are {', '.join(names)}")
+
+
 def steps(table: pd.DataFrame) -> pd.DataFrame:
     """Spread the runs' curves: one row per run and optimizer step."""
     names = ["run_id", "box", "strategy", "world_size", "seed", "repeat", "workload", "size", "global_batch_size"]
@@ -184,13 +192,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
 def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
     r = file.record
-    try:
-        config = RunConfig.model_validate(r.config)
-        settings = _settings(config, r.world_size, r.continues, r.weights_sha256)
-    except ValidationError as error:
-        raise Refusal(describe(error, f"{file.where}: config")) from None
-    except Refusal as refusal:
-        raise Refusal(f"{file.where}: config: {refusal}") from None
+    config = RunConfig.model_validate(r.config)
     status = r.status if outcome is None or outcome.status == "ok" else outcome.status
     failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
     device = records.device_of(r)
@@ -222,7 +224,7 @@ def _row(file: records.RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         "initial_sha256": r.initial_parameters.sha256 if r.initial_parameters else None,
         "final_sha256": r.final_parameters.sha256 if r.final_parameters else None,
         "libraries": libraries(r.machine),
-        **settings,
+        **_settings(config, r),
         **_learning(file, config),
         **_speed(r, device),
         **_memory(r, device),
@@ -243,7 +245,7 @@ def _row_of_outcome(outcome: Outcome) -> dict[str, Any]:
     try:
         config = _config_of(outcome)
         if config is not None:
-            row |= {"init": config.effective_init, **_settings(config, outcome.world_size)}
+            row |= {"init": config.effective_init, **_settings(config, outcome)}
     except (Refusal, ValidationError):  # of another version of the program, or just what was wrong with the run
         pass
     return row
@@ -301,19 +303,19 @@ def libraries(machine: dict[str, Any]) -> str | None:
     return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
 
 
-def _settings(
-    config: RunConfig, world_size: int, continues: schema.Continued | None = None, weights_sha256: str | None = None
-) -> dict[str, Any]:
-    micro_batch_size, accumulation = config.batches(world_size)
+def _settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
+    micro_batch_size, accumulation = config.batches(r.world_size)
     decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
     decisive["init"] = config.effective_init
+    weights_sha256 = r.weights_sha256 if isinstance(r, Record) else None
     for name, value in (("weights", weights_sha256), ("nudge_seed", config.nudge_seed)):
         if value is None:  # as in records from before there were these
             del decisive[name]
         else:
             decisive[name] = value
-    if continues is not None:
-        decisive["continues"] = continues.model_dump()
+    if isinstance(r, Record):
+        decisive |= {} if r.continues is None else {"continues": r.continues.model_dump()}
+        decisive |= machine.arithmetic(r.machine)
     text = json.dumps(decisive, sort_keys=True)
     return {
         "precision": config.precision,
@@ -398,7 +400,7 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
             facts["rank_tensor_bytes"] = alive = ranks
         elif kind == "resident_bytes" and alive is None:
             alive = ranks
-    if alive:
+    if alive and min(alive):
         facts["memory_imbalance"] = max(alive) / min(alive)
     return facts
 

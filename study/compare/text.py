@@ -35,6 +35,7 @@ Strong scaling: one global batch, and the tokens per second of each process over
 def differences(folders: Sequence[Path], control: str) -> str:
     """Make the table of verdicts, metric by metric, and the list of what was left out."""
     runs = tidy.read(folders)
+    tidy.check_control(runs, control)
     compared = statistics.compare(runs, control)
     lines = [f"# Differences from {control}", "", DIFFERENCES, ""]
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
@@ -46,7 +47,11 @@ def differences(folders: Sequence[Path], control: str) -> str:
     left_out = pairs.pair(runs, control).refused.to_dict("records")
     if left_out:
         counted = Counter(run["reason"] + _message(run) for run in left_out).most_common()
-        lines += ["## Not compared", "", *(f"- {n} run(s): {why}" for why, n in counted[:SHOWN_REASONS])]
+        lines += [
+            "## Not compared",
+            "",
+            *(f"- {n} run(s): {markdown.shown(why)}" for why, n in counted[:SHOWN_REASONS]),
+        ]
         others = sum(n for _, n in counted[SHOWN_REASONS:])
         lines += [f"- and {others} for other reasons", ""] if others else [""]
     return "\n".join([*lines, f"Made by `{markdown.command('compare', folders)}`."])
@@ -60,18 +65,11 @@ def largest_batch(folders: Sequence[Path]) -> str:
     lines = ["# The largest batch that fits", "", LARGEST, ""]
     for heading, members in _sections(rows, PLACE):
         cells = [
-            [
-                row["strategy"],
-                row["world_size"],
-                _number(row["global_batch_size"], "none"),
-                _number(row["next_batch_size"], ""),
-                row["next_outcome"],
-                _number(row["seconds_per_step"]),
-                _number(row["tokens_per_second_per_gpu"]),
-                row["num_runs"] if row["outcomes"] == "ok" else row["outcomes"],
-            ]
+            [row["strategy"], row["world_size"], _number(row["global_batch_size"], "none"),
+             _number(row["next_batch_size"], ""), row["next_outcome"], _number(row["seconds_per_step"]),
+             _number(row["tokens_per_second_per_gpu"]), row["num_runs" if row["outcomes"] == "ok" else "outcomes"]]
             for row in members.to_dict("records")
-        ]
+        ]  # fmt: skip
         lines += [f"## {heading}", "", *markdown.markdown(head, cells), ""]
     lines += _untimed(runs)
     return "\n".join([*lines, f"Made by `{markdown.command('compare --view largest-batch', folders)}`."])
@@ -84,22 +82,18 @@ def scaling(folders: Sequence[Path]) -> str:
     lines = ["# One process against several", "", SCALING, ""]
     for heading, members in _sections(pairs.scaling(runs), WORK):
         cells = [
-            [
-                row["strategy"],
-                row["world_size"],
-                _number(row["tokens_per_second_per_gpu"]),
-                "" if pd.isna(row["scaling_efficiency"]) else f"{row['scaling_efficiency']:.0%}",
-                row["base"],
-                row["num_runs"],
-                "" if pd.isna(row["why"]) else row["why"],
-            ]
+            [row["strategy"], row["world_size"], _number(row["tokens_per_second_per_gpu"]),
+             "" if pd.isna(row["scaling_efficiency"]) else f"{row['scaling_efficiency']:.0%}",
+             row["base"], row["num_runs"], "" if pd.isna(row["why"]) else row["why"]]
             for row in members.to_dict("records")
-        ]
+        ]  # fmt: skip
         lines += [f"## {heading}", "", *markdown.markdown(head, cells), ""]
     lines += _untimed(runs)
     without = runs[runs["status"] != "ok"]
     if len(without):
-        ended = [f"- {run['run_id']}: {run['status']}{_message(run)}" for run in without.to_dict("records")]
+        ended = [
+            f"- {run['run_id']}: {markdown.shown(run['status'] + _message(run))}" for run in without.to_dict("records")
+        ]
         lines += ["## Without a result", "", *ended, ""]
     return "\n".join([*lines, f"Made by `{markdown.command('compare --view scaling', folders)}`."])
 

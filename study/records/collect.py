@@ -102,8 +102,8 @@ def _keep(run: RecordedRun) -> Kept:
         file = None
     kept = {}
     run_id = file.record.run_id if file else outcome.run_id if outcome else ""
-    if file and file.record.steps_sha256 is not None:
-        kept[lines.STEPS] = lines.line_of_steps(run_id, records.checked_steps(file))
+    if file and file.steps is not None and file.record.steps_sha256 is not None:
+        kept[lines.STEPS] = lines.line_of_steps(run_id, file.steps)
     if outcome:
         if outcome.status in WITH_RECORD and file is None:
             raise Refusal(f"{run.place}: outcome {outcome.status}, but no record is beside it; run it again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ class RecordFile(NamedTuple):
 
     path: Path  # record.json, or the records.jsonl that has its line
     record: Record
-    steps: bytes | None  # of steps.jsonl, as the run wrote them, not checked yet; None: there are none
+    steps: bytes | None  # of steps.jsonl, as the run wrote them; None: there are none
 
     @property
     def where(self) -> str:
@@ -76,7 +75,7 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
     equals takes the same one.
 
     Raises Refusal for one that does not hold the schema, naming file and key, where an outcome lies beside the record
-    of another run, where a record says ok without its files, and where there is no run.
+    of another run, where a record's files are not there or not those that it names, and where there is no run.
     """
     folders = list(folders)
     empty = True
@@ -84,7 +83,7 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
         if not folder.is_dir():
             raise Refusal(f"{folder}: no such folder; pass a folder of run directories or of collected records")
         places = sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS})
-        found = [run for place in places for run in (*_of_directory(place), *_collected(place))]
+        found = [run for place in places for run in (read_run(place), *_collected(place)) if run]
         empty = empty and not found
         yield from sorted(found, key=lambda run: (run.folder, lines.order(run.identity[0])))
     if empty:
@@ -93,7 +92,7 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
 
 def steps_of(file: RecordFile) -> list[dict[str, float]]:
     """Read the steps that a record has a digest of. Raises Refusal where they are not those of its run."""
-    record, read = file.record, schema.parse_steps(file.steps_where, checked_steps(file))
+    record, read = file.record, schema.parse_steps(file.steps_where, file.steps or b"")
     last = read[-1]["loss"] if read else None
     if (len(read), last) != (record.steps_done, record.final_loss):
         raise Refusal(
@@ -105,32 +104,27 @@ def steps_of(file: RecordFile) -> list[dict[str, float]]:
     return read
 
 
-def checked_steps(file: RecordFile) -> bytes:
-    """What is in a record's steps.jsonl. Raises Refusal unless it is there and is what the run wrote."""
-    if file.steps is None:
-        named = f"not there, though steps_sha256 in {file.where} names it"
-        raise Refusal(f"{file.steps_where}: {named}; restore it, or run it again")
-    if hashlib.sha256(file.steps).hexdigest() != file.record.steps_sha256:
-        raise Refusal(f"{file.steps_where}: not what steps_sha256 in {file.where} names; restore it, or run it again")
-    return file.steps
-
-
 def identity(read: Record) -> tuple[str, str, float]:
     """Two boxes may start runs of one name in the same second; they do not take the same time."""
     return read.run_id, read.started_at, read.wall_seconds
 
 
-def _of_directory(run_dir: Path) -> Iterator[RecordedRun]:
-    """The run of a run directory; none where the folder is another."""
+def read_run(run_dir: Path) -> RecordedRun | None:
+    """Read the run of a run directory, as `find_runs` does; None where the folder is another."""
     at = {lines.RECORDS: run_dir / "record.json", lines.OUTCOMES: run_dir / "outcome.json"}
     contents = {name: files.load(path, _CALLED[name]) for name, path in at.items() if path.exists()}
-    if contents:
-        steps = run_dir / "steps.jsonl"
-        held = steps.read_bytes() if steps.is_file() else None
-        run = _checked(contents, {name: str(path) for name, path in at.items()}, at[lines.RECORDS], held)
-        if run.record:
-            schema.check_config(run.record.path, run.record.record)
-        yield run._replace(folder=run_dir.parent)
+    if not contents:
+        return None
+    steps, config = (_content(run_dir / name) for name in ("steps.jsonl", "config.json"))
+    run = _checked(contents, {name: str(path) for name, path in at.items()}, at[lines.RECORDS], steps)
+    if run.record:
+        schema.check_tied(run_dir / "config.json", config, "config_sha256", run.record.record, run.record.where)
+    return run._replace(folder=run_dir.parent)
+
+
+def _content(path: Path) -> bytes | None:
+    with files.reading(path, "what a run wrote"):
+        return files.read_whole(path) if path.exists() else None
 
 
 def _collected(folder: Path) -> Iterator[RecordedRun]:
@@ -141,11 +135,11 @@ def _collected(folder: Path) -> Iterator[RecordedRun]:
     all_steps = lines.read(folder / lines.STEPS)
     for run_id in sorted(held[lines.RECORDS].keys() | held[lines.OUTCOMES].keys(), key=lines.order):
         where = {name: _where(folder / name, run_id) for name in _CALLED}
-        contents = {
-            name: lines.content(where[name], held[name][run_id], what)
-            for name, what in _CALLED.items()
-            if run_id in held[name]
-        }
+        contents = {}
+        for name, what in _CALLED.items():
+            if run_id in held[name]:
+                with files.reading(where[name], what):
+                    contents[name] = files.parse_json(held[name][run_id])
         steps = lines.steps_in(run_id, all_steps[run_id]) if run_id in all_steps else None
         yield _checked(contents, where, folder / lines.RECORDS, steps)
 
@@ -157,10 +151,7 @@ def _checked(
     record = outcome = None
     if lines.RECORDS in contents:
         record = RecordFile(path, _named(schema.parse(where[lines.RECORDS], contents[lines.RECORDS], Record)), steps)
-        if steps is None and record.record.status == "ok":
-            raise Refusal(
-                f"{record.steps_where}: not there, though {record.where} says ok; restore it, or run it again"
-            )
+        schema.check_tied(record.steps_where, steps, "steps_sha256", record.record, record.where)
     if lines.OUTCOMES in contents:
         outcome = schema.parse(where[lines.OUTCOMES], contents[lines.OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:

@@ -25,12 +25,10 @@ def read(path: Path) -> dict[str, bytes]:
 
     What follows the id is not looked at. Raises Refusal for a line without an id, and for two of one run.
     """
-    try:
-        text = files.read_whole(path).removesuffix(b"\n")
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{path}: cannot be read as lines of runs ({error})") from None
+    with files.reading(path, "lines of runs"):
+        text = files.read_whole(path).removesuffix(b"\n")
     lines: dict[str, bytes] = {}
     for number, line in enumerate(text.split(b"\n") if text else (), 1):
         start = _START.match(line)
@@ -41,14 +39,6 @@ def read(path: Path) -> dict[str, bytes]:
             raise Refusal(f"{path}: line {number} is the second one of {run_id}; take the one not wanted away")
         lines[run_id] = line
     return lines
-
-
-def content(where: str, line: bytes, what: str) -> Any:
-    """What a line holds. Raises Refusal where it is no JSON; `what` says what it should have been."""
-    try:
-        return files.parse_json(line)
-    except ValueError as error:
-        raise Refusal(f"{where}: cannot be read as {what} ({error})") from None
 
 
 def join(lines: Mapping[str, bytes]) -> bytes:

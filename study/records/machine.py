@@ -32,6 +32,14 @@ _FAMILIES = (
     "ACCELERATE|FSDP|PARALLELISM_CONFIG|DEEPSPEED|DS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|NCCL|GLOO|CUDA|CUBLAS|CUDNN|"
     "OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|ATEN|MALLOC|TRITON|FLASH_ATTENTION|HF|TRANSFORMERS"
 )
+# Of them those that change in which order and type numbers are added: with others two runs do not train the same. None
+# is OpenBLAS's, with which torch's builds for x86 do not multiply.
+_ARITHMETIC = re.compile(
+    "ATEN_CPU_CAPABILITY|MKL_(ENABLE_INSTRUCTIONS|CBWR|DEBUG_CPU_TYPE)|"
+    "(ONEDNN|DNNL)_(MAX_CPU_ISA|CPU_ISA_HINTS|DEFAULT_FPMATH_MODE)|NVIDIA_TF32_OVERRIDE|CUBLAS_(WORKSPACE_CONFIG|EMU.*)|"
+    "TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|BLAS_PREFER_.*|LINALG_PREFER_.*|CUDNN_.*)|CUDNN_(CONV|DETERMINISTIC).*|"
+    "FLASH_ATTENTION_.*|TRITON_F32_DEFAULT|NCCL_(ALGO|PROTO|NVLS_ENABLE)"
+)
 # Where things lie changes no result.
 _PLACE = re.compile(r"_(DIR|HOME)$")
 _RECORDED = re.compile(
@@ -80,6 +88,17 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(variables.items())
         if _RECORDED.fullmatch(name) and not _SECRET.search(name) and not _PLACE.search(name)
     }
+
+
+def arithmetic(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a machine, as a record describes it, changes the arithmetic of a run there; empty: nothing was set.
+
+    A library whose files were changed since they were installed has other arithmetic than its version says.
+    """
+    found = {name: v for name, v in described.get("environment", {}).items() if _ARITHMETIC.fullmatch(name)}
+    for name, imported in described.get("imports", {}).get("libraries", {}).items():
+        found |= {f"changed {name}": imported["sha256"][:12]} if imported["changed"] else {}
+    return found | ({"tf32": True} if described.get("tf32") else {})
 
 
 def _cpu_model() -> str | None:

@@ -18,7 +18,6 @@ from study import files
 from study.errors import Refusal, describe
 from study.records import collect, lines, schema
 from study.records import find as records
-from study.records.schema import Record
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
@@ -29,7 +28,7 @@ REGULAR_FILE = 0o100644 << 16
 
 # Of a file before it is read: three files of runs, and the results of benchmarks; all of it is held in memory.
 MOST_MEMBERS = 1_000
-MOST_BYTES = 2 << 30  # uncompressed; a thousand runs have 24 MiB
+MOST_BYTES = files.LARGEST_FILE  # uncompressed; a thousand runs have 24 MiB
 
 
 class Manifest(BaseModel):
@@ -56,13 +55,12 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
     if file.exists() and not replace:
         raise Refusal(f"{file}: is there already; name another file, or delete it")
     runs = collect.find(folders)
-    origin = _origin([run.record for run in runs if run.record is not None], folders)
-    results = {name: path.read_bytes() for name, path in _results(folders).items()}
+    origin = _origin(runs, folders)
+    results = _results(folders)
     content = dict(sorted((_files_of(runs) | results).items()))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         schema_version=schema.SCHEMA_VERSION,
-        num_runs=len({run.run_id for run in runs}),
         sha256={name: hashlib.sha256(member).hexdigest() for name, member in content.items()},
         **origin,
     )
@@ -108,9 +106,10 @@ def _merge(file: Path, folder: Path) -> tuple[Manifest, list[str]]:
             for name in sorted(set(members) - set(results)):
                 if members[name] != held.get(name):
                     raise Refusal(f"{file}: {name} is not of finished runs alone; pack the records again")
-            num_runs = len({run.run_id for run in runs})
-            if num_runs != manifest.num_runs:
-                raise Refusal(f"{file}: holds {num_runs} runs, its manifest says {manifest.num_runs}; pack them again")
+            for key, value in _origin(runs, [Path(unpacked)]).items():
+                if getattr(manifest, key) != value:
+                    says = f"its manifest says {key} {getattr(manifest, key)}"
+                    raise Refusal(f"{file}: {says}, its records {value}; pack them again")
             told = collect.put(runs, folder, replace=False)
             for name in results:
                 files.write_whole(folder / name, members[name])
@@ -141,44 +140,51 @@ def _files_of(runs: Sequence[collect.Kept]) -> dict[str, bytes]:
     return {name: lines.join(of_runs) for name, of_runs in held.items() if of_runs}
 
 
-def _results(folders: Sequence[Path]) -> dict[str, Path]:
+def _results(folders: Sequence[Path]) -> dict[str, bytes]:
     """The results of benchmarks below the folders, by name. Raises Refusal where two of one name differ."""
-    found: dict[str, Path] = {}
-    for path in (path for folder in folders for path in sorted(folder.rglob("*.json"))):
-        if b"benchmark" not in path.read_bytes():
+    found: dict[str, tuple[Path, bytes]] = {}
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.json")) if path.is_file()):
+        with files.reading(path, "JSON"):
+            text = files.read_whole(path)
+        if b"benchmark" not in text:
             continue
         content = files.load(path, "JSON")
         if isinstance(content, dict) and "benchmark" in content:  # as `records.results.header` begins it
-            other = found.setdefault(path.name, path)
-            if other.read_bytes() != path.read_bytes():
+            other, its_text = found.setdefault(path.name, (path, text))
+            if its_text != text:
                 raise Refusal(f"{other} and {path} differ; pack them apart")
-    return found
+    return {name: text for name, (_, text) in found.items()}
 
 
-def _origin(facts: Sequence[Record], folders: Sequence[Path]) -> dict[str, Any]:
-    """The box, commits and versions of the records. Raises Refusal unless there is one box."""
+def _origin(runs: Sequence[collect.Kept], folders: Sequence[Path]) -> dict[str, Any]:
+    """What a manifest says of where runs come from, by their records. Raises Refusal unless there is one box."""
+    facts = [run.record for run in runs if run.record is not None]
     boxes = sorted({box for record in facts for box in records.boxes_of(record)})
     if len(boxes) != 1:
         held = f"records of {len(boxes)} boxes ({'; '.join(boxes)})" if boxes else "no record, so no box"
         raise Refusal(f"{' '.join(map(str, folders))}: {held}; pack one box's folders at a time")
-    commits, libraries = set(), {}
-    for machine in (record.machine for record in facts):
-        if machine.get("git_commit"):
-            commits.add(machine["git_commit"] + ("-dirty" if machine.get("git_dirty") else ""))
-        for name, version in machine.get("libraries", {}).items():
-            if version is not None:
-                libraries.setdefault(name, set()).add(version)
+    machines = [record.machine for record in facts]
+    commits = {m["git_commit"] + "-dirty" * bool(m.get("git_dirty")) for m in machines if m.get("git_commit")}
+    libraries: dict[str, set[str]] = {}
+    for name, version in (each for m in machines for each in m.get("libraries", {}).items()):
+        if version is not None:
+            libraries.setdefault(name, set()).add(version)
     versions = {name: sorted(numbers) for name, numbers in sorted(libraries.items())}
-    return {"box": boxes[0], "git_commits": sorted(commits), "libraries": versions}
+    num_runs = len({run.run_id for run in runs})
+    return {"num_runs": num_runs, "box": boxes[0], "git_commits": sorted(commits), "libraries": versions}
 
 
 def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the other members of a pack, each of which is what the manifest says."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            _check_sizes(file, archive.infolist())
+        with zipfile.ZipFile(io.BytesIO(files.read_whole(file))) as archive:
+            found = archive.infolist()
+            num_bytes = sum(entry.file_size for entry in found)
+            if len(found) > MOST_MEMBERS or num_bytes > MOST_BYTES:
+                most = f"a pack has at most {MOST_MEMBERS:,} of {MOST_BYTES:,}"
+                raise Refusal(f"{file}: {len(found):,} members of {num_bytes:,} bytes together; {most}")
             # Not more is read of a member than its entry says.
-            entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+            entries = [(entry.filename, archive.read(entry)) for entry in found]
     except Refusal:
         raise
     except FileNotFoundError:
@@ -200,20 +206,6 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         if hashlib.sha256(member).hexdigest() != manifest.sha256[name]:
             raise Refusal(f"{file}: {name} is not the file that its manifest names; take it from its box again")
     return manifest, members
-
-
-def _check_sizes(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise Refusal for more than any pack holds, by what the file says of its members, before one is read."""
-    num_bytes = sum(entry.file_size for entry in entries)
-    if len(entries) > MOST_MEMBERS:
-        raise Refusal(f"{file}: {len(entries):,} members; a pack has at most {MOST_MEMBERS:,}")
-    largest = max(entries, key=lambda entry: entry.file_size, default=None)
-    if largest and largest.file_size > files.LARGEST_FILE:
-        raise Refusal(
-            f"{file}: {largest.filename!r} is {largest.file_size:,} bytes; at most {files.LARGEST_FILE:,} are read"
-        )
-    if num_bytes > MOST_BYTES:
-        raise Refusal(f"{file}: its members are {num_bytes:,} bytes; a pack has at most {MOST_BYTES:,}")
 
 
 def _manifest(file: Path, text: bytes) -> Manifest:

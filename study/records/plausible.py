@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import json
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from study.config import RunConfig
+from study.errors import describe, refusing
 
 LARGEST_WHOLE = 10**16  # more bytes, steps or operations than a run has
 LARGEST = 1e100  # its square is a float, too
@@ -12,7 +17,15 @@ _MAY_BE_NEGATIVE = {"returncode", "free_bytes", "loss", "final_loss"}
 _NOT_MEASURED = {"settings", "strategy_file"}  # DeepSpeed writes 2^63 - 1 for "no limit"
 _MAY_BE_LARGER = {"perplexity", "square_sum"}  # the exponential of a loss, and squares already
 
+_NEVER_NEW = (
+    "workload",
+    "size",
+    "seed",
+    "global_batch_size",
+    "sequence_length",
+)  # knobs that every record's config has
 _PER_RANK = ("model_state_bytes", "resting_state_bytes", "peak_memory", "energy_joules")
+_PROVEN = ("micro_batch_size", "gradient_accumulation_steps", "precision", "world_size")
 _OF_PROOF = ("swap_bytes_written", "swap_bytes_read")
 
 
@@ -22,19 +35,23 @@ class _Read(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+# Of hardware and versions, which head pages: on one line, no HTML, no cell of a table, nothing that turns the text.
+_Shown = Annotated[str, Field(pattern=r"^[^<>|\p{C}\p{Zl}\p{Zp}]*$")]
+
+
 class _Gpu(_Read):
-    name: str
+    name: _Shown
     memory_bytes: int = Field(ge=1)
 
 
 class _Machine(_Read):
-    cpu: str | None = None
+    cpu: _Shown | None = None
     num_cores: int | None = None
     usable_cores: float | None = None
     num_threads_per_process: int | None = None
     host_memory_bytes: int | None = None
     gpus: list[_Gpu] = Field(default_factory=list)
-    libraries: dict[str, str | None] = Field(default_factory=dict)
+    libraries: dict[str, _Shown | None] = Field(default_factory=dict)
     environment: dict[str, Any] = Field(default_factory=dict)
     tf32: bool | None = None
     git_commit: str | None = None
@@ -43,14 +60,8 @@ class _Machine(_Read):
 
 class _Data(_Read):
     digest: str | None = None
-
-
-class _Config(_Read):
-    workload: str
-    size: str
-    seed: int
-    global_batch_size: int = Field(ge=1)
-    sequence_length: int = Field(ge=1)
+    num_train_examples: int = 0
+    num_eval_examples: int = 0
 
 
 class _Free(BaseModel):
@@ -59,7 +70,6 @@ class _Free(BaseModel):
     machine: _Machine
     other_machines: list[_Machine] | None
     data: _Data | None
-    config: _Config
 
 
 def check_numbers(content: Any) -> None:
@@ -79,20 +89,46 @@ def check_numbers(content: Any) -> None:
                 raise ValueError(f"{key}={value:g} is negative")
 
 
+def moment(text: str) -> str:
+    """A time as ISO 8601 writes it, with its zone."""
+    if datetime.datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"started_at={text!r} has no zone, so that it cannot be held against another")
+    return text
+
+
+def whole_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's configuration, with the default of each knob that it is from before. Raises ValueError."""
+    if lacking := next((name for name in _NEVER_NEW if name not in config), None):
+        raise ValueError(f"config.{lacking} is missing")
+    try:
+        known = RunConfig.model_validate_json(json.dumps(config), strict=True)
+    except ValidationError as error:
+        raise ValueError(describe(error, "config")) from None
+    return known.model_dump(mode="json") | config
+
+
 def check(record: Any) -> None:
     """Raise ValueError, ValidationError included, where the parts of a schema.Record do not make one run."""
     _Free.model_validate({name: getattr(record, name) for name in _Free.model_fields})
-    for name in ("workload", "size", "seed"):
-        if getattr(record, name) != record.config[name]:
-            raise ValueError(f"{name}={getattr(record, name)!r}, its config has {record.config[name]!r}")
-    if record.world_size < 1:
-        raise ValueError("world_size=0: must be at least 1")
     lists = {name: getattr(record, name) for name in _PER_RANK}
     if record.proof:
         lists |= {f"proof.{name}": getattr(record.proof, name) for name in _OF_PROOF}
     for name, ranks in lists.items():
         if ranks is not None and len(ranks) != record.world_size:
             raise ValueError(f"{name} is of {len(ranks)} ranks, world_size is {record.world_size}")
+    with refusing("config"):
+        batches = RunConfig.model_validate(record.config).batches(record.world_size)
+    known = {name: (getattr(record, name), record.config[name]) for name in ("workload", "size", "seed")}
+    if record.proof:
+        asked = (*batches, record.config["precision"], record.world_size)
+        known |= {f"proof.{n}": (getattr(record.proof, n), value) for n, value in zip(_PROVEN, asked, strict=True)}
+    for name, (seen, value) in known.items():
+        if seen != value:
+            raise ValueError(f"{name}={seen!r}, its config has {value!r}")
+    if record.timing and record.timing.median_seconds is not None:
+        for name in ("samples_per_second", "tokens_per_second", "data_wait_median_seconds"):
+            if getattr(record.timing, name) is None:
+                raise ValueError(f"timing.{name} is missing, though there is a median step")
     for entry in record.evaluation:
         if not {"step", "loss"} <= entry.keys():
             raise ValueError(f"evaluation: {', '.join(entry) or 'nothing'} without step and loss")

@@ -6,16 +6,19 @@ has one line per optimizer step; its digest is in the record. Collected runs hav
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from study import files
 from study.errors import Refusal, describe
-from study.files import check_name, load, parse_json, sha256, write_json
 from study.records import plausible
 
 SCHEMA_VERSION = 1
+DIGEST = "record_sha256"  # key of a record.json: of all its other facts; records from before 2026-11-23 lack it
 
 
 class Facts(BaseModel):
@@ -29,7 +32,8 @@ Kind = TypeVar("Kind", bound=Facts)
 STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
 NUMBERS = {int, float, type(None)}
 
-Name = Annotated[str, AfterValidator(lambda name: check_name(name, "the name"))]
+Moment = Annotated[str, AfterValidator(plausible.moment)]
+Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the name"))]
 
 
 class Sharding(Facts):
@@ -219,17 +223,17 @@ class Record(Facts):
     run_id: Name
     status: Literal["ok", "out_of_memory", "failed", "interrupted", "killed", "timed_out", "stalled", "output_failed"]
     failure: Failure | None = None
-    started_at: str
+    started_at: Moment
     wall_seconds: float
     command: list[str]
     workload: str
     size: str
     strategy: Name
-    world_size: int
+    world_size: int = Field(ge=1)
     seed: int
     init: Literal["pretrained", "scratch", "weights"]
     weights_sha256: str | None = None  # of the file that a run with --weights starts from
-    config: dict[str, Any]
+    config: Annotated[dict[str, Any], AfterValidator(plausible.whole_config)]
     num_params: int | None = None
     model_flops_per_sequence: int | None = None  # forward and backward, by torch.utils.flop_counter (measure/flops.py)
     data: dict[str, Any] | None = None
@@ -301,7 +305,7 @@ class Outcome(Facts):
     config: dict[str, Any] | None = None  # the run's whole configuration; None: from before outcomes kept it
     round: int  # of the study's rotation, from 0
     position: int  # among all runs that this study folder ever started, from 1; skipped runs count too
-    started_at: str
+    started_at: Moment
     wall_seconds: float | None  # launch to end; None: not started
     returncode: int | None
     command: list[str]  # that was started, or that would have been
@@ -374,24 +378,24 @@ class PredictedStudy(Facts):
 def write(run_dir: Path, record: Record) -> Path:
     """Write record.json, last of all that a run writes."""
     path = run_dir / "record.json"
-    write_json(path, record.model_dump(mode="json"))
+    content = record.model_dump(mode="json")
+    files.write_json(path, {**content, DIGEST: _digest(content)})
     return path
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def read(path: Path) -> Record:
     """Read a record.json, or the one in a run directory. Raises Refusal naming the file and the key."""
     path = path / "record.json" if path.is_dir() else path
-    return parse(path, load(path, "a record"), Record)
+    return parse(path, files.load(path, "a record"), Record)
 
 
 def read_outcome(path: Path) -> Outcome:
     """Read an outcome.json. Raises Refusal naming the file and the key."""
-    return parse(path, load(path, "an outcome"), Outcome)
-
-
-def read_predictions(path: Path) -> PredictedStudy:
-    """Read a file of predicted records. Raises Refusal naming the file and the key."""
-    return parse(path, load(path, "predicted records"), PredictedStudy)
+    return parse(path, files.load(path, "an outcome"), Outcome)
 
 
 def parse(where: Path | str, content: Any, schema: type[Kind]) -> Kind:
@@ -399,11 +403,14 @@ def parse(where: Path | str, content: Any, schema: type[Kind]) -> Kind:
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         version = content.get("schema_version") if isinstance(content, dict) else None
         raise Refusal(f"{where}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
+    facts = {key: value for key, value in content.items() if key != DIGEST or schema is not Record}
     try:
-        plausible.check_numbers(content)
-        read = schema.model_validate(content, strict=True)
+        plausible.check_numbers(facts)
+        read = schema.model_validate(facts, strict=True)
         if isinstance(read, Record):
             plausible.check(read)
+        if len(facts) < len(content) and content[DIGEST] != _digest(facts):
+            raise ValueError(f"not what {DIGEST} in it names: changed since it was written; restore it, or delete it")
         return read
     except ValidationError as error:
         raise Refusal(describe(error, str(where))) from None
@@ -411,32 +418,25 @@ def parse(where: Path | str, content: Any, schema: type[Kind]) -> Kind:
         raise Refusal(f"{where}: {error}") from None
 
 
-def missing_file(path: Path, record: Record) -> Path | None:
-    """The file without which the record.json of a run that ended well is none; None where all are there."""
-    beside = (path.with_name(name) for name in ("steps.jsonl", "config.json"))
-    return next((file for file in beside if record.status == "ok" and not file.is_file()), None)
+def check_tied(where: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
+    """Raise Refusal unless a file beside a record is there, and is what the record names by digest under this key.
 
-
-def check_config(path: Path, record: Record) -> None:
-    """Raise Refusal unless the config.json beside a record.json is the one that the run wrote."""
-    config = path.with_name("config.json")
-    if missing_file(path, record):
-        raise Refusal(f"{config}: not there, though {path} says ok; restore it, or run it again")
-    if record.config_sha256 is None:
-        return
-    if not config.is_file():
-        raise Refusal(f"{config}: not there, though config_sha256 in {path} names it; restore it, or run it again")
-    if sha256(config) != record.config_sha256:
-        raise Refusal(f"{config}: not the file that config_sha256 in {path} names; restore it, or run it again")
+    One that ended well has its files, also where it is from before it named them.
+    """
+    digest = getattr(record, key)
+    if content is None and (digest is not None or record.status == "ok"):
+        why = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
+        raise Refusal(f"{where}: not there, though {why}; restore it, or run it again")
+    if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
+        raise Refusal(f"{where}: not what {key} in {its_place} names; restore it, or run it again")
 
 
 def read_steps(path: Path) -> list[dict[str, float]]:
     """Read the steps.jsonl of a run directory, or beside a record.json, as `parse_steps` does."""
     path = (path if path.is_dir() else path.parent) / "steps.jsonl"
-    try:
-        return parse_steps(path, path.read_bytes())
-    except OSError as error:
-        raise Refusal(f"{path}: cannot be read as steps ({error})") from None
+    with files.reading(path, "steps"):
+        steps = files.read_whole(path)
+    return parse_steps(path, steps)
 
 
 def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
@@ -444,9 +444,9 @@ def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
 
     Keys: step, loss, learning_rate, grad_norm, seconds, elapsed_seconds, data_wait_seconds, tokens, samples.
     """
-    try:
+    with files.reading(where, "steps"):
         lines = steps.decode().splitlines()
-        read = parse_json(f"[{','.join(lines)}]")
+        read = files.parse_json(f"[{','.join(lines)}]")
         for number, line in enumerate(read, 1):
             if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
                 raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
@@ -455,6 +455,4 @@ def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
         if len(read) != len(lines):
             raise ValueError(f"{len(lines)} lines hold {len(read)} steps")
         plausible.check_numbers(read)
-    except ValueError as error:
-        raise Refusal(f"{where}: cannot be read as steps ({error})") from None
     return read

@@ -153,18 +153,22 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
 def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:
     """Say how a run ended earlier where that is a result: a whole record, out of memory, or no less time than now.
 
-    Everything else is run again; what was started and failed, only with `retry`. Raises Refusal where the record is of
-    a run with other flags.
+    Everything else is run again, and where a record's files are damaged a line says so; what was started and failed,
+    only with `retry`. Raises Refusal where the record is of a run with other flags.
     """
     outcome = read_outcome(run.folder)
     path = run.folder / "record.json"
     if path.exists():
         record = schema.read(path)
         _check_same(run, record, path)
-        if record.status == "ok" and schema.missing_file(path, record) is None:
-            return "crashed_after_result" if outcome and outcome.status == "crashed_after_result" else "ok"
-        if record.status == "out_of_memory":
-            return "out_of_memory"
+        if record.status in ("ok", "out_of_memory"):
+            try:
+                records.read_run(run.folder)
+            except Refusal as damage:  # as every command that reads it says
+                print(f"{run.run_id} is not kept: {damage}")
+                return None
+            is_late = record.status == "ok" and outcome and outcome.status == "crashed_after_result"
+            return "crashed_after_result" if is_late else record.status
     if outcome is None or not _is_of(outcome, run):
         return None
     if outcome.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
