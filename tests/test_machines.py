@@ -296,7 +296,7 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
 
     held = {"eth0": 25_000_000, "eth1": 125_000, "lo": 1}  # eth1 carried nothing
     shown = json.dumps([{"kind": "tbf", "dev": name, "options": {"rate": rate}} for name, rate in held.items()])
-    monkeypatch.setattr(network.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=shown))
+    monkeypatch.setattr(network.machine, "said", lambda *_: shown)
     traffic = network.Traffic(first_step=4)
     for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
         carried(sent, 2 * sent)
