@@ -35,6 +35,7 @@ Root Cause (first observed failure):
   traceback : {message}"""
 RANK_KILLED = TORCHRUN.format(code="-9", message="Signal 9 (SIGKILL) received by PID 4711")
 RANK_CRASHED = TORCHRUN.format(code="-11", message="Signal 11 (SIGSEGV) received by PID 4711")
+RANK_ABORTED = TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 4711")
 RANK_FAILED = TORCHRUN.format(code="1", message="To enable traceback see: https://pytorch.org/docs/")
 INTERRUPTED = OwnReport("interrupted", 3, "Interrupted: interrupted by SIGTERM, from the user or from the launcher")
 
@@ -44,215 +45,93 @@ def traceback(error: str, *files: str) -> str:
     return "\n".join(["Traceback (most recent call last):", *frames, error])
 
 
+def failed(error: str, step: int | None = 1) -> OwnReport:
+    return OwnReport("failed", step, error)
+
+
+def ended(status: str, message: str, told: OwnReport | None = None, stderr: str = "", returncode: int = 1) -> tuple:
+    """A run that ended so, and the start of what is to be said of it."""
+    return stderr, told, returncode, status, message
+
+
 CASES = {
-    "ok": ("", OwnReport("ok", text="final loss 0.5000"), 0, "ok", "final loss 0.5000"),
-    "abort after the record": (
-        TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1"),
-        OwnReport("ok", text="final loss 0.5000"),
-        1,
-        "crashed_after_result",
-        "rank 1 was ended by SIGABRT, after its record was written",
-    ),
-    "out of memory, recorded": (
-        RANK_FAILED,
-        OwnReport("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
-        1,
-        "out_of_memory",
-        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
-    ),
-    "out of memory, not recorded": (
-        traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") + "\n" + RANK_FAILED,
-        None,
-        1,
-        "out_of_memory",
+    "ok": ended("ok", "final loss 0.5000", told=OwnReport("ok", text="final loss 0.5000"), returncode=0),
+    "abort after the record": ended("crashed_after_result", "rank 1 was ended by SIGABRT, after its record was written",
+        told=OwnReport("ok", text="final loss 0.5000"),
+        stderr=RANK_ABORTED),
+    "out of memory, recorded": ended("out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+        told=OwnReport("out_of_memory", 1, "OutOfMemoryError: CUDA out of memory.\nTried to allocate 2 GiB."),
+        stderr=RANK_FAILED),
+    "out of memory, not recorded": ended("out_of_memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
-    ),
-    "out of memory in cuBLAS": (
-        "",
-        OwnReport(
-            "failed", 1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-        ),
-        1,
-        "out_of_memory",
-        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
-    ),
-    "one process killed": (ONE_KILLED, None, 1, "killed", "a process was ended by SIGKILL, perhaps by the kernel"),
-    "a rank killed": (RANK_KILLED, INTERRUPTED, 1, "killed", "rank 1 was ended by SIGKILL, perhaps by the kernel"),
-    "the launcher killed": ("", None, -9, "killed", "the launcher was ended by SIGKILL, perhaps by the kernel"),
-    "refused": (
-        "zero-study: data/imdb is not there; correct --data-dir\n" + LAUNCHER,
-        None,
-        1,
-        "misconfigured",
-        "data/imdb is not there; correct --data-dir",
-    ),
-    "refused on one rank": (
-        "zero-study: data/imdb/train.parquet cannot be read; correct --data-dir\n" + RANK_FAILED,
-        INTERRUPTED,
-        1,
-        "misconfigured",
-        "data/imdb/train.parquet cannot be read; correct --data-dir",
-    ),
-    "refused by DeepSpeed": (
-        traceback("deepspeed.runtime.config.DeepSpeedConfigError: no gradient clipping", "deepspeed/runtime/config.py"),
-        OwnReport("failed", None, "DeepSpeedConfigError: no gradient clipping"),
-        1,
-        "misconfigured",
-        "DeepSpeedConfigError: no gradient clipping",
-    ),
-    "refused by DeepSpeed's schema": (
-        "",
-        OwnReport(
-            "failed", None, "ValidationError: 1 validation error for DeepSpeedZeroConfig\nstage\n  Input should be"
-        ),
-        1,
-        "misconfigured",
+        stderr=traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") + "\n" + RANK_FAILED),
+    "out of memory in cuBLAS": ended("out_of_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+        told=failed("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+    "one process killed": ended("killed", "a process was ended by SIGKILL, perhaps by the kernel", stderr=ONE_KILLED),
+    "a rank killed": ended("killed", "rank 1 was ended by SIGKILL, perhaps by the kernel", told=INTERRUPTED,
+        stderr=RANK_KILLED),
+    "the launcher killed": ended("killed", "the launcher was ended by SIGKILL, perhaps by the kernel", returncode=-9),
+    "refused": ended("misconfigured", "data/imdb is not there; correct --data-dir",
+        stderr="zero-study: data/imdb is not there; correct --data-dir\n" + LAUNCHER),
+    "refused on one rank": ended("misconfigured", "data/imdb/train.parquet cannot be read; correct --data-dir",
+        told=INTERRUPTED,
+        stderr="zero-study: data/imdb/train.parquet cannot be read; correct --data-dir\n" + RANK_FAILED),
+    "refused by DeepSpeed": ended("misconfigured", "DeepSpeedConfigError: no gradient clipping",
+        told=failed("DeepSpeedConfigError: no gradient clipping", None),
+        stderr=traceback(
+            "deepspeed.runtime.config.DeepSpeedConfigError: no gradient clipping", "deepspeed/runtime/config.py")),
+    "refused by DeepSpeed's schema": ended("misconfigured",
         "ValidationError: 1 validation error for DeepSpeedZeroConfig stage Input should be",
-    ),
-    "an assertion of DeepSpeed's before the first step": (
-        traceback(
-            "AssertionError: Micro batch size per gpu: 0 has to be greater than 0", "deepspeed/runtime/config.py"
-        ),
-        OwnReport("failed", None, "AssertionError: Micro batch size per gpu: 0 has to be greater than 0"),
-        1,
-        "misconfigured",
-        "AssertionError: Micro batch size",
-    ),
-    "an assertion of DeepSpeed's in a step": (
-        traceback("AssertionError", "deepspeed/runtime/zero/stage3.py"),
-        OwnReport("failed", 2, "AssertionError: "),
-        1,
-        "crashed",
-        "AssertionError:",
-    ),
-    "an assertion of the study's before the first step": (
-        traceback("AssertionError", "study/training/weights.py"),
-        OwnReport("failed", None, "AssertionError: "),
-        1,
-        "crashed",
-        "AssertionError:",
-    ),
-    "an extension that does not compile": (
-        traceback(
-            "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.",
-            "torch/utils/cpp_extension.py",
-        )
+        told=failed("ValidationError: 1 validation error for DeepSpeedZeroConfig\nstage\n  Input should be", None)),
+    "an assertion of DeepSpeed's before the first step": ended("misconfigured", "AssertionError: Micro batch size",
+        told=failed("AssertionError: Micro batch size per gpu: 0 has to be greater than 0", None),
+        stderr=traceback(
+            "AssertionError: Micro batch size per gpu: 0 has to be greater than 0", "deepspeed/runtime/config.py")),
+    "an assertion of DeepSpeed's in a step": ended("crashed", "AssertionError:", told=failed("AssertionError: ", 2),
+        stderr=traceback("AssertionError", "deepspeed/runtime/zero/stage3.py")),
+    "an assertion of the study's before the first step": ended("crashed", "AssertionError:",
+        told=failed("AssertionError: ", None), stderr=traceback("AssertionError", "study/training/weights.py")),
+    "an extension that does not compile": ended("build_failed", "RuntimeError: Error building extension 'cpu_adam'",
+        stderr=traceback("subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.")
         + "\n\nThe above exception was the direct cause of the following exception:\n\n"
-        + traceback("RuntimeError: Error building extension 'cpu_adam'", "torch/utils/cpp_extension.py"),
-        None,
-        1,
-        "build_failed",
-        "RuntimeError: Error building extension 'cpu_adam'",
-    ),
-    "no ninja": (
-        "",
-        OwnReport("failed", None, "RuntimeError: Unable to JIT load the async_io op due to ninja not being installed."),
-        1,
-        "build_failed",
-        "RuntimeError: Unable to JIT load the async_io op",
-    ),
-    "another CUDA than torch's": (
-        "",
-        OwnReport(
-            "failed", None, "CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not"
-        ),
-        1,
-        "build_failed",
-        "CUDAMismatchException: >- DeepSpeed Op Builder",
-    ),
-    "a rank killed, and another that lost it": (
-        RANK_KILLED,
-        OwnReport("failed", 3, "PeerLost: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"),
-        1,
-        "killed",
-        "rank 1 was ended by SIGKILL, perhaps by the kernel",
-    ),
-    "two ranks aborted": (
-        TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1").replace(
-            "rank      : 1", "rank      : 0"
-        )
-        + "\n"
-        + TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 2"),
-        None,
-        1,
-        "crashed",
-        "rank 1 was ended by SIGABRT",
-    ),
-    "a rank stopped": (
-        RANK_FAILED,
-        OwnReport("stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
-        1,
-        "stalled",
-        "rank 1 did not come to a collective within 20 s",
-    ),
-    "a full disk that the run writes to": (
-        "",
-        OwnReport("output_failed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device"),
-        1,
-        "output_failed",
-        "runs/x: [Errno 28] No space left on device",
-    ),
-    "a full disk, by an error that names no folder": (
-        "",
-        OwnReport("failed", 3, "SafetensorError: Error while serializing: I/O error: No space left on device"),
-        1,
-        "output_failed",
+        + traceback("RuntimeError: Error building extension 'cpu_adam'", "torch/utils/cpp_extension.py")),
+    "no ninja": ended("build_failed", "RuntimeError: Unable to JIT load the async_io op",
+        told=failed("RuntimeError: Unable to JIT load the async_io op due to ninja not being installed.", None)),
+    "another CUDA than torch's": ended("build_failed", "CUDAMismatchException: >- DeepSpeed Op Builder",
+        told=failed("CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not", None)),
+    "a rank killed, and another that lost it": ended("killed", "rank 1 was ended by SIGKILL, perhaps by the kernel",
+        told=failed("PeerLost: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer", 3),
+        stderr=RANK_KILLED),
+    "two ranks aborted": ended("crashed", "rank 1 was ended by SIGABRT",
+        stderr=RANK_ABORTED.replace("rank      : 1", "rank      : 0") + "\n" + RANK_ABORTED),
+    "a rank stopped": ended("stalled", "rank 1 did not come to a collective within 20 s",
+        told=OwnReport("stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
+        stderr=RANK_FAILED),
+    "a full disk that the run writes to": ended("output_failed", "runs/x: [Errno 28] No space left on device",
+        told=OwnReport("output_failed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device")),
+    "a full disk, by an error that names no folder": ended("output_failed",
         "SafetensorError: Error while serializing: I/O error: No space left on device",
-    ),
-    "a full disk that is swapped to": (
-        "",
-        OwnReport("failed", 3, "OffloadFailed: runs/x/swap: No space left on device (AssertionError)"),
-        1,
-        "offload_failed",
-        "runs/x/swap: No space left on device",
-    ),
-    "a full disk": (
-        "",
-        OwnReport("failed", 1, "OSError: [Errno 28] No space left on device: 'swap/zero_stage_3/optimizer'"),
-        1,
-        "offload_failed",
-        "OSError: [Errno 28] No space left on device",
-    ),
-    "a read that comes back short": (
-        traceback("AssertionError", "deepspeed/runtime/engine.py", "deepspeed/runtime/swap_tensor/optimizer_utils.py"),
-        OwnReport("failed", 2, "AssertionError: "),
-        1,
-        "offload_failed",
-        "AssertionError",
-    ),
-    "nothing swapped": (
-        "zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped",
-        OwnReport("failed", 8, "Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
-        1,
-        "offload_failed",
-        "NVMe offload was asked",
-    ),
-    "no number": (
-        "",
-        OwnReport("failed", 2, "Failed: step 2: the loss is nan"),
-        1,
-        "failed",
-        "step 2: the loss is nan",
-    ),
-    "an exception": (
-        traceback("KeyError: 'labels'") + "\n" + LAUNCHER,
-        OwnReport("failed", 2, "KeyError: 'labels'"),
-        1,
-        "crashed",
-        "KeyError: 'labels'",
-    ),
-    "an exception in a rank that torch marks": (
-        "[rank1]: " + traceback("KeyError: 'labels'").replace("\n", "\n[rank1]: ") + "\n" + RANK_FAILED,
-        None,
-        1,
-        "crashed",
-        "KeyError: 'labels'",
-    ),
-    "a segmentation fault": (RANK_CRASHED, INTERRUPTED, 1, "crashed", "rank 1 was ended by SIGSEGV"),
-    "ended by somebody": ("", INTERRUPTED, 1, "crashed", "Interrupted: interrupted by SIGTERM"),
-    "nothing said": ("", None, 3, "crashed", "exit status 3"),
-    "nothing left": ("", None, 0, "crashed", "exit status 0 and no record"),
-}
+        told=failed("SafetensorError: Error while serializing: I/O error: No space left on device", 3)),
+    "a full disk that is swapped to": ended("offload_failed", "runs/x/swap: No space left on device",
+        told=failed("OffloadFailed: runs/x/swap: No space left on device (AssertionError)", 3)),
+    "a full disk": ended("offload_failed", "OSError: [Errno 28] No space left on device",
+        told=failed("OSError: [Errno 28] No space left on device: 'swap/zero_stage_3/optimizer'")),
+    "a read that comes back short": ended("offload_failed", "AssertionError", told=failed("AssertionError: ", 2),
+        stderr=traceback(
+            "AssertionError", "deepspeed/runtime/engine.py", "deepspeed/runtime/swap_tensor/optimizer_utils.py")),
+    "nothing swapped": ended("offload_failed", "NVMe offload was asked",
+        told=failed("Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped", 8),
+        stderr="zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
+    "no number": ended("failed", "step 2: the loss is nan", told=failed("Failed: step 2: the loss is nan", 2)),
+    "an exception": ended("crashed", "KeyError: 'labels'", told=failed("KeyError: 'labels'", 2),
+        stderr=traceback("KeyError: 'labels'") + "\n" + LAUNCHER),
+    "an exception in a rank that torch marks": ended("crashed", "KeyError: 'labels'",
+        stderr="[rank1]: " + traceback("KeyError: 'labels'").replace("\n", "\n[rank1]: ") + "\n" + RANK_FAILED),
+    "a segmentation fault": ended("crashed", "rank 1 was ended by SIGSEGV", told=INTERRUPTED, stderr=RANK_CRASHED),
+    "ended by somebody": ended("crashed", "Interrupted: interrupted by SIGTERM", told=INTERRUPTED),
+    "nothing said": ended("crashed", "exit status 3", returncode=3),
+    "nothing left": ended("crashed", "exit status 0 and no record", returncode=0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("stderr", "told", "returncode", "status", "message"), CASES.values(), ids=CASES)
@@ -283,15 +162,12 @@ def test_where_nothing_could_be_recorded_the_folder_says_why():
     assert classify([], OwnReport("failed", 2, "AssertionError: "), 1, folder_says=gone) == ("output_failed", gone)
     assert classify(
         [], OwnReport("failed", 2, f"OffloadFailed: runs/x/swap {ending.REMOVED}"), 1, folder_says=gone
-    ) == (
-        "output_failed",
-        gone,
-    )
+    ) == ("output_failed", gone)
     assert classify(RANK_KILLED.splitlines(), None, 1, folder_says=gone)[0] == "killed"
 
 
 def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
-    aborted = TORCHRUN.format(code="-6", message="Signal 6 (SIGABRT) received by PID 1").splitlines()
+    aborted = RANK_ABORTED.splitlines()
     said = "python: /x/deepspeed/ops/csrc/aio/py_lib/deepspeed_py_io_handle.cpp:34: bool is_valid_bytes_to_read(...): "
     full = "runs/x/swap: No space left on device"
     found = classify([said + "Assertion `...' failed.", *aborted], None, 1, swap_says=full)
