@@ -482,14 +482,17 @@ FAULTS = {
 }
 
 
+def examined(asked: list[Cell], faults: dict[str, str], **environment: str) -> dict[str, Any]:
+    """What becomes of these cells where conformance_faults plants these faults."""
+    environment |= {"FAULTS": json.dumps(faults), "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
+    found = installation.examine(asked, environment=dict(os.environ) | environment, module="conformance_faults")
+    return found["cells"]
+
+
 @pytest.mark.launches
 def test_planted_faults_are_called_wrong_and_right_engines_right():
     asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
-    given = dict(os.environ) | {
-        "FAULTS": json.dumps(FAULTS),
-        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
-    }
-    found = installation.examine(asked, environment=given, module="conformance_faults")["cells"]
+    found = examined(asked, FAULTS)
     # DDP does not reduce the gradients of a second backward pass.
     wrong = {name for name in found if "ddp" in name and "two_backward" in name}
     verdicts = {name: cell["verdict"] for name, cell in found.items()}
@@ -503,13 +506,9 @@ def test_planted_faults_are_called_wrong_and_right_engines_right():
 
 @pytest.mark.launches
 def test_a_rank_that_dies_is_named_with_its_last_words():
-    given = dict(os.environ) | {
-        "FAULTS": json.dumps({PLAIN.name: "a rank that dies"}),
-        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
-    }
-    found = installation.examine([PLAIN], environment=given, module="conformance_faults")["cells"][PLAIN.name]
+    found = examined([PLAIN], {PLAIN.name: "a rank that dies"})
     said = "rank 1 was ended by SIGABRT: the last that it said"
-    assert found == {"verdict": "crashed", "stage": "ended", "message": said}
+    assert found[PLAIN.name] == {"verdict": "crashed", "stage": "ended", "message": said}
 
 
 @pytest.mark.launches
@@ -520,12 +519,7 @@ def test_right_engines_are_right_whatever_the_numbers(offset, monkeypatch):
     monkeypatch.setattr(toy, "tokens", lambda cell, step: drawn(cell, step + offset))
     asked = cells.matrix((1, 2), ("ddp", "fsdp2"))
     asked = [cell for cell in asked if (cell.engine, cell.twist, cell.num_ranks) != ("ddp", "two_backward", 2)]
-    given = dict(os.environ) | {
-        "FAULTS": "{}",
-        "OFFSET": str(offset),
-        "PYTHONPATH": str(Path(conformance_faults.__file__).parent),
-    }
-    found = installation.examine(asked, environment=given, module="conformance_faults")["cells"]
+    found = examined(asked, {}, OFFSET=str(offset))
     assert collections.Counter(cell["verdict"] for cell in found.values()) == {"same": 94}
     assert max(cell["share_of_bound"] for cell in found.values()) < 0.5
 

@@ -119,21 +119,12 @@ def measured() -> str:
     )
 
 
-def carried() -> str:
-    """What a machine of several sent for a step, by strategy, a table for each layout."""
+def of_layouts(study: str, number: int) -> str:
+    """One of the tables of each layout: what a machine sent for a step; or what it took, and what was predicted."""
     lines = []
-    for block in network.table([CPU / "machines"]).split("\n## ")[1:]:
+    for block in network.table([CPU / study]).split("\n## ")[1:]:
         title, _, tables = block.partition("\n\n")
-        lines += [f"**{title}**", "", tables.split("\n\n")[0], ""]
-    return "\n".join(lines[:-1])
-
-
-def paid() -> str:
-    """What a step took on a network of each rate, and by how much the prediction missed, a table for each layout."""
-    lines = []
-    for block in network.table([CPU / "network"]).split("\n## ")[1:]:
-        title, _, tables = block.partition("\n\n")
-        lines += [f"**{title}**", "", tables.split("\n\n")[1].rstrip(), ""]
+        lines += [f"**{title}**", "", tables.split("\n\n")[number].rstrip(), ""]
     return "\n".join(lines[:-1])
 
 
@@ -236,22 +227,13 @@ def peaks_in_words() -> list[list[str]]:
     close = num_close([error.error for error in exact], peaks.WANTED)
     inside = num_close([error.beyond for error in found], peaks.WANTED)
     outside = max((error.beyond for error in found), key=abs)
+    of_all = f"{num_close([error.error for error in found], peaks.WANTED)} within 5 %; the worst {worst_peak(found)}"
+    near = f"the {len(exact)} of them whose count is at most {percent(NEARLY_EXACT, 0)} too large"
+    as_range = f"all {len(found)}, as a range: theory, and above it what the count may have too much"
     return [
-        [
-            "peak of a step's tensors",
-            f"all {len(found)} committed runs",
-            f"{num_close([error.error for error in found], peaks.WANTED)} within 5 %; the worst {worst_peak(found)}",
-        ],
-        [
-            "",
-            f"the {len(exact)} of them whose count is at most {percent(NEARLY_EXACT, 0)} too large",
-            f"{close} within 5 %; the worst {worst_peak(exact)}",
-        ],
-        [
-            "",
-            f"all {len(found)}, as a range: theory, and above it what the count may have too much",
-            f"{inside} inside by 5 %; the worst is {percent(outside)} outside",
-        ],
+        ["peak of a step's tensors", f"all {len(found)} committed runs", of_all],
+        ["", near, f"{close} within 5 %; the worst {worst_peak(exact)}"],
+        ["", as_range, f"{inside} inside by 5 %; the worst is {percent(outside)} outside"],
     ]
 
 
@@ -290,14 +272,8 @@ def resumed() -> str:
         losses = ", ".join(f"{error:.0e} ({precision})" for precision, error in off.items())
         precisions = " and ".join(off)
         rows.append([f"`{name}`", precisions, f"{len(kills)}, {while_writing}", f"{identical} of {len(kills)}", losses])
-    head = [
-        "strategy",
-        "precision",
-        "kills, of them in a checkpoint",
-        "identical",
-        "exported model: loss off by, at most",
-    ]
-    return tabulate(head, rows)
+    kills, off_by = "kills, of them in a checkpoint", "exported model: loss off by, at most"
+    return tabulate(["strategy", "precision", kills, "identical", off_by], rows)
 
 
 def other_ranks() -> str:
@@ -393,36 +369,21 @@ def extra(summary: dict[str, Any]) -> list[str]:
 
 
 LEFT_BY_EVERY_RUN = {
-    "config.json",
-    "outcome.json",
-    "record.json",
-    "steps.jsonl",
-    "stderr.log",
-    "stdout.log",
-    "warnings.log",
-}
+    "config.json", "outcome.json", "record.json", "steps.jsonl", "stderr.log", "stdout.log", "warnings.log",
+}  # fmt: skip
 
 
 def planner_accuracy() -> str:
     """How far the planner's models are from what is known."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := communication.cell(run))]
+    states = [f"{len(runs()) - len(wrong_states())} within 0.001 %"]
+    states += [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in wrong_states()]
+    most = f"at most {percent(max(cell.error for cell in sent), 4)}"
     rows = [
-        [
-            "model states",
-            f"the engines' own buffers, all {len(runs())} committed runs",
-            ", ".join(
-                [f"{len(runs()) - len(wrong_states())} within 0.001 %"]
-                + [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in wrong_states()]
-            ),
-        ],
-        [
-            "messages",
-            f"all {len(sent)} committed runs of several processes",
-            f"at most {percent(max(c.error for c in sent), 4)}",
-        ],
-        *peaks_in_words(),
+        ["model states", f"the engines' own buffers, all {len(runs())} committed runs", ", ".join(states)],
+        ["messages", f"all {len(sent)} committed runs of several processes", most],
     ]
-    return tabulate(["what", "held against", "error"], rows)
+    return tabulate(["what", "held against", "error"], [*rows, *peaks_in_words()])
 
 
 KINDS = {
@@ -556,32 +517,23 @@ def doors() -> str:
     found = settings(against_theory().peaks)
     far = [error for error in found if abs(error.error) > peaks.WANTED]
     above = sum(abs(error.beyond) <= peaks.WANTED for error in far)
-    return "\n".join(
-        [
-            textwrap.fill(
-                f"- The planner **predicts**. In {right} of {len(runs())} runs here the bytes that a process holds are "
-                f"right to 0.001 %. Of their {len(found)} settings (starts and repeats counted once, by the worst) the "
-                f"peak of a step is right to 5 % in {len(found) - len(far)}; theory is below {above} of the other "
-                f"{len(far)}, by up to {percent(max(-error.error for error in far), 0)}, where [the count is too high]"
-                "(docs/planner.md#how-far-to-trust-it). A step's time, by fits without those who measured it, it "
-                f"misses by {both(unseen)} (median, 90th percentile) for {unseen['count']} times that others published "
-                f"with all settings, and with {every['count'] - unseen['count']} of small steps, which it does not "
-                f"describe, by {both(every)} ({collected['count']} as collected: {both(collected)}); the aim, "
-                f"{percent(AIM, 0)} at the 90th percentile, is met "
-                f"{('with neither', 'without them', 'with both')[met]}. Where one setting is assumed it misses by "
-                f"{both(assumed)} ({assumed['count']}; {both(supposed)} for all {supposed['count']}), where more is by "
-                f"{both(indicative)} ({indicative['count']}), offload by {both(offload)} ({offload['count']}).",
-                width=140,
-                subsequent_indent="  ",
-            ),
-            textwrap.fill(
-                "- Four articles and a tutorial, taken apart. "
-                + say.rested([one for one in say.sentences() if one.sentence]),
-                width=140,
-                subsequent_indent="  ",
-            ),
-        ]
-    )
+    rested = say.rested([one for one in say.sentences() if one.sentence])
+    said = [
+        f"- The planner **predicts**. In {right} of {len(runs())} runs here the bytes that a process holds are "
+        f"right to 0.001 %. Of their {len(found)} settings (starts and repeats counted once, by the worst) the "
+        f"peak of a step is right to 5 % in {len(found) - len(far)}; theory is below {above} of the other "
+        f"{len(far)}, by up to {percent(max(-error.error for error in far), 0)}, where [the count is too high]"
+        "(docs/planner.md#how-far-to-trust-it). A step's time, by fits without those who measured it, it "
+        f"misses by {both(unseen)} (median, 90th percentile) for {unseen['count']} times that others published "
+        f"with all settings, and with {every['count'] - unseen['count']} of small steps, which it does not "
+        f"describe, by {both(every)} ({collected['count']} as collected: {both(collected)}); the aim, "
+        f"{percent(AIM, 0)} at the 90th percentile, is met "
+        f"{('with neither', 'without them', 'with both')[met]}. Where one setting is assumed it misses by "
+        f"{both(assumed)} ({assumed['count']}; {both(supposed)} for all {supposed['count']}), where more is by "
+        f"{both(indicative)} ({indicative['count']}), offload by {both(offload)} ({offload['count']}).",
+        f"- Four articles and a tutorial, taken apart. {rested}",
+    ]
+    return "\n".join(textwrap.fill(one, width=140, subsequent_indent="  ") for one in said)
 
 
 # ---------------------------------------------------------------- the places
@@ -685,8 +637,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
-    ("docs/machines.md", "carried"): carried,
-    ("docs/machines.md", "paid"): paid,
+    ("docs/machines.md", "carried"): lambda: of_layouts("machines", 0),
+    ("docs/machines.md", "paid"): lambda: of_layouts("network", 1),
     ("docs/prove.md", "proofs"): proofs,
     ("docs/studies.md", "scale"): scale,
     ("docs/prove.md", "costs"): proof_costs,

@@ -12,57 +12,50 @@ from study.training.measure.memory import CpuPeak
 
 BATCH, LENGTH, VOCABULARY = 3, 40, 1000
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 200, "vocab_size": VOCABULARY}
-GPT = {"n_embd": 64, "n_head": 4, "n_inner": 200, "n_positions": 64, "vocab_size": VOCABULARY}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+GPT = {"n_embd": 64, "n_head": 4, "n_inner": 200, "n_positions": 64, "vocab_size": VOCABULARY, **TOKENS}
 GROUPED = {"num_key_value_heads": 2, "max_position_embeddings": 64, **SIZES, **TOKENS}
 EXPERTS = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3-moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 200},
 }
-MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3-moe": "qwen3_moe"}  # which are called otherwise here
+# What is called otherwise here, and the names of dropouts.
+MODEL_TYPES = {
+    "gemma3": "gemma3_text", "qwen3-moe": "qwen3_moe", "gpt-j": "gptj", "gpt-neo": "gpt_neo", "gpt-neox": "gpt_neox",
+}  # fmt: skip
+DROPOUTS = {
+    "bert": ["hidden_dropout_prob", "attention_probs_dropout_prob"],
+    **dict.fromkeys(("gpt2", "gpt-j"), ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
+    "gpt-neo": ["resid_dropout", "embed_dropout", "attention_dropout"],
+    "gpt-neox": ["hidden_dropout", "attention_dropout"],
+    "opt": ["dropout", "attention_dropout"],
+}
 CLASSES = {"fp32": "fp32", "autocast": "bf16-autocast", "half": "bf16"}
 SDPA = [name for name in residual.BLOCKS if name not in residual.EAGER_ONLY]
 
 
 def build(architecture: str, layers: int, attention: str, dropout: float) -> torch.nn.Module:
-    shared = {"attn_implementation": attention, "use_cache": False}
-    dropped = {"attention_dropout": dropout}
+    layered = {"num_hidden_layers": layers}
+    own = {
+        "bert": {**SIZES, **layered},
+        "gpt2": {**GPT, "n_layer": layers},
+        "gpt-j": {**GPT, "n_layer": layers, "rotary_dim": 8},
+        "gpt-neo": {
+            "hidden_size": 64, "num_heads": 4, "intermediate_size": 200, "vocab_size": VOCABULARY, **TOKENS,
+            "attention_types": [[["global"], layers]], "num_layers": layers, "max_position_embeddings": 64,
+        },
+        "gpt-neox": {**SIZES, **TOKENS, **layered},
+        "opt": {
+            "hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 200, "vocab_size": VOCABULARY, **TOKENS, **layered,
+        },
+        "qwen2": {**GROUPED, **layered},
+    }.get(architecture, {**GROUPED, **layered, "head_dim": 24, **EXPERTS.get(architecture, {})})  # fmt: skip
+    dropouts = dict.fromkeys(DROPOUTS.get(architecture, ["attention_dropout"]), dropout)
+    config = transformers.AutoConfig.for_model(
+        MODEL_TYPES.get(architecture, architecture), **own, **dropouts, attn_implementation=attention, use_cache=False
+    )
     if architecture == "bert":
-        names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-        config = transformers.BertConfig(num_hidden_layers=layers, **dict.fromkeys(names, dropout), **SIZES, **shared)
         return transformers.BertForSequenceClassification(config)
-    if architecture in ("gpt2", "gpt-j"):
-        kind = transformers.GPT2Config if architecture == "gpt2" else transformers.GPTJConfig
-        rotary = {} if architecture == "gpt2" else {"rotary_dim": 8}
-        names = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-        config = kind(n_layer=layers, **rotary, **dict.fromkeys(names, dropout), **GPT, **TOKENS, **shared)
-    elif architecture == "gpt-neo":
-        names = ("resid_dropout", "embed_dropout", "attention_dropout")
-        sizes = {"hidden_size": 64, "num_heads": 4, "intermediate_size": 200, "vocab_size": VOCABULARY}
-        kinds = {"attention_types": [[["global"], layers]], "num_layers": layers, "max_position_embeddings": 64}
-        config = transformers.GPTNeoConfig(**kinds, **dict.fromkeys(names, dropout), **sizes, **TOKENS, **shared)
-    elif architecture == "gpt-neox":
-        names = ("hidden_dropout", "attention_dropout")
-        config = transformers.GPTNeoXConfig(
-            num_hidden_layers=layers, **dict.fromkeys(names, dropout), **SIZES, **TOKENS, **shared
-        )
-    elif architecture == "opt":
-        names = ("dropout", "attention_dropout")
-        sizes = {"hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 200, "vocab_size": VOCABULARY}
-        config = transformers.OPTConfig(
-            num_hidden_layers=layers, **dict.fromkeys(names, dropout), **sizes, **TOKENS, **shared
-        )
-    else:
-        wide = {} if architecture == "qwen2" else {"head_dim": 24}
-        wide |= EXPERTS.get(architecture, {})
-        config = transformers.AutoConfig.for_model(
-            MODEL_TYPES.get(architecture, architecture),
-            num_hidden_layers=layers,
-            **dropped,
-            **wide,
-            **GROUPED,
-            **shared,
-        )
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
