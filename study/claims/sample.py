@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from pydantic import ValidationError
-
 from study import files
 from study.claims.ledger import Held
 from study.claims.rules.execution import Text
-from study.errors import Refusal, describe
+from study.errors import refusing
 from study.files import Written
 
 SAMPLE = Path(__file__).parent / "sample.yaml"
@@ -42,13 +39,6 @@ def read(path: Path = SAMPLE) -> Sample | None:
     """Read the sample; None where there is none yet. Raises Refusal."""
     if not path.exists():
         return None
-    try:
-        return Sample.model_validate(files.read_yaml(path, path.parent))
-    except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
-
-
-def draw(names: list[str], size: int, seed: int) -> list[str]:
-    """Which of these sentences a sample of this size and seed has, in their own order."""
-    chosen = np.random.default_rng(seed).choice(len(names), size=min(size, len(names)), replace=False)
-    return [names[index] for index in sorted(chosen)]
+    content = files.read_yaml(path, path.parent)
+    with refusing(str(path)):
+        return Sample.model_validate(content)
