@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 from click.core import augment_usage_errors
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from study.errors import Refusal, describe, describe_usage
+from study.errors import Refusal, describe_usage, refusing
 from study.models import SIZES
 
 # Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
@@ -240,10 +240,8 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
     """Build a RunConfig from a preset and what the user changed. Raises Refusal naming the key and the remedy."""
     if preset not in PRESETS:
         raise Refusal(f"preset {preset!r} is unknown; --preset takes {', '.join(PRESETS)}")
-    try:
+    with refusing():
         return RunConfig(**{**PRESETS[preset], **overrides})
-    except ValidationError as error:
-        raise Refusal(describe(error)) from None
 
 
 class Command(click.Command):

@@ -47,7 +47,7 @@ class RunFailed(RuntimeError):
 
 
 class refusing:
-    """Turn a ValueError of what is called into a refusal, which says where, if that is given."""
+    """Turn a ValueError of what is called, pydantic's too, into a refusal, which says where, if that is given."""
 
     def __init__(self, where: str = "") -> None:
         self._where = where
@@ -55,6 +55,8 @@ class refusing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, ValidationError):
+            raise Refusal(describe(error, self._where)) from None
         if isinstance(error, ValueError):
             raise Refusal(f"{self._where}: {error}" if self._where else str(error)) from None
 

@@ -14,12 +14,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from study import files
 from study.claims.ledger import Arithmetic, Claim, Source
 from study.claims.rules.execution import Text
-from study.errors import Refusal, describe
+from study.errors import refusing
 from study.files import Written
 from study.records import machine
 
@@ -73,10 +73,8 @@ def corrections(path: Path = CORRECTIONS) -> list[Correction]:
 
 
 def _checked(kind: TypeAdapter[T], content: Any, path: Path) -> T:
-    try:
+    with refusing(str(path)):
         return kind.validate_python(content)
-    except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
 
 
 def changed(sources: list[Source], frozen: dict[str, Frozen], listed: list[Correction]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -25,16 +25,8 @@ CITED = "papers"  # the source that the others cite; their formulas may name its
 
 Held = Literal["yes", "no", "open"]  # what a verdict comes to
 Kind = Literal[
-    "memory",
-    "capacity",
-    "throughput",
-    "communication",
-    "convergence",
-    "offload",
-    "cost",
-    "configuration",
-    "advice",
-]
+    "memory", "capacity", "throughput", "communication", "convergence", "offload", "cost", "configuration", "advice",
+]  # fmt: skip
 
 
 class Tolerance(Written):
@@ -104,40 +96,34 @@ class Arithmetic(Written):
 
 
 class _Call(Written):
+    functions: ClassVar[dict[str, Any]]  # that may be called, by name
     function: Text
     arguments: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.function not in self.functions:
+            raise ValueError(f"function {self.function!r} is unknown; take one of {', '.join(self.functions)}")
+        try:
+            inspect.signature(self.functions[self.function]).bind(**self.arguments)
+        except TypeError as error:
+            raise ValueError(f"arguments: {error}, of {self.function}") from None
+        theory.check_cases(self.function, self.arguments)
+        return self
 
 
 class Theory(_Call):
     """It is held against the models of study/theory, the papers' or the engine's."""
 
+    functions = theory.FUNCTIONS
     type: Literal["theory"]
-
-    @model_validator(mode="after")
-    def _known(self) -> Theory:
-        _check_call(self, theory.FUNCTIONS)
-        return self
 
 
 class OfRecords(_Call):
     """It is held against the committed records of runs."""
 
+    functions = record.FUNCTIONS
     type: Literal["record"]
-
-    @model_validator(mode="after")
-    def _known(self) -> OfRecords:
-        _check_call(self, record.FUNCTIONS)
-        return self
-
-
-def _check_call(call: _Call, functions: dict[str, Any]) -> None:
-    if call.function not in functions:
-        raise ValueError(f"function {call.function!r} is unknown; take one of {', '.join(functions)}")
-    try:
-        inspect.signature(functions[call.function]).bind(**call.arguments)
-    except TypeError as error:
-        raise ValueError(f"arguments: {error}, of {call.function}") from None
-    theory.check_cases(call.function, call.arguments)
 
 
 class Undecidable(Written):
@@ -292,12 +278,8 @@ def _read(path: Path) -> Source:
 
 def _with_cited(sources: list[Source]) -> list[Source]:
     """Give the others the numbers of what they cite."""
-    cited = {
-        f"{CITED}_{name}": value
-        for source in sources
-        if source.source == CITED
-        for name, value in source.numbers.items()
-    }
+    numbers = next((source.numbers for source in sources if source.source == CITED), {})
+    cited = {f"{CITED}_{name}": value for name, value in numbers.items()}
     return [
         source if source.source == CITED else source.model_copy(update={"numbers": {**cited, **source.numbers}})
         for source in sources

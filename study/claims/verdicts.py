@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from study.claims import ledger
 from study.claims.ledger import Arithmetic, ByOthers, Claim, Execution, Held, OfRecords, Source, Theory, Undecidable
 from study.claims.observed import Observed
-from study.claims.rules import arithmetic, execution, others, record, theory
-from study.errors import Refusal, describe, refusing
+from study.claims.rules import arithmetic, execution, others
+from study.errors import Refusal, refusing
 from study.files import load, write_json
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
@@ -119,8 +119,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     elif isinstance(rule, ByOthers):
         observed = others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
     else:
-        functions = record.FUNCTIONS if isinstance(rule, OfRecords) else theory.FUNCTIONS
-        observed = functions[rule.function](**rule.arguments)
+        observed = rule.functions[rule.function](**rule.arguments)
     seen = _seen(observed, claim)
     agrees = _holds(seen, claim)
     if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
@@ -277,10 +276,8 @@ def read(path: Path = VERDICTS) -> dict[str, Verdict]:
         raise Refusal(f"{path}: holds no verdicts; {AGAIN}")
     verdicts = {}
     for name, entry in content.items():
-        try:
+        with refusing(f"{path}: {name}"):
             verdicts[name] = Verdict.model_validate(entry)
-        except ValidationError as error:
-            raise Refusal(describe(error, f"{path}: {name}")) from None
     return verdicts
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from study.errors import describe
+from study.errors import refusing
 from study.strategy import engines, file
 from study.theory import hardware, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Precision
@@ -74,10 +74,8 @@ class Case(_Typed):
             raise ValueError(f"{where}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
         if "model" in arguments:
             arguments = {**arguments, "model": model_of(arguments["model"], f"{where}.model")}
-        try:
+        with refusing(where):
             return cls.model_validate(arguments)
-        except ValidationError as error:
-            raise ValueError(describe(error, where)) from None
 
     @property
     def shape(self) -> ModelShape:
@@ -124,10 +122,8 @@ def model_of(model: str | Mapping[str, Any], where: str = "model") -> str | Give
     """Read a model of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
     if not isinstance(model, Mapping):
         return model
-    try:
+    with refusing(where):
         return GivenModel.model_validate(model)
-    except ValidationError as error:
-        raise ValueError(describe(error, where)) from None
 
 
 def shape_of(model: str | GivenModel) -> ModelShape:

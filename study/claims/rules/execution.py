@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from study.claims.observed import Observed
-from study.errors import Refusal, describe
+from study.errors import refusing
 from study.files import ROOT, Written, load
 from study.records.schema import Facts
 
@@ -96,10 +96,9 @@ def outcome(wants: Mapping[str, Any], found: Mapping[str, Any], message: str | N
 
 def read(path: Path = RESULTS) -> Results:
     """Read the file of results. Raises Refusal naming the file and the key."""
-    try:
-        return Results.model_validate(load(path, f"results; run `{COMMAND}`"))
-    except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
+    content = load(path, f"results; run `{COMMAND}`")
+    with refusing(str(path)):
+        return Results.model_validate(content)
 
 
 @lru_cache(maxsize=1)
