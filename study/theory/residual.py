@@ -36,9 +36,6 @@ class BlockBytes:
 
 
 _NONE: dict[Arithmetic, tuple[int, int]] = dict.fromkeys(get_args(Arithmetic), (0, 0))
-_TEMPORARIES = {"fp32": 13.0, "autocast": 15.0, "half": 13.0}
-_NO_PROJECTIONS = {"projections": (0, 0), "wide": 2, "temporaries": _TEMPORARIES}
-_GPT_OUTSIDE = {"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)}
 _SOFTMAX_IN_FP32: dict[Arithmetic, tuple[int, int]] = {"fp32": (0, 1), "autocast": (1, 1), "half": (1, 1)}
 _LLAMA = BlockBytes(
     hidden={"fp32": (0, 6), "autocast": (4, 5), "half": (2, 4)},
@@ -62,56 +59,34 @@ _GEMMA2 = BlockBytes(
     dropouts=0,
     temporaries={"fp32": 17.0, "autocast": 14.0, "half": 14.0},
 )
+_GPT_NEO = BlockBytes(
+    hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (2, 6)},
+    outside={"fp32": (0, 2), "autocast": (1, 1), "half": (0, 2)},
+    projections=(0, 0),
+    wide=2,
+    softmax=_SOFTMAX_IN_FP32,
+    norms=4,
+    dropouts=2,
+    temporaries={"fp32": 13.0, "autocast": 15.0, "half": 13.0},
+)
 BLOCKS: dict[Architecture, BlockBytes] = {
-    "bert": BlockBytes(
+    "bert": replace(
+        _GPT_NEO,
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
         outside={"fp32": (0, 2), "autocast": (1, 0), "half": (0, 2)},
-        softmax={"fp32": (0, 1), "autocast": (0, 1), "half": (0, 1)},
-        norms=4,
-        dropouts=2,
-        **_NO_PROJECTIONS,
+        softmax=dict.fromkeys(get_args(Arithmetic), (0, 1)),
     ),
-    "gpt2": BlockBytes(
+    "gpt2": replace(
+        _GPT_NEO,
         hidden={"fp32": (0, 8), "autocast": (2, 6), "half": (0, 8)},
-        outside=_GPT_OUTSIDE,
         softmax={"fp32": (0, 1), "autocast": (1, 1), "half": (0, 1)},
-        norms=4,
-        dropouts=2,
-        **_NO_PROJECTIONS,
     ),
-    "gpt-neo": BlockBytes(
-        hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (2, 6)},
-        outside=_GPT_OUTSIDE,
-        softmax=_SOFTMAX_IN_FP32,
-        norms=4,
-        dropouts=2,
-        **_NO_PROJECTIONS,
-    ),
-    "gpt-j": BlockBytes(
-        hidden={"fp32": (0, 6), "autocast": (1, 8), "half": (2, 4)},
-        outside=_GPT_OUTSIDE,
-        softmax=_SOFTMAX_IN_FP32,
-        norms=2,
-        dropouts=2,
-        **_NO_PROJECTIONS,
-    ),
-    "gpt-neox": BlockBytes(
-        hidden={"fp32": (0, 7), "autocast": (1, 6), "half": (0, 7)},
-        outside=_GPT_OUTSIDE,
-        softmax=_SOFTMAX_IN_FP32,
-        norms=4,
-        dropouts=2,
-        viewed=3,
-        **_NO_PROJECTIONS,
-    ),
-    "opt": BlockBytes(
+    "gpt-neo": _GPT_NEO,
+    "gpt-j": replace(_GPT_NEO, hidden={"fp32": (0, 6), "autocast": (1, 8), "half": (2, 4)}, norms=2),
+    "gpt-neox": replace(_GPT_NEO, hidden={"fp32": (0, 7), "autocast": (1, 6), "half": (0, 7)}, viewed=3),
+    "opt": replace(
+        _GPT_NEO,
         hidden={"fp32": (0, 8), "autocast": (2, 8), "half": (0, 8)},
-        outside=_GPT_OUTSIDE,
-        softmax=_SOFTMAX_IN_FP32,
-        norms=4,
-        dropouts=2,
-        projections=(0, 0),
-        wide=2,
         temporaries={"fp32": 36.0, "autocast": 17.0, "half": 18.0},
     ),
     "llama": _LLAMA,

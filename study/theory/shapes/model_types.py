@@ -32,6 +32,19 @@ _GPT2_KEYS = {
     "activation": "activation_function",
 }
 _GPT_NEO_KEYS = {**_KEYS, "layers": "num_layers", "heads": "num_heads", "activation": "activation_function"}
+# What the defaults of several types have in common.
+_OF_7B = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_MISTRAL = {
+    **_OF_7B, "vocab_size": 32000, "num_key_value_heads": 8, "head_dim": None, "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+_QWEN2 = {
+    **_OF_7B, "vocab_size": 151936, "num_key_value_heads": 32, "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,9 +125,8 @@ MODEL_TYPES = {
         _decoder("Llama"),
         _LLAMA_KEYS,
         {
-            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": None, "head_dim": None, "intermediate_size": 11008, "hidden_act": "silu",
-            "max_position_embeddings": 2048, "tie_word_embeddings": False,
+            **_OF_7B, "vocab_size": 32000, "num_key_value_heads": None, "head_dim": None, "intermediate_size": 11008,
+            "max_position_embeddings": 2048,
         },
         derived=frozenset({"kv_heads", "head_size"}),
     ),
@@ -122,22 +134,14 @@ MODEL_TYPES = {
         "mistral",
         _decoder("Mistral"),
         _LLAMA_KEYS,
-        {
-            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "head_dim": None, "intermediate_size": 14336, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "tie_word_embeddings": False,
-        },
+        _MISTRAL,
         derived=frozenset({"head_size"}),
     ),
     "qwen2": ModelType(
         "qwen2",
         _decoder("Qwen2"),
         _LLAMA_KEYS,
-        {
-            "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 32, "intermediate_size": 22016, "hidden_act": "silu",
-            "max_position_embeddings": 32768, "tie_word_embeddings": False,
-        },
+        _QWEN2,
         derived=frozenset({"kv_heads", "head_size"}),
         window_switch="use_sliding_window",
     ),
@@ -155,11 +159,7 @@ MODEL_TYPES = {
         "qwen3",
         _decoder("Qwen3"),
         _LLAMA_KEYS,
-        {
-            "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 32, "head_dim": 128, "intermediate_size": 22016, "hidden_act": "silu",
-            "max_position_embeddings": 32768, "tie_word_embeddings": False,
-        },
+        {**_QWEN2, "head_dim": 128},
         derived=frozenset({"kv_heads"}),
         window_switch="use_sliding_window",
     ),
@@ -181,12 +181,7 @@ MODEL_TYPES = {
         "mixtral",
         _decoder("Mixtral"),
         _EXPERT_KEYS,
-        {
-            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "head_dim": None, "intermediate_size": 14336, "hidden_act": "silu",
-            "max_position_embeddings": 131072, "tie_word_embeddings": False, "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
+        {**_MISTRAL, "num_local_experts": 8, "num_experts_per_tok": 2},
         derived=frozenset({"kv_heads", "head_size"}),
     ),
     "qwen3_moe": ModelType(
