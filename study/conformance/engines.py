@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,12 +65,15 @@ def _trained(model: Any) -> list[nn.Parameter]:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    return {
-        "lr": toy.learning_rate(cell),
-        "betas": toy.BETAS,
-        "eps": toy.EPSILON,
-        "weight_decay": toy.WEIGHT_DECAY,
-    }
+    return {"lr": toy.learning_rate(cell), "betas": toy.BETAS, "eps": toy.EPSILON, "weight_decay": toy.WEIGHT_DECAY}
+
+
+def _backward(cell: Cell, outputs: Any, tokens: torch.Tensor, times: int, backward: Callable[..., Any]) -> float:
+    """Give each loss, so many times, to the engine's backward pass; return their sum."""
+    shares = toy.losses(cell, outputs, tokens[:, 1:])
+    for i, share in enumerate(shares, 1):
+        backward(share * times, **({"retain_graph": True} if i < len(shares) else {}))
+    return float(sum(share.detach() for share in shares))
 
 
 class _Plain:
@@ -85,11 +88,8 @@ class _Plain:
     def _forward_and_backward(self, tokens: torch.Tensor) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.cell.precision == "autocast"):
             outputs = self.model(tokens[:, :-1])
-        shares = toy.losses(self.cell, outputs, tokens[:, 1:])
-        for i, share in enumerate(shares, 1):
-            # The engine takes the mean over ranks, where shares are to be added.
-            torch.autograd.backward(share * self.cell.num_ranks, retain_graph=i < len(shares))
-        return float(sum(share.detach() for share in shares))
+        # The engine takes the mean over ranks, where shares are to be added.
+        return _backward(self.cell, outputs, tokens, self.cell.num_ranks, torch.autograd.backward)
 
     def step(self) -> float | None:
         max_norm = MAX_NORM if self.cell.clipping else float("inf")
@@ -188,15 +188,12 @@ class DeepSpeed:
             raise NotOffered("this release has no torch_autocast")
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
-        outputs = self.engine(tokens[:, :-1])
-        shares = toy.losses(self.cell, outputs, tokens[:, 1:])
-        for i, share in enumerate(shares, 1):
-            # The engine takes the mean over ranks and over micro batches, where shares are to be added.
-            loss = share * (self.cell.num_ranks * self.cell.accumulation)
-            self.engine.backward(loss, **({"retain_graph": True} if i < len(shares) else {}))
+        # The engine takes the mean over ranks and over micro batches, where shares are to be added.
+        times = self.cell.num_ranks * self.cell.accumulation
+        share = _backward(self.cell, self.engine(tokens[:, :-1]), tokens, times, self.engine.backward)
         if not is_last:
             self.engine.step()
-        return float(sum(share.detach() for share in shares))
+        return share
 
     def step(self) -> float | None:
         self.engine.step()
@@ -230,19 +227,16 @@ class Accelerated:
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         with self.accelerator.accumulate(self.model):
-            outputs = self.model(tokens[:, :-1])
-            shares = toy.losses(self.cell, outputs, tokens[:, 1:])
-            for i, share in enumerate(shares, 1):
-                # Whatever it prepared takes the mean over ranks and over micro batches, where shares are to be added.
-                loss = share * (self.cell.num_ranks * self.cell.accumulation)
-                self.accelerator.backward(loss, **({"retain_graph": True} if i < len(shares) else {}))
+            # Whatever it prepared takes the mean over ranks and over micro batches, where shares are to be added.
+            times = self.cell.num_ranks * self.cell.accumulation
+            share = _backward(self.cell, self.model(tokens[:, :-1]), tokens, times, self.accelerator.backward)
             if self.accelerator.sync_gradients:
                 # DeepSpeed has clipped already, by its own configuration, and only tells the norm.
                 max_norm = MAX_NORM if self.cell.clipping else float("inf")
                 self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return float(sum(share.detach() for share in shares))
+        return share
 
     def step(self) -> float | None:
         norm = self.norm.full_tensor() if hasattr(self.norm, "full_tensor") else self.norm
