@@ -12,7 +12,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -609,6 +609,11 @@ def _merge(packed: Path, records: Path) -> None:
 # ---------------------------------------------------------------- predictions
 
 
+def _choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Callable[[Any], Any]:
+    """An option that takes one of the words of a Literal."""
+    return click.option(flag, type=click.Choice(get_args(kinds)), default=default, help=help)
+
+
 @zero_study.command("advise")
 @click.option("--model", metavar="NAME", help="a known name (gpt2-xl, llama-2-7b ...), a hub id or a config.json")
 @click.option(
@@ -622,48 +627,37 @@ def _merge(packed: Path, records: Path) -> None:
     "--micro-batch-size", type=NUMBER, help="sequences per GPU and forward pass [default: the fastest that fits]"
 )
 @click.option("--gradient-accumulation-steps", type=NUMBER, help="micro steps [default: what the batch sizes leave]")
-@click.option(
-    "--precision", type=click.Choice(get_args(case.Precision)), help="[default: bf16 where the GPU has it, else fp16]"
-)
-@click.option(
+@_choice("--precision", case.Precision, "[default: bf16 where the GPU has it, else fp16]")
+@_choice(
     "--activation-checkpointing",
-    type=click.Choice(get_args(case.Checkpointing)),
-    help="recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
+    case.Checkpointing,
+    "recompute each block, or every second [default: full, where it makes a strategy fit, or faster]",
 )
-@click.option(
+@_choice(
     "--kernels",
-    type=click.Choice(get_args(case.Kernels)),
-    default="fused",
-    show_default=True,
-    help="norms, activation functions and loss in one each, or composed as transformers has them",
+    case.Kernels,
+    "norms, activation functions and loss in one each, or composed as transformers has them",
+    "fused",
 )
 @click.option("--compile", is_flag=True, help="torch.compile fuses what transformers composes")
-@click.option(
+@_choice(
     "--attention",
-    type=click.Choice(get_args(case.Attention)),
-    default="sdpa",
-    show_default=True,
-    help="PyTorch's (FlashAttention-2 where the card and the type have it), operators, or FlashAttention as of 2022",
+    case.Attention,
+    "PyTorch's (FlashAttention-2 where the card and the type have it), operators, or FlashAttention as of 2022",
+    "sdpa",
 )
 @click.option("--dropout", is_flag=True, help="with dropout")
-@click.option(
+@_choice(
     "--loss-kernel",
-    type=click.Choice(get_args(case.LossKernel)),
-    help="fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
+    case.LossKernel,
+    "fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits [default: as --kernels]",
 )
-@click.option(
-    "--optimizer",
-    type=click.Choice(get_args(case.Optimizer)),
-    default="adamw",
-    show_default=True,
-    help="whose states are kept; sgd: without momentum",
-)
-@click.option(
+@_choice("--optimizer", case.Optimizer, "whose states are kept; sgd: without momentum", "adamw")
+@_choice(
     "--optimizer-kernel",
-    type=click.Choice(get_args(case.OptimizerKernel)),
-    default="fused",
-    show_default=True,
-    help="foreach, PyTorch's default, takes one more copy of what is updated",
+    case.OptimizerKernel,
+    "foreach, PyTorch's default, takes one more copy of what is updated",
+    "fused",
 )
 @click.option("--network-gbps", type=float, metavar="GBIT", help="of a node to all others [default: as one rents it]")
 @click.option("--gpus-per-node", type=NUMBER, help="[default: as one rents it]")

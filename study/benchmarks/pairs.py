@@ -39,12 +39,7 @@ def run_pair(
 
 def summarize(values: Sequence[float]) -> dict[str, float]:
     """Median and range, with the number of values."""
-    return {
-        "count": len(values),
-        "median": statistics.median(values),
-        "minimum": min(values),
-        "maximum": max(values),
-    }
+    return {"count": len(values), "median": statistics.median(values), "minimum": min(values), "maximum": max(values)}
 
 
 def show(summary: dict[str, float]) -> str:

@@ -119,11 +119,7 @@ class Lab:
 
     def variables(self, machine: int) -> dict[str, str]:
         """What a command needs to know to be a part of a launch on all machines."""
-        return {
-            "NUM_MACHINES": str(self.num_machines),
-            "MACHINE_RANK": str(machine),
-            "MAIN_PROCESS_IP": self.main_ip,
-        }
+        return {"NUM_MACHINES": str(self.num_machines), "MACHINE_RANK": str(machine), "MAIN_PROCESS_IP": self.main_ip}
 
     def cut(self, machine: int) -> None:
         """Drop all that a machine sends or is sent, as a firewall or a cable that is pulled: nobody is told."""

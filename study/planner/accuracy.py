@@ -28,6 +28,7 @@ from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
 COMMAND = "zero-study accuracy"
+CASE = ("name", "family", "grade", "outside")  # what is told of a published time
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,7 @@ def _unseen(one: cross_validation.Judged) -> dict[str, Any]:
     """Say how far a time is missed by a fit without its family."""
     error = one.left_out["family"]["planner"]
     assert error is not None
-    return {
-        "name": one.timed.name,
-        "family": one.timed.family,
-        "grade": one.timed.grade,
-        "outside": one.timed.outside,
-        "error": round(error, cross_validation.DIGITS),
-    }
+    return {name: getattr(one.timed, name) for name in CASE} | {"error": round(error, cross_validation.DIGITS)}
 
 
 def compare(case: MeasuredCase) -> dict[str, Any]:
@@ -140,12 +135,7 @@ def compare(case: MeasuredCase) -> dict[str, Any]:
     timed = cross_validation.of_case(case)
     total, slower = float(time.total), case.quantity == "seconds_per_step"
     return {
-        "name": case.name,
-        "family": case.family,
-        "grade": case.grade,
-        "outside": case.outside,
-        "quantity": case.quantity,
-        "published": case.published,
+        **{name: getattr(case, name) for name in (*CASE, "quantity", "published")},
         "predicted": case.published * (total / timed.seconds if slower else timed.seconds / total),
         "error": total / timed.seconds - 1,
         "inside_interval": bool(time.low <= timed.seconds <= time.high),

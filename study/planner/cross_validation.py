@@ -378,10 +378,12 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
     held = tried = 0
     for timed, split, error in predictions:
         group = SPLITS[split]
-        others = [one for one in predictions if group(one[0]) != group(timed)]
-        if others:
+        if others := [one for one in predictions if group(one[0]) != group(timed)]:
             tried, held = tried + 1, held + (_factor(error) <= _bound(others))
     spread = max(least, _bound(predictions))
+    # Those of grades A and B that no factor was made from, too: the model does not describe them.
+    known = distance != "new generation"
+    others = [] if engine == "offload" else _predictions(judged, engine, splits, known, described=False)
     return {
         "engine": engine,
         "distance": distance,
@@ -392,19 +394,10 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
         "inside": sum(_factor(error) <= spread for _, _, error in predictions),
         "tried": tried,
         "held": held,
-        **_outside(judged, engine, splits, distance != "new generation", spread, held, tried),
+        "tried_all": tried + len(others),
+        "held_all": held + sum(_factor(error) <= spread for _, _, error in others),
         **summarize((timed.name, error) for timed, _, error in predictions),
     }
-
-
-def _outside(
-    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool, spread: float, held: int,
-    tried: int,
-) -> dict[str, int]:  # fmt: skip
-    """Count also the predictions of grades A and B that no factor was made from: the model does not describe them."""
-    others = [] if engine == "offload" else _predictions(judged, engine, splits, known, described=False)
-    inside = sum(_factor(error) <= spread for _, _, error in others)
-    return {"tried_all": tried + len(others), "held_all": held + inside}
 
 
 def _predictions(

@@ -56,19 +56,11 @@ def text(advice: Advice) -> str:
         "",
     ]
     parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
-    lines += _aligned(
-        [
-            ["strategy", *(part.replace("_", " ") for part in parts), "highest"],
-            *(
-                [
-                    option.strategy.name,
-                    *(gib(option.prediction.peak.parts[part]) for part in parts),
-                    peaks.MOMENTS[option.prediction.peak.moment],
-                ]
-                for option in advice.options
-            ),
-        ]
-    )
+    rows = [["strategy", *(part.replace("_", " ") for part in parts), "highest"]]
+    for option in advice.options:
+        peak = option.prediction.peak
+        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), peaks.MOMENTS[peak.moment]])
+    lines += _aligned(rows)
     return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
 
 
@@ -207,11 +199,7 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "free_bytes_per_gpu": round(prediction.free_bytes),
         "memory": {part: round(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.MOMENTS[prediction.peak.moment],
-        "paper_model_state_bytes": {
-            "device": round(paper.device),
-            "host": round(paper.host),
-            "disk": round(paper.disk),
-        },
+        "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
@@ -343,11 +331,7 @@ def text_of_fewest(fewest: FewestGpus) -> str:
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
     """Say the same as plain data."""
     strategies = [
-        {
-            "strategy": name,
-            "num_gpus": fitting[0] if fitting else None,
-            "free_bytes_per_gpu": round(fitting[1]) if fitting else None,
-        }
+        {"strategy": name, "num_gpus": fitting and fitting[0], "free_bytes_per_gpu": fitting and round(fitting[1])}
         for name, fitting in fewest.fewest.items()
     ]
     shape = fewest.shape

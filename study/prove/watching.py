@@ -18,16 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from study import __version__
 from study.prove import built, say
 from study.prove.asked import Asked, Demand, by_arguments, by_file, by_json, by_launcher
-from study.prove.findings import (
-    KnownBad,
-    NotAsAsked,
-    accumulates,
-    hold,
-    hold_step,
-    known_wrong,
-    surprises,
-    unread_keys,
-)
+from study.prove.findings import KnownBad, NotAsAsked, accumulates, hold, hold_step, known_wrong, surprises, unread_keys
 from study.prove.step import Step
 from study.training.engine import dtype_names
 from study.training.measure.states import count_states
@@ -59,11 +50,7 @@ def watch(
 
 
 def callback(
-    *,
-    asked: Asked | None = None,
-    strict: bool = False,
-    allow_known_bad: bool = False,
-    output: str | Path | None = None,
+    *, asked: Asked | None = None, strict: bool = False, allow_known_bad: bool = False, output: str | Path | None = None
 ) -> Any:
     """Make a callback that does the same for transformers' Trainer, and for TRL's.
 

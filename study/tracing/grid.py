@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from study import files
 from study.config import Precision, RunConfig, build_config
-from study.errors import Refusal, describe
+from study.errors import Refusal, refusing
 from study.models import SIZES
 from study.records.schema import Facts
 from study.strategy import engines, file
@@ -129,22 +127,15 @@ def points() -> list[Point]:
 
 def point_of(traced: TracedPoint) -> Point:
     """Find the case that an entry of a file is of."""
-    return point(
-        traced.workload,
-        traced.size,
-        traced.strategy,
-        traced.world_size,
-        traced.precision,
-        traced.activation_checkpointing,
-    )
+    names = ("workload", "size", "strategy", "world_size", "precision", "activation_checkpointing")
+    return point(**{name: getattr(traced, name) for name in names})
 
 
 def read(path: Path) -> TracedGrid:
     """Read a file of traced cases. Raises Refusal where it is none."""
-    try:
-        return TracedGrid.model_validate(files.load(path, "traced cases"))
-    except ValidationError as error:
-        raise Refusal(describe(error, str(path))) from None
+    content = files.load(path, "traced cases")
+    with refusing(str(path)):
+        return TracedGrid.model_validate(content)
 
 
 def run(path: Path, only: str) -> Iterator[str]:
@@ -181,14 +172,9 @@ def run(path: Path, only: str) -> Iterator[str]:
 
 def _entry(each: Point, traced: Traced) -> TracedPoint:
     return TracedPoint(
-        workload=each.config.workload,
-        size=each.config.size,
+        **each.config.model_dump(include=set(TracedPoint.model_fields)),
         strategy=each.strategy,
         world_size=each.world_size,
-        precision=each.config.precision,
-        micro_batch_size=int(each.job.micro_batch_size),
-        sequence_length=int(each.job.sequence_length),
-        activation_checkpointing=each.config.activation_checkpointing,
         parts=traced.parts,
         moment=traced.moment,
         seconds=round(traced.seconds, 1),

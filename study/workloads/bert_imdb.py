@@ -135,11 +135,7 @@ def left_over(config: RunConfig) -> Examples:
     if not rest:
         raise sources.nothing_left(config)
     tokens = sources.load_tokenizer(config)(
-        rest,
-        max_length=config.sequence_length,
-        truncation=True,
-        padding="max_length",
-        return_overflowing_tokens=True,
+        rest, max_length=config.sequence_length, truncation=True, padding="max_length", return_overflowing_tokens=True
     )
     ids = torch.tensor(tokens["input_ids"])
     return Examples(input_ids=ids, attention_mask=torch.tensor(tokens["attention_mask"]), labels=ids)

@@ -23,11 +23,7 @@ ROUNDED = 0.02  # beyond the last digit: names are rounded, too
 # What is kept in 32 bits: nothing (all in 16), the masters of what is computed in 16 bits, everything.
 Masters = Literal["pure", "masters", "fp32"]
 # The classes of the paper's formulas; masters are beside 16-bit parameters, or are the parameters (autocast, FSDP).
-CLASSES: dict[Masters, tuple[Precision, ...]] = {
-    "pure": ("pure-bf16",),
-    "masters": ("bf16", "fp32"),
-    "fp32": ("fp32",),
-}
+CLASSES: dict[Masters, tuple[Precision, ...]] = {"pure": ("pure-bf16",), "masters": ("bf16", "fp32"), "fp32": ("fp32",)}
 IN_WORDS: dict[Masters, str] = {"pure": "all in 16 bits", "masters": "with fp32 masters", "fp32": "all in fp32"}
 
 # What these words are about is not in the formulas; rows that have them are left out, rightly or not.

@@ -14,12 +14,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "refused": {"marker": "_", "color": INK, "s": 36},
     "crashed": {"marker": "s", "facecolor": "none", "edgecolor": INK, "s": 28},
 }
-MEANINGS = {
-    "same": "same",
-    "wrong": "wrong, and silent",
-    "refused": "refused",
-    "crashed": "stopped with an error",
-}
+MEANINGS = {"same": "same", "wrong": "wrong, and silent", "refused": "refused", "crashed": "stopped with an error"}
 NAMES = {"deepspeed": "DeepSpeed", "accelerate": "accelerate", "torch": "torch"}
 MOST_GROUPS = 12  # that are drawn without a choice
 

@@ -17,17 +17,7 @@ from matplotlib.transforms import Bbox
 
 from study.compare.order import in_order
 from study.compare.words import Unit, bytes_text, bytes_unit
-from study.report.figures.drawing import (
-    INK,
-    Figure,
-    below,
-    finish,
-    house_style,
-    log_ticks,
-    panels,
-    spread_out,
-    style,
-)
+from study.report.figures.drawing import INK, Figure, below, finish, house_style, log_ticks, panels, spread_out, style
 from study.report.figures.setting import crowded, runs_counted, setting, unmeasured, with_results, without_value
 from study.report.figures.speed import LOGARITHMIC_FROM
 from study.report.words import listed, seconds_unit

@@ -27,9 +27,8 @@ def scaling(name: str, what: str, series: dict[str, list[PublishedRun]]) -> Figu
             counts = [row.num_gpus for row in rows]
             ax.plot(counts, [row.published_speed for row in rows], color=colour, marker=marker,
                     linestyle="none", markersize=6, markerfacecolor="none", markeredgewidth=1.4)  # fmt: skip
-            _predicted(ax, rows, colour)
-            handles.append(Line2D([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none",
-                                  markeredgewidth=1.4, label=label))  # fmt: skip
+            ax.plot(counts, [row.predicted_speed for row in rows], color=colour, linestyle=(0, (2, 2)), linewidth=1.2)
+            handles.append(_mark(colour, marker, label))
         handles.append(Line2D([], [], color=INK, linestyle=(0, (2, 2)), label="predicted"))
         everything = [row for rows in series.values() for row in rows]
         _axes(ax, sorted({row.num_gpus for row in everything}))
@@ -46,10 +45,9 @@ def scaling(name: str, what: str, series: dict[str, list[PublishedRun]]) -> Figu
         return finish(canvas, name, f"Measured by others: {alt}.", caption)
 
 
-def _predicted(ax: Axes, rows: Sequence[PublishedRun], colour: str) -> None:
-    counts = [row.num_gpus for row in rows]
-    ax.plot(counts, [row.predicted_speed for row in rows], color=colour,
-            linestyle=(0, (2, 2)), linewidth=1.2)  # fmt: skip
+def _mark(colour: str, marker: str, label: str) -> Line2D:
+    return Line2D([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", markeredgewidth=1.4,
+                  label=label)  # fmt: skip
 
 
 def _axes(ax: Axes, counts: list[int]) -> None:
@@ -80,8 +78,7 @@ def memory(name: str, what: str, rows: Sequence[PublishedRun]) -> Figure:
                     markersize=7, markerfacecolor="none", markeredgewidth=1.4)  # fmt: skip
             ax.plot(counts, [row.predicted_peak_bytes / 1e9 for row in own], color=colour, marker="_", linestyle="none",
                     markersize=11, markeredgewidth=1.6)  # fmt: skip
-            handles.append(Line2D([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none",
-                                  markeredgewidth=1.4, label=label))  # fmt: skip
+            handles.append(_mark(colour, marker, label))
         handles.append(Line2D([], [], color=INK, marker="_", linestyle="none", markersize=9, label="predicted"))
         counts = sorted({row.num_gpus for own in series.values() for row in own})
         _axes(ax, counts)

@@ -183,15 +183,8 @@ def _missed(errors: Mapping[tuple[str, str, float], float]) -> str:
 
 def added(cells: Sequence[Cell]) -> Html:
     """What the slowest limit of each layout adds to a step, beside what its bytes take, and beside the control."""
-    head = [
-        "strategy",
-        "without a limit",
-        "the limit adds",
-        "its bytes take",
-        "over its bytes",
-        "over ddp's",
-        "by bytes",
-    ]
+    head = ["strategy", "without a limit", "the limit adds", "its bytes take", "over its bytes", "over ddp's",
+            "by bytes"]  # fmt: skip
     groups = []
     for layout, of in _layouts(cells).items():
         rate = min(cell.rate for cell in of[CONTROL])
@@ -212,15 +205,8 @@ def added(cells: Sequence[Cell]) -> Html:
 
 def wire(cells: Sequence[Cell]) -> Html:
     """What was asked, what gloo's algorithms send for it, what the interfaces counted, and what NCCL would send."""
-    head = [
-        "strategy",
-        "asked",
-        "by gloo",
-        "on the wire",
-        "by theory",
-        "NCCL's rings, predicted",
-        "loss, from one machine",
-    ]
+    head = ["strategy", "asked", "by gloo", "on the wire", "by theory", "NCCL's rings, predicted",
+            "loss, from one machine"]  # fmt: skip
     groups = []
     for layout, members in groupby(cells, key=lambda cell: cell.layout):
         rows = []

@@ -201,6 +201,6 @@ def follows() -> Html:
         markup.paragraphs(
             "Scaling is a matter of the network and of the work per step: before GPUs are added, ask what is sent in a "
             "step and how long that takes. A column that compares one GPU with several compares two precision classes "
-            "where the library casts parameters up: look at the bytes that a parameter takes.",
+            "where the library casts parameters up: look at the bytes that a parameter takes."
         )
     )

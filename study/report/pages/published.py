@@ -136,26 +136,25 @@ def _in_short(names: Sequence[str], between: str = " or ") -> str:
 
 def _mislabelled(results: Mapping[str, Any]) -> str:
     """Say in how many programs an arm was not what it is called, and why."""
-    of: dict[str, list[dict[str, Any]]] = {name: [] for name in PROGRAMS}
-    for key, run in results["runs"].items():
-        of[key.partition("/")[0]] += [arm for arm in run["arms"] if "error" not in arm]
-    stages = {
-        name: {(arm["arm"].partition("-")[0], arm["ran"]["zero_stage"]) for arm in arms} for name, arms in of.items()
+    ran = {
+        (key.partition("/")[0], arm["arm"].partition("-")[0], arm["ran"]["zero_stage"])
+        for key, run in results["runs"].items()
+        for arm in run["arms"]
+        if "error" not in arm
     }
-    with_zero = [name for name, ran in stages.items() if "zero" in dict(ran)]
-    no_zero = [name for name in with_zero if ("zero", None) in stages[name]]
+    with_zero = {name for name, kind, _ in ran if kind == "zero"}
+    no_zero = {name for name, kind, stage in ran if (kind, stage) == ("zero", None)}
     words = []
     if no_zero:
         words = [
             f"In {len(no_zero)} of {len(with_zero)} programs with an arm that is called ZeRO, it was plain training"
         ]
-        if no_zero == [name for name in with_zero if not PROGRAMS[name].honoured]:
+        if no_zero == {name for name in with_zero if not PROGRAMS[name].honoured}:
             words[0] += ": the printed one, and every other that hands over the settings in the printed way"
     words += [
         f"In one, plain training was ZeRO of stage {stage}, because the engine before it in that process had left its "
         f"setting in the environment ({name})"
-        for name, ran in stages.items()
-        for kind, stage in ran
+        for name, kind, stage in sorted(ran, key=lambda one: list(PROGRAMS).index(one[0]))
         if kind == "plain" and stage is not None
     ]
     return f"{'. '.join(words)}." if words else "Every arm was what it is called."

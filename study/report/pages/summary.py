@@ -60,10 +60,7 @@ def answer(
     def make(here: pd.DataFrame) -> str:
         peak, sent = unit_of(here, peak_column(here)), unit_of(here, "collective_bytes")
         learned: dict[str, Callable[[PageRow], Any]] = {"held out": held_out, f"loss against {control}": loss.cell}
-        took: dict[str, Callable[[PageRow], Any]] = {
-            "seconds per step": time,
-            f"time against {control}": speed.cell,
-        }
+        took: dict[str, Callable[[PageRow], Any]] = {"seconds per step": time, f"time against {control}": speed.cell}
         took = took if with_times else {}
         first: dict[str, Callable[[PageRow], Any]] = {
             **(learned if with_losses else {}),

@@ -25,11 +25,7 @@ GRADES = {
 }
 AIM = 0.2  # at the 90th percentile, of grade A
 ENGINES = {"fsdp": "FSDP", "resident": "one process, DDP, DeepSpeed", "offload": "offload"}
-DISTANCES = {
-    "known": "as many as rows have",
-    "new count": "other numbers",
-    "new generation": "other generations",
-}
+DISTANCES = {"known": "as many as rows have", "new count": "other numbers", "new generation": "other generations"}
 
 
 def trust_in_words(validation: Validation) -> Html:
