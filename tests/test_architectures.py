@@ -201,6 +201,26 @@ def test_published_models_have_the_parameters_that_transformers_builds(hub_id, t
     assert shapes.from_config({**config.to_dict(), "architectures": content["architectures"]}, hub_id) == shape
 
 
+def test_the_issues_masked_bert():
+    """The two-class head would make it 109,483,778; untied it has words and their biases twice."""
+    content = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "tie_word_embeddings": False}
+    assert shapes.from_config(content, "x").num_params == 132_985_716
+    assert shapes.from_config({**content, "tie_word_embeddings": True}, "x").num_params == 109_514_298
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "total", "active"),
+    [  # of which their model cards say 47B and 13B, 30.5B and 3.3B, 235B and 22B
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704, 12_879_925_248),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624, 3_353_032_704),
+        ("Qwen/Qwen3-235B-A22B", 235_093_634_560, 22_190_763_520),
+    ],
+)
+def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
+    shape = shapes.from_config(PUBLISHED[hub_id], hub_id)
+    assert (shape.num_params, shape.active_params) == (total, active)
+
+
 def test_a_dense_model_meets_all_of_its_parameters():
     assert all(shape.active_params == shape.num_params for shape in shapes.KNOWN.values())
 

@@ -243,6 +243,24 @@ def test_validation_is_of_the_models_as_they_are(found):
     assert [case["name"] for case in found.content["cases"]] == [case.name for case in measured_by_others.cases()]
 
 
+def test_trust_is_said_with_unseen_errors_before_seen_ones(found):
+    text = text_of(page.trust_in_words(found)).replace("\N{NO-BREAK SPACE}", " ")
+    summaries = [
+        found.summary(split, "planner", "grade", grade)
+        for split, grade in (
+            ("family", "A"),
+            ("family", "B"),
+            ("model size", "LLM Foundry"),
+            ("nothing", "LLM Foundry"),
+        )
+    ]
+    said = [f"{100 * one['median']:.1f} % in the median, {100 * abs(one['worst']):.0f} % at worst" for one in summaries]
+    places = [text.index(words) for words in said]
+    assert places == sorted(places)
+    assert "A rule of thumb comes nearer here" in text
+    assert "Nothing is fitted to it" in text
+
+
 def test_errors_stand_beside_rules_of_thumb_and_the_worst_is_named(found):
     shown = page.errors(found)
     assert {"planner", "constant share of peak", "line per GPU"} <= set(rows_of(shown))
@@ -252,6 +270,12 @@ def test_errors_stand_beside_rules_of_thumb_and_the_worst_is_named(found):
         # Of families, and so of grade C, the table without them has all.
         if row["predictor"] == "planner" and (row["by"] not in ("grade", "family") or row["left_out"] == "family"):
             assert row["worst_case"] in text
+
+
+def test_intervals_stand_with_how_often_they_held(found):
+    text = text_of(page.intervals(found))
+    for entry in found.content["intervals"]:
+        assert f"{entry['inside']} of {entry['predictions']} {entry['held']} of {entry['tried']}" in text
 
 
 def test_an_answer_says_which_errors_its_times_rest_on(advice, capsys):
@@ -288,6 +312,13 @@ def test_what_trained_and_is_said_not_to_fit_is_counted():
     assert wrong
     assert all(one.trained for one in wrong)  # none that ran out of memory is said to fit
     assert {"fms-acceleration liger", "BigScience GPT"} <= {one.case.family for one in wrong}
+
+
+def test_published_memory_stands_beside_estimators():
+    text = text_of(page.memory_cases())
+    for estimator in ("planner", "DeepSpeed's estimator", "accelerate's estimator"):
+        assert estimator in text
+    assert "mistral-7b, 1 x a100-80gb" in text
 
 
 def test_validation_of_something_else_is_refused(tmp_path):

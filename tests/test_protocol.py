@@ -43,7 +43,9 @@ def arm(name: str, loss: float, **other) -> dict:
 def results(*losses: tuple[float, float], gpus=(), **other) -> dict:
     """Repeats of the published program, whose first and last arm had these losses."""
     runs = {
-        f"published/{repeat}": {"arms": [arm("plain-8", plain), arm("zero-8", plain), arm("zero-16", zero, **other)]}
+        f"published/{repeat}": {
+            "arms": [arm("plain-8", plain), arm("zero-8", plain), arm("zero-16", zero, **other)],
+        }
         for repeat, (plain, zero) in enumerate(losses)
     }
     return {"runs": runs, "machine": {"gpus": list(gpus)}}
@@ -169,7 +171,9 @@ def test_results_that_are_none_are_refused(change, message, tmp_path):
     [
         (["--repeats", "0"], "--repeats 0: must be a whole number of at least 1"),
         (["--program", "best"], "--program best: is unknown; take one of published, honoured"),
+        (["--size", "huge"], "size 'huge' is not one of bert-imdb's"),
         (["--size", "large"], "--size large: its body would be trained from scratch, which works for tiny, micro,"),
+        (["--data", "files"], "--data files and --data-dir FOLDER belong together"),
         (["--num-train-examples", "100000"], "num_train_examples 100000 is more than"),
         (["--num-train-examples", "80"], "--num-train-examples 80: is too few for the program to log a loss; give at"),
     ],
@@ -283,3 +287,23 @@ def test_the_pages_parts_are_made_of_it(run_small):
 
 
 # ---------------------------------------------------------------- the committed results
+
+
+def test_sentences_name_faults_in_words_before_their_labels():
+    said = pages.protocol_in_words(effects.read(COMMITTED))._repr_html_()
+    assert "one model for all arms (same-model) is enough to make ZeRO look better" in said
+    assert "gone once one of these is mended: one model for all arms (same-model), all arms in one process" in said
+    assert "the printed one, and every other that hands over the settings in the printed way" in said
+
+
+def test_the_committed_results_are_whole():
+    found = effects.read(COMMITTED)
+    assert found["settings"]["data"] == "files"
+    repeats = {
+        name: {int(key.partition("/")[2]) for key in found["runs"] if key.partition("/")[0] == name}
+        for name in PROGRAMS
+    }
+    assert all(len(done) >= 5 for done in repeats.values()), repeats
+    for metric in ("validation loss", "training loss"):
+        assert effects.effect(found, effects.MENDED, metric).word == "no difference"
+    assert effects.effect(found, effects.AS_PUBLISHED, "validation loss").word == "better"

@@ -91,6 +91,11 @@ def test_verdict(low, high, word):
     assert compared.verdict(low, high) == word
 
 
+def test_one_seed_has_no_interval(measured):
+    row = effect(measured(a=trap(trapped="one seed")))
+    assert (row.n_seeds, row.verdict) == (1, "one seed: no interval")
+
+
 def test_the_pages_table(measured):
     text = published.trapped(str(measured(a=trap(), b=trap(trapped="same")))).text
     assert "<span>a: one and the other</span>" in text

@@ -69,6 +69,10 @@ def test_checkpointing_multiplies_the_blocks_once_more():
 # ---------------------------------------------------------------- published throughput
 
 
+def test_every_published_row_is_read():
+    assert (len(ROWS), sum(row.fp8 for row in ROWS)) == (108, 5)
+
+
 @pytest.fixture(scope="module")
 def times() -> list[cross_validation.Timed]:
     return cross_validation.published()
@@ -84,6 +88,13 @@ def fitted(times) -> cross_validation.Fitted:
 def judged(times) -> list[cross_validation.Judged]:
     pytest.importorskip("scipy")
     return cross_validation.judge(times)
+
+
+def test_errors_on_the_published_rows_are_small_in_sample():
+    found = accuracy.judge(ROWS)["as_they_stand"]
+    assert (found["count"], found["too_slow"] + found["too_fast"]) == (103, 103)
+    assert found["median"] < 0.04
+    assert found["percentile_90"] < 0.10
 
 
 def test_the_constants_are_what_a_fit_gives(fitted):
@@ -188,11 +199,27 @@ def test_errors_are_summed_with_their_sign_and_the_worst_by_name():
     assert (found["too_slow"], found["too_fast"]) == (1, 1)
 
 
+def test_single_published_numbers_are_of_the_right_size():
+    """Nine of ten of grades A and B that the model describes within the interval of their kind, as constants stand."""
+    found = [accuracy.compare(case) for case in measured_by_others.cases()]
+    sure = [result for result in found if result["grade"] != "C" and not result["outside"]]
+    assert (len(found), len(sure)) == (157, 109)
+    assert sum(result["inside_interval"] for result in sure) >= 0.9 * len(sure)
+    assert max(abs(result["error"]) for result in sure) < 0.8
+
+
+def test_rows_of_another_model_are_refused(tmp_path):
+    head, first = measured_by_others.THROUGHPUT.read_text().splitlines()[:2]
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{head}\n{first.replace('124131840', '124131841')}\n")
+    with pytest.raises(ValueError, match=r"num_params 124131841: mpt-125m has 124131840, in .*rows.csv, line 2"):
+        measured_by_others.throughput_rows(path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ("a100_40gb", "a100_41gb", "'a100_41gb': not known, or a column that is missing, in .*, line 2"),
-        ("124131840", "124131841", r"num_params 124131841: mpt-125m has 124131840, in .*rows.csv, line 2"),
         (",104,", ",many,", "int.*'many', in .*, line 2"),
         (",104,", ",0,", "the length, the batch and the speed must be above 0, in .*, line 2"),
         (",104,", "\n104,", "int.*'', in .*, line 2"),

@@ -1,8 +1,7 @@
 """Runs that silently are something else: each is refused here, or is now what was written.
 
 The rows are those of a table measured on accelerate 1.15, deepspeed 0.19.8, transformers 5.23 and torch 2.13. One row
-comes with the notebooks: papermill runs a notebook with its defaults when a parameter's name is not declared. Rows on
-equal losses, weights, orders and rates are those of test_parity.
+comes with the notebooks: papermill runs a notebook with its defaults when a parameter's name is not declared.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 import yaml
 from launching import ROOT, attempt
 from safetensors.torch import load_file
-from test_parity import CLIPPED
+from test_parity import CLIPPED, UNCLIPPED
 
 from study.config import build_config
 from study.errors import Refusal
@@ -188,11 +187,27 @@ def test_no_clipping_is_clipping_at_one(written, tmp_path, monkeypatch):
     assert plugin("zero2", monkeypatch, gradient_clipping=0)["gradient_clipping"] == 0
 
 
+@pytest.mark.launches
+def test_no_clipping_is_none():
+    """gradient_clipping 0, as far as the engine itself: norms above 1 are not clipped, as DDP's are not."""
+    runs = [launching.run(name, **UNCLIPPED) for name in ("ddp", "zero2")]
+    assert [run.record.proof.gradient_clipping for run in runs] == [0, 0]
+    assert max(line["grad_norm"] for line in runs[1].steps) > 1
+    assert runs[1].steps[-1]["loss"] == pytest.approx(runs[0].steps[-1]["loss"], rel=1e-5)
+
+
+@pytest.mark.launches
 def test_clip_grad_norm_under_deepspeed_clips_nothing():
     """accelerator.clip_grad_norm_(...) under DeepSpeed: the study asks the engine, which clips, for the norm before."""
     engine = SimpleNamespace(zero_optimization_stage=lambda: 2, get_global_grad_norm=lambda: 7.0)
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="DEEPSPEED"))
     assert gradient_norm.gradient_norm_reader(accelerator, engine, build_config())() == 7.0
+    ddp, zero2 = (launching.run(name, **CLIPPED) for name in ("ddp", "zero2"))
+    assert zero2.record.proof.gradient_clipping == CLIPPED["gradient_clipping"]
+    assert zero2.steps[0]["grad_norm"] > CLIPPED["gradient_clipping"]
+    for mine, theirs in zip(zero2.steps, ddp.steps, strict=True):
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
 # ---------------------------------------------------------------- NVMe
@@ -400,14 +415,46 @@ def test_biases_and_norms_do_not_decay():
     assert weights.parameter_groups(model, 0.1)[0]["params"] == [model[0].weight]
 
 
+@pytest.mark.launches
+def test_schedule_does_not_depend_on_the_world_size():
+    """A scheduler given to prepare steps num_processes times per update."""
+    one, two = launching.run("single", num_processes=1, **COMPARED), launching.run("zero3", **COMPARED)
+    rates = [line["learning_rate"] for line in one.steps]
+    assert rates == [line["learning_rate"] for line in two.steps]
+    assert rates[0] == 1e-3
+    assert rates[-1] == pytest.approx(1e-3 / 8)
+
+
+@pytest.mark.launches
 def test_accumulation_is_the_runs(tmp_path):
     """The program's accumulation differs from the DeepSpeed config's."""
     path = changed(tmp_path, "zero2", "deepspeed_config", gradient_accumulation_steps=4)
     message = checking({}, read_strategy(path))
     assert "gradient_accumulation_steps 4 differs from the run's 1; remove it and pass --micro-batch-size" in message
+    assert launching.run("zero2", **BF16).record.proof.gradient_accumulation_steps == 2
 
 
 # ---------------------------------------------------------------- the same start, the same samples
+
+
+@pytest.mark.launches
+def test_initial_weights_do_not_depend_on_the_strategy():
+    """zero.Init gives other weights than without it for the same seed, and another dropout stream."""
+    ddp, zero3 = (launching.run(name, **CLIPPED) for name in ("ddp", "zero3"))
+    assert zero3.record.proof.partitioned_parameters > 0
+    assert zero3.record.initial_parameters.sha256 == ddp.record.initial_parameters.sha256
+    assert CLIPPED["dropout"] > 0
+    assert zero3.steps[0]["loss"] == pytest.approx(ddp.steps[0]["loss"], rel=1e-6)  # the same units dropped
+
+
+@pytest.mark.launches
+def test_sample_order_does_not_depend_on_the_world_size():
+    """DataLoader(shuffle=True) on 1 and on 2 processes."""
+    one, two = launching.run("single", num_processes=1, **COMPARED), launching.run("zero3", **COMPARED)
+    assert [line["tokens"] for line in one.steps] == [line["tokens"] for line in two.steps]
+    assert len({line["tokens"] for line in one.steps}) > 1  # so the order shows
+    for mine, theirs in zip(two.steps, one.steps, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
 @pytest.mark.launches
