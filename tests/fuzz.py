@@ -413,7 +413,7 @@ def _broken_runs(draw: random.Random) -> None:
     shutil.copytree("collected-good" if collected else "good", "runs")
     path = draw.choice(sorted(path for path in Path("runs").rglob("*") if path.is_file()))
     if path.suffix == ".jsonl":
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, RecursionError):  # of the case itself
             path.write_bytes(_broken_lines(path.read_text(), draw))
         if path.name == lines.STEPS and draw.randrange(2):  # as if the run had written it
             _set_digest(path)
@@ -483,7 +483,7 @@ def packs(draw: random.Random) -> None:
         if draw.randrange(3) and name.endswith(".json"):
             members[name] = written(json.loads(members[name]), "json", draw)
         elif draw.randrange(2) and name.endswith(".jsonl"):
-            with contextlib.suppress(TypeError):
+            with contextlib.suppress(TypeError, RecursionError):  # of the case itself
                 members[name] = _broken_lines(members[name].decode(), draw)
         elif draw.randrange(2):
             taken = members.pop(name)
