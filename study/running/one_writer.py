@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from study.errors import Refusal
 from study.files import missing_folders, remove_empty
@@ -48,17 +48,22 @@ def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
             who = _holder(folder).partition(" ")[2] or "another process"
             raise Refusal(f"{folder}: {who} is {doing} there; wait for it, end it, or {remedy}") from None
     except OSError as error:
-        lock.release()
-        remove_empty([path for path in created if path.exists()])
+        _let_go(folder, lock, created)
         raise Refusal(f"{folder}: cannot be written or locked ({error.strerror}); {remedy}") from None
     try:
         yield token
     finally:
         if lock.is_locked:
-            for name in (HOLDER, LOCK):  # who waits for a lock that is removed takes the next one
-                (folder / name).unlink(missing_ok=True)
-            lock.release()
-            remove_empty([path for path in created if path.exists()])
+            _let_go(folder, lock, created)
+
+
+def _let_go(folder: Path, lock: BaseFileLock, created: Sequence[Path]) -> None:
+    """Release a lock, and remove what is its own and the folders that stay empty."""
+    if lock.is_locked:
+        for name in (HOLDER, LOCK):  # who waits for a lock that is removed takes the next one
+            (folder / name).unlink(missing_ok=True)
+        lock.release()
+    remove_empty([path for path in created if path.exists()])
 
 
 def locked_run(folder: Path) -> AbstractContextManager[str]:
