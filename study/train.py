@@ -38,7 +38,7 @@ from study.training import meeting
 from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
-from study.training.request import requested_run
+from study.training.request import check_as_launched, requested_run
 from study.training.screen import LibraryWarnings, tell_launcher
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def run(arguments: list[str]) -> None:
     os.environ.update(QUIET | dict(os.environ))
     library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**parse_flags(arguments)))
+    check_as_launched(asked.strategy, os.environ)
     checks.check_folder(asked)
     # Rank 0 writes for all; a launch of this program has locked the folder before.
     with one_writer.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():

@@ -19,8 +19,6 @@ from study.files import shown_text
 from study.records import imports, processors
 from study.records.schema import Code
 
-LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
-
 # What a laboratory tells all that runs on its machines: the rate of their network.
 LABORATORY = "ZERO_STUDY_LABORATORY"
 UNLIMITED = "unlimited"
@@ -138,7 +136,7 @@ def said(*command: str) -> str | None:
 
 def versions() -> dict[str, str | None]:
     """The versions of the libraries that a run rests on; None: not installed."""
-    return {name: _version(name) for name in LIBRARIES}
+    return {name: _version(name) for name in imports.LIBRARIES}
 
 
 def _version(name: str) -> str | None:
