@@ -37,7 +37,7 @@ ON_BOX = $(wildcard wheels)
 MINUTES ?= 40
 
 gpu: $(if $(ON_BOX),box,setup)
-	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) -m study gpu --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
+	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/one_gpu.py --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
 
 box:
 	@$(PYTHON) -m pip install -q --no-index --no-deps wheels/*.whl

@@ -42,7 +42,7 @@ def main() -> None:
             raise
         status = _refuse(message)
     except KeyboardInterrupt:
-        kept = "; finished runs are kept" if sys.argv[1:2] in (["run"], ["train"], ["gpu"]) else ""
+        kept = "; finished runs are kept" if sys.argv[1:2] in (["run"], ["train"]) else ""
         print(f"zero-study: interrupted{kept}", file=sys.stderr)
         status = 130
     except BrokenPipeError:  # `zero-study compare ... | head`: what is left to say has no reader

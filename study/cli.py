@@ -12,7 +12,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,9 +41,6 @@ VIEWS = {
     "acceptance": "acceptance.table",
 }
 WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
-
-# Named here too, since the modules that define them take a second to import.
-WORKS = ("small", "bert-large", "gpt2-xl")
 
 # What every run imports; deepspeed is asked for where a strategy is its.
 TRAINING = (
@@ -204,20 +201,7 @@ def _of_a_study(command: Any) -> Any:
         click.option("--runs-dir", type=PATH, default="runs", help="where run directories go"),
         click.option("--only", default="", metavar="TEXT", show_default=False, help="only runs whose id contains this"),
         click.option("--timeout", type=NUMBER, default=1800, help="seconds after which one run is ended"),
-        click.option("--on", type=click.Choice(["slurm"]), help="where each run is a job [default: no jobs, here]"),
-        click.option(
-            "--slurm",
-            "words",
-            default="",
-            metavar="WORDS",
-            show_default=False,
-            help="options of sbatch for every job, as '--partition=gpu --account=mine'",
-        ),
-        click.option(
-            "--per-machine",
-            type=NUMBER,
-            help="processes on one node of Slurm, at most; of a larger run each node has as many [default: all]",
-        ),
+        click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
     ]
     for option in reversed(options):
         command = option(command)
@@ -226,23 +210,40 @@ def _of_a_study(command: Any) -> Any:
 
 @zero_study.command("plan")
 @_of_a_study
-def _plan(study: str, data_dir: Path | None, runs_dir: Path, only: str, timeout: int, **on: Any) -> None:
+@click.option("--slurm", is_flag=True, help="print a script instead, which submits what is not finished to Slurm")
+@click.option(
+    "--per-machine",
+    type=NUMBER,
+    help="processes on one machine, at most; of a larger run each machine has as many [default: all]",
+)
+def _plan(
+    study: str,
+    data_dir: Path | None,
+    runs_dir: Path,
+    only: str,
+    timeout: int,
+    checkpoint_every: int | None,
+    slurm: bool,
+    per_machine: int | None,
+) -> None:
     """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes."""
-    from study.running import on_slurm, plan, studies
+    from study.running import plan, studies
+    from study.running.slurm import script
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.spread(plan.select(chosen, data_dir, only, folder), _checked(**on))
-    if on["on"]:
-        print(on_slurm.show(_order(study, chosen, data_dir, runs_dir, timeout, None, on["words"]), runs))
-    else:
+    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every), per_machine)
+    if not slurm:
         print(plan.show(plan.make(chosen, runs, folder, timeout)))
+        return
+    told = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout, "checkpoint_every": checkpoint_every}
+    job = [sys.executable, "-m", "study", "job", *as_words(told), study]
+    print(script(chosen, runs, folder, timeout, job), end="")
 
 
 @zero_study.command("run")
 @_of_a_study
 @click.option("--fail-fast", is_flag=True, help="start no run after one that is neither ok nor out of memory")
-@click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY)
 @click.option(
     "--minutes",
     type=NUMBER,
@@ -255,53 +256,24 @@ def _run(
     runs_dir: Path,
     only: str,
     timeout: int,
-    fail_fast: bool,
     checkpoint_every: int | None,
+    fail_fast: bool,
     minutes: int | None,
-    **on: Any,
 ) -> int:
     """Run a study's runs one after another; finished ones are kept, and what was cut off goes on from its checkpoint.
-
-    With --on slurm each is a job, and as many run at once as Slurm starts; the command waits for them.
 
     Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
     """
-    from study.running import on_slurm, plan, runner, studies
+    from study.running import plan, runner, studies
+    from study.training import body
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
-    runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every), _checked(**on))
-    if on["on"]:
-        if fail_fast or minutes:
-            raise Refusal(f"--{'fail-fast' if fail_fast else 'minutes'}: Slurm says when runs start; leave it out")
-        return on_slurm.run(_order(study, chosen, data_dir, runs_dir, timeout, checkpoint_every, on["words"]), runs)
+    runs = plan.select(chosen, data_dir, only, folder, checkpoint_every)
     _require(*TRAINING)  # a plan does without it, no run does
+    body.train_missing(runs, studies.runs(chosen, data_dir, folder))
     return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
-
-
-def _checked(on: str | None, words: str, per_machine: int | None) -> int | None:
-    """Return how many processes a machine has. Raises Refusal for what is said of a scheduler that is not asked."""
-    if on is None and (words or per_machine):
-        raise Refusal(f"{'--slurm' if words else '--per-machine'} is about jobs; pass --on slurm, or leave it out")
-    return per_machine
-
-
-def _order(
-    named: str,
-    chosen: Any,
-    data_dir: Path | None,
-    runs_dir: Path,
-    timeout: int,
-    checkpoint_every: int | None,
-    words: str,
-) -> Any:
-    """Say what is asked of Slurm; its jobs are told of the study what this command was told, from the same folder."""
-    from study.running import on_slurm, slurm
-
-    told = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout, "checkpoint_every": checkpoint_every}
-    program = [sys.executable, "-m", "study", "job", *as_words(told), named]
-    return on_slurm.Order(chosen, runs_dir / chosen.name, timeout, slurm.split(words), program)
 
 
 @zero_study.command(
@@ -331,6 +303,7 @@ def _job(
     Exit status: 0 it is ok; 1 it has another outcome; 2 refused.
     """
     from study.running import plan, runner, studies
+    from study.training import body
 
     chosen = studies.find(study)
     folder = runs_dir / chosen.name
@@ -339,72 +312,8 @@ def _job(
         _check_machine(num_machines, machine["main_process_ip"])
         run = dataclasses.replace(run, num_machines=num_machines, **machine)
     _require(*TRAINING)
+    body.train_missing([run], studies.runs(chosen, data_dir, folder))
     return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
-
-
-@zero_study.command("body")
-@click.argument("study", help=A_STUDY)
-@click.option("--data-dir", type=PATH, help=DATA_FOLDER)
-def _body(study: str, data_dir: Path | None) -> None:
-    """Train the bodies that a study's runs start from, on the text that they do not draw, where they are not there yet.
-
-    It takes minutes, in one process with all cores; the same command gives the same weights on the same machine.
-    """
-    from study.running import studies
-    from study.training import body
-
-    _require(*TRAINING)
-    body.train_all([run.config for run in studies.runs(studies.find(study), data_dir)])
-
-
-@zero_study.command("lab")
-@click.argument("line", metavar="COMMAND", help="one word to this shell: put it in single quotes")
-@click.option("--machines", type=NUMBER, default=2, help="network namespaces, each with one interface")
-@click.option("--rate", metavar="RATE", default="unlimited", help="of each interface, each way, as 200mbit")
-@click.option(
-    "--own",
-    type=PATH,
-    multiple=True,
-    default=["runs"],
-    metavar="PATH",
-    help="folder that every machine but the first has for itself, as if no disk were shared; may be repeated",
-)
-def _lab(line: str, machines: int, rate: str, own: Sequence[Path]) -> int:
-    """Run one line of shell on several machines that this one is divided into, joined by a network of a chosen rate.
-
-    In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP are what a launcher asks. Linux, as root. Exit
-    status: 0 where every machine's is 0; 1 otherwise.
-    """
-    from study.lab import everywhere
-    from study.lab.machines import Lab
-
-    with Lab(machines, rate, own) as lab:
-        statuses = everywhere.run(lab, line, lambda said: print(said, flush=True))
-    for machine, status in enumerate(statuses):
-        if status:
-            print(f"machine {machine} ended with status {status}")
-    return 1 if any(statuses) else 0
-
-
-@zero_study.command("gpu")
-@click.option("--minutes", type=NUMBER, default=40, help="start nothing that is expected to end more minutes from now")
-@click.option("--data-dir", type=PATH, help=f"{DATA_FOLDER} [default: the hub]")
-@click.option("--runs-dir", type=PATH, default="runs", help="where run directories and the pack go")
-@click.option("--plan", "only_plan", is_flag=True, help="only list what is left, and how long it takes")
-@click.option("--small", is_flag=True, help="rehearse the list on a CPU: tiny models, few steps, in RUNS_DIR/small")
-def _gpu(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, small: bool) -> int:
-    """Go down the list of what one GPU is asked, the most valuable first, as far as the minutes reach; then pack it.
-
-    Exit status: as that of `zero-study run`.
-    """
-    _require(*TRAINING)
-    from study import one_gpu
-    from study.running import runner
-
-    slot = runner.Slot(_seconds(minutes))
-    place = one_gpu.Place(runs_dir / "small" if small else runs_dir, data_dir, small)
-    print(one_gpu.show(one_gpu.ITEMS, place), flush=True)
-    return 0 if only_plan else one_gpu.run(one_gpu.ITEMS, place, slot)
 
 
 def _seconds(minutes: int | None) -> float:
@@ -517,16 +426,6 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
     print(export.check(model, checkpoint, data_dir))
 
 
-@zero_study.command("collect")
-@click.argument("runs", type=PATH, help="folder of run directories")
-@click.argument("records", type=PATH, help="folder to write to, for instance reports/cpu/records/cpu")
-def _collect(runs: Path, records: Path) -> None:
-    """Take finished runs into a folder to commit, a line each for record, steps and outcome."""
-    from study.records import collect
-
-    collect.collect(runs, records)
-
-
 @zero_study.command("verdict")
 @click.argument("study", help=A_STUDY)
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
@@ -588,12 +487,15 @@ def _report(
 
 @zero_study.command("pack")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.argument("packed", type=PATH, metavar="FILE", help="file to write, for instance my-box.zip")
-def _pack(records: tuple[Path, ...], packed: Path) -> None:
-    """Put a box's records into one file, with their digests."""
+@click.argument("target", type=PATH, help="a file, my-box.zip, or a folder to commit, reports/cpu/records/cpu")
+def _pack(records: tuple[Path, ...], target: Path) -> None:
+    """Put finished runs into one file, with their digests, or into a folder to commit, a line each."""
     from study.records import pack
 
-    pack.pack(records, packed)
+    if target.suffix == ".zip":
+        pack.pack(records, target)
+    else:
+        pack.collect(records, target)
 
 
 @zero_study.command("merge")
@@ -887,37 +789,6 @@ def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output
     from study.published import traps
 
     traps.measure(names, num_seeds, data_dir, output)
-
-
-# ---------------------------------------------------------------- the program itself
-
-
-@zero_study.group("benchmark", no_args_is_help=False)
-def benchmark() -> None:
-    """Measure the program itself."""
-
-
-@benchmark.command("throughput")
-@click.option("--pairs", "num_pairs", type=NUMBER, default=5, help="pairs of runs per strategy")
-@click.option("--strategies", default="ddp,zero2", metavar="NAMES", help="some, with commas between, or all")
-@click.option("--work", type=click.Choice(WORKS), default="small", help="what is trained")
-@click.option("--size", help="size of the model [default: the work's; mini]")
-@click.option("--num-processes", type=NUMBER, help="of all but single [default: the strategy's]")
-@click.option("--compile", is_flag=True, help="torch.compile in both arms")
-@click.option("--minutes", type=NUMBER, help="begin no pair that is not expected to end in time [default: none]")
-@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/ [default: synthetic text]")
-@click.option("--output", type=PATH, help="JSON file to write")
-@click.pass_context
-def _throughput(context: click.Context, minutes: int | None, **options: Any) -> int:
-    """Compare the training loop with Hugging Face's Trainer at the same work, everything that it measures included.
-
-    Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
-    """
-    _require(*TRAINING)
-    from study.benchmarks import throughput
-    from study.running import runner
-
-    return throughput.measure(**options, slot=runner.Slot(_seconds(minutes)), command=_recorded(context))
 
 
 def _recorded(context: click.Context) -> str:

@@ -48,8 +48,8 @@ class RunConfig(BaseModel):
     )
     weights: Path | None = Field(
         None,
-        description="folder of a model to start from, as save_pretrained writes it: what `zero-study body` trained, or "
-        "a run's model/; a head that it lacks is drawn from --seed",
+        description="folder of a model to start from, as save_pretrained writes it: what `zero-study run STUDY` "
+        "trained first, or a run's model/; a head that it lacks is drawn from --seed",
     )
     nudge_seed: int | None = Field(
         None,

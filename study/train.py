@@ -25,13 +25,14 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study import processes
 from study.compare import brief
 from study.config import build_config, parse_flags
 from study.errors import Failed, Interrupted, Refusal
 from study.preflight import checks, extensions
 from study.records import imports
 from study.run import Run
-from study.running import bound, one_writer
+from study.running import one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import meeting
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run, and end in a way that cannot turn a finished run into a failed one."""
-    bound.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
+    processes.die_with_parent()  # where the launcher has ended before, `requested_run` finds none and refuses
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     status, cause = 0, None

@@ -17,7 +17,7 @@ from study.config import RunConfig
 from study.errors import Refusal
 from study.files import parse_yaml
 from study.records import schema
-from study.records.protocol import Protocol
+from study.running.studies import Protocol
 from study.report import pages
 from study.running import studies
 

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import yaml
 
-from study import files
+from study import files, processes
 from study.claims import child, ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
@@ -33,7 +33,6 @@ from study.claims.rules.execution import Result, Results
 from study.errors import Refusal, RunFailed
 from study.files import write_json
 from study.preflight import extensions
-from study.running import bound, ending
 from study.running.launch import QUIET
 
 FRESH = multiprocessing.get_context("forkserver")
@@ -103,7 +102,7 @@ def execute(name: str, rule: Execution) -> Result:
         snippet = rule.snippet.replace("SWAP_DIR", str(folder / "swap"))
         (place / "rule.json").write_text(json.dumps(rule.model_dump() | {"snippet": snippet}))
         statuses = _run(name, rule, snippet, place, folder)
-        errors = [line for path in sorted(place.glob("stderr-*.log")) for line in ending.read_lines(path)]
+        errors = [line for path in sorted(place.glob("stderr-*.log")) for line in processes.lines_of(path.read_bytes())]
         answers = [json.loads(path.read_text()) for path in sorted(place.glob("answer-*.json"))]
         ran = (place / "started").exists()
     message = next((answer["message"] for answer in answers if "message" in answer), None)
@@ -133,7 +132,7 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
     """What a process said that ended without an answer: its exception, or the signal that ended it."""
     if ended := [signal.Signals(-status).name for status in statuses if status < 0]:
         return f"ended by {ended[0]}"
-    raised = ending.raised_in(errors)
+    raised = processes.raised_in(errors)
     return files.shown_text((raised[-1].text if raised else errors[-1]).replace(sys.prefix, "(python)"))
 
 
@@ -185,7 +184,7 @@ def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> in
     command += ["--main_process_port", "0", "--module", child.__name__, str(place)]
     with (
         open(place / "stderr-0.log", "w") as stderr,
-        subprocess.Popen(bound.command(command), cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
+        subprocess.Popen(processes.bound(command), cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
     ):
         try:
             return process.wait(TIMEOUT_SECONDS)

@@ -13,8 +13,8 @@ from study.errors import Refusal
 from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
-from study.records.protocol import Protocol
 from study.records.schema import Outcome, Record
+from study.running.studies import Protocol
 
 LAST_STEPS = 10  # of training, whose losses are told and not judged
 # Where text and weights lie differs from box to box; their digests are compared.

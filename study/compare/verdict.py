@@ -18,7 +18,7 @@ from study.compare import differences
 from study.compare.admitted import Runs, Trained
 from study.compare.order import in_order
 from study.errors import Refusal
-from study.records.protocol import Endpoint, Protocol
+from study.running.studies import Endpoint, Protocol
 
 EXCHANGES = 20_000  # random ones, from a fixed seed: a p of 0.05 is known to 0.003
 

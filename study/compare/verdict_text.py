@@ -16,9 +16,8 @@ from study.compare.verdict import SAME, Judged
 from study.compare.words import processes, signed_percent
 from study.files import parse_yaml
 from study.records import find as records
-from study.records.protocol import Endpoint, Protocol
 from study.running import studies
-from study.running.studies import Study
+from study.running.studies import Endpoint, Protocol, Study
 
 MODELS = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
 DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # no part of a protocol, whose digest the runs bear

@@ -22,7 +22,7 @@ from study.errors import Refusal
 from study.files import ROOT
 from study.planner import cross_validation
 from study.planner.cross_validation import PREDICTORS, SPLITS
-from study.records.results import header
+from study.records.machine import header
 from study.theory import measured_by_others, on_box, peaks, step_time, trust
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 

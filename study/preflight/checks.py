@@ -11,7 +11,7 @@ from study import files
 from study.errors import Refusal
 from study.files import refuses_more
 from study.preflight import extensions, known_bad
-from study.records.schema import CUT_OFF
+from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
 from study.workloads import sources
 
@@ -180,6 +180,7 @@ def check_folder(run: Run) -> None:
     folder = run.folder
     if (folder / "record.json").exists():
         status = files.load(folder / "record.json", "a record").get("status")
+        status = RENAMED.get(status, status)
         if status not in (*CUT_OFF, "failed", "out_of_memory"):
             raise Refusal(f"{folder} already holds a finished run; pass another --output-dir, or delete it")
         if status not in CUT_OFF:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from study.records import processors
+from study.records import machine
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
 def _host_memory_bytes() -> int:
     """The host's memory, or what a control group leaves of it."""
     limits = [psutil.virtual_memory().total]
-    for folder in processors.control_groups("memory"):
+    for folder in machine.control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
             with suppress(OSError, ValueError):  # not there, or "max"
                 limits.append(int((folder / name).read_text()))

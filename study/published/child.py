@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import files
+from study import files, processes
 from study.errors import Refusal, RunFailed
-from study.running import bound, ending
 
 
 def run_python(
@@ -28,7 +27,7 @@ def run_python(
     """
     try:
         done = subprocess.run(
-            bound.command([sys.executable, *arguments]),
+            processes.bound([sys.executable, *arguments]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -38,7 +37,7 @@ def run_python(
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{what}: not done after {timeout_seconds} s; {remedy}") from None
     if done.returncode or not result.exists():
-        raised = ending.raised_in(done.stderr.splitlines())
+        raised = processes.raised_in(done.stderr.splitlines())
         for error in raised:  # a refusal may have been raised from another error
             if error.type == Refusal.__name__:
                 raise Refusal(error.text.partition(": ")[2])

@@ -26,10 +26,9 @@ from accelerate import Accelerator
 from accelerate.utils import DummyOptim, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
-from study import files
+from study import files, processes
 from study.config import RunConfig
 from study.records import machine
-from study.running import bound
 from study.training import proof, weights
 from study.training.measure.memory import model_state_bytes
 from study.workloads import bert_imdb
@@ -48,7 +47,7 @@ class Prepared(NamedTuple):
 
 
 def main() -> None:
-    bound.die_with_parent()
+    processes.die_with_parent()
     status = 0
     try:
         run(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,20 +1,31 @@
-"""Which records lie below these folders? In run directories and among collected lines alike, checked as read."""
+"""The records that lie below folders, in run directories and among collected lines alike, checked as they are read.
+
+A run directory holds a file for record, steps and outcome. In a folder that is committed many runs lie in three files:
+each has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id and holds what its file held.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from study import files
 from study.errors import Refusal
-from study.records import lines, machine, schema
+from study.records import machine, schema
 from study.records.schema import Outcome, Record
 from study.strategy import shipped
 
+RECORDS, STEPS, OUTCOMES = "records.jsonl", "steps.jsonl", "outcomes.jsonl"
+NAMES = (STEPS, OUTCOMES, RECORDS)  # as they are written: a run's record last, as the run itself does
+
+_START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')  # what a name may be is for who reads the line
+
 UNKNOWN_BOX = "unknown box"
-_CALLED = {lines.RECORDS: "a record", lines.OUTCOMES: "an outcome"}
+_CALLED = {RECORDS: "a record", OUTCOMES: "an outcome"}
 _OF_RUNS = {"record.json", "outcome.json", *_CALLED}  # what is looked for
 
 
@@ -35,7 +46,7 @@ class RecordFile(NamedTuple):
         return self._shown(self.path.with_name("steps.jsonl"))
 
     def _shown(self, path: Path) -> str:
-        return _where(path, self.record.run_id) if self.path.name == lines.RECORDS else str(path)
+        return _where(path, self.record.run_id) if self.path.name == RECORDS else str(path)
 
 
 class RecordedRun(NamedTuple):
@@ -48,9 +59,12 @@ class RecordedRun(NamedTuple):
     contents: dict[str, dict[str, Any]]  # what they hold, by the file that collected ones are in
 
     @property
-    def identity(self) -> tuple:
+    def identity(self) -> tuple[Any, ...]:
         """Equal for copies of one run."""
-        return identity(self.record.record) if self.record else (self.outcome.run_id, self.outcome.started_at)
+        if self.record:
+            return identity(self.record.record)
+        assert self.outcome is not None
+        return self.outcome.run_id, self.outcome.started_at
 
 
 def find(folders: Iterable[Path]) -> list[RecordFile]:
@@ -85,7 +99,7 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
         places = sorted({path.parent for path in folder.rglob("*.json*") if path.name in _OF_RUNS})
         found = [run for place in places for run in (read_run(place), *_collected(place)) if run]
         empty = empty and not found
-        yield from sorted(found, key=lambda run: (run.folder, lines.order(run.identity[0])))
+        yield from sorted(found, key=lambda run: (run.folder, order_of(run.identity[0])))
     if empty:
         raise _none_below(folders)
 
@@ -111,12 +125,12 @@ def identity(read: Record) -> tuple[str, str, float]:
 
 def read_run(run_dir: Path) -> RecordedRun | None:
     """Read the run of a run directory, as `find_runs` does; None where the folder is another."""
-    at = {lines.RECORDS: run_dir / "record.json", lines.OUTCOMES: run_dir / "outcome.json"}
+    at = {RECORDS: run_dir / "record.json", OUTCOMES: run_dir / "outcome.json"}
     contents = {name: files.load(path, _CALLED[name]) for name, path in at.items() if path.exists()}
     if not contents:
         return None
     steps, config = (_content(run_dir / name) for name in ("steps.jsonl", "config.json"))
-    run = _checked(contents, {name: str(path) for name, path in at.items()}, at[lines.RECORDS], steps)
+    run = _checked(contents, {name: str(path) for name, path in at.items()}, at[RECORDS], steps)
     if run.record:
         schema.check_tied(run_dir / "config.json", config, "config_sha256", run.record.record, run.record.where)
     return run._replace(folder=run_dir.parent)
@@ -129,19 +143,19 @@ def _content(path: Path) -> bytes | None:
 
 def _collected(folder: Path) -> Iterator[RecordedRun]:
     """The runs that have a line in a folder's files, in the order of their names."""
-    held = {name: lines.read(folder / name) for name in _CALLED}
+    held = {name: read_lines(folder / name) for name in _CALLED}
     if not any(held.values()):
         return
-    all_steps = lines.read(folder / lines.STEPS)
-    for run_id in sorted(held[lines.RECORDS].keys() | held[lines.OUTCOMES].keys(), key=lines.order):
+    all_steps = read_lines(folder / STEPS)
+    for run_id in sorted(held[RECORDS].keys() | held[OUTCOMES].keys(), key=order_of):
         where = {name: _where(folder / name, run_id) for name in _CALLED}
         contents = {}
         for name, what in _CALLED.items():
             if run_id in held[name]:
                 with files.reading(where[name], what):
                     contents[name] = files.parse_json(held[name][run_id])
-        steps = lines.steps_in(run_id, all_steps[run_id]) if run_id in all_steps else None
-        yield _checked(contents, where, folder / lines.RECORDS, steps)
+        steps = steps_in(run_id, all_steps[run_id]) if run_id in all_steps else None
+        yield _checked(contents, where, folder / RECORDS, steps)
 
 
 def _checked(
@@ -149,15 +163,15 @@ def _checked(
 ) -> RecordedRun:
     """What the record and the outcome of one run say, once they hold their schemas and belong together."""
     record = outcome = None
-    if lines.RECORDS in contents:
-        record = RecordFile(path, _named(schema.parse(where[lines.RECORDS], contents[lines.RECORDS], Record)), steps)
+    if RECORDS in contents:
+        record = RecordFile(path, _named(schema.parse(where[RECORDS], contents[RECORDS], Record)), steps)
         schema.check_tied(record.steps_where, steps, "steps_sha256", record.record, record.where)
-    if lines.OUTCOMES in contents:
-        outcome = schema.parse(where[lines.OUTCOMES], contents[lines.OUTCOMES], Outcome)
+    if OUTCOMES in contents:
+        outcome = schema.parse(where[OUTCOMES], contents[OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:
             beside = f"the record beside it is {record.record.run_id!r}"
-            raise Refusal(f"{where[lines.OUTCOMES]}: run_id {outcome.run_id!r}, {beside}; take one away")
-    place = where[lines.RECORDS if record else lines.OUTCOMES]
+            raise Refusal(f"{where[OUTCOMES]}: run_id {outcome.run_id!r}, {beside}; take one away")
+    place = where[RECORDS if record else OUTCOMES]
     return RecordedRun(record, outcome, path.parent, place, contents)
 
 
@@ -173,6 +187,69 @@ def _where(path: Path, run_id: str) -> str:
 
 def _none_below(folders: Iterable[Path]) -> Refusal:
     return Refusal(f"{' '.join(map(str, folders))}: no record below; `zero-study run STUDY` makes some")
+
+
+# ---------------------------------------------------------------- lines
+
+
+def read_lines(path: Path) -> dict[str, bytes]:
+    """Read a file's lines by their runs' ids; there are none where the file is not there.
+
+    What follows the id is not looked at. Raises Refusal for a line without an id, and for two of one run.
+    """
+    if not path.exists():
+        return {}
+    with files.reading(path, "lines of runs"):
+        text = files.read_whole(path).removesuffix(b"\n")
+    lines: dict[str, bytes] = {}
+    for number, line in enumerate(text.split(b"\n") if text else (), 1):
+        start = _START.match(line)
+        if start is None:
+            raise Refusal(f"{path}: line {number} does not begin with a run_id; restore it, or collect its run again")
+        run_id = start[1].decode()
+        if run_id in lines:
+            raise Refusal(f"{path}: line {number} is the second one of {run_id}; take the one not wanted away")
+        lines[run_id] = line
+    return lines
+
+
+def join_lines(lines: Mapping[str, bytes]) -> bytes:
+    """What a file of these lines holds."""
+    return b"".join(lines[run_id] + b"\n" for run_id in sorted(lines, key=order_of))
+
+
+def order_of(run_id: str) -> str:
+    """By what runs are sorted: what repeats or varies a run (NAME-repeat1) comes before it (NAME).
+
+    So were the files of single runs listed, and where `compare` takes the first of equals, it takes the same one still.
+    """
+    return f"{run_id}."
+
+
+def line_of(content: dict[str, Any]) -> bytes:
+    """The line of a record or an outcome, of which every key is kept."""
+    return json.dumps({"run_id": content["run_id"], **content}).encode()
+
+
+def line_of_steps(run_id: str, steps: bytes) -> bytes:
+    """The line of a run's steps. Raises Refusal where the same bytes could not be had from it."""
+    line = b"%s%s]}" % (_start_of_steps(run_id), b", ".join(steps.split(b"\n")[:-1]))
+    if steps_in(run_id, line) != steps:
+        raise Refusal(f"{run_id}: its steps.jsonl is not as a run writes it, a step a line; run it again")
+    return line
+
+
+def steps_in(run_id: str, line: bytes) -> bytes:
+    """What the steps.jsonl of the run held, byte for byte: steps are flat, so that their bounds are plain to see."""
+    steps = line.removeprefix(_start_of_steps(run_id)).removesuffix(b"]}")
+    return steps.replace(b"}, {", b"}\n{") + b"\n" if steps else b""
+
+
+def _start_of_steps(run_id: str) -> bytes:
+    return f'{{"run_id": "{run_id}", "steps": ['.encode()
+
+
+# ---------------------------------------------------------------- on which box
 
 
 def device_of(read: Record) -> str:

@@ -1,4 +1,4 @@
-"""How do one box's records get to another machine? In one file that says what it holds, checked when it arrives."""
+"""Records on their way: into a folder to commit, or into one file that says what it holds and is checked on arrival."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study import files
 from study.errors import Refusal, describe
-from study.records import collect, lines, schema
 from study.records import find as records
+from study.records import schema
+from study.records.find import RecordedRun
+from study.records.schema import Record
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
@@ -26,9 +28,114 @@ FORMAT_VERSION = 2
 TIME = (1980, 1, 1, 0, 0, 0)
 REGULAR_FILE = 0o100644 << 16
 
-# Of a file before it is read: three files of runs, and the results of benchmarks; all of it is held in memory.
-MOST_MEMBERS = 1_000
-MOST_BYTES = files.LARGEST_FILE  # uncompressed; a thousand runs have 24 MiB
+MOST_BYTES = files.LARGEST_FILE  # uncompressed, for all of it is held in memory; a thousand runs have 24 MiB
+
+
+# ---------------------------------------------------------------- what is kept of runs
+
+
+class Kept(NamedTuple):
+    """What is kept of one run."""
+
+    run_id: str
+    record: Record | None  # None: the run left none that is a result
+    lines: dict[str, bytes]  # name among collected files -> the run's line there
+    place: str  # of the file that says what became of the run
+
+
+def collect(folders: Iterable[Path], folder: Path) -> int:
+    """Take what is kept of each run below the folders into one to commit; return how many runs there are.
+
+    A run that left no record is kept by its outcome, and one that was made again takes the place of what is there.
+    Raises Refusal as `find` and `put` do, before the first write.
+    """
+    finished = find(folders)
+    for told in put(finished, folder, replace=True):
+        print(told)
+    return len({run.run_id for run in finished})
+
+
+def find(folders: Iterable[Path]) -> list[Kept]:
+    """Read what is kept of every run below the folders, in run directories and among collected lines alike.
+
+    An interrupted record is no result: it is left out, and a line says so. Raises Refusal as `records.find_runs` does,
+    where there is no finished run, and where record, steps and outcome do not belong together.
+    """
+    folders = list(folders)
+    runs = [kept for run in records.find_runs(folders) if (kept := _keep(run)).lines]
+    if not runs:
+        raise Refusal(f"{' '.join(map(str, folders))}: no finished run below; `zero-study run STUDY` makes some")
+    return runs
+
+
+def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
+    """Write what is kept of runs into a folder, each file whole or not at all; say what became of each run.
+
+    A run's lines replace those that are there, and the lines of other runs stay as they are. Raises Refusal, before the
+    first write, where a record would give way to a run without one or, unless told to replace, to another record.
+    """
+    found = distinct(runs)
+    if folder.exists() and not folder.is_dir():
+        raise Refusal(f"{folder}: not a folder; name another")
+    held = {name: records.read_lines(folder / name) for name in records.NAMES}
+    told, changed = [], set()
+    for run in found:
+        before = {name: held[name][run.run_id] for name in records.NAMES if run.run_id in held[name]}
+        if records.RECORDS in before:
+            differs = any(before.get(name, line) != line for name, line in run.lines.items())
+            if run.record is None or (differs and not replace):
+                raise _differ(f"{folder / records.RECORDS}, {run.run_id}", run.place)
+        is_same = records.RECORDS in before and before[records.RECORDS] == run.lines[records.RECORDS]
+        after = {**before, **run.lines} if is_same else run.lines
+        told.append(f"{'kept' if after == before else 'replaced' if before else 'copied'} {run.run_id}")
+        for name in records.NAMES:
+            if before.get(name) != after.get(name):
+                changed.add(name)
+                held[name].pop(run.run_id, None)
+                held[name] |= {run.run_id: after[name]} if name in after else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in records.NAMES:
+        if name in changed:
+            files.write_whole(folder / name, records.join_lines(held[name]))
+    return told
+
+
+def distinct(runs: Iterable[Kept]) -> list[Kept]:
+    """What is kept of each run, copies taken together. Raises Refusal where two runs of one name differ."""
+    by_id: dict[str, Kept] = {}
+    for run in runs:
+        other = by_id.setdefault(run.run_id, run)
+        differs = any(other.lines.get(name, line) != line for name, line in run.lines.items())
+        if differs or (other.record is None) != (run.record is None):
+            raise _differ(other.place, run.place)
+        other.lines.update(run.lines)
+    return list(by_id.values())
+
+
+def _keep(run: RecordedRun) -> Kept:
+    """What is kept of a run, once its parts belong together."""
+    file, outcome = run.record, run.outcome
+    if file and file.record.status in schema.CUT_OFF:
+        print(f"left out {file.where}: {file.record.status}, so no result")
+        file = None
+    kept = {}
+    run_id = file.record.run_id if file else outcome.run_id if outcome else ""
+    if file and file.steps is not None and file.record.steps_sha256 is not None:
+        kept[records.STEPS] = records.line_of_steps(run_id, file.steps)
+    if outcome:
+        if outcome.status == "ok" and file is None:
+            raise Refusal(f"{run.place}: outcome ok, but no record is beside it; run it again")
+        kept[records.OUTCOMES] = records.line_of(run.contents[records.OUTCOMES])
+    if file:
+        kept[records.RECORDS] = records.line_of(run.contents[records.RECORDS])
+    return Kept(run_id, file.record if file else None, kept, run.place)
+
+
+def _differ(first: str, second: str) -> Refusal:
+    return Refusal(f"{first} and {second} differ; take another folder, or take away the one not wanted")
+
+
+# ---------------------------------------------------------------- one file
 
 
 class Manifest(BaseModel):
@@ -49,12 +156,12 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
     """Write what is kept of the runs below the folders into one zip file; return how many runs there are.
 
     Results of benchmarks that lie there go with them. Equal records make a file of equal bytes. Raises Refusal as
-    `collect.find` does, where two runs or results of one name differ, where the records are of several boxes, where
-    the file is there, unless it is to be replaced, and where `merge` would not give the same files back.
+    `find` does, where two runs or results of one name differ, where the records are of several boxes, and
+    where the file is there, unless it is to be replaced.
     """
     if file.exists() and not replace:
         raise Refusal(f"{file}: is there already; name another file, or delete it")
-    runs = collect.find(folders)
+    runs = find(folders)
     origin = _origin(runs, folders)
     results = _results(folders)
     content = dict(sorted((_files_of(runs) | results).items()))
@@ -71,7 +178,6 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
             entry = zipfile.ZipInfo(name, TIME)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, REGULAR_FILE
             archive.writestr(entry, member)
-    _check_merges(packed.getvalue(), content)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(file, packed.getvalue())
     print(f"packed {manifest.num_runs} runs on {manifest.box} into {file}")
@@ -79,65 +185,38 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> int:
 
 
 def merge(file: Path, folder: Path) -> int:
-    """Take a pack's runs into a folder of collected records as `collect.put` does; return how many runs there are.
+    """Take a pack's runs into a folder of collected records as `put` does; return how many runs there are.
 
     A benchmark's result there is replaced by a later one of its name.
     Raises Refusal, before the first write, for a file that is no pack, one that is larger than any, a version that does
     not fit, members that are not those of the manifest, records that are not whole, and a run that is there already and
     differs.
     """
-    manifest, told = _merge(file, folder)
-    for line in told:
-        print(line)
-    print(f"merged {manifest.num_runs} runs on {manifest.box} into {folder}")
-    return manifest.num_runs
-
-
-def _merge(file: Path, folder: Path) -> tuple[Manifest, list[str]]:
-    """Merge, and say what became of each run."""
     manifest, members = _read(file)
     with tempfile.TemporaryDirectory() as unpacked:
         for name, member in members.items():
             Path(unpacked, name).write_bytes(member)
         try:
-            runs = collect.find([Path(unpacked)])
+            runs = find([Path(unpacked)])
             results = _results([Path(unpacked)])
-            held = _files_of(runs)
-            for name in sorted(set(members) - set(results)):
-                if members[name] != held.get(name):
-                    raise Refusal(f"{file}: {name} is not of finished runs alone; pack the records again")
             for key, value in _origin(runs, [Path(unpacked)]).items():
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
                     raise Refusal(f"{file}: {says}, its records {value}; pack them again")
-            told = collect.put(runs, folder, replace=False)
-            for name in results:
-                files.write_whole(folder / name, members[name])
+            told = put(runs, folder, replace=False)
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
-    return manifest, told
+    for name in results:
+        files.write_whole(folder / name, members[name])
+    print("\n".join([*told, f"merged {manifest.num_runs} runs on {manifest.box} into {folder}"]))
+    return manifest.num_runs
 
 
-def _check_merges(packed: bytes, content: dict[str, bytes]) -> None:
-    """Raise Refusal unless a merge gives these files back: now it is noticed while the box is still there."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file, folder = Path(scratch, "packed.zip"), Path(scratch, "merged")
-        file.write_bytes(packed)
-        try:
-            _merge(file, folder)
-        except Refusal as refusal:
-            raise Refusal(f"these records would not merge elsewhere: {str(refusal).replace(scratch, '.')}") from None
-        merged = {path.name: path.read_bytes() for path in folder.iterdir()}
-        if merged != content:
-            name = min(name for name in merged | content if merged.get(name) != content.get(name))
-            raise Refusal(f"{name}: is not the same after a merge; take it away")
-
-
-def _files_of(runs: Sequence[collect.Kept]) -> dict[str, bytes]:
+def _files_of(runs: Sequence[Kept]) -> dict[str, bytes]:
     """What a folder holds into which these runs alone are collected, by name."""
-    found = collect.distinct(runs)
-    held = {name: {run.run_id: run.lines[name] for run in found if name in run.lines} for name in lines.NAMES}
-    return {name: lines.join(of_runs) for name, of_runs in held.items() if of_runs}
+    found = distinct(runs)
+    held = {name: {run.run_id: run.lines[name] for run in found if name in run.lines} for name in records.NAMES}
+    return {name: records.join_lines(of_runs) for name, of_runs in held.items() if of_runs}
 
 
 def _results(folders: Sequence[Path]) -> dict[str, bytes]:
@@ -149,14 +228,15 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
         if b"benchmark" not in text:
             continue
         content = files.load(path, "JSON")
-        if isinstance(content, dict) and "benchmark" in content:  # as `records.results.header` begins it
+        if isinstance(content, dict) and "benchmark" in content:  # as `machine.header` begins it
+            files.check_name(path.stem, f"{path}: a result's name")
             other, its_text = found.setdefault(path.name, (path, text))
             if its_text != text:
                 raise Refusal(f"{other} and {path} differ; pack them apart")
     return {name: text for name, (_, text) in found.items()}
 
 
-def _origin(runs: Sequence[collect.Kept], folders: Sequence[Path]) -> dict[str, Any]:
+def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
     """What a manifest says of where runs come from, by their records. Raises Refusal unless there is one box."""
     facts = [run.record for run in runs if run.record is not None]
     boxes = sorted({box for record in facts for box in records.boxes_of(record)})
@@ -180,11 +260,10 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(files.read_whole(file))) as archive:
             found = archive.infolist()
             num_bytes = sum(entry.file_size for entry in found)
-            if len(found) > MOST_MEMBERS or num_bytes > MOST_BYTES:
-                most = f"a pack has at most {MOST_MEMBERS:,} of {MOST_BYTES:,}"
-                raise Refusal(f"{file}: {len(found):,} members of {num_bytes:,} bytes together; {most}")
+            if num_bytes > MOST_BYTES:
+                raise Refusal(f"{file}: holds {num_bytes:,} bytes; a pack has at most {MOST_BYTES:,}")
             # Not more is read of a member than its entry says.
-            entries = [(entry.filename, archive.read(entry)) for entry in found]
+            members = {entry.filename: archive.read(entry) for entry in found}
     except Refusal:
         raise
     except FileNotFoundError:
@@ -192,12 +271,9 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     # Damage shows in many ways: a digest of zip's own, a broken stream, flags that say encryption or another method.
     except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         raise Refusal(f"{file}: cannot be read as a pack ({error}); take it from its box again") from None
-    members = dict(entries)
     for name in members:
-        if name not in (MANIFEST, *lines.NAMES):
+        if name not in (MANIFEST, *records.NAMES):
             files.check_name(name.removesuffix(".json"), f"{file}: member {name!r}: the name")
-    if len(members) != len(entries):
-        raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
     manifest = _manifest(file, members.pop(MANIFEST, b""))
     for name in sorted(set(members) ^ set(manifest.sha256)):
         state = "missing" if name in manifest.sha256 else "not in its manifest"

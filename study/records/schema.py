@@ -6,18 +6,28 @@ has one line per optimizer step; its digest is in the record. Collected runs hav
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 
 from study import files
-from study.errors import Refusal, describe
-from study.records import plausible
+from study.config import RunConfig
+from study.errors import Refusal, refusing
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
+READ = "read"  # pydantic's context, where facts come from a file
 DIGEST = "record_sha256"  # key of a record.json: of all its other facts; records from before 2026-11-23 lack it
 
 
@@ -32,7 +42,16 @@ Kind = TypeVar("Kind", bound=Facts)
 STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
 NUMBERS = {int, float, type(None)}
 
-Moment = Annotated[str, AfterValidator(plausible.moment)]
+
+def _moment(text: str) -> str:
+    if datetime.datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"started_at={text!r} has no zone, so that it cannot be held against another")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_moment)]  # as ISO 8601 writes it, with its zone
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0)]
 Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the name"))]
 
 
@@ -143,9 +162,9 @@ class Timing(Facts):
     num_steps: int
     num_warmup_steps: int
     probed_steps: list[int]
-    median_seconds: float | None
-    lower_quartile_seconds: float | None
-    upper_quartile_seconds: float | None
+    median_seconds: Amount | None
+    lower_quartile_seconds: Amount | None
+    upper_quartile_seconds: Amount | None
     data_wait_median_seconds: float | None  # of the host, for the next batch; a GPU computes meanwhile
     samples_per_second: float | None  # world total, at the median
     tokens_per_second: float | None  # world total, padding not counted
@@ -207,13 +226,92 @@ class Checksum(Facts):
     sha256: str
 
 
+Memory = Literal["device", "host", "cap"]  # the GPU's, the machine's, or what a process may have of that
+
+
 class Failure(Facts):
     step: int | None  # the last step begun; None: before the first
     error: str
+    memory: Memory | None = None  # None: not out of memory, or a record from before 2026-11-24
 
+
+# How an end was called before 2026-11-24, when there were more words for it.
+RENAMED = {
+    "build_failed": "crashed",
+    "offload_failed": "crashed",
+    "crashed_after_result": "crashed",
+    "output_failed": "killed",
+    "node_failed": "killed",
+    "preempted": "killed",
+}
+_Renamed = BeforeValidator(lambda status: RENAMED.get(status, status))
 
 # Ended from outside, which is no result; the same command goes on from the last checkpoint.
-CUT_OFF = frozenset({"interrupted", "killed", "timed_out", "stalled", "output_failed"})
+CUT_OFF = frozenset({"interrupted", "killed", "timed_out", "stalled"})
+RecordStatus = Literal["ok", "out_of_memory", "failed", "interrupted", "killed", "timed_out", "stalled"]
+
+
+# Of hardware and versions, which head pages: on one line, no HTML, no cell of a table, nothing that turns the text.
+_Shown = Annotated[str, Field(pattern=r"^[^<>|\p{C}\p{Zl}\p{Zp}]*$")]
+
+
+class _Gpu(BaseModel):
+    name: _Shown
+    memory_bytes: int = Field(ge=1)
+
+
+class _Machine(BaseModel):
+    """What tables read of a machine, whose other facts are free."""
+
+    cpu: _Shown | None = None
+    num_cores: Count | None = None
+    usable_cores: Amount | None = None
+    num_threads_per_process: Count | None = None
+    host_memory_bytes: Count | None = None
+    gpus: list[_Gpu] = Field(default_factory=list)
+    libraries: dict[str, _Shown | None] = Field(default_factory=dict)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    tf32: bool | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+class _Data(BaseModel):
+    """What tables read of the data."""
+
+    digest: str | None = None
+    num_train_examples: Count = 0
+    num_eval_examples: Count = 0
+
+
+def _holds(kind: type[BaseModel]) -> AfterValidator:
+    """Refuse, as a record is read, facts that are free but for those of a model."""
+
+    def check(facts: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.context == READ:
+            with refusing(info.field_name or ""):
+                kind.model_validate(facts, strict=True)
+        return facts
+
+    return AfterValidator(check)
+
+
+Machine = Annotated[dict[str, Any], _holds(_Machine)]
+
+_NEVER_NEW = ("workload", "size", "seed", "global_batch_size", "sequence_length")  # knobs of every record's config
+
+
+def _whole_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's configuration, with the default of each knob that it is from before. Raises ValueError."""
+    if lacking := next((name for name in _NEVER_NEW if name not in config), None):
+        raise ValueError(f"config.{lacking} is missing")
+    with refusing("config"):
+        known = RunConfig.model_validate_json(json.dumps(config), strict=True)
+    return known.model_dump(mode="json") | config
+
+
+_PER_RANK = ("model_state_bytes", "resting_state_bytes", "peak_memory", "energy_joules")
+_OF_RESULTS = ("proof", "final_loss", "steps_sha256", "initial_parameters", "final_parameters")
 
 
 class Record(Facts):
@@ -221,10 +319,10 @@ class Record(Facts):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: Name
-    status: Literal["ok", "out_of_memory", "failed", "interrupted", "killed", "timed_out", "stalled", "output_failed"]
+    status: Annotated[RecordStatus, _Renamed]
     failure: Failure | None = None
     started_at: Moment
-    wall_seconds: float
+    wall_seconds: Amount
     command: list[str]
     workload: str
     size: str
@@ -233,10 +331,10 @@ class Record(Facts):
     seed: int
     init: Literal["pretrained", "scratch", "weights"]
     weights_sha256: str | None = None  # of the file that a run with --weights starts from
-    config: Annotated[dict[str, Any], AfterValidator(plausible.whole_config)]
-    num_params: int | None = None
+    config: Annotated[dict[str, Any], AfterValidator(_whole_config)]
+    num_params: Count | None = None
     model_flops_per_sequence: int | None = None  # forward and backward, by torch.utils.flop_counter (measure/flops.py)
-    data: dict[str, Any] | None = None
+    data: Annotated[dict[str, Any], _holds(_Data)] | None = None
     proof: Proof | None = None
     model_state_bytes: list[ModelStateBytes] | None = None  # one per rank, as the optimizer is about to step
     resting_state_bytes: list[ModelStateBytes] | None = None  # one per rank, between two steps
@@ -244,14 +342,14 @@ class Record(Facts):
     collectives_per_step: list[Collective] | None = None
     initial_parameters: Checksum | None = None
     final_parameters: Checksum | None = None
-    steps_done: int = 0
+    steps_done: Count = 0
     final_loss: float | None = None
     energy_joules: list[float | None] | None = None  # per rank: of its whole GPU while all steps were trained
-    tokens: int | None = None  # trained on, padding not counted
-    samples: int | None = None
+    tokens: Count | None = None  # trained on, padding not counted
+    samples: Count | None = None
     evaluation: list[dict[str, float | None]] = Field(default_factory=list)  # null: beyond what a float holds
     timing: Timing | None = None
-    machine: dict[str, Any]
+    machine: Machine
     steps_sha256: str | None = None
     resumed_at: list[int] = Field(default_factory=list)  # steps after which another process took the run up again
     continues: Continued | None = None  # None: its first step is its own
@@ -262,27 +360,50 @@ class Record(Facts):
     launcher: list[str] | None = None  # the command of `accelerate launch`, as it was started
     load: Load | None = None  # None: the run was taken up by another process, or the record is from before 2026-11-21
     # Records from before 2026-11-22 lack what follows.
-    other_machines: list[dict[str, Any]] | None = None  # each as `machine`, by its rank; None: one, or it did not end
+    other_machines: list[Machine] | None = None  # each as `machine`, by its rank; None: one, or it did not end
     network: list[Network] | None = None  # of each machine; None: there is one, or too few steps
     # Records from before 2026-11-23 lack what follows.
     code: list[Code] | None = None  # of each process that trained a part, the first before `resumed_at`'s first step
 
+    @model_validator(mode="after")
+    def _is_one_run(self, info: ValidationInfo) -> Record:
+        """Refuse, as a record is read, parts that are not of one run: tables join them without a look."""
+        if info.context != READ:
+            return self
+        for name in _PER_RANK:
+            ranks = getattr(self, name)
+            if ranks is not None and len(ranks) != self.world_size:
+                raise ValueError(f"{name} is of {len(ranks)} ranks, world_size is {self.world_size}")
+        config = RunConfig.model_validate(self.config)
+        batches = config.batches(self.world_size)
+        known = {name: (getattr(self, name), getattr(config, name)) for name in ("workload", "size", "seed")}
+        if self.proof:
+            proven = (self.proof.micro_batch_size, self.proof.gradient_accumulation_steps)
+            known |= {"proof's batches": (proven, batches), "proof.precision": (self.proof.precision, config.precision)}
+            known["proof.world_size"] = self.proof.world_size, self.world_size
+        for name, (seen, value) in known.items():
+            if seen != value:
+                raise ValueError(f"{name}={seen!r}, its config has {value!r}")
+        if any(not {"step", "loss"} <= entry.keys() for entry in self.evaluation):
+            raise ValueError("evaluation: an entry without step and loss")
+        if self.status != "ok" and self.failure is None:
+            raise ValueError(f"status {self.status}, but failure is missing")
+        lacking = [name for name in _OF_RESULTS if getattr(self, name) is None]
+        lacking += [name for name in ("steps_done", "evaluation") if not getattr(self, name)]
+        if self.status == "ok" and lacking:
+            raise ValueError(f"status ok, but {lacking[0]} is missing: no run that ended well leaves that")
+        return self
+
 
 OutcomeStatus = Literal[
     "ok",
-    "out_of_memory",  # of the device
-    "killed",  # a rank or the launcher: by the kernel, for want of host memory, or by somebody
-    "build_failed",  # a DeepSpeed extension did not compile or load
-    "offload_failed",  # the disk that is swapped to, or its files
-    "output_failed",  # the run's folder was removed, or its disk takes nothing more
+    "out_of_memory",  # Outcome.memory says of which
+    "killed",  # from outside: a rank or the launcher by a signal; the run's folder, its disk or its machine was gone
     "stalled",  # a rank did not come to a collective within collective_timeout
     "timed_out",
-    "node_failed",  # a machine that it ran on, by Slurm
-    "preempted",  # another job took its place, by Slurm
     "misconfigured",  # refused by the program or the engine before a step was taken
     "failed",  # it ran and did not train: a loss that is NaN or infinite
-    "crashed",
-    "crashed_after_result",  # the record is whole, the exit status is not 0
+    "crashed",  # any other error, an extension's and an offload's too; a record beside it that is ok is whole
     "skipped",  # not started; the message says why
 ]
 
@@ -294,8 +415,9 @@ class Outcome(Facts):
     study: Name
     study_sha256: str | None = None  # of the study's file as it was then; None: from before outcomes had it
     run_id: Name
-    status: OutcomeStatus
+    status: Annotated[OutcomeStatus, _Renamed]
     message: str  # one line
+    memory: Memory | None = None  # that was out; None: none was, or an outcome from before 2026-11-24
     workload: str
     size: str
     strategy: Name
@@ -404,18 +526,11 @@ def parse(where: Path | str, content: Any, schema: type[Kind]) -> Kind:
         version = content.get("schema_version") if isinstance(content, dict) else None
         raise Refusal(f"{where}: schema_version {version}, this version reads {SCHEMA_VERSION}; run it again")
     facts = {key: value for key, value in content.items() if key != DIGEST or schema is not Record}
-    try:
-        plausible.check_numbers(facts)
-        read = schema.model_validate(facts, strict=True)
-        if isinstance(read, Record):
-            plausible.check(read)
+    with refusing(str(where)):
+        read = schema.model_validate(facts, strict=True, context=READ)
         if len(facts) < len(content) and content[DIGEST] != _digest(facts):
             raise ValueError(f"not what {DIGEST} in it names: changed since it was written; restore it, or delete it")
         return read
-    except ValidationError as error:
-        raise Refusal(describe(error, str(where))) from None
-    except ValueError as error:
-        raise Refusal(f"{where}: {error}") from None
 
 
 def check_tied(where: Path | str, content: bytes | None, key: str, record: Record, its_place: str) -> None:
@@ -446,7 +561,7 @@ def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
     """
     with files.reading(where, "steps"):
         lines = steps.decode().splitlines()
-        read = files.parse_json(f"[{','.join(lines)}]")
+        read: list[dict[str, float]] = files.parse_json(f"[{','.join(lines)}]")
         for number, line in enumerate(read, 1):
             if not isinstance(line, dict) or not line.keys() >= STEP_KEYS or line["step"] != number:
                 raise ValueError(f"line {number} is not step {number}, with {', '.join(sorted(STEP_KEYS))}")
@@ -454,5 +569,4 @@ def parse_steps(where: Path | str, steps: bytes) -> list[dict[str, float]]:
                 raise ValueError(f"line {number} has a value that is no number")
         if len(read) != len(lines):
             raise ValueError(f"{len(lines)} lines hold {len(read)} steps")
-        plausible.check_numbers(read)
     return read

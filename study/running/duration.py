@@ -88,19 +88,17 @@ class History:
     gpu: Gpu | None = None  # which, where theory knows it
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
-    _medians: dict[tuple, tuple[float, float, int]] = field(default_factory=dict)  # by what was asked
+    _medians: dict[tuple[Any, ...], tuple[float, float, int]] = field(default_factory=dict)  # by what was asked
 
     def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
         """Take in a run; one that is not ok, or not of this kind of device, tells nothing."""
-        if record.status != "ok" or (record.proof.device != "cpu") != self.on_gpu:
+        if record.status != "ok" or record.proof is None or (record.proof.device != "cpu") != self.on_gpu:
             return
         whole = record.wall_seconds + UNRECORDED_SECONDS
         if outcome and outcome.wall_seconds is not None and not record.resumed_at:  # else it is of the last process
             whole = outcome.wall_seconds
-        step = record.timing.median_seconds if record.timing else None
-        timed = step is not None
-        if not timed:
-            step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done
+        median = record.timing.median_seconds if record.timing else None
+        step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done if median is None else median
         tokens_per_step = record.config["global_batch_size"] * record.config["sequence_length"]
         past = _Past(
             workload=record.workload,
@@ -110,7 +108,7 @@ class History:
             share_device=record.config.get("share_device", False),
             fixed_seconds=max(0.0, whole - step * record.steps_done),
             seconds_per_token=step / tokens_per_step,
-            timed=timed,
+            timed=median is not None,
         )
         (self._of_reports if of_report else self._own).append(past)
         self._medians.clear()

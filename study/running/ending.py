@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from study.files import shown_text
+from study.processes import MESSAGE_LENGTH, Raised, raised_in
 from study.records import schema
-from study.records.schema import OutcomeStatus
+from study.records.schema import Memory, OutcomeStatus, RecordStatus
 
 # How train.py begins the one line that says why it refused, or why it failed.
 REFUSED = "zero-study: "
 FAILED = "zero-study failed: "
-MESSAGE_LENGTH = 300
 
 # How a sentence on a run's folder ends that is not there any more.
 REMOVED = "was removed while the run wrote there"
@@ -30,22 +31,14 @@ class OwnReport(NamedTuple):
     text: str = ""  # final loss, or type and message of the error
 
 
-class Raised(NamedTuple):
-    """One exception of a traceback."""
+class End(NamedTuple):
+    """How a run ended."""
 
-    text: str  # type and message
-    file: str  # in which it was raised; empty: not known
-
-    @property
-    def type(self) -> str:
-        return self.text.partition(":")[0].rpartition(".")[2]
+    status: OutcomeStatus
+    message: str  # for people: one line
+    memory: Memory | None = None  # that was out
 
 
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Refusal)(?::|$)")
-_RANK = re.compile(r"^(?:\[\w+\]:)+ ?")  # torch's [rank0]: and torchrun's [default0]: before a line
-_FRAME = re.compile(r'\s+File "([^"]+)", line \d+')
-# The launchers' own, which say only that a process ended.
-_OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
 # torchrun's report, and subprocess's in accelerate's launcher of one process.
 _ENDED_BY = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID|died with <Signals\.(SIG\w+)")
 _RANK_OF_REPORT = re.compile(r"\s*rank\s*: (\d+) \(local_rank: \d+\)")
@@ -61,6 +54,7 @@ _NO_ANSWER = re.compile(
 )
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_OF_DEVICE = re.compile(r"CUDA|HIP|CUBLAS|NCCL")
 # torch.utils.cpp_extension's, and those of deepspeed/ops/op_builder/builder.py.
 _BUILD_FAILED = re.compile(
     r"Error building extension|Unable to (?:JIT )?load (?:the )?\w+ op|Ninja is required to load|"
@@ -72,18 +66,12 @@ _OFFLOAD_FAILED = re.compile(r"nothing was swapped|\baio_|swap_(?:in|out)|(?:No 
 _OFFLOAD_FILES = "/deepspeed/runtime/swap_tensor/"
 _AIO = "/deepspeed/ops/csrc/aio/"
 _CONFIG_ERRORS = {"DeepSpeedConfigError", "ValidationError"}
-# Of a SIGKILL, by whether the kernel ended some process for want of host memory meanwhile.
-_BLAME = {
-    True: "and the kernel ended a process for want of host memory",
-    False: "though the kernel ended none for want of host memory",
-    None: "perhaps by the kernel for want of host memory",
-}
 # What the program itself has found behind an error.
 _FOUND: dict[str, OutcomeStatus] = {
     "Stalled": "stalled",
     "MachineLost": "killed",
-    "OutputFailed": "output_failed",
-    "OffloadFailed": "offload_failed",
+    "OutputFailed": "killed",
+    "OffloadFailed": "crashed",
 }
 # A rank's words for the end of another one, which is the cause.
 _CONSEQUENCES = {"PeerLost", "Interrupted"}
@@ -95,59 +83,72 @@ def classify(
     report: OwnReport | None,
     returncode: int,
     time_limit_seconds: float | None = None,
-    host_memory_was_short: bool | None = None,
+    kernel_ended: Memory | Literal["none"] | None = None,
     folder_says: str | None = None,
     swap_says: str | None = None,
     world_size: int = 1,
-) -> tuple[OutcomeStatus, str]:
-    """Type how a run ended: a word, and one line for people. `errors` are the lines of its stderr.
+) -> End:
+    """Type how a run ended. `errors` are the lines of its stderr.
 
-    `time_limit_seconds`: after which it was ended; None: it ended by itself. `host_memory_was_short`: whether the
-    kernel ended some process for want of memory meanwhile; None: it does not say. `folder_says`: what has become of the
-    run's folder, where that is nothing good; `swap_says`: what the one that is swapped to may lack.
+    `time_limit_seconds`: after which it was ended; None: it ended by itself. `kernel_ended`: for want of which memory
+    the kernel ended some process meanwhile; None: it does not say. `folder_says`: what has become of the run's folder,
+    where that is nothing good; `swap_says`: what the one that is swapped to may lack.
     """
     who, died = _signal(errors, returncode)
     ended = f"{who} was ended by {died}" if died else f"exit status {returncode}"
     at_limit = None if time_limit_seconds is None else f"ended at its time limit of {time_limit_seconds:g} s"
     if report and report.status == "ok":
         if at_limit or returncode:
-            return "crashed_after_result", f"{at_limit or ended}, after its record was written"
-        return "ok", report.text
+            return End("crashed", f"{at_limit or ended}, after its record was written")
+        return End("ok", report.text)
     if at_limit:
-        return "timed_out", at_limit
+        return End("timed_out", at_limit)
 
     raised = _causes(errors, report)
     if report is None and (alone := _alone(raised)):
-        return "misconfigured", alone
+        return End("misconfigured", alone)
     if report and report.status == "out_of_memory":
-        return "out_of_memory", raised[0].text
+        return End("out_of_memory", raised[0].text, memory_of(raised[0].text))
     if folder_says and folder_says.endswith(REMOVED) and died != "SIGKILL":  # and with it the one that was swapped to
-        return "output_failed", folder_says
+        return End("killed", folder_says)
     if report and raised[0].type in _FOUND:
-        return _FOUND[raised[0].type], raised[0].text.partition(": ")[2]
+        return End(_FOUND[raised[0].type], raised[0].text.partition(": ")[2])
     if missing := _missing(errors, world_size):
-        return "stalled", missing
+        return End("stalled", missing)
     for error in raised:
         if is_out_of_memory(error.text):
-            return "out_of_memory", error.text
+            return End("out_of_memory", error.text, memory_of(error.text))
     if died == "SIGKILL":
-        return "killed", f"{ended}, {_BLAME[host_memory_was_short]}"
+        return _by_sigkill(ended, kernel_ended)
     refused = _after(REFUSED, errors)
     if refused and (report is None or report.status == "interrupted"):  # which a rank is where only another one refuses
-        return "misconfigured", refused
-    if sign := _of_extensions(raised):
-        return sign
+        return End("misconfigured", refused)
+    for error in raised:
+        if _BUILD_FAILED.search(error.text):
+            return End("crashed", error.text)
+    for error in raised:
+        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
+            return End("crashed", error.text.removeprefix("Failed: "))
     if swap_says and died and any(_AIO in line for line in errors):
-        return "offload_failed", f"{swap_says}; {ended} in DeepSpeed's reading"
+        return End("crashed", f"{swap_says}; {ended} in DeepSpeed's reading")
     if report is None and folder_says:
-        return "output_failed", folder_says
+        return End("killed", folder_says)
     for error in raised:
         if _NO_ROOM.search(error.text):
-            return "output_failed", error.text
+            return End("killed", error.text)
     raised = [error for error in raised if not died or error.type not in _CONSEQUENCES]
     if not raised:
-        return "crashed", ended if died or returncode else "exit status 0 and no record"
+        return End("crashed", ended if died or returncode else "exit status 0 and no record")
     return _by_cause(raised[0], report is None or report.step is None, f"{ended}: " if died else "")
+
+
+def _by_sigkill(ended: str, kernel_ended: Memory | Literal["none"] | None) -> End:
+    if kernel_ended == "none":
+        return End("killed", f"{ended}, though the kernel ended none for want of memory")
+    if kernel_ended is None:
+        return End("killed", f"{ended}, perhaps by the kernel for want of memory")
+    whose = "the memory that its control group may have" if kernel_ended == "cap" else "host memory"
+    return End("out_of_memory", f"{ended}, and the kernel ended a process for want of {whose}", kernel_ended)
 
 
 def _causes(errors: Iterable[str], report: OwnReport | None) -> list[Raised]:
@@ -162,32 +163,21 @@ def _causes(errors: Iterable[str], report: OwnReport | None) -> list[Raised]:
     return raised
 
 
-def _of_extensions(raised: Sequence[Raised]) -> tuple[OutcomeStatus, str] | None:
-    """What became of DeepSpeed's extensions: of their build, or else of their offload to a disk."""
-    for error in raised:
-        if _BUILD_FAILED.search(error.text):
-            return "build_failed", error.text
-    for error in raised:
-        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
-            return "offload_failed", error.text.removeprefix("Failed: ")
-    return None
-
-
-def _by_cause(cause: Raised, before_the_first_step: bool, ended: str) -> tuple[OutcomeStatus, str]:
+def _by_cause(cause: Raised, before_the_first_step: bool, ended: str) -> End:
     """Type a run by the one thing that was raised. `ended`: what to say before it; empty: nothing."""
     if cause.type == "Failed":
-        return "failed", cause.text.partition(": ")[2]
+        return End("failed", cause.text.partition(": ")[2])
     in_engine = "/deepspeed/" in cause.file or "/accelerate/" in cause.file
     if before_the_first_step and (cause.type in _CONFIG_ERRORS or (in_engine and cause.type in _CHECKS)):
-        return "misconfigured", cause.text
-    return "crashed", f"{ended}{cause.text}"
+        return End("misconfigured", cause.text)
+    return End("crashed", f"{ended}{cause.text}")
 
 
-def of_record(status: OutcomeStatus, message: str) -> str:
+def of_record(end: End) -> RecordStatus:
     """The status of the record of a run that ended like this and is not ok."""
-    if status in schema.CUT_OFF or status == "out_of_memory":
-        return status
-    return "interrupted" if message.startswith("Interrupted: ") else "failed"
+    if end.status in ("out_of_memory", "killed", "stalled", "timed_out"):
+        return end.status
+    return "interrupted" if end.message.startswith("Interrupted: ") else "failed"
 
 
 def _alone(raised: Iterable[Raised]) -> str | None:
@@ -226,12 +216,20 @@ def is_out_of_memory(text: str) -> bool:
     return bool(_OUT_OF_MEMORY.search(text))
 
 
+def memory_of(text: str) -> Memory:
+    """Say of which memory an allocator's error is: a GPU's, the host's, or what a limit leaves a process of that."""
+    if _OF_DEVICE.search(text):
+        return "device"
+    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return "host" if all(limit == resource.RLIM_INFINITY for limit in limits) else "cap"
+
+
 def read_report(run_dir: Path) -> OwnReport | None:
     """Read what a run said of its end: its record or, where rank 0 could write none, the report of another rank."""
     path = run_dir / "record.json"
     if path.exists():
         written = schema.read(path)
-        if written.status == "ok":
+        if written.failure is None:
             return OwnReport("ok", text=f"final loss {written.final_loss:.4f}")
         return OwnReport(written.status, written.failure.step, written.failure.error)
     reports = [json.loads(report.read_text()) for report in run_dir.glob("failure-rank*.json")]
@@ -239,34 +237,6 @@ def read_report(run_dir: Path) -> OwnReport | None:
         return None
     first = min(reports, key=lambda report: report["at"])
     return OwnReport(first["status"], first["step"], first["error"])
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a log that are not empty, as a terminal shows them: of a progress bar, what was drawn last."""
-    return lines_of(path.read_bytes())
-
-
-def lines_of(log: bytes) -> list[str]:
-    """The same of what a log holds."""
-    lines = []
-    for line in log.decode(errors="replace").split("\n"):
-        drawn = [part for part in line.split("\r") if part.strip()]
-        lines += [drawn[-1].rstrip()] if drawn else []
-    return lines
-
-
-def raised_in(errors: Iterable[str]) -> list[Raised]:
-    """The exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
-    raised, file = [], ""
-    for line in errors:
-        line = _RANK.sub("", line)
-        if frame := _FRAME.match(line):
-            file = frame[1]
-        elif _EXCEPTION.match(line):
-            one = Raised(line[:MESSAGE_LENGTH], file)
-            raised += [one] if one.type not in _OF_LAUNCHERS else []
-            file = ""
-    return raised
 
 
 def _signal(errors: Iterable[str], returncode: int) -> tuple[str, str | None]:

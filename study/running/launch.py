@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,15 +19,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
+from study import processes
 from study.errors import Refusal
 from study.files import is_removed, refuses_more, shown_text
-from study.records import processors, schema
-from study.records.schema import Failure, OutcomeStatus
+from study.records import machine, schema
+from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
-from study.running import allowed, bound, ending, in_laboratory, main_machine, one_writer
+from study.running import allowed, ending, one_writer
+from study.running.ending import End
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -42,6 +46,9 @@ HEARTBEAT_SECONDS = 5.0
 STDERR_LINES = 30  # kept of a run that did not end well
 LEFT_OVER_SECONDS = 30
 
+ANSWER_SECONDS = 2.0  # of machine 0
+FIRST_WORD_SECONDS = 60.0  # for the ranks here, which know more of what has happened, to end by themselves
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -49,6 +56,7 @@ class Ending:
 
     status: OutcomeStatus
     message: str  # for people: one line
+    memory: Memory | None  # that was out
     record_path: Path | None
     started_at: str
     wall_seconds: float
@@ -87,19 +95,13 @@ def launch(
     """
     allowed.check_variables(os.environ)
     with one_writer.locked_run(run.own_folder) as token:
-        environment = _environment(run) | {one_writer.TOKEN: token}
-        with in_laboratory.others(run, _started, environment) as (here, on_this_machine):
-            return _launch(here, environment, on_this_machine, timeout_seconds, progress)
+        return _launch(run, _environment(run) | {one_writer.TOKEN: token}, timeout_seconds, progress)
 
 
 def _launch(
-    run: Run,
-    environment: dict[str, str],
-    on_this_machine: Callable[[list[str]], list[str]],
-    timeout_seconds: float | None,
-    progress: Callable[[str], None],
+    run: Run, environment: dict[str, str], timeout_seconds: float | None, progress: Callable[[str], None]
 ) -> Ending:
-    machine_0 = main_machine.MainMachine(run)
+    machine_0 = _MainMachine(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     kills_before = _out_of_memory_kills()
@@ -107,7 +109,7 @@ def _launch(
         stale.unlink()
     with open(run.own_folder / "stdout.log", "w") as stdout, open(run.own_folder / "stderr.log", "w+") as stderr:
         process = subprocess.Popen(
-            bound.command(on_this_machine(_started(run))),
+            processes.bound(_started(run)),
             stdout=stdout,
             stderr=stderr,
             env=environment,
@@ -124,41 +126,41 @@ def _launch(
             run.remove_scratch()
             shutil.rmtree(run.own_folder / TORCHRUN, ignore_errors=True)
         wall_seconds = time.monotonic() - started
-        errors = ending.lines_of(os.pread(stderr.fileno(), os.fstat(stderr.fileno()).st_size, 0))
+        errors = processes.lines_of(os.pread(stderr.fileno(), os.fstat(stderr.fileno()).st_size, 0))
         folder_says = _what_became_of(run.own_folder, stderr.fileno())
 
-    kills = _out_of_memory_kills()
-    short = None if kills is None or kills_before is None else kills > kills_before
     report = ending.read_report(run.own_folder)
     if run.machine_rank and report is None and process.returncode == 0:
         report = ending.OwnReport("ok", text="the record is on machine 0")
-    status, message = ending.classify(
-        errors, report, process.returncode, time_limit, short, folder_says, swap_says, run.world_size
+    kernel_ended = _short_memory(kills_before, _out_of_memory_kills())
+    end = ending.classify(
+        errors, report, process.returncode, time_limit, kernel_ended, folder_says, swap_says, run.world_size
     )
     if machine_0.says is not None:
-        status, message = "stalled", machine_0.says
-    message = shown_text(message)
-    if status == "misconfigured" and report is None:
+        end = End("stalled", machine_0.says)
+    end = end._replace(message=shown_text(end.message))
+    if end.status == "misconfigured" and report is None:
         _remove_logs(run)
     path = run.own_folder / "record.json"
     if report and path.exists():
-        _let_agree(path, status, message)
+        _let_agree(path, end)
     return Ending(
-        status=status,
-        message=message,
+        status=end.status,
+        message=end.message,
+        memory=end.memory,
         record_path=path if path.exists() else None,
         started_at=started_at,
         wall_seconds=wall_seconds,
         returncode=process.returncode,
         command=ending.shown_command(command(run)),
-        stderr_tail=[] if status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
+        stderr_tail=[] if end.status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
         at_time_limit=time_limit is not None,
     )
 
 
 def _remove_logs(run: Run) -> None:
-    for log in (run.own_folder / "stdout.log", run.own_folder / "stderr.log", *run.folder.glob("machine*.log")):
-        log.unlink(missing_ok=True)
+    for log in ("stdout.log", "stderr.log"):
+        (run.own_folder / log).unlink(missing_ok=True)
 
 
 def _what_became_of(folder: Path, log: int) -> str | None:
@@ -179,14 +181,15 @@ def _what_became_of_swap(run: Run) -> str | None:
     return f"{folder}: {refuses_more(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
 
 
-def _let_agree(path: Path, status: OutcomeStatus, message: str) -> None:
+def _let_agree(path: Path, end: End) -> None:
     """Let the record of a run that is not ok say how it ended, where its ranks could not know."""
     record = schema.read(path)
-    right = ending.of_record(status, message)
+    right = ending.of_record(end)
     if record.status in ("ok", right):
         return
     step = record.failure.step if record.failure else None
-    known = record.model_copy(update={"status": right, "failure": Failure(step=step, error=message)})
+    failure = Failure(step=step, error=end.message, memory=end.memory)
+    known = record.model_copy(update={"status": right, "failure": failure})
     with suppress(OSError):
         schema.write(path.parent, known)
 
@@ -196,17 +199,17 @@ def _environment(run: Run) -> dict[str, str]:
 
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
-    here = run.world_size if run.laboratory else run.num_local_ranks
-    threads = os.environ.get("OMP_NUM_THREADS") or str(processors.threads_of_each(here))
+    here = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
+    threads = os.environ.get("OMP_NUM_THREADS") or str(machine.threads_of_each(here))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
     return inherited | own  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
 
 
 def _wait(
-    process: subprocess.Popen,
+    process: subprocess.Popen[bytes],
     run: Run,
-    machine_0: main_machine.MainMachine,
+    machine_0: _MainMachine,
     timeout_seconds: float | None,
     progress: Callable[[str], None],
 ) -> float | None:
@@ -264,7 +267,7 @@ def _progress(run_dir: Path, seconds: float) -> str:
     return f"{seconds:.0f} s, step {last['step']}, loss {loss}"
 
 
-def _end_group(process: subprocess.Popen) -> None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End the run and everything it started: ask first, so that torchrun's ranks can record themselves, then insist.
 
     torchrun starts its ranks in sessions of their own, so they are not of the launcher's process group; asked to end,
@@ -283,10 +286,56 @@ def _end_group(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _out_of_memory_kills() -> int | None:
-    """How many processes the kernel has ended for want of memory since it started, None where it does not say."""
+def _out_of_memory_kills() -> dict[Memory, int]:
+    """How many processes the kernel has ended so far for want of memory; what it does not say is left out.
+
+    host: on the whole machine. cap: of those, in this process's control groups, which limit what it may have.
+    """
+    counts: dict[Memory, int] = {}
     with suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None
+        counts["host"] = _kills_in(Path("/proc/vmstat").read_text())
+    for folder in machine.control_groups("memory"):
+        for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
+            with suppress(OSError):
+                counts["cap"] = counts.get("cap", 0) + _kills_in((folder / name).read_text())
+    return counts
+
+
+def _kills_in(counters: str) -> int:
+    return sum(int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill "))
+
+
+def _short_memory(before: dict[Memory, int], after: dict[Memory, int]) -> Memory | Literal["none"] | None:
+    """For want of which memory the kernel has ended a process between two counts; None: it does not say."""
+    for memory in ("cap", "host"):
+        if after.get(memory, 0) > before.get(memory, 0):
+            return memory
+    return "none" if "host" in before else None
+
+
+# ---------------------------------------------------------------- of several machines
+
+
+class _MainMachine:
+    """Machine 0, as another machine of a run sees it, whose own launcher would wait for it for ever.
+
+    torchrun's agent ends when its ranks do. A rank that is stopped, or in a call that never returns, does not; and that
+    the other machines have given the run up, nobody tells its agent.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._address = (run.main_process_ip, run.main_process_port) if run.machine_rank else None
+        self._patience = run.config.collective_timeout + FIRST_WORD_SECONDS
+        self._seen: float | None = None
+        self.says: str | None = None  # why the run is ended; None: it is not
+
+    def has_gone(self) -> bool:
+        """Whether it was there, and has not answered since, for longer than ranks wait for one another."""
+        if self._address is None:
+            return False
+        with suppress(OSError), socket.create_connection(self._address, timeout=ANSWER_SECONDS):
+            self._seen = time.monotonic()
+        if self._seen is None or time.monotonic() - self._seen < self._patience:
+            return False
+        self.says = f"machine 0 has not answered for {self._patience:.0f} s, and a rank of this machine does not end"
+        return True

@@ -5,6 +5,7 @@ Only `checks.check` needs torch; where that is missing, a plan says what it coul
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -104,7 +105,7 @@ def select_one(
 def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     """Put so many processes at most on one machine, and the others of a run on further ones; None: as it stands.
 
-    A laboratory is on one machine, whatever it makes of it. Raises Refusal where machines would have different numbers.
+    Raises Refusal where machines would have different numbers.
     """
     if per_machine is None:
         return list(runs)
@@ -116,7 +117,7 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
                 f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, and every machine is to "
                 "have as many; pass a divisor, or leave it out with --only"
             )
-        spread.append(run if run.laboratory else replace(run, num_machines=max(run.num_machines, num_machines)))
+        spread.append(replace(run, num_machines=max(run.num_machines, num_machines)))
     return spread
 
 
@@ -167,14 +168,13 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
             except Refusal as damage:  # as every command that reads it says
                 print(f"{run.run_id} is not kept: {damage}")
                 return None
-            is_late = record.status == "ok" and outcome and outcome.status == "crashed_after_result"
-            return "crashed_after_result" if is_late else record.status
+            is_late = record.status == "ok" and outcome and outcome.status == "crashed"
+            return "crashed" if is_late else record.status
     if outcome is None or not _is_of(outcome, run):
         return None
-    if outcome.status in ("ok", "crashed_after_result", "skipped"):  # whose record is gone, or that never started
+    if outcome.status in ("ok", "skipped"):  # whose record is gone, or that never started
         return None
     if outcome.status == "timed_out":
-        # A job that never began has no time.
         return outcome.status if (outcome.wall_seconds or 0) >= timeout_seconds else None
     return None if retry and outcome.status != "out_of_memory" else outcome.status
 
@@ -255,12 +255,12 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 def lacking(study: Study, run: Run, here: Machine) -> str | None:
     """Say which GPUs, or how much memory, this machine lacks for a run."""
-    num_local = run.num_local_ranks if run.laboratory is None else run.world_size
-    if run.num_machines > 1 and run.laboratory is None and run.main_process_ip is None:
-        return f"is of {run.num_machines} machines: pass --on slurm, or start it on each of them (docs/machines.md)"
+    if run.laboratory and os.environ.get(LABORATORY) != run.laboratory:
+        return f"is of a laboratory's machines on a network of {run.laboratory} (docs/machines.md)"
+    if run.num_machines > 1 and run.main_process_ip is None:
+        return f"is of {run.num_machines} machines: start it on each of them (docs/machines.md), or by plan --slurm"
+    num_local = run.world_size if run.laboratory else run.num_local_ranks
     present = len(here.gpu_memory_bytes)
-    if run.laboratory and present:
-        return "a laboratory's machines have no GPUs of their own; hide this one's: CUDA_VISIBLE_DEVICES="
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):
         return f"needs {counted(num_gpus, 'GPU')}, found {present}"
@@ -305,7 +305,7 @@ def show(plan: Plan) -> str:
         if planned.to_run:
             what, why = "run", plan.in_words(planned)
         else:
-            what, why = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped)
+            what, why = ("keep", planned.kept) if planned.kept else ("skip", planned.skipped or "")
         lines.append(f"{number:{digits}}  {what:4}  {planned.run.run_id:{width}}  {why}")
     return "\n".join([heading(plan), "", *lines, "", summary(plan)])
 

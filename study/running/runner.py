@@ -18,10 +18,11 @@ from tabulate import tabulate
 from study.errors import Refusal
 from study.files import refuses_more, shown_text, write_json
 from study.records import schema
-from study.records.schema import Outcome, OutcomeStatus
+from study.records.schema import Outcome
 from study.run import Run
 from study.running import ending, launch, one_writer, plan
 from study.running.duration import duration
+from study.running.ending import End
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
 
@@ -73,10 +74,10 @@ def run(
             slot.interrupted = True
             print("interrupted", flush=True)
         missing = sum(not planned.kept for planned in made.runs[len(outcomes) :])
-        return conclude(made.runs, outcomes, missing)
+        return _conclude(made.runs, outcomes, missing)
 
 
-def conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
+def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
     """Print the table of those that have an outcome, how many have none, and return the exit status."""
     print(f"\n{table(runs, outcomes)}\n{LEGEND}")
     if num_missing:
@@ -103,7 +104,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
 
 
-def next_position(folder: Path) -> int:
+def _next_position(folder: Path) -> int:
     return 1 + max((outcome.position for outcome in _earlier_outcomes(folder)), default=0)
 
 
@@ -112,7 +113,7 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
 
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
-    position = next_position(made.folder)
+    position = _next_position(made.folder)
     exhausted = [planned.run for planned in made.runs if planned.kept == "out_of_memory"]
     for index, planned in enumerate(made.runs):
         run = planned.run
@@ -120,9 +121,9 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
         reason = planned.skipped or (plan.too_large_batch(run, exhausted) if planned.to_run else None)
         seconds = ""
         if planned.kept:
-            outcome = kept_outcome(made.study, planned, position)
+            outcome = _kept_outcome(made.study, planned, position)
         elif reason:
-            outcome = skipped_outcome(made.study, run, position, reason)
+            outcome = _skipped_outcome(made.study, run, position, reason)
         else:
             left = slot.left
             if not slot.first_is_due and made.estimate(planned).seconds > left:
@@ -130,12 +131,13 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
                 print(f"{head}: not started; it takes about {takes}, the slot has {duration(left)} left", flush=True)
                 return
             # The first has the whole slot, whatever this call has needed until here.
-            outcome = _launch(made, index, position, head, math.inf if slot.first_is_due else left)
-            if outcome is None:
+            launched = _launch(made, index, position, head, math.inf if slot.first_is_due else left)
+            if launched is None:
                 print(f"{head}: ended with the slot", flush=True)
                 return
+            outcome = launched
             slot.first_is_due = False
-            seconds = f" ({duration(outcome.wall_seconds)})"
+            seconds = f" ({duration(outcome.wall_seconds or 0.0)})"
             if outcome.status == "ok":
                 made.history.add(schema.read(run.folder), outcome)
             if outcome.status == "out_of_memory":
@@ -170,19 +172,18 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
 
     if reason := refuses_more(made.folder):  # not even for an empty log
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        message = shown_text(f"{run.folder}: {reason}")
-        return write_outcome(made.study, run, position, "output_failed", message, started_at=now, wall_seconds=0.0)
+        end = End("killed", shown_text(f"{run.folder}: {reason}"))
+        return _write_outcome(made.study, run, position, end, started_at=now, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(made.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
     if ended.at_time_limit and limit < made.timeout_seconds:
         return None  # a record that was written counts: the next call keeps it
-    return write_outcome(
+    return _write_outcome(
         made.study,
         run,
         position,
-        ended.status,
-        ended.message,
+        End(ended.status, ended.message, ended.memory),
         started_at=ended.started_at,
         wall_seconds=ended.wall_seconds,
         returncode=ended.returncode,
@@ -197,32 +198,32 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(stale) if stale.is_dir() else stale.unlink()  # of a model, and of a file
 
 
-def kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
+def _kept_outcome(study: Study, planned: Planned, position: int) -> Outcome:
     """Return what an earlier call wrote; write it where that was killed after the record and before."""
     run = planned.run
     outcome = plan.read_outcome(run.folder)
     if outcome and outcome.status == planned.kept:
         return outcome
     record = schema.read(run.folder)
-    status, message = ending.classify([], ending.read_report(run.folder), returncode=0)
+    end = ending.classify([], ending.read_report(run.folder), returncode=0)
+    end = end._replace(message=shown_text(end.message))
     unknown = study.model_copy(update={"sha256": None})  # it may have been begun under another text
-    return write_outcome(unknown, run, position, status, shown_text(message), started_at=record.started_at)
+    return _write_outcome(unknown, run, position, end, started_at=record.started_at)
 
 
-def skipped_outcome(study: Study, run: Run, position: int, reason: str) -> Outcome:
+def _skipped_outcome(study: Study, run: Run, position: int, reason: str) -> Outcome:
     outcome = plan.read_outcome(run.folder)
     if outcome and (outcome.status, outcome.message) == ("skipped", shown_text(reason)):
         return outcome
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return write_outcome(study, run, position, "skipped", shown_text(reason), started_at=now)
+    return _write_outcome(study, run, position, End("skipped", shown_text(reason)), started_at=now)
 
 
-def write_outcome(
+def _write_outcome(
     study: Study,
     run: Run,
     position: int,
-    status: OutcomeStatus,
-    message: str,
+    end: End,
     *,
     started_at: str,
     wall_seconds: float | None = None,
@@ -233,8 +234,9 @@ def write_outcome(
         study=study.name,
         study_sha256=study.sha256,
         run_id=run.run_id,
-        status=status,
-        message=message,
+        status=end.status,
+        message=end.message,
+        memory=end.memory,
         workload=run.config.workload,
         size=run.config.size,
         strategy=run.strategy.name,
@@ -264,17 +266,21 @@ def write_outcome(
 def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
     """One row per run that has an outcome; what has no result says so where others have their loss."""
     rows = [_row(planned.run, outcome) for planned, outcome in zip(runs, outcomes, strict=False)]
-    return tabulate(rows, headers=ROW, tablefmt="simple", disable_numparse=True)
+    text: str = tabulate(rows, headers=ROW, tablefmt="simple", disable_numparse=True)
+    return text
 
 
 def _row(run: Run, outcome: Outcome) -> list[str]:
     start = [run.config.workload, run.strategy.name, str(run.world_size)]
-    if outcome.status not in ("ok", "crashed_after_result"):
-        return [*start, outcome.status, "", "", "", outcome.message]
+    ended_badly = [*start, outcome.status, "", "", "", outcome.message]
+    if outcome.status not in ("ok", "crashed"):
+        return ended_badly
     try:
         record = schema.read(run.folder)
     except Refusal as refusal:  # removed since it ended, say
-        return [*start, outcome.status, "", "", "", str(refusal)]
+        return ended_badly if outcome.status == "crashed" else [*start, "ok", "", "", "", str(refusal)]
+    if record.status != "ok":
+        return ended_badly
     states = [rank.model_states for rank in record.model_state_bytes or []]
     collectives = [collective.moved_bytes for collective in record.collectives_per_step or []]
     seconds = record.timing.median_seconds if record.timing else None

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
 from study.errors import Refusal, describe
-from study.lab.machines import MOST_MACHINES
 from study.records.machine import bits_per_second
-from study.records.protocol import Protocol
 from study.run import Run
 from study.strategy import file
 from study.strategy.file import Strategy, read_by_name
@@ -35,6 +34,7 @@ _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annot
 # A launch alone takes about 7 s, so this many are most of a day before the first step; the longest shipped has 270.
 MOST_RUNS = 10_000
 MOST_PROCESSES = 1_000_000
+MOST_MACHINES = 64
 
 A_LIST = Field(min_length=1, strict=False)  # so that a list becomes a tuple
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LIST]
@@ -87,12 +87,12 @@ class Part(files.Written):
             file.find_strategy(name)  # a Refusal is a ValueError
         return self
 
-    def _cells(self) -> list[dict[str, int]]:
+    def _cells(self) -> list[dict[str, Any]]:
         if self.global_batch_sizes is None:
             return [{}]
         return [{"global_batch_size": batch} for batch in sorted(self.global_batch_sizes)]
 
-    def round(self, index: int) -> Iterator[tuple[str, int, dict[str, int]]]:
+    def round(self, index: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield (strategy, processes, batch) of one round, block by block of equal work.
 
         From block to block and from round to round the strategies start elsewhere, and every other round goes through
@@ -117,6 +117,64 @@ class Part(files.Written):
         """Runs if every strategy ran on every number of processes."""
         num_batches = len(self.global_batch_sizes or (None,))
         return self.num_rounds * len(self.strategies) * len(self.world_sizes) * num_batches
+
+
+# ---------------------------------------------------------------- what was fixed before the first run
+#
+# Each outcome holds the digest of the study's file, so a protocol that was changed after a run is seen.
+
+
+def _day(text: str) -> str:
+    """A day as ISO 8601 writes it."""
+    return datetime.date.fromisoformat(text).isoformat()
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Endpoint(files.Written):
+    """One number of a run on which strategies are compared, and how far two may be apart to count as the same."""
+
+    metric: Literal["loss", "accuracy", "perplexity"]  # held out
+    step: int = Field(ge=1)  # at which it is taken
+    margin: float = Field(gt=0)  # of loss and perplexity a share of the control's; of accuracy a share of the reviews
+    primary: bool = False  # the verdict rests on it
+    planned_sd: float = Field(gt=0)  # of one run's difference from its control, in the margin's unit; from the pilot
+
+
+class Target(files.Written):
+    """How many steps until the held-out loss is this low, as MLPerf's reference convergence points ask it?"""
+
+    loss: float = Field(gt=0)
+    every: int = Field(ge=1)  # steps between two looks
+
+
+class Protocol(files.Written):
+    """What was fixed about a study before its first run: arms, endpoints, margins, exclusions, sample size."""
+
+    fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
+    pilot: str = Field(min_length=1)  # what was run before, and is not in the result
+    # Labels of the parts that are the control again, from weights one unit in the last place away.
+    neighbours: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
+    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)]
+    target: Target
+    same_as: dict[str, Names]  # arm -> strategies that train what it trains to the bit, shown once with one seed
+    once: str = Field(min_length=1)  # the label of the part that shows it
+    significance: Share = 0.05  # of each one-sided test, and of that against the neighbours after Holm's correction
+    exclusions: Names  # in words: which runs are left out
+    # Of the body that every run starts from. None: each machine trains its own by the study's command, and makes all
+    # runs of a start, so that what is compared has one machine and one body.
+    weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+
+    @model_validator(mode="after")
+    def _check(self) -> Protocol:
+        if (primary := sum(endpoint.primary for endpoint in self.endpoints)) != 1:
+            raise ValueError(f"endpoints: {primary} are primary; mark one, on which the answer rests")
+        return self
+
+
+# ---------------------------------------------------------------- a study
 
 
 class Study(files.Written):

@@ -1,6 +1,6 @@
 """What does fine-tuning start from, where no published weights can be had? A body that the project trains itself.
 
-`zero-study body STUDY` trains the bodies that a study's runs start from (`--weights`): BERT's on masked words, GPT's on
+`zero-study run STUDY` first trains the bodies that its runs start from (`--weights`): BERT's on masked words, GPT's on
 next tokens, of the part of the same text that none of the runs draws. Labels are not used. One process, one seed: the
 same command gives the same weights on the same machine, and every record has their digest.
 """
@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from study import files
 from study.config import RunConfig
 from study.errors import Refusal
+from study.run import Run
 from study.workloads import sources
 
 SEED = 0
@@ -26,31 +29,33 @@ EPOCHS = {"bert-imdb": 2, "gpt-wikitext": 1}
 FACTS = "body.json"  # beside the weights: how they were made
 
 
-def train_all(configs: Sequence[RunConfig]) -> None:
-    """Train the bodies that these runs name and that are not there yet. Raises Refusal."""
-    named: dict[Path, list[RunConfig]] = {}
-    for config in configs:
-        if config.weights is not None:
-            named.setdefault(config.weights, []).append(config)
-    if not named:
-        raise Refusal("no run of this study starts from a body; there is nothing to train")
-    for folder, runs in named.items():
-        config = max(runs, key=lambda config: config.num_train_examples)
-        for other in runs:
-            if _settings(other) | {"num_train_examples": config.num_train_examples} != _settings(config):
-                raise Refusal(
-                    f"{folder}: runs of several models, splits or lengths name it; give each a folder of its own"
-                )
-        if (folder / sources.WEIGHTS).exists():
-            if (there := files.load(folder / FACTS, "JSON").get("settings")) != _settings(config):
-                raise Refusal(
-                    f"{folder}: holds a body of other settings, {there}; move it away, or name another folder"
-                )
-            print(f"{folder} is there: {sources.weights_sha256(folder)}")
-            continue
-        print(f"{folder}: training it ...", flush=True)
+def train_missing(runs: Sequence[Run], study: Sequence[Run]) -> None:
+    """Train the bodies that these runs of a study start from and that are not there, for runs that have no record yet.
+
+    `study`: all of its runs. Another process that needs the same body waits. Raises Refusal where a folder holds a body
+    of other settings.
+    """
+    for folder in dict.fromkeys(run.config.weights for run in runs if not (run.folder / "record.json").exists()):
+        if folder is not None:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder.with_name(f"{folder.name}.lock")):
+                _train_missing(folder, [run.config for run in study if run.config.weights == folder])
+
+
+def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
+    config = max(configs, key=lambda config: config.num_train_examples)
+    for other in configs:
+        if _settings(other) | {"num_train_examples": config.num_train_examples} != _settings(config):
+            raise Refusal(f"{folder}: runs of several models, splits or lengths name it; give each a folder of its own")
+    if not (folder / sources.WEIGHTS).exists():
+        print(f"{folder}: training the body that runs start from ...", flush=True)
         facts = train(config, folder)
         print(f"{folder}: {facts['num_steps']} steps, loss {facts['last_loss']:.3f}, {facts['sha256']}", flush=True)
+        return
+    facts = files.load(folder / FACTS, "JSON") if (folder / FACTS).exists() else {}  # of a model of the user's own
+    if facts.get("settings", _settings(config)) != _settings(config):
+        there = facts["settings"]
+        raise Refusal(f"{folder}: holds a body of other settings, {there}; move it away, or name another folder")
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -94,7 +99,8 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
         )
         trainer = Trainer(model, settings, train_dataset=examples, data_collator=collator)
         trainer.train()
-    body.cpu().save_pretrained(folder)
+    part = folder.with_name(f"{folder.name}.part")
+    body.cpu().save_pretrained(part)
     facts = {
         "settings": _settings(config),
         "text_sha256": sources.digest(examples),
@@ -107,7 +113,8 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
         "last_loss": next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry),
         "seconds": round(time.perf_counter() - began),
         "num_threads": torch.get_num_threads(),
-        "sha256": sources.weights_sha256(folder),
+        "sha256": sources.weights_sha256(part),
     }
-    files.write_json(folder / FACTS, facts)
+    files.write_json(part / FACTS, facts)
+    part.rename(folder)
     return facts

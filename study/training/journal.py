@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from study.files import missing_folders, remove_empty
 from study.records import machine, schema
 from study.run import Run
 from study.running import one_writer
-from study.running.ending import is_out_of_memory, shown_command
+from study.running.ending import is_out_of_memory, memory_of, shown_command
 from study.running.launch import command
 from study.training import faults, left
 from study.training.built import Built
@@ -292,7 +293,7 @@ class Journal:
         # Of those that waited in vain, this one has gathered who they are.
         others = [report for report in reports if (report["status"], own["status"]) != ("stalled", "stalled")]
         first = min([own, *others], key=lambda report: report["at"])
-        self.write(first["status"], failure=schema.Failure(step=first["step"], error=first["error"]))
+        self.write(first["status"], failure=_failure(first))
         self._reports.remove()
 
     def discard(self) -> None:
@@ -303,12 +304,18 @@ class Journal:
         remove_empty(self._created)
 
 
+def _failure(report: Mapping[str, Any]) -> schema.Failure:
+    """What a record says of the rank that failed first."""
+    memory = memory_of(report["error"]) if report["status"] == "out_of_memory" else None
+    return schema.Failure(step=report["step"], error=report["error"], memory=memory)
+
+
 def _status(error: BaseException) -> str:
     import torch
 
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return "interrupted"
-    for kind, status in ((Stalled, "stalled"), (OutputFailed, "output_failed"), (MachineLost, "killed")):
+    for kind, status in ((Stalled, "stalled"), (OutputFailed, "killed"), (MachineLost, "killed")):
         if isinstance(error, kind):
             return status
     return "out_of_memory" if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(str(error)) else "failed"

@@ -83,8 +83,8 @@ def check(config: RunConfig) -> None:
         raise Refusal(f"{name} ({config.size}) has no SDPA in transformers; use --attention eager")
     if config.weights is not None and not (config.weights / WEIGHTS).is_file():
         raise Refusal(
-            f"--weights {config.weights}: holds no {WEIGHTS}; name a run's model/, or make a study's bodies with "
-            "`zero-study body STUDY`"
+            f"--weights {config.weights}: holds no {WEIGHTS}; name a run's model/, or let "
+            "`zero-study run STUDY` train a study's"
         )
     if config.data == "files":
         _check_folder(config)

@@ -1,7 +1,7 @@
 """Is the study's loop as fast as Hugging Face's Trainer at the same work, everything that it measures included?
 
-    zero-study benchmark throughput [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
-    zero-study benchmark throughput --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
+    python tools/throughput.py [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
+    python tools/throughput.py --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
 
 Two ratios, each ours over Trainer's. `wall`: samples per second from the end of the warm-up to the end of the last
 step, on rank 0's clock, nothing left out: our probed step and our gathering of losses count. `step`: samples per second
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import signal
 import statistics
@@ -26,17 +27,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+import hf_trainer
+import pairs
+
 from study import files
-from study.benchmarks import hf_trainer, pairs
 from study.compare import table
 from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import find as records
 from study.records import schema
-from study.records.results import header
+from study.records.machine import header
 from study.records.schema import Record
-from study.run import Run
+from study.run import Run, as_words
 from study.running.runner import Slot
 from study.strategy.file import read_by_name
 
@@ -78,7 +82,6 @@ def measure(
     work: str,
     size: str | None,
     num_processes: int | None,
-    compile: bool,
     data_dir: Path | None,
     output: Path | None,
     slot: Slot,
@@ -90,7 +93,7 @@ def measure(
     `pair_seconds`: what a pair is expected to take, until one has been run.
     """
     flags = {**WORKS[work], **({"data": "files", "data_dir": data_dir} if data_dir else {})}
-    flags |= {name: value for name, value in (("size", size), ("compile", compile)) if value}
+    flags |= {"size": size} if size else {}
     pairs.share_cores(num_processes or 2)
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
     planned = {name: plan(name, flags, num_processes) for name in names}
@@ -254,7 +257,7 @@ def trainer(work: Run) -> dict[str, Any]:
     """One run of Trainer, started by torchrun. Raises RunFailed with the end of what it said."""
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         result, said = Path(folder) / "result.json", Path(folder) / "stderr.log"
-        program = ["-m", "study.benchmarks.hf_trainer", work.strategy.name, str(result)]
+        program = [hf_trainer.__file__, work.strategy.name, str(result)]
         environment = dict(os.environ)
         if work.strategy.name == "single":  # of several GPUs, Trainer would take all
             environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
@@ -276,3 +279,37 @@ def trainer(work: Run) -> dict[str, Any]:
             tail = "\n".join(said.read_text(errors="replace").splitlines()[-60:])
             raise RunFailed(f"{' '.join(command)}\nexit status {status}\n{tail}")
         return json.loads(result.read_text())
+
+
+@click.command()
+@click.option("--pairs", "num_pairs", type=click.IntRange(1), default=5, help="pairs of runs per strategy")
+@click.option("--strategies", default="ddp,zero2", metavar="NAMES", help="some, with commas between, or all")
+@click.option("--work", type=click.Choice(tuple(WORKS)), default="small", help="what is trained")
+@click.option("--size", help="size of the model [default: the work's; mini]")
+@click.option("--num-processes", type=click.IntRange(1), help="of all but single [default: the strategy's]")
+@click.option("--minutes", type=click.IntRange(1), help="begin no pair that is not expected to end in time")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="folder with imdb/ and tokenizers/")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, or to complete")
+def main(minutes: int | None, **options: Any) -> None:
+    """Compare the training loop with Hugging Face's Trainer at the same work, everything that it measures included.
+
+    Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
+    """
+    slot = Slot(math.inf if minutes is None else 60.0 * minutes)
+    try:
+        sys.exit(measure(**options, slot=slot, command=recorded(options)))
+    except Refusal as refusal:
+        sys.exit(f"tools/throughput.py: {refusal}")
+
+
+def recorded(options: dict[str, Any]) -> str:
+    """The command line as a result's file has it: without its output, its slot and this machine's folders."""
+    told = {name: value for name, value in options.items() if value is not None and name != "output"}
+    words = as_words({name.removeprefix("num_") if name == "num_pairs" else name: v for name, v in told.items()})
+    return " ".join(
+        ["python tools/throughput.py", *("DIR" if word == str(options["data_dir"]) else word for word in words)]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,9 @@
 """What is run on one GPU that is lent for minutes, in which order, and what is taken home?
 
+    python tools/one_gpu.py [--minutes 40] [--data-dir DIR]    # or: make gpu
+    python tools/one_gpu.py --plan                             # what is left, and how long it takes
+    python tools/one_gpu.py --small                            # all of it rehearsed on a CPU: tiny models, few steps
+
 A list, the most valuable first. What is finished is kept, and the next call goes on; nothing is started that is not
 expected to end in time; after each item all that is there goes into one pack.
 """
@@ -15,20 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import click
+import throughput
 from tabulate import tabulate
 
 from study import files
-from study.benchmarks import throughput
 from study.compare import acceptance
 from study.config import build_config
 from study.errors import Refusal
 from study.preflight import extensions, this_machine
 from study.records import pack
 from study.run import Run, make_run
-from study.running import one_writer, plan, runner, small, studies
+from study.running import one_writer, plan, runner, studies
 from study.running.duration import GPU_LAUNCH_SECONDS, History, duration
 from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
-from study.running.studies import Study
+from study.running.studies import Part, Study
 from study.strategy.file import read_by_name
 from study.theory import hardware
 from study.workloads import sources
@@ -80,7 +85,7 @@ class Runs:
 
     def chosen(self, place: Place) -> tuple[Study, list[Run]]:
         study = studies.find(self.study)
-        study = small.shrink(study) if place.is_small else study
+        study = shrink(study) if place.is_small else study
         runs = studies.runs(study, place.data_dir if study.text == "real" else None, self.folder(place))
         return study, [run for run in runs if re.search(self.ids, run.run_id)]
 
@@ -137,21 +142,13 @@ class AgainstTrainer:
 
     def run(self, place: Place, slot: Slot) -> int:
         asked, names = self._asked(place), ",".join(self.strategies)
-        words = ["--pairs", asked["num_pairs"], "--strategies", names, "--work", asked["work"]]
-        words += ["--size", asked["size"]] if asked["size"] else []
-        words += ["--num-processes", 1, *(["--data-dir", "DIR"] if place.data_dir and not place.is_small else [])]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
+        options = {"strategies": names, **asked, "num_processes": 1}
+        options["data_dir"] = None if place.is_small else place.data_dir
+        command = throughput.recorded({**options, "output": output})
         return throughput.measure(
-            names,
-            **asked,
-            num_processes=1,
-            compile=False,
-            data_dir=None if place.is_small else place.data_dir,
-            output=output,
-            slot=slot,
-            command=" ".join(["zero-study benchmark throughput", *map(str, words)]),
-            pair_seconds=self._pair_seconds(place),
+            **options, output=output, slot=slot, command=command, pair_seconds=self._pair_seconds(place)
         )
 
 
@@ -193,7 +190,7 @@ def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
     Raises Refusal where there is no GPU for it, where no text is, and where another call goes down the list there.
     """
     if not place.is_small and not this_machine.find().gpu_memory_bytes:
-        raise Refusal("no GPU is here; `zero-study gpu --small` rehearses the list on a CPU, --plan shows it")
+        raise Refusal("no GPU is here; --small rehearses the list on a CPU, --plan shows it")
     if not place.is_small and place.data_dir is None:  # known now, and not after a launch of each run
         sources.from_hub("the texts of the list", lambda: None, "pass --data-dir FOLDER")
     slot.first_is_due = False  # what does not end in time is not started, be it the first
@@ -258,3 +255,65 @@ def _on_usual_gpu(run: Run) -> float:
     """The seconds of a run on the GPU that is here, or on the usual one."""
     here = this_machine.find().gpu_name
     return History(True, (here and hardware.find(here)) or hardware.find_gpu(USUAL_GPU)).estimate(run).seconds
+
+
+# ---------------------------------------------------------------- rehearsed on a CPU
+
+# Steps enough for the warm-up, the probed step and two that are timed.
+AT_MOST = {"sequence_length": 16, "num_train_examples": 64, "num_eval_examples": 4, "max_steps": 8, "epochs": 1}
+BATCHES = (4, 8)
+LARGEST_WORLD = 2
+
+
+def shrink(study: Study) -> Study:
+    """Return a study with tiny models, few short steps, at most two processes and one seed, on the bundled sample."""
+    parts = tuple(_smaller(part) for part in study.parts)
+    return study.model_copy(update={"text": "bundled", "device": "any", "parts": parts})
+
+
+def _smaller(part: Part) -> Part:
+    flags: dict[str, Any] = {**part.flags, "size": "tiny", "init": "scratch"}
+    flags.setdefault("learning_rate", 1e-3)
+    flags |= {knob: min(flags.get(knob) or most, most) for knob, most in AT_MOST.items()}
+    batches = part.global_batch_sizes
+    if batches is None:
+        flags["global_batch_size"] = min(flags.get("global_batch_size") or BATCHES[-1], BATCHES[-1])
+    return part.model_copy(
+        update={
+            "flags": flags,
+            "global_batch_sizes": batches and BATCHES[: len(batches)],
+            "world_sizes": tuple(sorted({min(size, LARGEST_WORLD) for size in part.world_sizes})),
+            "seeds": part.seeds[:1],
+            "repeats": 1,
+            # Parts that differ in nothing but the size of the model.
+            "label": part.label or part.flags.get("size", "").replace(".", "_"),
+        }
+    )
+
+
+# ---------------------------------------------------------------- the command
+
+
+@click.command()
+@click.option("--minutes", type=click.IntRange(1), default=40, help="start nothing that is expected to end later")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="folder with imdb/, wikitext-2/ and tokenizers/")
+@click.option("--runs-dir", type=click.Path(path_type=Path), default="runs", help="for run directories and the pack")
+@click.option("--plan", "only_plan", is_flag=True, help="only list what is left, and how long it takes")
+@click.option("--small", is_flag=True, help="rehearse the list on a CPU, in RUNS_DIR/small")
+def main(minutes: int, data_dir: Path | None, runs_dir: Path, only_plan: bool, small: bool) -> None:
+    """Go down the list, the most valuable first, as far as the minutes reach; then pack it.
+
+    Exit status: as that of `zero-study run`.
+    """
+    slot = Slot(60.0 * minutes)
+    place = Place(runs_dir / "small" if small else runs_dir, data_dir, small)
+    try:
+        print(show(ITEMS, place), flush=True)
+        sys.exit(ALL_OK if only_plan else run(ITEMS, place, slot))
+    except Refusal as refusal:
+        print(f"tools/one_gpu.py: {refusal}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

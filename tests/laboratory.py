@@ -1,4 +1,6 @@
-"""How does one machine become several, whose network has a rate?
+"""Several machines on one: network namespaces, joined by a network of a chosen rate. Linux, root.
+
+    python tests/laboratory.py --machines 3 --rate 200mbit 'echo $MACHINE_RANK of $NUM_MACHINES, $MAIN_PROCESS_IP'
 
 Each is a network namespace with one interface, eth0, and a view of the disk in which some folders are its own. All hang
 on one bridge, in a namespace too, so that nothing of it is seen outside, or leaves this machine. Processors and memory
@@ -14,13 +16,16 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import click
 import psutil
 
 from study.errors import Refusal
@@ -185,3 +190,60 @@ def _run(words: list[str]) -> str:
     if done.returncode:
         raise Refusal(f"{' '.join(words)}: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")
     return done.stdout
+
+
+def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]:
+    """Run a line of shell on every machine at once; return their exit statuses. `say` gets each line they print.
+
+    In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP stand for what a launcher asks.
+    """
+    started = [
+        lab.start(
+            machine,
+            ["sh", "-c", line],
+            env={**os.environ, **lab.variables(machine)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for machine in range(lab.num_machines)
+    ]
+    readers = [
+        threading.Thread(target=_pass_on, args=(process.stdout, f"machine {machine}: ", say), daemon=True)
+        for machine, process in enumerate(started)
+    ]
+    for reader in readers:
+        reader.start()
+    statuses = [process.wait() for process in started]
+    for reader in readers:
+        reader.join()
+    return statuses
+
+
+def _pass_on(lines: IO[str], start: str, say: Callable[[str], None]) -> None:
+    for line in lines:
+        say(start + line.rstrip("\n").rpartition("\r")[2])
+
+
+@click.command()
+@click.argument("line", metavar="COMMAND")
+@click.option("--machines", default=2)
+@click.option("--rate", default=UNLIMITED, help="of each interface, each way, as 200mbit")
+@click.option("--own", type=click.Path(path_type=Path), multiple=True, default=["runs"])
+def main(line: str, machines: int, rate: str, own: Sequence[Path]) -> None:
+    """Run one line of shell on several machines that this one is divided into; exit 0 where every machine's is 0."""
+    try:
+        with Lab(machines, rate, own) as lab:
+            statuses = run_everywhere(lab, line, lambda said: print(said, flush=True))
+    except Refusal as refusal:
+        sys.exit(f"tests/laboratory.py: {refusal}")
+    for machine, status in enumerate(statuses):
+        if status:
+            print(f"machine {machine} ended with status {status}")
+    sys.exit(int(any(statuses)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """How fast is the same work under Hugging Face's Trainer, which one would otherwise use?
 
-    torchrun --standalone --nproc-per-node 2 -m study.benchmarks.hf_trainer STRATEGY RESULT.json [run's flags]
+    torchrun --standalone --nproc-per-node 2 tools/hf_trainer.py STRATEGY RESULT.json [run's flags]
 
 `single` is started by python alone, because torchrun makes a distributed run of one process.
 

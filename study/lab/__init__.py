@@ -1,1 +1,0 @@
-"""Several machines on one: network namespaces, joined by a network of a chosen rate. Linux, root."""

@@ -1,0 +1,207 @@
+"""The answers of processes that this one starts, or one line that says why there is none.
+
+What is started lives no longer than this process, however that ends: Linux's kernel sees to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from study import files
+from study.errors import Refusal, RunFailed
+
+ANSWER = "ZERO_STUDY_ANSWER"  # in a rank's environment: the file for what it has to say
+MESSAGE_LENGTH = 300
+
+# Takes the place of this interpreter by a program; quick, because it comes before every launch. 1: PR_SET_PDEATHSIG.
+_BOUND = (
+    "import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, ctypes.c_ulong(9)); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+def bound(command: Sequence[str]) -> list[str]:
+    """The command that starts a program bound to this process; its first word is the program's path."""
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process as soon as its parent ends. Linux only; elsewhere it does nothing.
+
+    A parent that has ended already goes unnoticed: whoever calls this looks for it afterwards.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))
+
+
+# ---------------------------------------------------------------- ranks
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What became of one process."""
+
+    returncode: int  # negative: the number of the signal that ended it
+    errors: list[str]  # the lines of its stderr
+    answer: Any  # the JSON that it wrote; None: it wrote none
+
+    @property
+    def has_answered(self) -> bool:
+        return self.returncode == 0 and self.answer is not None
+
+
+def answer(content: Any) -> None:
+    """Leave, in a rank, what it has to say to the process that started it."""
+    files.write_json(Path(os.environ[ANSWER]), content)
+
+
+def run(
+    program: Sequence[str],
+    num_ranks: int = 1,
+    *,
+    timeout_seconds: float,
+    environment: Mapping[str, str] = os.environ,
+    folder: Path | None = None,
+) -> list[Rank]:
+    """Run a program of Python, as so many ranks of one world, until all have ended; return what became of each.
+
+    `program`: what follows `python`: `-m MODULE ...`, `-c CODE ...` or a file. `folder`: in which they are started.
+    Several ranks, and one whose `environment` has a WORLD_SIZE, are told of each other as torchrun tells it. Raises
+    RunFailed after the time limit, when all are killed, with whatever they have started.
+    """
+    with tempfile.TemporaryDirectory(prefix="zero-study-") as scratch, ExitStack() as logs:
+        answers = [Path(scratch) / f"{rank}.json" for rank in range(num_ranks)]
+        errors = [logs.enter_context(open(path.with_suffix(".log"), "w+b")) for path in answers]
+        world = _world(num_ranks) if num_ranks > 1 or "WORLD_SIZE" in environment else {}
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank, log in enumerate(errors):
+                own = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if world else {}
+                started.append(
+                    subprocess.Popen(
+                        bound([sys.executable, *program]),
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        env={**environment, **own, ANSWER: str(answers[rank])},
+                        cwd=folder,
+                    )
+                )
+            _wait(started, timeout_seconds)
+        finally:
+            for process in started:
+                end(process)
+        return [
+            Rank(
+                process.returncode,
+                lines_of(path.with_suffix(".log").read_bytes()),
+                files.load(path, "a rank's answer") if path.exists() else None,
+            )
+            for process, path in zip(started, answers, strict=True)
+        ]
+
+
+def ask(program: Sequence[str], what: str, **how: Any) -> list[Any]:
+    """The answers of a program's ranks, which `run` starts as `how` says. `what` begins the line of an error.
+
+    Raises Refusal where a rank refused, and RunFailed where one left no answer: with what was raised first.
+    """
+    try:
+        ranks = run(program, **how)
+    except RunFailed as late:
+        raise RunFailed(f"{what}: {late}") from None
+    if not all(rank.has_answered for rank in ranks):
+        raised = [error for rank in ranks for error in raised_in(rank.errors)]
+        for error in raised:  # a refusal may have been raised from another error
+            if error.type == Refusal.__name__:
+                raise Refusal(error.text.partition(": ")[2])
+        status = next((rank.returncode for rank in ranks if rank.returncode), 0)
+        raise RunFailed(f"{what}: {raised[0].text if raised else f'ended with status {status}'}")
+    return [rank.answer for rank in ranks]
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and all that it has started, and wait for it."""
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.kill()
+    process.wait()
+
+
+def _world(num_ranks: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sizes = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    return {**sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _wait(started: Iterable[subprocess.Popen[bytes]], timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    for process in started:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"not done after {timeout_seconds:g} s") from None
+
+
+# ---------------------------------------------------------------- what a process said as it failed
+
+
+class Raised(NamedTuple):
+    """One exception of a traceback."""
+
+    text: str  # type and message
+    file: str  # in which it was raised; empty: not known
+
+    @property
+    def type(self) -> str:
+        return self.text.partition(":")[0].rpartition(".")[2]
+
+
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Refusal)(?::|$)")
+_RANK = re.compile(r"^(?:\[\w+\]:)+ ?")  # torch's [rank0]: and torchrun's [default0]: before a line
+_FRAME = re.compile(r'\s+File "([^"]+)", line \d+')
+# The launchers' own, which say only that a process ended.
+_OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "SignalException"}
+
+
+def raised_in(errors: Iterable[str]) -> list[Raised]:
+    """The exceptions whose tracebacks are in a log, in its order, without the launchers' own."""
+    raised, file = [], ""
+    for line in errors:
+        line = _RANK.sub("", line)
+        if frame := _FRAME.match(line):
+            file = frame[1]
+        elif _EXCEPTION.match(line):
+            one = Raised(line[:MESSAGE_LENGTH], file)
+            raised += [one] if one.type not in _OF_LAUNCHERS else []
+            file = ""
+    return raised
+
+
+def lines_of(log: bytes) -> list[str]:
+    """The lines of a log that are not empty, as a terminal shows them: of a progress bar, what was drawn last."""
+    lines = []
+    for line in log.decode(errors="replace").split("\n"):
+        drawn = [part for part in line.split("\r") if part.strip()]
+        lines += [drawn[-1].rstrip()] if drawn else []
+    return lines
