@@ -119,8 +119,8 @@ def set_aside(folder: Path, taken: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint; of a link the link alone. Raises OSError."""
-    folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+    """Delete a checkpoint, or a file in its place; of a link the link alone. Raises OSError."""
+    shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
 
 
 def choose(run: Run, accelerator: Accelerator) -> Checkpoint | None:
