@@ -246,6 +246,7 @@ def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path, linked):
     if linked:  # to another disk
         (run.folder / linked).rename(tmp_path / "elsewhere")
         (run.folder / linked).symlink_to(tmp_path / "elsewhere")
+    manifest.folder_of(run.checkpoints_folder, 7).touch()
     checks.check_folder(run)
     assert chosen(run) is None
     assert not list(run.checkpoints_folder.iterdir())

@@ -303,3 +303,5 @@ def test_no_hardware_is_called_so(run_dir, facts):
 def test_a_control_that_did_not_run_is_refused(run_dir, view):
     with pytest.raises(Refusal, match=r"--control zero22: no run of it here; the strategies are zero2$"):
         cli.run(["compare", "runs", "--view", view, "--control", "zero22"])
+    with pytest.raises(Refusal, match=r"--control zero2: --view parity compares with no strategy of your choice"):
+        cli.run(["compare", "runs", "--view", "parity", "--control", "zero2"])
