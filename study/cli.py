@@ -552,6 +552,8 @@ def _verdict(study: str, records: tuple[Path, ...]) -> None:
 @click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
 def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
     """Compare runs with the control, with intervals and verdicts, as Markdown."""
+    if control != "ddp" and view not in WITH_CONTROL:
+        raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
     module, table = VIEWS[view].split(".")
     make = getattr(importlib.import_module(f"study.compare.{module}"), table)
     print(make(records, control) if view in WITH_CONTROL else make(records))

@@ -39,7 +39,7 @@ from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import check_as_launched, requested_run
-from study.training.screen import LibraryWarnings, tell_launcher
+from study.training.screen import LibraryWarnings, tell_launcher, tidy_launcher
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -75,6 +75,8 @@ def main() -> None:
     with suppress(OSError):  # a full disk
         if cause is not None:
             tell_launcher(cause)
+        else:
+            tidy_launcher()
         sys.stdout.flush()
         sys.stderr.flush()
     # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
