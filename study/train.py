@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from study.compare import brief
 from study.config import build_config, parse_flags
+from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
-from study.preflight import checks, extensions
 from study.records import imports
 from study.run import Run
-from study.running import bound, one_writer
+from study.running import bound, checks, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import meeting

@@ -23,9 +23,9 @@ from accelerate import Accelerator
 from study import files
 from study.config import build_config
 from study.errors import OutputFailed, Refusal
-from study.preflight import checks
 from study.records import machine, schema
 from study.run import Run, make_run
+from study.running import checks
 from study.strategy.file import read_by_name
 from study.training import manifest
 from study.training.checkpoints import Checkpoints

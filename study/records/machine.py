@@ -15,8 +15,9 @@ from typing import Any
 
 import psutil
 
+from study.engines import this_machine
 from study.files import shown_text
-from study.records import imports, processors
+from study.records import imports
 from study.records.schema import Code
 
 # What a laboratory tells all that runs on its machines: the rate of their network.
@@ -60,9 +61,9 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "num_cores": psutil.cpu_count(logical=False),
-        "usable_cores": processors.usable_cores(),
-        "allowed_processors": processors.allowed(),
-        "processor_quota": processors.quota(),
+        "usable_cores": this_machine.usable_cores(),
+        "allowed_processors": this_machine.allowed_processors(),
+        "processor_quota": this_machine.quota(),
         "num_threads_per_process": torch.get_num_threads(),
         "host_memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
