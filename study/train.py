@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 from study import processes
 from study.compare import brief
 from study.config import build_config, parse_flags
+from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
-from study.preflight import checks, extensions
 from study.records import imports
 from study.run import Run
-from study.running import one_writer
+from study.running import checks, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import meeting
@@ -40,7 +40,7 @@ from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import check_as_launched, requested_run
-from study.training.screen import LibraryWarnings, tell_launcher
+from study.training.screen import LibraryWarnings, tell_launcher, tidy_launcher
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -76,6 +76,8 @@ def main() -> None:
     with suppress(OSError):  # a full disk
         if cause is not None:
             tell_launcher(cause)
+        else:
+            tidy_launcher()
         sys.stdout.flush()
         sys.stderr.flush()
     # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now

@@ -23,9 +23,9 @@ from accelerate import Accelerator
 from study import files
 from study.config import build_config
 from study.errors import OutputFailed, Refusal
-from study.preflight import checks
 from study.records import machine, schema
 from study.run import Run, make_run
+from study.running import checks
 from study.strategy.file import read_by_name
 from study.training import manifest
 from study.training.checkpoints import Checkpoints
@@ -130,6 +130,12 @@ def link_a_folder(folder: Path) -> None:
     (folder / "engine/more").symlink_to(folder.parent)
 
 
+def link_a_file_to_itself(folder: Path) -> None:
+    """As a disk that fails: it is there and cannot be read."""
+    (folder / "engine/model").unlink()
+    (folder / "engine/model").symlink_to("model")
+
+
 def name_a_file_outside(folder: Path) -> None:
     outside = folder.parent / "outside"
     outside.write_bytes(b"")
@@ -149,6 +155,7 @@ def name_a_file_outside(folder: Path) -> None:
         (another_schema, "not of this version"),
         (add_a_file, "damaged, engine/random_states_0.pkl is not one of the files that were written"),
         (link_a_folder, "damaged, engine/more is not one of the files that were written"),
+        (link_a_file_to_itself, "engine/model: cannot be read as what was written"),
         (name_a_file_outside, "damaged, ../outside is not the file that was written"),
         (say_another_step, "its manifest.json is of step 3"),
     ],
@@ -239,6 +246,7 @@ def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path, linked):
     if linked:  # to another disk
         (run.folder / linked).rename(tmp_path / "elsewhere")
         (run.folder / linked).symlink_to(tmp_path / "elsewhere")
+    manifest.folder_of(run.checkpoints_folder, 7).touch()
     checks.check_folder(run)
     assert chosen(run) is None
     assert not list(run.checkpoints_folder.iterdir())

@@ -12,11 +12,12 @@ from launching import ROOT, attempt
 from test_strategy import Ancestor
 
 from study.config import build_config
+from study.engines import allowed
 from study.errors import Failed, Refusal
 from study.records import find as records
 from study.records import machine, schema
 from study.records.schema import Proof
-from study.running import allowed, launch
+from study.running import launch
 from study.strategy.file import CONFIGS, read_strategy
 from study.training import proof, request
 

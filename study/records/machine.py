@@ -10,13 +10,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from study.engines import this_machine
 from study.files import shown_text
 from study.records import imports
 from study.records.schema import Code
@@ -51,10 +51,6 @@ _PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")
 _LONGEST_VALUE = 200
 _STUDY = Path(__file__).resolve().parents[1]
 
-GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUPS = Path("/proc/self/cgroup")
-_CORE_OF = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
-
 # What two machines must share for results of both to stand in one file.
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
 
@@ -66,9 +62,9 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "num_cores": psutil.cpu_count(logical=False),
-        "usable_cores": usable_cores(),
-        "allowed_processors": allowed_processors(),
-        "processor_quota": processor_quota(),
+        "usable_cores": this_machine.usable_cores(),
+        "allowed_processors": this_machine.allowed_processors(),
+        "processor_quota": this_machine.quota(),
         "num_threads_per_process": torch.get_num_threads(),
         "host_memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
@@ -182,59 +178,6 @@ def git_state() -> dict[str, Any]:
     if commit is None or changed is None:
         return {"git_commit": None, "git_dirty": None}
     return {"git_commit": commit, "git_dirty": bool(changed)}
-
-
-# ---------------------------------------------------------------- its processors
-
-
-def allowed_processors() -> list[int]:
-    """The numbers of the logical processors on which this process may run, cpusets counted in."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def processor_quota() -> float | None:
-    """The processors' worth of time that control groups leave this process; None: they limit none."""
-    shares = []
-    for folder in control_groups("cpu"):
-        for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-            with suppress(OSError, ValueError):  # not there, or "max"
-                time, period = (float(word) for name in names for word in (folder / name).read_text().split())
-                shares += [time / period] if time > 0 else []
-    return min(shares, default=None)
-
-
-def usable_cores() -> float | None:
-    """The physical cores on which this process may run, or what a quota leaves of them; None: not known."""
-    cores: int | None = psutil.cpu_count(logical=False)
-    numbers, limit = allowed_processors(), processor_quota()
-    if cores is None:
-        return None
-    if len(numbers) < (os.cpu_count() or 1):  # two of one core are one
-        cores = min(cores, len({_core_of(number) for number in numbers}))
-    return cores if limit is None else min(cores, limit)
-
-
-def threads_of_each(num_processes: int) -> int:
-    """Threads of each process, so that all of them share the cores that this one may use."""
-    return max(1, int((usable_cores() or 1) // num_processes))
-
-
-def control_groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control groups that have a controller, of version 1 or 2, and of those above."""
-    with suppress(OSError):
-        for line in OWN_GROUPS.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and controller not in controllers.split(","):
-                continue
-            root = GROUPS / controller if controllers else GROUPS
-            own = root / path.lstrip("/")
-            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
-
-
-def _core_of(number: int) -> str:
-    with suppress(OSError):
-        return Path(_CORE_OF.format(number)).read_text()
-    return str(number)
 
 
 # ---------------------------------------------------------------- a file of results

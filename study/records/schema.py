@@ -260,6 +260,15 @@ class _Gpu(BaseModel):
     memory_bytes: int = Field(ge=1)
 
 
+class _Library(BaseModel):
+    sha256: str
+    changed: list[str]
+
+
+class _Imports(BaseModel):
+    libraries: dict[str, _Library] = Field(default_factory=dict)
+
+
 class _Machine(BaseModel):
     """What tables read of a machine, whose other facts are free."""
 
@@ -271,6 +280,7 @@ class _Machine(BaseModel):
     gpus: list[_Gpu] = Field(default_factory=list)
     libraries: dict[str, _Shown | None] = Field(default_factory=dict)
     environment: dict[str, Any] = Field(default_factory=dict)
+    imports: _Imports = Field(default_factory=_Imports)
     tf32: bool | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None

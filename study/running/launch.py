@@ -24,12 +24,13 @@ from typing import Literal
 import psutil
 
 from study import processes
+from study.engines import allowed, this_machine
 from study.errors import Refusal
 from study.files import is_removed, refuses_more, shown_text
-from study.records import machine, schema
+from study.records import schema
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
-from study.running import allowed, ending, one_writer
+from study.running import ending, one_writer
 from study.running.ending import End
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -200,7 +201,7 @@ def _environment(run: Run) -> dict[str, str]:
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
     here = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
-    threads = os.environ.get("OMP_NUM_THREADS") or str(machine.threads_of_each(here))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(here))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
     return inherited | own  # PYTHONSAFEPATH: no module of the current folder stands before Python's own
@@ -294,7 +295,7 @@ def _out_of_memory_kills() -> dict[Memory, int]:
     counts: dict[Memory, int] = {}
     with suppress(OSError):
         counts["host"] = _kills_in(Path("/proc/vmstat").read_text())
-    for folder in machine.control_groups("memory"):
+    for folder in this_machine.control_groups("memory"):
         for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
             with suppress(OSError):
                 counts["cap"] = counts.get("cap", 0) + _kills_in((folder / name).read_text())

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig
+from study.engines import allowed
 from study.errors import Refusal
 from study.run import Run, make_run
-from study.running import allowed
 from study.strategy.file import Strategy, read_strategy
 
 # What the launcher hands to ranks of a file's sections: by which variable.

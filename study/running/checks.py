@@ -8,9 +8,9 @@ import math
 import os
 
 from study import files
+from study.engines import extensions, known_bad
 from study.errors import Refusal
 from study.files import refuses_more
-from study.preflight import extensions, known_bad
 from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
 from study.workloads import sources
