@@ -43,7 +43,7 @@ from study import __main__, cli, config, files  # noqa: E402
 from study.claims import ledger, verdicts  # noqa: E402
 from study.errors import Refusal, RunFailed  # noqa: E402
 from study.records import find as records  # noqa: E402
-from study.records import lines, pack  # noqa: E402
+from study.records import pack  # noqa: E402
 from study.run import Run  # noqa: E402
 from study.running import launch, plan, studies  # noqa: E402
 from study.strategy import file, shipped  # noqa: E402
@@ -327,7 +327,6 @@ COMMANDS = {
     "plan": ["smoke", "--only", "tiny-single"],
     "run": ["smoke", "--only", "tiny-single"],
     "compare": ["good"],
-    "collect": ["good", "collected"],
     "pack": ["good", "box.zip"],
     "merge": ["good.zip", "merged"],
     "advise": ["--gpu", "l4"],
@@ -415,7 +414,7 @@ def _broken_runs(draw: random.Random) -> None:
     if path.suffix == ".jsonl":
         with contextlib.suppress(TypeError, RecursionError):  # of the case itself
             path.write_bytes(_broken_lines(path.read_text(), draw))
-        if path.name == lines.STEPS and draw.randrange(2):  # as if the run had written it
+        if path.name == records.STEPS and draw.randrange(2):  # as if the run had written it
             _set_digest(path)
     elif not draw.randrange(12):
         path.unlink()
@@ -436,28 +435,28 @@ def _set_digest(steps: Path) -> None:
     if path.exists():
         path.write_text(json.dumps({**json.loads(path.read_text()), "steps_sha256": files.sha256(steps)}))
         return
-    path = steps.with_name(lines.RECORDS)
+    path = steps.with_name(records.RECORDS)
     with contextlib.suppress(Refusal):  # where a line has no run's id
-        held = lines.read(path)
-        for run_id, line in lines.read(steps).items():
+        held = records.read_lines(path)
+        for run_id, line in records.read_lines(steps).items():
             if run_id in held:
-                digest = hashlib.sha256(lines.steps_in(run_id, line)).hexdigest()
-                held[run_id] = lines.line_of({**json.loads(held[run_id]), "steps_sha256": digest})
-        path.write_bytes(lines.join(held))
+                digest = hashlib.sha256(records.steps_in(run_id, line)).hexdigest()
+                held[run_id] = records.line_of({**json.loads(held[run_id]), "steps_sha256": digest})
+        path.write_bytes(records.join_lines(held))
 
 
 def record_files(draw: random.Random) -> None:
     """Records, steps and outcomes: what is taken means what was written, and every table and copy can be made of it."""
     _broken_runs(draw)
     for run in refused(lambda: list(records.find_runs([Path("runs")]))) or ():
-        held = {lines.RECORDS: run.record and run.record.record, lines.OUTCOMES: run.outcome}
+        held = {records.RECORDS: run.record and run.record.record, records.OUTCOMES: run.outcome}
         for name, content in run.contents.items():
             if content.get("strategy_file"):  # what it holds decides the name
                 content = {**content, "strategy": shipped.name_of(content["strategy"], content["strategy_file"])}
             means(held[name].model_dump(), content)
     what = draw.randrange(6)
     if what == 0:
-        ask("collect", "runs", "out")
+        ask("pack", "runs", "out")
     elif what == 1:
         if ask("pack", "runs", "box.zip").status == 0 and ask("merge", "box.zip", "out").status:
             raise Broken("packed, and not merged")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import launching
 import pytest
 import torch
 
-from study import cli
 from study.config import build_config
 from study.engines import this_machine
 from study.errors import Refusal
+from study.run import make_run
 from study.running import studies
+from study.strategy.file import read_by_name
 from study.training import body, weights
 from study.training.measure import load
 from study.workloads import WORKLOADS, sources
@@ -88,13 +90,11 @@ def test_a_body_of_another_size_is_refused(trained):
 
 
 def test_what_is_asked_for_is_there(tmp_path):
-    with pytest.raises(Refusal, match=r"holds no model.safetensors; .*zero-study body STUDY"):
+    with pytest.raises(Refusal, match=r"holds no model.safetensors; .*zero-study run STUDY"):
         sources.check(config(IMDB, weights=tmp_path))
     with pytest.raises(Refusal, match="are two starts; give one of them"):
         config(IMDB, weights=tmp_path, init="scratch")
     assert config(IMDB, weights=tmp_path).effective_init == "weights"
-    with pytest.raises(Refusal, match="no run of this study starts from a body"):
-        cli.run(["body", "smoke"])
     with pytest.raises(Refusal, match="leaves nothing of bert-imdb's text"):
         body.train(config(IMDB, num_train_examples=1600), tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -105,11 +105,21 @@ def test_bodies_of_a_study_are_trained_once(tmp_path, monkeypatch, capsys):
     flags = f"{{weights: {tmp_path / 'b'}, num_train_examples: 1500}}"
     path.write_text(f"question: why\nparts: [{{strategies: [ddp, zero2], flags: {flags}}}]\n")
     monkeypatch.setitem(body.EPOCHS, IMDB, 1)
-    cli.run(["body", str(path)])
-    assert "last loss" not in capsys.readouterr().err
-    cli.run(["body", str(path)])
-    assert f"{tmp_path / 'b'} is there: " in capsys.readouterr().out
-    assert len({run.config.weights for run in studies.runs(studies.find(str(path)))}) == 1
+    runs = studies.runs(studies.find(str(path)), folder=tmp_path / "runs")
+    body.train_missing(runs[:1], runs)
+    captured = capsys.readouterr()
+    assert "training the body that runs start from" in captured.out
+    assert "last loss" not in captured.err
+    before = (tmp_path / "b" / sources.WEIGHTS).stat().st_mtime_ns
+    body.train_missing(runs, runs)
+    assert (tmp_path / "b" / sources.WEIGHTS).stat().st_mtime_ns == before
+    shutil.rmtree(tmp_path / "b")
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        (run.folder / "record.json").touch()
+    body.train_missing(runs, runs)
+    assert not (tmp_path / "b").exists()  # nobody needs it
+    assert len({run.config.weights for run in runs}) == 1
 
 
 def test_a_copy_of_a_review_that_is_drawn_is_not_read(monkeypatch):
@@ -127,12 +137,19 @@ def test_a_folder_holds_one_body(tmp_path, monkeypatch):
     monkeypatch.setitem(body.EPOCHS, IMDB, 1)
     folder = tmp_path / "b"
     first = config(IMDB, weights=folder)
-    body.train_all([first])
-    body.train_all([first, first.model_copy(update={"seed": 3, "num_train_examples": 1400})])
-    with pytest.raises(Refusal, match="holds a body of other settings"):
-        body.train_all([first.model_copy(update={"split_seed": 1})])
+    one = [make_run(first, read_by_name("ddp"), 2)]
+    body.train_missing(one, one)
+
+    def with_another(**changes):
+        runs = [*one, make_run(first.model_copy(update=changes), read_by_name("ddp"), 2)]
+        body.train_missing(runs[1:], runs)
+
+    with_another(seed=3, num_train_examples=1400)
     with pytest.raises(Refusal, match="runs of several models, splits or lengths name it"):
-        body.train_all([first, first.model_copy(update={"sequence_length": 32})])
+        with_another(sequence_length=32)
+    other = [make_run(first.model_copy(update={"split_seed": 1}), read_by_name("ddp"), 2)]
+    with pytest.raises(Refusal, match="holds a body of other settings"):
+        body.train_missing(other, other)
 
 
 # ---------------------------------------------------------------- neighbours

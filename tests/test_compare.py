@@ -15,8 +15,8 @@ import synthetic
 from study import files
 from study.compare import losses, markdown, model_states, parity, peaks, text
 from study.errors import Refusal
-from study.records import collect, schema
 from study.records import find as records
+from study.records import pack, schema
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 
@@ -267,7 +267,7 @@ def held(folder: Path, name: str) -> dict[str, dict]:
 def test_collect_puts_the_runs_into_few_files(folder, tmp_path, capsys):
     target = tmp_path / "reports" / "records"
     sources = {path.parent.name: path for path in folder.glob("*/record.json")}
-    assert collect.collect(folder, target) == len(sources)
+    assert pack.collect([folder], target) == len(sources)
     assert {path.name for path in target.iterdir()} == {"records.jsonl", "steps.jsonl"}
     assert held(target, "records.jsonl") == {name: json.loads(path.read_text()) for name, path in sources.items()}
     for file in records.find([target]):
@@ -275,7 +275,7 @@ def test_collect_puts_the_runs_into_few_files(folder, tmp_path, capsys):
         assert records.steps_of(file) == schema.read_steps(sources[file.record.run_id])
     assert "copied auto-ddp\n" in capsys.readouterr().out
     before = {path: path.read_bytes() for path in target.iterdir()}
-    assert collect.collect(folder, target) == len(sources)
+    assert pack.collect([folder], target) == len(sources)
     assert {path: path.read_bytes() for path in target.iterdir()} == before
     assert set(capsys.readouterr().out.splitlines()) == {f"kept {name}" for name in sources}
 
@@ -284,12 +284,12 @@ def test_a_run_that_is_made_again_replaces_its_lines_alone(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
     for seed in range(3):
         path = synthetic.write_run(runs, seed=seed, study="s")
-    collect.collect(runs, target)
+    pack.collect([runs], target)
     before = {path.name: path.read_bytes().splitlines() for path in target.iterdir()}
     shutil.rmtree(runs)
     synthetic.write_run(runs, seed=2, study="s", seconds=2.0)
     capsys.readouterr()
-    assert collect.collect(runs, target) == 1
+    assert pack.collect([runs], target) == 1
     assert capsys.readouterr().out == f"replaced {path.parent.name}\n"
     assert before.keys() == {"records.jsonl", "steps.jsonl", "outcomes.jsonl"}
     for name, lines in before.items():
@@ -299,14 +299,14 @@ def test_a_run_that_is_made_again_replaces_its_lines_alone(tmp_path, capsys):
     shutil.rmtree(runs)
     failed = synthetic.write_run(runs, seed=2, status="failed")  # before its first step, and nobody saw it
     change(failed, steps_sha256=None, steps_done=0, final_loss=None)
-    collect.collect(runs, target)
+    pack.collect([runs], target)
     assert [len(held(target, name)) for name in ("records.jsonl", "steps.jsonl", "outcomes.jsonl")] == [3, 2, 2]
 
 
 def test_the_order_is_that_in_which_files_of_these_names_are_listed(tmp_path):
     for repeat in (0, 1):
         synthetic.write_run(tmp_path / "runs", repeat=repeat)
-    collect.collect(tmp_path / "runs", tmp_path / "records")
+    pack.collect([tmp_path / "runs"], tmp_path / "records")
     run_ids = list(held(tmp_path / "records", "records.jsonl"))
     assert run_ids == [file.record.run_id for file in records.find([tmp_path / "records"])]
     assert run_ids == [path.stem for path in sorted(Path(f"{run_id}.json") for run_id in run_ids)]
@@ -317,7 +317,7 @@ def test_collect_refuses_two_runs_of_one_name_and_copies_none(folder, tmp_path):
     shutil.copytree(folder / "auto-ddp", folder / "zzz")
     change(folder / "zzz" / "record.json", wall_seconds=1.0)
     with pytest.raises(Refusal, match="differ"):
-        collect.collect(folder, tmp_path / "collected")
+        pack.collect([folder], tmp_path / "collected")
     assert not (tmp_path / "collected").exists()
 
 
@@ -327,7 +327,7 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
     steps.write_text(steps.read_text().replace("\n", "\n ", 1).removesuffix("\n"))
     change(folder / "auto-ddp" / "record.json", steps_sha256=files.sha256(steps))
     with pytest.raises(Refusal, match=r"auto-ddp: its steps\.jsonl is not as a run writes it"):
-        collect.collect(folder, tmp_path / "collected")
+        pack.collect([folder], tmp_path / "collected")
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "steps.jsonl"])
@@ -345,16 +345,16 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
 )
 def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoil, match):
     target = tmp_path / "collected"
-    collect.collect(folder, target)
+    pack.collect([folder], target)
     (target / name).write_text(spoil((target / name).read_text()))
-    for read in (lambda: parity.table([target]), lambda: collect.collect(folder, target)):
+    for read in (lambda: parity.table([target]), lambda: pack.collect([folder], target)):
         with pytest.raises(Refusal, match=rf"collected/{name}: {match}"):
             read()
 
 
 def test_a_collected_line_that_is_cut_is_refused(folder, tmp_path):
     target = tmp_path / "collected"
-    collect.collect(folder, target)
+    pack.collect([folder], target)
     (target / "records.jsonl").write_text((target / "records.jsonl").read_text().replace("}\n", "\n", 1))
     with pytest.raises(Refusal, match=r"collected/records\.jsonl, auto-ddp: cannot be read as a record"):
         model_states.table([target])
@@ -364,7 +364,7 @@ def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
     done = synthetic.write_run(runs, seed=1, study="s")
     skipped = synthetic.write_outcome(runs, "skipped", seed=2)
-    assert collect.collect(runs, target) == 2
+    assert pack.collect([runs], target) == 2
     expected = {path.parent.name: json.loads(path.with_name("outcome.json").read_text()) for path in (done, skipped)}
     assert held(target, "outcomes.jsonl") == expected
     assert held(target, "records.jsonl").keys() == held(target, "steps.jsonl").keys() == {done.parent.name}
@@ -374,12 +374,12 @@ def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
 def test_collect_replaces_the_outcome_of_a_run_that_has_a_result_now(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
     run_id = synthetic.write_outcome(runs, "skipped").parent.name
-    collect.collect(runs, target)
+    pack.collect([runs], target)
     synthetic.write_outcome(runs, "killed")  # tried, and still no record
-    collect.collect(runs, target)
+    pack.collect([runs], target)
     assert held(target, "outcomes.jsonl")[run_id]["status"] == "killed"
     synthetic.write_run(runs, study="s")
-    collect.collect(runs, target)
+    pack.collect([runs], target)
     assert held(target, "outcomes.jsonl")[run_id]["status"] == "ok"
     assert capsys.readouterr().out.count(f"replaced {run_id}") == 2
 
@@ -388,12 +388,12 @@ def test_collect_never_gives_up_a_record_for_an_outcome(tmp_path):
     target = tmp_path / "records"
     synthetic.write_run(tmp_path / "here")
     synthetic.write_outcome(tmp_path / "there", "skipped")
-    collect.collect(tmp_path / "here", target)
+    pack.collect([tmp_path / "here"], target)
     before = {path: path.read_bytes() for path in target.iterdir()}
     with pytest.raises(Refusal, match=r"records/records\.jsonl, gpt-.* and .*there/.*outcome\.json differ"):
-        collect.collect(tmp_path / "there", target)
+        pack.collect([tmp_path / "there"], target)
     with pytest.raises(Refusal, match=r"here/.*record\.json and .*there/.*outcome\.json differ"):
-        collect.collect(tmp_path, tmp_path / "other")
+        pack.collect([tmp_path], tmp_path / "other")
     assert {path: path.read_bytes() for path in target.iterdir()} == before
 
 
@@ -401,10 +401,10 @@ def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
     path = synthetic.write_run(runs, status="interrupted")
     with pytest.raises(Refusal, match="no finished run below"):
-        collect.collect(runs, target)
+        pack.collect([runs], target)
     assert f"left out {path}: interrupted" in capsys.readouterr().out
     synthetic.write_outcome(runs, "timed_out")  # what the runner saw of it is a fact
-    assert collect.collect(runs, target) == 1
+    assert pack.collect([runs], target) == 1
     assert [path.name for path in target.iterdir()] == ["outcomes.jsonl"]
 
 
@@ -414,16 +414,16 @@ def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     with pytest.raises(
         Refusal, match=r"outcome\.json: run_id 'another', the record beside it is 'gpt-wikitext-tiny-zero2"
     ):
-        collect.collect(tmp_path, tmp_path / "records")
+        pack.collect([tmp_path], tmp_path / "records")
     path.with_name("record.json").unlink()
     with pytest.raises(Refusal, match=r"outcome\.json: outcome ok, but no record is beside it"):
-        collect.collect(tmp_path, tmp_path / "records")
+        pack.collect([tmp_path], tmp_path / "records")
     change(path, position="first")
     with pytest.raises(Refusal, match=r"outcome\.json: position='first'"):
-        collect.collect(tmp_path, tmp_path / "records")
+        pack.collect([tmp_path], tmp_path / "records")
     change(path, schema_version=0)
     with pytest.raises(Refusal, match=r"outcome\.json: schema_version 0"):
-        collect.collect(tmp_path, tmp_path / "records")
+        pack.collect([tmp_path], tmp_path / "records")
     assert not (tmp_path / "records").exists()
 
 
@@ -432,7 +432,7 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
     """Also where it replaces runs: until then what does not belong together is refused."""
     runs, target = tmp_path / "runs", tmp_path / "records"
     synthetic.write_run(runs, study="s")
-    collect.collect(runs, target)
+    pack.collect([runs], target)
     shutil.rmtree(runs)
     synthetic.write_run(runs, study="s", seconds=2.0)
     replace, left = os.replace, [num_written]
@@ -445,13 +445,13 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, "replace", fail_after_some)
     with pytest.raises(OSError, match="No space left"):
-        collect.collect(runs, target)
+        pack.collect([runs], target)
     monkeypatch.undo()
     if num_written:
         with pytest.raises(Refusal, match=r"steps\.jsonl, .*: not what steps_sha256"):  # the record is written last
             records.steps_of(records.find([target])[0])
-    collect.collect(runs, target)
-    collect.collect(runs, tmp_path / "whole")
+    pack.collect([runs], target)
+    pack.collect([runs], tmp_path / "whole")
     assert [(target / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "whole").iterdir()] == [
         True
     ] * 3
@@ -460,7 +460,7 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
 @pytest.mark.launches
 def test_nothing_here_imports_torch():
     program = (
-        "import sys; from study.compare import model_states, parity; from study.records import collect; "
+        "import sys; from study.compare import model_states, parity; from study.records import pack; "
         "print(sorted({'torch', 'accelerate', 'deepspeed', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import warnings
 from pathlib import Path
 
 import pytest
 
-from study import files
+from study import files, processes
 from study.running import ending
 from study.running.ending import OwnReport, classify
 from study.training.screen import LibraryWarnings, tidy_launcher
@@ -57,7 +58,7 @@ def ended(status: str, message: str, told: OwnReport | None = None, stderr: str 
 
 CASES = {
     "ok": ended("ok", "final loss 0.5000", told=OwnReport("ok", text="final loss 0.5000"), returncode=0),
-    "abort after the record": ended("crashed_after_result", "rank 1 was ended by SIGABRT, after its record was written",
+    "abort after the record": ended("crashed", "rank 1 was ended by SIGABRT, after its record was written",
         told=OwnReport("ok", text="final loss 0.5000"),
         stderr=RANK_ABORTED),
     "out of memory, recorded": ended("out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
@@ -92,13 +93,13 @@ CASES = {
         stderr=traceback("AssertionError", "deepspeed/runtime/zero/stage3.py")),
     "an assertion of the study's before the first step": ended("crashed", "AssertionError:",
         told=failed("AssertionError: ", None), stderr=traceback("AssertionError", "study/training/weights.py")),
-    "an extension that does not compile": ended("build_failed", "RuntimeError: Error building extension 'cpu_adam'",
+    "an extension that does not compile": ended("crashed", "RuntimeError: Error building extension 'cpu_adam'",
         stderr=traceback("subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.")
         + "\n\nThe above exception was the direct cause of the following exception:\n\n"
         + traceback("RuntimeError: Error building extension 'cpu_adam'", "torch/utils/cpp_extension.py")),
-    "no ninja": ended("build_failed", "RuntimeError: Unable to JIT load the async_io op",
+    "no ninja": ended("crashed", "RuntimeError: Unable to JIT load the async_io op",
         told=failed("RuntimeError: Unable to JIT load the async_io op due to ninja not being installed.", None)),
-    "another CUDA than torch's": ended("build_failed", "CUDAMismatchException: >- DeepSpeed Op Builder",
+    "another CUDA than torch's": ended("crashed", "CUDAMismatchException: >- DeepSpeed Op Builder",
         told=failed("CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not", None)),
     "a rank killed, and another that lost it": ended("killed", "rank 1 was ended by SIGKILL, perhaps by the kernel",
         told=failed("PeerLost: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer", 3),
@@ -108,19 +109,19 @@ CASES = {
     "a rank stopped": ended("stalled", "rank 1 did not come to a collective within 20 s",
         told=OwnReport("stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
         stderr=RANK_FAILED),
-    "a full disk that the run writes to": ended("output_failed", "runs/x: [Errno 28] No space left on device",
-        told=OwnReport("output_failed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device")),
-    "a full disk, by an error that names no folder": ended("output_failed",
+    "a full disk that the run writes to": ended("killed", "runs/x: [Errno 28] No space left on device",
+        told=OwnReport("killed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device")),
+    "a full disk, by an error that names no folder": ended("killed",
         "SafetensorError: Error while serializing: I/O error: No space left on device",
         told=failed("SafetensorError: Error while serializing: I/O error: No space left on device", 3)),
-    "a full disk that is swapped to": ended("offload_failed", "runs/x/swap: No space left on device",
+    "a full disk that is swapped to": ended("crashed", "runs/x/swap: No space left on device",
         told=failed("OffloadFailed: runs/x/swap: No space left on device (AssertionError)", 3)),
-    "a full disk": ended("offload_failed", "OSError: [Errno 28] No space left on device",
+    "a full disk": ended("crashed", "OSError: [Errno 28] No space left on device",
         told=failed("OSError: [Errno 28] No space left on device: 'swap/zero_stage_3/optimizer'")),
-    "a read that comes back short": ended("offload_failed", "AssertionError", told=failed("AssertionError: ", 2),
+    "a read that comes back short": ended("crashed", "AssertionError", told=failed("AssertionError: ", 2),
         stderr=traceback(
             "AssertionError", "deepspeed/runtime/engine.py", "deepspeed/runtime/swap_tensor/optimizer_utils.py")),
-    "nothing swapped": ended("offload_failed", "NVMe offload was asked",
+    "nothing swapped": ended("crashed", "NVMe offload was asked",
         told=failed("Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped", 8),
         stderr="zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
     "no number": ended("failed", "step 2: the loss is nan", told=failed("Failed: step 2: the loss is nan", 2)),
@@ -137,7 +138,8 @@ CASES = {
 
 @pytest.mark.parametrize(("stderr", "told", "returncode", "status", "message"), CASES.values(), ids=CASES)
 def test_how_it_ended(stderr, told, returncode, status, message):
-    found, line = classify(stderr.splitlines(), told, returncode)
+    found, line, memory = classify(stderr.splitlines(), told, returncode)
+    assert (memory is not None) == (status == "out_of_memory")
     assert found == status
     assert line.startswith(message)
     assert "\n" not in line
@@ -152,18 +154,18 @@ def test_who_did_not_come_is_told_by_the_watchdogs_of_those_who_did():
     )
     errors = [line.format(rank) for rank in (0, 3)] + RANK_CRASHED.splitlines()
     found = classify(errors, None, 1, world_size=4)
-    assert found == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
+    assert found[:2] == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
 
 
 def test_where_nothing_could_be_recorded_the_folder_says_why():
     full = "runs/x: No space left on device"
-    assert classify([], None, 1, folder_says=full) == ("output_failed", full)
+    assert classify([], None, 1, folder_says=full)[:2] == ("killed", full)
     assert classify([], OwnReport("failed", 2, "KeyError: 'labels'"), 1, folder_says=full)[0] == "crashed"
     gone = f"runs/x {ending.REMOVED}"
-    assert classify([], OwnReport("failed", 2, "AssertionError: "), 1, folder_says=gone) == ("output_failed", gone)
-    assert classify(
-        [], OwnReport("failed", 2, f"OffloadFailed: runs/x/swap {ending.REMOVED}"), 1, folder_says=gone
-    ) == ("output_failed", gone)
+    assert classify([], OwnReport("failed", 2, "AssertionError: "), 1, folder_says=gone)[:2] == ("killed", gone)
+    assert classify([], OwnReport("failed", 2, f"OffloadFailed: runs/x/swap {ending.REMOVED}"), 1, folder_says=gone)[
+        :2
+    ] == ("killed", gone)
     assert classify(RANK_KILLED.splitlines(), None, 1, folder_says=gone)[0] == "killed"
 
 
@@ -172,8 +174,8 @@ def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
     said = "python: /x/deepspeed/ops/csrc/aio/py_lib/deepspeed_py_io_handle.cpp:34: bool is_valid_bytes_to_read(...): "
     full = "runs/x/swap: No space left on device"
     found = classify([said + "Assertion `...' failed.", *aborted], None, 1, swap_says=full)
-    assert found == ("offload_failed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
-    assert classify(aborted, None, 1, swap_says=full) == ("crashed", "rank 1 was ended by SIGABRT")
+    assert found[:2] == ("crashed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
+    assert classify(aborted, None, 1, swap_says=full)[:2] == ("crashed", "rank 1 was ended by SIGABRT")
 
 
 @pytest.mark.parametrize(
@@ -183,33 +185,47 @@ def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
         ("timed_out", "ended at its time limit of 9 s", "timed_out"),
         ("crashed", "Interrupted: interrupted by SIGTERM", "interrupted"),
         ("crashed", "rank 1 was ended by SIGSEGV", "failed"),
-        ("offload_failed", "runs/x/swap: No space left on device", "failed"),
+        ("out_of_memory", "rank 1 was ended by SIGKILL", "out_of_memory"),
     ],
 )
 def test_a_record_agrees_with_the_outcome(status, message, record):
-    assert ending.of_record(status, message) == record
+    assert ending.of_record(ending.End(status, message)) == record
 
 
 def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
     lines = ["[default0]:[rank0]: Traceback", '[default0]:[rank0]:   File "/x/y.py", line 7, in f']
     lines += ["[default0]:[rank0]: study.errors.Refusal: no hub; take files", "x.ChildFailedError: it said so"]
-    assert ending.raised_in(lines) == [ending.Raised("study.errors.Refusal: no hub; take files", "/x/y.py")]
-    assert ending.raised_in(lines)[0].type == "Refusal"
+    assert processes.raised_in(lines) == [processes.Raised("study.errors.Refusal: no hub; take files", "/x/y.py")]
+    assert processes.raised_in(lines)[0].type == "Refusal"
 
 
 def test_a_time_limit_is_told_with_its_seconds():
-    assert classify([], INTERRUPTED, -15, 90.0) == ("timed_out", "ended at its time limit of 90 s")
+    assert classify([], INTERRUPTED, -15, 90.0)[:2] == ("timed_out", "ended at its time limit of 90 s")
     found = classify([], OwnReport("ok", text="final loss 0.5"), -15, 90.0)
-    assert found == ("crashed_after_result", "ended at its time limit of 90 s, after its record was written")
+    assert found[:2] == ("crashed", "ended at its time limit of 90 s, after its record was written")
 
 
 @pytest.mark.parametrize(
-    ("short", "words"), [(True, "and the kernel ended a process"), (False, "though the kernel ended none")]
+    ("kernel_ended", "status", "words", "memory"),
+    [
+        ("host", "out_of_memory", "for want of host memory", "host"),
+        ("cap", "out_of_memory", "its control group may have", "cap"),
+        ("none", "killed", "though the kernel ended none", None),
+        (None, "killed", "perhaps by the kernel", None),
+    ],
 )
-def test_the_kernels_count_words_a_kill(short, words):
-    status, message = classify([], None, -9, host_memory_was_short=short)
-    assert status == "killed"
-    assert words in message
+def test_the_kernels_count_types_a_kill(kernel_ended, status, words, memory):
+    end = classify([], None, -9, kernel_ended=kernel_ended)
+    assert (end.status, end.memory) == (status, memory)
+    assert words in end.message
+
+
+def test_an_allocators_error_says_which_memory(monkeypatch):
+    on_host = "RuntimeError: [enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"
+    assert ending.memory_of("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.") == "device"
+    assert ending.memory_of(on_host) == "host"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))  # as under `ulimit -v`
+    assert ending.memory_of(on_host) == "cap"
 
 
 def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_path):
@@ -234,10 +250,9 @@ def test_a_warning_that_a_full_disk_does_not_take_is_no_error(tmp_path):
         warnings.warn("while it trains", stacklevel=1)
 
 
-def test_of_a_progress_bar_only_what_was_drawn_last_is_kept(tmp_path):
-    log = tmp_path / "stderr.log"
-    log.write_bytes(b"warning\n\r  0%|  | 0/8\r 50%|# | 4/8\r100%|##| 8/8\r\n\nlast \xff line\r\n")
-    assert ending.read_lines(log) == ["warning", "100%|##| 8/8", "last \ufffd line"]
+def test_of_a_progress_bar_only_what_was_drawn_last_is_kept():
+    log = b"warning\n\r  0%|  | 0/8\r 50%|# | 4/8\r100%|##| 8/8\r\n\nlast \xff line\r\n"
+    assert processes.lines_of(log) == ["warning", "100%|##| 8/8", "last \ufffd line"]
 
 
 def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):

@@ -24,6 +24,6 @@ def test_a_refusal_that_changes_a_file_is_seen(monkeypatch, tmp_path):
 
     (tmp_path / "alone").mkdir()  # the folder above is watched as well: not that of all tests
     monkeypatch.chdir(tmp_path / "alone")
-    monkeypatch.setattr("study.records.collect.collect", collect)
+    monkeypatch.setattr("study.records.pack.collect", collect)
     with pytest.raises(fuzz.Broken, match="refused, and changed"):
-        fuzz.ask("collect", "runs", "out")
+        fuzz.ask("pack", "runs", "out")

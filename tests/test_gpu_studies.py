@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import one_gpu
 import pytest
 
 from study import files
@@ -13,7 +14,7 @@ from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.records import pack, schema
 from study.records.schema import Record
-from study.running import checks, plan, runner, small, studies
+from study.running import checks, plan, runner, studies
 from study.strategy import file
 
 ONE_GPU = ("single-gpu", "model-size", "offload", "buckets", "batch-size", "shared-gpu")
@@ -48,7 +49,7 @@ def test_one_gpu_runs_what_needs_one(name, home, monkeypatch):
 @pytest.mark.parametrize("name", ONE_GPU)
 def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
     whole = studies.find(name)
-    shrunken = small.shrink(whole)
+    shrunken = one_gpu.shrink(whole)
     skipped = {one.run.strategy.name for one in make(shrunken, home).runs if one.skipped}
     assert skipped <= {"fsdp2_cpu_offload"}  # PyTorch moves shards between a GPU and the host, DeepSpeed needs none
     assert {run.strategy.name for run in studies.runs(shrunken)} == {run.strategy.name for run in studies.runs(whole)}
@@ -56,7 +57,7 @@ def test_a_shrunken_study_asks_nothing_that_a_cpu_has_not(name, home):
 
 def run(name: str, wanted: list[str], folder: Path, slot_seconds: float = math.inf) -> dict[str, Record]:
     """Run some of a shrunken study to their ends and return their records by the names that were asked for."""
-    study = small.shrink(studies.find(name))
+    study = one_gpu.shrink(studies.find(name))
     by_id = {one.run_id: one for one in studies.runs(study, folder=folder)}
     chosen = {word: next(run for run_id, run in by_id.items() if f"-tiny-{word}" in run_id) for word in wanted}
     status = runner.SOME_WITHOUT_OUTCOME

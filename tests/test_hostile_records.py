@@ -17,9 +17,10 @@ import synthetic
 from study import cli, files
 from study.compare import answer, losses, table
 from study.errors import Refusal
-from study.records import collect, pack, schema
 from study.records import find as records
+from study.records import pack, schema
 from study.running import launch
+from study.running.ending import End
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def edited(content: dict, at: tuple, value: object) -> dict:
 def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) -> None:
     """By collect, pack and every view of compare, before the first write."""
     before = sorted(Path().rglob("*"))
-    asked = [["collect", "runs", "out"], ["pack", "runs", "box.zip"]]
+    asked = [["pack", "runs", "out"], ["pack", "runs", "box.zip"]]
     for words in [*asked, *(["compare", "runs", "--view", view] for view in views)]:
         with pytest.raises(Refusal, match=match) as caught:
             cli.run(words)
@@ -65,7 +66,7 @@ def test_what_failed_before_its_first_step_has_none(run_dir):
     for name in ("steps.jsonl", "config.json"):
         (path.parent / name).unlink()
     assert table.read([Path("runs")])["status"].tolist() == ["failed"]
-    assert collect.collect(Path("runs"), Path("out")) == 1
+    assert pack.collect([Path("runs")], Path("out")) == 1
 
 
 def test_a_checkpoints_manifest_is_no_record(run_dir):
@@ -73,7 +74,7 @@ def test_a_checkpoints_manifest_is_no_record(run_dir):
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "tokenizer_config.json").write_text(f'{{"run_id": 1, "model_max_length": {10**30}}}')
     (folder / "manifest.json").write_text(json.dumps({"run_id": run_dir.name, "files": {}}))
-    assert len(table.read([Path("runs")])) == collect.collect(Path("runs"), Path("out")) == 1
+    assert len(table.read([Path("runs")])) == pack.collect([Path("runs")], Path("out")) == 1
 
 
 @pytest.mark.parametrize("run_id", ["../../x", "/tmp/x", "bert-lr:a", "..", "a b", "record", "x" * 200])
@@ -91,10 +92,8 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     ("facts", "match"),
     [
         ({"strategy": "lr:a"}, "the name 'lr:a'"),
-        ({"steps_done": 10**17}, "steps_done=1e.17 is more than any run has"),
         ({"steps_done": 10**19}, "has more than 19 digits"),
-        ({"num_params": -5}, "num_params=-5 is negative"),
-        ({"wall_seconds": 1e308}, "wall_seconds=1e.308 is more than any run has"),
+        ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
         ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
         ({"seed": "0"}, "seed='0': input should be a valid integer"),
         ({"world_size": 3}, "model_state_bytes is of 2 ranks, world_size is 3"),
@@ -102,10 +101,10 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"seed": 7}, "seed=7, its config has 0"),
         ({"proof": None}, "status ok, but proof is missing"),
         ({"steps_sha256": None}, "status ok, but steps_sha256 is missing"),
-        ({"evaluation": [{"accuracy": 1.0}]}, "without step and loss"),
+        ({"evaluation": [{"accuracy": 1.0}]}, "an entry without step and loss"),
         ({"status": "failed"}, "status failed, but failure is missing"),
-        ({"machine": {"gpus": "many"}}, r"machine\.gpus='many'"),
-        ({"machine": {"libraries": []}}, r"machine\.libraries=\[\]"),
+        ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),
+        ({"machine": {"libraries": []}}, r"machine: libraries=\[\]"),
         ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
         ({"config": {}}, r"config\.workload is missing"),
         ({"final_loss": 0.125}, r"40 steps, the last of loss .*; .* has 40 and 0\.125"),
@@ -172,16 +171,9 @@ def test_an_answer_of_failures_only_says_so(tmp_path):
 # ---------------------------------------------------------------- packs
 
 
-def test_a_pack_is_merged_before_it_is_done(run_dir, monkeypatch):
-    """A result whose name no merge would take; the file is not written."""
-    result = run_dir.parent / "lr:a.json"
-    result.write_text('{"benchmark": "throughput"}')
-    with pytest.raises(Refusal, match=r"^these records would not merge elsewhere: .*'lr:a\.json'.* cannot be a file's"):
-        pack.pack([Path("runs")], Path("box.zip"))
-    assert not Path("box.zip").exists()
-    result.unlink()
-    monkeypatch.setattr(collect, "put", lambda runs, folder, replace: folder.mkdir() or [])
-    with pytest.raises(Refusal, match="is not the same after a merge"):
+def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
+    (run_dir.parent / "lr:a.json").write_text('{"benchmark": "throughput"}')
+    with pytest.raises(Refusal, match=r"'lr:a' cannot be a file's"):
         pack.pack([Path("runs")], Path("box.zip"))
     assert not Path("box.zip").exists()
 
@@ -189,7 +181,7 @@ def test_a_pack_is_merged_before_it_is_done(run_dir, monkeypatch):
 @pytest.mark.parametrize(
     ("claimed", "match"),
     [
-        (160 << 20, "3 members of 503,316,480 bytes together; a pack has at most 1,000 of 268,435,456"),
+        (160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"),
         (3, "cannot be read as a pack"),
     ],
 )
@@ -202,13 +194,6 @@ def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_
     with pytest.raises(Refusal, match=match):
         pack.merge(Path("box.zip"), Path("out"))
     assert not Path("out").exists()
-
-
-def test_a_pack_has_so_many_members(run_dir, monkeypatch):
-    pack.pack([Path("runs")], Path("box.zip"))
-    monkeypatch.setattr(pack, "MOST_MEMBERS", 2)
-    with pytest.raises(Refusal, match=r"4 members of .* bytes together; a pack has at most 2 of"):
-        pack.merge(Path("box.zip"), Path("out"))
 
 
 @pytest.mark.parametrize("name", ["record.json", "outcome.json", "steps.jsonl", "config.json"])
@@ -245,7 +230,7 @@ def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
     config_sha256 = files.sha256(run_dir / "config.json")
     path = schema.write(run_dir, record.model_copy(update={"config_sha256": config_sha256}))
     if is_collected:
-        collect.collect(Path("runs"), Path("out"))
+        pack.collect([Path("runs")], Path("out"))
         path = Path("out/records.jsonl")
     whole = json.loads(path.read_text())
     found = list(records.find_runs([path.parent]))
@@ -261,10 +246,10 @@ def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
 def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
     """As where the launcher knows better how a run ended (`launch._let_agree`)."""
     path = schema.write(run_dir, schema.read(run_dir))
-    launch._let_agree(path, "ok", "")
+    launch._let_agree(path, End("ok", ""))
     failure = schema.Failure(step=3, error="it ended")
     schema.write(run_dir, schema.read(path).model_copy(update={"status": "interrupted", "failure": failure}))
-    launch._let_agree(path, "killed", "rank 1 was ended by SIGKILL")
+    launch._let_agree(path, End("killed", "rank 1 was ended by SIGKILL"))
     assert schema.read(path).status == "killed"
 
 
@@ -296,7 +281,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 @pytest.mark.parametrize("facts", [{"cpu": "<b>"}, {"cpu": "a\nb"}, {"gpus": [{"name": "a|b", "memory_bytes": 1}]}])
 def test_no_hardware_is_called_so(run_dir, facts):
     change(run_dir / "record.json", machine=facts)
-    refused_everywhere(r"machine\..*: string should match", ("peaks",))
+    refused_everywhere(r"machine: .*: string should match", ("peaks",))
 
 
 @pytest.mark.parametrize("view", cli.WITH_CONTROL)

@@ -13,10 +13,11 @@ import fake_train
 import psutil
 import pytest
 
+from study import processes
 from study.config import build_config
 from study.records import schema
 from study.run import Run
-from study.running import bound, launch
+from study.running import launch
 from study.strategy.file import read_by_name
 
 pytestmark = pytest.mark.launches
@@ -44,7 +45,7 @@ def start(tmp_path, monkeypatch):
         ("killed", "killed", "the launcher was ended by SIGKILL, ", -9, False),
         ("failed", "failed", "step 2: the loss is nan", 1, True),
         ("out_of_memory", "out_of_memory", "OutOfMemoryError: CUDA out of memory", 1, True),
-        ("crashed_after_result", "crashed_after_result", "exit status 1, after its record was written", 1, True),
+        ("crashed_after_result", "crashed", "exit status 1, after its record was written", 1, True),
     ],
 )
 def test_ending(start, tmp_path, ending, status, message, returncode, has_record):
@@ -67,7 +68,7 @@ def test_a_refused_run_leaves_nothing(start, tmp_path):
 
 def test_a_removed_run_folder_is_named(start, tmp_path):
     ended = start("removed")
-    assert (ended.status, ended.message) == ("output_failed", "./below/run was removed while the run wrote there")
+    assert (ended.status, ended.message) == ("killed", "./below/run was removed while the run wrote there")
     assert ended.record_path is None
 
 
@@ -104,15 +105,15 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
     """Killed by SIGKILL, which nobody can handle: the program and the child of its that asks for it, too."""
     child = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from study.running import bound; bound.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
+        "from study import processes; processes.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
     )
     program = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[2], *sys.argv[1:]])"
     starter = (
-        "import os, subprocess, sys; subprocess.run("
-        "[sys.executable, sys.argv[1], str(os.getpid()), sys.executable, *sys.argv[2:]], start_new_session=True)"
+        "import subprocess, sys; sys.path.insert(0, sys.argv[3]); from study import processes; "
+        "subprocess.run(processes.bound([sys.executable, *sys.argv[1:]]), start_new_session=True)"
     )
-    root = str(Path(bound.__file__).parents[2])
-    words = [sys.executable, "-c", starter, bound.__file__, "-c", program, root, child, str(tmp_path)]
+    root = str(Path(processes.__file__).parents[1])
+    words = [sys.executable, "-c", starter, "-c", program, root, child, str(tmp_path)]
     with subprocess.Popen(words) as process:
         wait_until((tmp_path / "asked").exists)
         assert len(running(tmp_path)) == 3  # itself, the program, its child
@@ -123,8 +124,9 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
 def test_a_program_is_not_begun_where_its_parent_has_ended(tmp_path):
     marker = tmp_path / "begun"
     not_its_parent = os.getppid()
-    program = [sys.executable, "-c", f"open({str(marker)!r}, 'w')"]
-    subprocess.run([sys.executable, bound.__file__, str(not_its_parent), *program], check=True)
+    words = processes.bound([sys.executable, "-c", f"open({str(marker)!r}, 'w')"])
+    words[words.index(str(os.getpid()))] = str(not_its_parent)
+    subprocess.run(words, check=False)
     assert not marker.exists()
 
 

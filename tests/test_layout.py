@@ -27,27 +27,27 @@ MAY_IMPORT = {
     "errors": "",
     "theory": "errors files",
     "files": "errors",
+    "processes": "errors files",
     "models": "",
     "config": "errors models",
     "strategy": "config errors files models theory",
-    "lab": "errors records",
     "run": "config errors files strategy",
     "records": "config engines errors files strategy",
     "workloads": "config errors files models",
     "engines": "errors files",
     "training": "config engines errors files models records run running strategy workloads",
-    "running": "config engines errors files lab records run strategy theory workloads",
-    "train": "compare config engines errors files records run running strategy training workloads",
+    "running": "config engines errors files processes records run strategy theory workloads",
+    "train": "compare config engines errors files processes records run running strategy training workloads",
     "compare": "config errors files models records running theory",
     "planner": "config errors files records running strategy theory",
     "tracing": "config errors files models planner records strategy theory",
-    "published": "compare config engines errors files records running training workloads",
-    "claims": ("compare engines errors files planner published records running strategy theory training workloads"),
+    "published": "compare config engines errors files processes records running training workloads",
+    "claims": (
+        "compare engines errors files planner processes published records running strategy theory training workloads"
+    ),
     "report": "claims compare config engines errors files planner published records running strategy theory",
-    "benchmarks": "compare config engines errors files records run running strategy theory training workloads",
-    "one_gpu": "benchmarks compare config engines errors files records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config engines errors files lab one_gpu planner published records "
+        "claims compare config engines errors files planner published records "
         " report run running strategy theory tracing training"
     ),
     "__main__": "cli errors",
@@ -57,7 +57,7 @@ MAY_IMPORT = {
 LIGHT = [
     "claims", "cli", "compare", "config", "engines.allowed", "engines.conformance.cells",
     "engines.conformance.committed", "engines.conformance.matrix_text", "engines.doctor", "engines.extensions",
-    "engines.known_bad", "engines.this_machine", "errors", "files", "models", "one_gpu", "planner",
+    "engines.known_bad", "engines.this_machine", "errors", "files", "models", "planner", "processes",
     "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory",
     "tracing.figure", "tracing.grid", "tracing.say", "train", "workloads.sources", "__main__",
 ]  # fmt: skip

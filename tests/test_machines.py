@@ -14,20 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import laboratory
 import launching
 import psutil
 import pytest
 import synthetic
+from laboratory import Lab
 from launching import ROOT
 
 from study.config import build_config
 from study.errors import Refusal
-from study.lab import machines
-from study.lab.machines import Lab
 from study.records import find, machine, schema
 from study.records.machine import LABORATORY
 from study.run import make_run
-from study.running import ending, launch, main_machine, plan, studies
+from study.running import ending, launch, plan, studies
 from study.strategy.file import names, read_by_name
 from study.training import journal, meeting, proof, reports
 from study.training.measure import network
@@ -75,11 +75,15 @@ def test_processes_that_machines_cannot_share_are_refused():
         two_machines(machine_rank=2).check_machines()
 
 
-def test_a_run_of_several_machines_is_not_started_on_one(tmp_path):
+def test_a_run_of_several_machines_is_not_started_on_one(monkeypatch):
     here = SimpleNamespace(gpu_memory_bytes=[], host_memory_bytes=10**12)
     study = studies.find("smoke")
     assert "is of 2 machines" in plan.lacking(study, two_machines(), here)
-    assert plan.lacking(study, two_machines(laboratory="unlimited"), here) is None
+    assert "is of a laboratory's machines" in plan.lacking(study, two_machines(laboratory="unlimited"), here)
+    monkeypatch.setenv(LABORATORY, "unlimited")
+    reached = two_machines(laboratory="unlimited", main_process_ip="10.77.0.1")
+    assert plan.lacking(study, reached, here) is None
+    assert "on a network of 8mbit" in plan.lacking(study, replace(reached, laboratory="8mbit"), here)
 
 
 def test_ranks_are_where_they_were_asked_to_be():
@@ -111,7 +115,7 @@ AGENTS = {
 
 @pytest.mark.parametrize("said", AGENTS)
 def test_machines_that_do_not_find_each_other(said):
-    status, message = ending.classify(["Traceback (most recent call last):", said], None, 1)
+    status, message, _ = ending.classify(["Traceback (most recent call last):", said], None, 1)
     assert status == "misconfigured"
     assert message.startswith(AGENTS[said])
 
@@ -259,16 +263,16 @@ def test_a_machine_that_is_gone_is_named_by_the_others(tmp_path, monkeypatch):
 def test_a_machine_gives_up_where_machine_0_has_gone(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = {"main_process_ip": "127.0.0.1", "main_process_port": server.getsockname()[1]}
-        machine_0 = main_machine.MainMachine(two_machines(machine_rank=1, **where))
-        never_there = main_machine.MainMachine(two_machines(machine_rank=1, **where | {"main_process_port": 9}))
+        machine_0 = launch._MainMachine(two_machines(machine_rank=1, **where))
+        never_there = launch._MainMachine(two_machines(machine_rank=1, **where | {"main_process_port": 9}))
         assert not machine_0.has_gone()
     now = time.monotonic()
     for seconds, has_gone in ((79, False), (81, True)):  # of which 20 are the ranks' time-out
-        monkeypatch.setattr(main_machine.time, "monotonic", lambda later=now + seconds: later)
+        monkeypatch.setattr(launch.time, "monotonic", lambda later=now + seconds: later)
         assert machine_0.has_gone() is has_gone
     assert machine_0.says.startswith("machine 0 has not answered for 80 s")
     assert not never_there.has_gone()
-    assert not main_machine.MainMachine(two_machines()).has_gone()
+    assert not launch._MainMachine(two_machines()).has_gone()
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
@@ -365,11 +369,11 @@ def test_what_is_no_laboratory_is_refused(monkeypatch):
         Lab(100)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Refusal, match=r"takes root; use sudo$"):
-        machines.check()
+        laboratory.check()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda program: None)
     with pytest.raises(Refusal, match=r"needs ip; run: apt-get install iproute2$"):
-        machines.check()
+        laboratory.check()
 
 
 def test_a_study_names_machines_and_a_rate():
@@ -386,7 +390,7 @@ def test_a_study_names_machines_and_a_rate():
 
 def sent_by(lab: Lab, machine: int) -> int:
     """Bytes, since the machine was made, by its interface."""
-    shown = machines._ip("-n", lab._namespace(machine), "-s", "-j", "link", "show", "dev", "eth0")
+    shown = laboratory._ip("-n", lab._namespace(machine), "-s", "-j", "link", "show", "dev", "eth0")
     return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
 
 
@@ -401,16 +405,16 @@ def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
         seen = [lab.start(k, ["ls", str(own)], stdout=-1, text=True).communicate()[0].split() for k in (0, 1)]
         assert seen == [["of", "machine", "0"], []]
         name = lab._namespace(0)
-        assert '"rate":1000000' in machines._run(["tc", "-n", name, "-j", "qdisc", "show", "dev", "eth0"])
+        assert '"rate":1000000' in laboratory._run(["tc", "-n", name, "-j", "qdisc", "show", "dev", "eth0"])
         ask = "from study.training.measure import network; print(network._rate({'eth0'}))"
         rate = lab.start(0, [sys.executable, "-c", ask], stdout=-1, text=True, env=launching.environment())
         assert rate.communicate()[0].split() == ["8000000"]
-        assert name in machines._ip("netns", "list")
+        assert name in laboratory._ip("netns", "list")
         before = sent_by(lab, 1)
         send = f"import socket; socket.socket(2, 2).sendto(bytes(1000), ('{lab.main_ip}', 9))"
         assert lab.start(1, [shutil.which("python3"), "-c", send]).wait() == 0
         assert sent_by(lab, 1) - before >= 1042  # with three headers
-    assert name not in machines._ip("netns", "list")
+    assert name not in laboratory._ip("netns", "list")
     assert lab._disks is not None
     assert not lab._disks.exists()
 
@@ -423,7 +427,7 @@ def on_machines(strategy: str, num_processes: int, folder: Path, *flags: str) ->
     )
     config = launching.words({**launching.DEFAULTS, "output_dir": folder})
     done = launching.attempt(
-        ["zero-study", "lab", "--own", str(folder), line + " ".join([*config, *flags])],
+        ["python", laboratory.__file__, "--own", str(folder), line + " ".join([*config, *flags])],
         env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
     return [str(done.returncode), *done.stdout.splitlines()]

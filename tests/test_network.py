@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import launching
 import pytest
+from laboratory import Lab
 
 from study.compare import network
 from study.files import ROOT
-from study.lab.machines import Lab
 from study.records import find, schema
 from study.records.machine import LABORATORY
 from study.records.schema import Network

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import fake_train
 import launching
+import one_gpu
 import pytest
+import throughput
+from click.testing import CliRunner
+from one_gpu import AgainstTrainer, Place, Runs
 
-from study import cli, files, one_gpu
-from study.benchmarks import throughput
+from study import files
 from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.errors import Refusal
-from study.one_gpu import AgainstTrainer, Place, Runs
 from study.records import pack, schema
 from study.running import checks, launch, runner, studies
 from study.running.duration import Estimate, History
@@ -166,8 +168,9 @@ def test_trainer_is_compared_in_what_is_left_of_the_slot(place, monkeypatch):
     assert compared == [("ddp", "tiny", 1), ("zero2", "tiny", 1)]  # in the small one pair each
     assert item.state(place)[:3] == (0, 2, 0)
     result = json.loads((place.folder / "throughput" / "throughput-small.json").read_text())
-    words = shlex.split(result["command"])[1:]
-    assert cli._recorded(cli.parse(words)) == result["command"]  # by which the command itself goes on with it
+    words = shlex.split(result["command"])[2:]
+    asked = throughput.main.make_context("throughput.py", words).params
+    assert throughput.recorded(asked) == result["command"]  # by which the command itself goes on with it
     assert packed(place) == 2
     home = next(Path().glob("home*"))
     assert json.loads((home / "throughput-small.json").read_text()) == result
@@ -213,7 +216,7 @@ def test_every_item_is_rehearsed_with_its_own_strategies(tmp_path):
 
 def test_without_a_gpu_the_list_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
-    with pytest.raises(Refusal, match="no GPU is here; `zero-study gpu --small` rehearses the list on a CPU"):
+    with pytest.raises(Refusal, match="no GPU is here; --small rehearses the list on a CPU"):
         one_gpu.run(one_gpu.ITEMS, Place(tmp_path, None, False), Slot())
     assert not list(tmp_path.iterdir())
 
@@ -241,7 +244,7 @@ REHEARSED = {
 
 
 @pytest.mark.launches
-def test_the_list_in_the_small(tmp_path, monkeypatch, capsys):
+def test_the_list_in_the_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     short = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
@@ -252,8 +255,8 @@ def test_the_list_in_the_small(tmp_path, monkeypatch, capsys):
     ]
     monkeypatch.setattr(one_gpu, "ITEMS", tuple(listed))
     launching.use()
-    command = ["gpu", "--small", "--runs-dir", str(tmp_path / "runs")]
-    assert cli.run(command) == runner.ALL_OK, capsys.readouterr().out
+    done = CliRunner().invoke(one_gpu.main, ["--small", "--runs-dir", str(tmp_path / "runs")])
+    assert done.exit_code == runner.ALL_OK, done.output
     place = Place(tmp_path / "runs" / "small", None, True)
     states = [item.state(place) for item in listed]
     assert [(state.to_run, state.kept, state.skipped) for state in states] == [

@@ -401,8 +401,8 @@ def test_reproduce_names_commands_and_no_place_of_the_machine(study, tmp_path):
         f"git checkout {'0' * 40}",
         "make setup",
         "zero-study run cpu",
-        "zero-study collect runs/cpu reports/cpu/records",
-        "zero-study collect runs/cpu FOLDER2",
+        "zero-study pack runs/cpu reports/cpu/records",
+        "zero-study pack runs/cpu FOLDER2",
         "zero-study report cpu --records reports/cpu/records --records FOLDER2",
     ]
     assert shown.text.count("accelerate launch --config_file accelerate_configs/zero2.yaml") == 1

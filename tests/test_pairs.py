@@ -191,7 +191,7 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
         ("zero3", 7, cpu): "no run of ddp with seed 7",
         ("zero3", 0, gpu): f"another box: {gpu} against {cpu}",
         ("zero1", 1, cpu): "zero1: out_of_memory",
-        ("ddp", 3, cpu): "ddp: crashed_after_result",
+        ("ddp", 3, cpu): "ddp: crashed",
     }
     paired = set(made.compared["run"]) | set(made.compared["control_run"])
     assert paired.isdisjoint(made.refused.index)

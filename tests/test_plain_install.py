@@ -27,15 +27,11 @@ COMMANDS = {
     "train": "train",
     "plan smoke": None,
     "run smoke": "train",
-    "body learning-bert-pilot": "train",
     "job smoke bert-imdb-tiny-ddp-2x-seed0": "train",
-    "lab --help": None,
     f"verdict smoke {RECORDS}": "report",
-    "gpu --plan": "train",
-    "gpu": "train",
     "conformance": "train",
     "export runs": "train",
-    f"collect {RECORDS} collected": None,
+    f"pack {RECORDS} collected": None,
     f"compare {RECORDS}": "report",
     f"compare {RECORDS} --view largest-batch": "report",
     f"compare {RECORDS} --view scaling": "report",
@@ -65,7 +61,6 @@ COMMANDS = {
     "snippets": "train",
     "protocol --output protocol.json": "train",
     "traps --output traps.json": "train",
-    "benchmark throughput": "train",
 }
 
 # Runs every command in one process from which the modules are hidden, in the current folder.
@@ -153,7 +148,7 @@ def test_all_that_trains_comes_with_its_extra():
 
 
 @pytest.mark.parametrize("module", cli.TRAINING)
-@pytest.mark.parametrize("command", ["train --strategy single", "run smoke", "gpu --small"])
+@pytest.mark.parametrize("command", ["train --strategy single", "run smoke"])
 def test_a_run_is_refused_where_one_package_is_missing(module, command, monkeypatch, tmp_path):
     """Else every run of a study would be launched, and its crash kept."""
     monkeypatch.chdir(tmp_path)

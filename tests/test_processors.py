@@ -15,7 +15,7 @@ OF_ONE_PROCESSOR = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from pathlib import Path
-from study.benchmarks import pairs
+import pairs
 from study.config import build_config
 from study.records import machine
 from study.run import Run

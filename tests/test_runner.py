@@ -16,7 +16,7 @@ from pathlib import Path
 import fake_train
 import launching
 import pytest
-from soak import interruptions
+import soak_interruptions as interruptions
 
 from study import cli, files
 from study.errors import Refusal
@@ -132,7 +132,7 @@ def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkey
     # The next call runs again what is no result; positions go on.
     assert run(study, monkeypatch) == runner.SOME_NOT_OK  # what ran out of memory did, and is kept
     again = outcomes(Path("runs/mine"))
-    assert {one.status for one in again.values()} == {"ok", "crashed_after_result", "out_of_memory"}
+    assert {one.status for one in again.values()} == {"ok", "crashed", "out_of_memory"}
     assert again["bert-imdb-tiny-zero3-2x-seed1"] == found["bert-imdb-tiny-zero3-2x-seed1"]
     assert again["bert-imdb-tiny-single-1x-seed0"].position == 7
     assert sorted(one.position for one in again.values() if one.position > 6) == [7, 8, 9, 10]
@@ -257,7 +257,7 @@ def test_a_slot_that_ends_a_run_after_its_record_loses_nothing_and_blames_nobody
     more = Path("more.yaml")
     more.write_text(ONE)
     assert run(more, monkeypatch, own, timeout_seconds=2) == runner.SOME_NOT_OK
-    assert outcomes(Path("runs/more"))["bert-imdb-tiny-single-1x-seed0"].status == "crashed_after_result"
+    assert outcomes(Path("runs/more"))["bert-imdb-tiny-single-1x-seed0"].status == "crashed"
 
 
 @pytest.mark.launches
@@ -292,7 +292,7 @@ def test_fail_fast_passes_over_what_failed_before(study, monkeypatch, capsys):
     assert "[3/6]" not in out
     assert "no outcome yet" not in out  # the four after it have theirs from before
     assert run(study, monkeypatch, fail_fast=True) == runner.SOME_NOT_OK
-    assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok", "crashed_after_result"}
+    assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok", "crashed"}
 
 
 @pytest.mark.launches

@@ -15,8 +15,8 @@ from study import files
 from study.compare import differences, quiet, table
 from study.config import build_config
 from study.errors import Refusal
-from study.records import collect, schema
 from study.records import find as records
+from study.records import pack, schema
 from study.strategy.file import read_by_name
 from study.theory import hardware
 
@@ -341,7 +341,7 @@ def test_a_run_that_took_no_step(tmp_path):
 def test_an_outcome_says_more_than_its_record(tmp_path):
     synthetic.write_run(tmp_path, study="s", outcome="crashed_after_result")
     row = only(tmp_path)
-    assert (row["status"], row["message"]) == ("crashed_after_result", "synthetic: crashed_after_result")
+    assert (row["status"], row["message"]) == ("crashed", "synthetic: crashed_after_result")
     assert row["final_loss"] > 0  # the facts stay
 
 
@@ -409,7 +409,7 @@ def test_run_directories_and_collected_files_give_one_table(tmp_path):
         synthetic.write_run(tmp_path / "runs", study="s", repeat=repeat)
     killed = synthetic.write_outcome(tmp_path / "runs", "killed", seed=1)
     (killed.parent / "config.json").write_text("{}")
-    collect.collect(tmp_path / "runs", tmp_path / "records")
+    pack.collect([tmp_path / "runs"], tmp_path / "records")
     one, other = (table.read([tmp_path / name]).drop(columns=["curve"]) for name in ("runs", "records"))
     pd.testing.assert_frame_equal(one, other)
 
@@ -419,7 +419,7 @@ def test_a_copy_counts_once_and_the_one_with_an_outcome_stays(tmp_path):
     synthetic.write_run(tmp_path / "b", study="first", outcome="crashed_after_result")
     synthetic.write_run(tmp_path / "c", study="second", outcome="crashed_after_result")
     row = only(tmp_path)
-    assert (row["status"], row["study"]) == ("crashed_after_result", "first")
+    assert (row["status"], row["study"]) == ("crashed", "first")
 
 
 def test_runs_of_one_name_on_two_boxes_are_two(tmp_path):

@@ -17,9 +17,9 @@ from study.config import RunConfig
 from study.errors import Refusal
 from study.files import parse_yaml
 from study.records import schema
-from study.running.studies import Protocol
 from study.report import pages
 from study.running import studies
+from study.running.studies import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 10

@@ -1,8 +1,8 @@
 """How fast is the same work under Hugging Face's Trainer, which one would otherwise use?
 
-    torchrun --standalone --nproc-per-node 2 tools/hf_trainer.py STRATEGY RESULT.json [run's flags]
+    tools/hf_trainer.py STRATEGY FOLDER [run's flags]
 
-`single` is started by python alone, because torchrun makes a distributed run of one process.
+It is one rank, which `tools/throughput.py` starts; `single` is no distributed run. FOLDER is what Trainer writes to.
 
 Model, weights, data, batches, order, optimizer, schedule, clipping and dropout are the run's, so the losses of every
 step agree with train.py's. Everything else is what Trainer does when it is left alone: its logging, its progress bar,
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import files
+from study import processes
 from study.config import RunConfig, build_config, parse_flags
 from study.engines import extensions
 from study.errors import Refusal
@@ -43,11 +43,11 @@ ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "shar
 def main() -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
-    chosen, result, *words = sys.argv[1:]
+    chosen, folder, *words = sys.argv[1:]
     config = build_config(**parse_flags(words))
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     check(config, chosen, num_processes)
-    train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), Path(result))
+    train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), Path(folder))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason
@@ -117,8 +117,8 @@ def deepspeed_config(config: RunConfig, chosen: Strategy) -> dict[str, Any] | No
     return engine
 
 
-def train(run: Run, result: Path) -> None:
-    """Train under Trainer, prove that it was this work, and write the result on rank 0. Collective."""
+def train(run: Run, folder: Path) -> None:
+    """Train under Trainer, prove that it was this work, and answer with the result on rank 0. Collective."""
     import torch
     import torch.distributed as dist
     from transformers import TrainingArguments
@@ -128,7 +128,7 @@ def train(run: Run, result: Path) -> None:
     config, on_cpu = run.config, not torch.cuda.is_available()
     if on_cpu and run.strategy.zero_stage is not None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    settings = TrainingArguments(**arguments(run, result.parent, on_cpu))
+    settings = TrainingArguments(**arguments(run, folder, on_cpu))
     ends: list[float] = []
     trainer = build_trainer(run, settings, ends)
     trainer.train()
@@ -141,9 +141,11 @@ def train(run: Run, result: Path) -> None:
     if dist.is_initialized():
         dist.all_reduce(mean_losses)
     mean_losses /= run.world_size
+    result = {}
     if settings.process_index == 0:
         rates = speed(ends, config.timing_warmup_steps, config.global_batch_size)
-        files.write_json(result, {**rates, "losses": mean_losses.tolist(), "proof": facts.model_dump(mode="json")})
+        result = {**rates, "losses": mean_losses.tolist(), "proof": facts.model_dump(mode="json")}
+    processes.answer(result)
     if dist.is_initialized():
         dist.barrier()
 

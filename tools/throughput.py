@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +28,7 @@ import click
 import hf_trainer
 import pairs
 
-from study import files
+from study import files, processes
 from study.compare import table
 from study.compare.acceptance import tolerance
 from study.config import RunConfig
@@ -254,31 +251,20 @@ def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> f
 
 
 def trainer(work: Run) -> dict[str, Any]:
-    """One run of Trainer, started by torchrun. Raises RunFailed with the end of what it said."""
+    """One run of Trainer, on ranks of their own. Raises RunFailed with what was raised, and Refusal."""
+    environment = dict(os.environ)
+    if work.strategy.name == "single":  # of several GPUs, Trainer would take all
+        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    else:
+        environment["WORLD_SIZE"] = str(work.world_size)
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
-        result, said = Path(folder) / "result.json", Path(folder) / "stderr.log"
-        program = [hf_trainer.__file__, work.strategy.name, str(result)]
-        environment = dict(os.environ)
-        if work.strategy.name == "single":  # of several GPUs, Trainer would take all
-            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-        else:
-            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(work.world_size)]
-            program = [*torchrun, *program]
-        command = [sys.executable, *program, *work.arguments()]
-        with open(said, "w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
-            try:
-                status = process.wait(pairs.TIMEOUT_SECONDS)
-            except BaseException as error:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise RunFailed(f"{' '.join(command)}\nnot done after {pairs.TIMEOUT_SECONDS} s") from None
-                raise
-        if status or not result.exists():
-            tail = "\n".join(said.read_text(errors="replace").splitlines()[-60:])
-            raise RunFailed(f"{' '.join(command)}\nexit status {status}\n{tail}")
-        return json.loads(result.read_text())
+        words = work.arguments()
+        program = [hf_trainer.__file__, work.strategy.name, folder, *words]
+        what, limit = f"Trainer under {work.strategy.name}", pairs.TIMEOUT_SECONDS
+        answers = processes.ask(
+            program, what, num_ranks=work.world_size, timeout_seconds=limit, environment=environment
+        )
+    return next(answer for answer in answers if answer)
 
 
 @click.command()
@@ -299,16 +285,16 @@ def main(minutes: int | None, **options: Any) -> None:
     try:
         sys.exit(measure(**options, slot=slot, command=recorded(options)))
     except Refusal as refusal:
-        sys.exit(f"tools/throughput.py: {refusal}")
+        print(f"tools/throughput.py: {refusal}", file=sys.stderr)
+        sys.exit(2)
 
 
 def recorded(options: dict[str, Any]) -> str:
     """The command line as a result's file has it: without its output, its slot and this machine's folders."""
-    told = {name: value for name, value in options.items() if value is not None and name != "output"}
-    words = as_words({name.removeprefix("num_") if name == "num_pairs" else name: v for name, v in told.items()})
-    return " ".join(
-        ["python tools/throughput.py", *("DIR" if word == str(options["data_dir"]) else word for word in words)]
-    )
+    told = {"pairs": options["num_pairs"]}
+    told |= {name: options[name] for name in ("strategies", "work", "size", "num_processes")}
+    told |= {"data_dir": "DIR"} if options["data_dir"] else {}
+    return " ".join(["python tools/throughput.py", *as_words(told)])
 
 
 if __name__ == "__main__":

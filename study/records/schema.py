@@ -396,6 +396,11 @@ class Record(Facts):
                 raise ValueError(f"{name}={seen!r}, its config has {value!r}")
         if any(not {"step", "loss"} <= entry.keys() for entry in self.evaluation):
             raise ValueError("evaluation: an entry without step and loss")
+        timing = self.timing
+        if timing and timing.median_seconds is not None:
+            for name in ("samples_per_second", "tokens_per_second", "data_wait_median_seconds"):
+                if getattr(timing, name) is None:
+                    raise ValueError(f"timing.{name} is missing, though there is a median step")
         if self.status != "ok" and self.failure is None:
             raise ValueError(f"status {self.status}, but failure is missing")
         lacking = [name for name in _OF_RESULTS if getattr(self, name) is None]

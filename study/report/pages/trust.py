@@ -101,7 +101,7 @@ def reproduce(runs: pd.DataFrame, study: str, records: Sequence[str]) -> Html:
     lines = [f"git checkout {commits[0]}"] if len(commits) == 1 and " " not in commits[0] else []
     study = Path(study).name
     lines += ["make setup", f"zero-study run {study}{' --data-dir DIR' if files else ''}"]
-    lines += [f"zero-study collect runs/{Path(study).stem} {folder}" for folder in folders]
+    lines += [f"zero-study pack runs/{Path(study).stem} {folder}" for folder in folders]
     lines += [f"zero-study report {study} {' '.join(f'--records {folder}' for folder in folders)}"]
     notes = []
     if len(folders) > 1:

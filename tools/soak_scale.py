@@ -1,6 +1,6 @@
 """How large may a study get? Seconds and memory of plan, collect, compare and report, over made-up runs.
 
-    python tests/soak/scale.py [--runs 1000 --runs 10000] [--output FILE]
+    python tools/soak_scale.py [--runs 1000 --runs 10000] [--output FILE]
 
 The runs are written as runs write theirs, by ten strategies from many seeds; each command is one process. Exit status 1
 where one fails.
@@ -19,12 +19,12 @@ from typing import Any
 import click
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import synthetic
 
 from study import files
-from study.records.results import header
+from study.records.machine import header
 
 STRATEGIES = [
     "single",
@@ -89,7 +89,7 @@ def main(sizes: list[int], output: Path | None) -> None:
                 rows.append({"runs": num_runs, **row})
                 print("  ".join(str(value) for value in rows[-1].values()), flush=True)
     if output:
-        files.write_json(output, {**header("scale", "python tests/soak/scale.py"), "rows": rows})
+        files.write_json(output, {**header("scale", "python tools/soak_scale.py"), "rows": rows})
     sys.exit(any(row["status"] for row in rows))
 
 

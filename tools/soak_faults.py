@@ -1,6 +1,6 @@
 """What does a user see of a fault, after how long, and what is left? Each injected for real into a run of a study.
 
-    python tests/soak/faults.py [--only TEXT] [--output FILE]
+    python tools/soak_faults.py [--only TEXT] [--output FILE]
 
 A study of two runs: the first meets the fault, the second is to run all the same. Linux, and root for the full disks,
 which are small tmpfs; where mounting is not permitted the row says so. Exit status 1 where a fault has another outcome
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pairs
 import psutil
 import yaml
 
 from study import files
-from study.benchmarks import pairs
 from study.records import schema
-from study.records.results import header
+from study.records.machine import header
 from study.running.launch import RUN_FOLDER
 
 STOPPED_SECONDS = 20  # of a collective, where a rank is stopped
@@ -123,12 +123,12 @@ FAULTS = [
     Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "zero2", STOPPED),
     Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "zero3", STOPPED),
     Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "fsdp2", STOPPED),
-    Fault("rm -rf of the run folder", remove("."), "output_failed", "was removed"),
-    Fault("rm -rf of the run folder that is swapped to", remove("."), "output_failed", "was removed", NVME),
+    Fault("rm -rf of the run folder", remove("."), "killed", "was removed"),
+    Fault("rm -rf of the run folder that is swapped to", remove("."), "killed", "was removed", NVME),
     Fault(
         "output disk full while steps are written",
         lambda scene: scene.fill(scene.run_folder),
-        "output_failed",
+        "killed",
         "No space left on device",
         disk="output",
         mebibytes=64,
@@ -136,7 +136,7 @@ FAULTS = [
     Fault(
         "output disk full while a checkpoint is written",
         lambda scene: scene.fill(scene.run_folder, but=1 << 20),
-        "output_failed",
+        "killed",
         "No space left on device",
         flags={"checkpoint_every": 40},
         disk="output",
@@ -145,7 +145,7 @@ FAULTS = [
     Fault(
         "output disk full while the record is written",
         lambda scene: scene.fill(scene.run_folder),
-        "output_failed",
+        "killed",
         "No space left on device",
         flags={"max_steps": 8, "num_eval_examples": 256},
         when=lambda scene: scene.steps() >= 8,
@@ -155,7 +155,7 @@ FAULTS = [
     Fault(
         "swap disk full at start",
         lambda scene: None,
-        "offload_failed",
+        "crashed",
         "swap",
         NVME,
         when=swaps,
@@ -165,14 +165,14 @@ FAULTS = [
     Fault(
         "swap disk full in mid-run",
         lambda scene: scene.fill(scene.run_folder / "swap"),
-        "offload_failed",
+        "crashed",
         "swap",
         NVME,
         when=swaps,
         disk="swap",
         mebibytes=512,
     ),
-    Fault("swap folder removed", remove("swap"), "offload_failed", "swap", NVME),
+    Fault("swap folder removed", remove("swap"), "crashed", "swap", NVME),
 ]
 
 
@@ -189,7 +189,7 @@ def main(only: str, output: Path | None) -> None:
                 rows.append(try_fault(fault, Path(scratch)))
             print(shown(rows[-1]), flush=True)
             if output:
-                files.write_json(output, {**header("faults", "python tests/soak/faults.py"), "faults": rows})
+                files.write_json(output, {**header("faults", "python tools/soak_faults.py"), "faults": rows})
     sys.exit(not all(row["not_injected"] or row["as_expected"] for row in rows))
 
 
@@ -255,7 +255,7 @@ def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, 
             "as_expected": status == 0 and not in_swap,
         }
     head = f"[1/2] {scene.run_folder.name}: "
-    outcomes = ("ok", "killed", "crashed", "stalled", "failed", "output_failed", "offload_failed", "misconfigured")
+    outcomes = ("ok", "killed", "crashed", "stalled", "failed", "misconfigured")
 
     def line() -> str | None:
         lines = log.read_text(errors="replace").splitlines()
@@ -291,7 +291,7 @@ def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, 
 
 
 # A record's word, and the outcome's, where they are not the same and yet agree.
-AGREE = {("interrupted", "crashed"), ("failed", "crashed"), ("failed", "offload_failed")}
+AGREE = {("interrupted", "crashed"), ("failed", "crashed")}
 
 
 def wait(condition: Callable[[], bool]) -> bool:

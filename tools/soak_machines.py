@@ -1,6 +1,6 @@
 """What does a user see of a fault between machines, on which of them, and after how long?
 
-    python tests/soak/machines.py [--only TEXT] [--output FILE]
+    python tools/soak_machines.py [--only TEXT] [--output FILE]
 
 Two or three machines of a laboratory (Linux, root), on each of which the command is started that a user would start
 there. Exit status 1 where a machine says otherwise than is expected, or takes longer.
@@ -24,10 +24,10 @@ from typing import get_args
 
 import click
 import psutil
+from laboratory import Lab
 
 from study import files
-from study.lab.machines import Lab
-from study.records.results import header
+from study.records.machine import header
 from study.records.schema import OutcomeStatus
 
 TIMEOUT_SECONDS = 30  # --collective-timeout
@@ -220,7 +220,7 @@ def main(only: str, output: Path | None) -> None:
                 print("  ".join(str(value) for value in row.values()), flush=True)
     if output:
         rows_of = {"collective_timeout": TIMEOUT_SECONDS, "rows": rows}
-        files.write_json(output, {**header("machines", "python tests/soak/machines.py"), **rows_of})
+        files.write_json(output, {**header("machines", "python tools/soak_machines.py"), **rows_of})
     sys.exit(not all(row["is_expected"] for row in rows))
 
 

@@ -1,6 +1,6 @@
 """How near is a run that goes on with other ranks, or under another strategy, to one that had them all along?
 
-    python tests/soak/other_ranks.py [--only zero3] [--output FILE]
+    python tools/soak_other_ranks.py [--only zero3] [--output FILE]
 
 Of each case three runs of the same training, without dropout: one that writes checkpoints; one with the ranks and the
 strategy of the other, undisturbed; and one that goes on from the first's checkpoint with those of the second. Largest
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pairs
 
 from study import files
-from study.benchmarks import pairs
 from study.records import schema
-from study.records.results import header
+from study.records.machine import header
 from study.run import as_words
 
 FLAGS: dict[str, Any] = {
@@ -71,7 +71,7 @@ def main(only: str, output: Path | None) -> None:
             if only in case[0] and not is_done:
                 done.append(try_case(*case, Path(folder)))
                 if output:
-                    command = "python tests/soak/other_ranks.py"
+                    command = "python tools/soak_other_ranks.py"
                     files.write_json(output, {**header("other ranks", command), "cases": done})
 
 

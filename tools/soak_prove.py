@@ -1,6 +1,6 @@
 """What does a proof cost a training? Stretches with and without it, and the counted step beside its neighbours.
 
-    python tests/soak/prove.py [--pairs 5] [--steps 100] [--output FILE]
+    python tools/soak_prove.py [--pairs 5] [--steps 100] [--output FILE]
 
 Two processes train a small Transformer under DDP with gloo, started once by torchrun: a stretch of steps within which
 `prove.watch` is called, one without, in alternating order. What it prints and writes is within the time. Only ratios
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pairs
 
 from study import files
-from study.benchmarks import pairs
-from study.records.results import header
+from study.records.machine import header
 
 NEIGHBOURS = 10  # plain steps before the watched ones, and as many after the counted one
 SCRIPT = """\
@@ -129,7 +129,7 @@ def main(num_pairs: int, steps: int, output: Path | None) -> None:
     for name, values in summary.items():
         print(f"{name}: {pairs.show(values)}")
     if output:
-        command = f"python tests/soak/prove.py --pairs {num_pairs} --steps {steps}"
+        command = f"python tools/soak_prove.py --pairs {num_pairs} --steps {steps}"
         files.write_json(output, {**header("prove", command), **summary, "begin": begin, **done})
 
 

@@ -1,6 +1,6 @@
 """Does a flag or a variable that a run may have change what is trained? Each is launched, beside a run without it.
 
-    python tests/soak/launcher_flags.py [FOLDER]
+    python tools/soak_launcher_flags.py [FOLDER]
 
 Prints the table of `docs/launcher.md`: two steps of the tiny model on two processes, under three strategies; what is to
 be refused under the first of them. Some ten minutes on two quiet cores.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from study.records import schema  # noqa: E402

@@ -1,6 +1,6 @@
 """Is a run that was killed and taken up again the run that nobody killed? Bit by bit, under every strategy.
 
-    python tests/soak/resume.py [--kills 3] [--seed 0] [--only zero3] [--output FILE]
+    python tools/soak_resume.py [--kills 3] [--seed 0] [--only zero3] [--output FILE]
 
 Of each strategy and workload one run undisturbed, whose model is exported; then as many with SIGKILL to the launcher
 and all its ranks at a random step, and of each three one while a checkpoint is being written; each is taken up by the
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pairs
 import psutil
 
 from study import files
-from study.benchmarks import pairs
 from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
-from study.records.results import header
+from study.records.machine import header
 from study.run import Run, make_run
 from study.running import checks, launch
 from study.strategy import file
@@ -68,7 +68,7 @@ def main(kills: int, seed: int, only: str, output: Path | None) -> None:
         done.append(case)
         print(shown(case), flush=True)
         if output:
-            command = f"python tests/soak/resume.py --kills {kills} --seed {seed}"
+            command = f"python tools/soak_resume.py --kills {kills} --seed {seed}"
             files.write_json(output, {**header("resume", command), "cases": done})
     sys.exit(not all(case["skipped"] or all(kill["identical"] for kill in case["kills"]) for case in done))
 

@@ -1,6 +1,6 @@
 """Does a study survive its runner? Killed at random moments and called once more, is it what it would have been?
 
-    python tests/soak/interruptions.py [--kills 20] [--seed 0] [--output FILE]
+    python tools/soak_interruptions.py [--kills 20] [--seed 0] [--output FILE]
 
 Twelve real runs of both workloads on one and two processes: once undisturbed; then with SIGKILL to the runner after a
 random part of the time of two runs, again and again, and one call more. Exit status 1 where a finished record has
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pairs
 import psutil
 
 from study import files
-from study.benchmarks import pairs
 from study.errors import RunFailed
 from study.records import schema
-from study.records.results import header
+from study.records.machine import header
 from study.running import studies
 
 STUDY = """\
@@ -62,7 +62,7 @@ def main(kills: int, seed: int, output: Path | None) -> None:
         "{changed} of their records changed, {processes_left} processes left, {differing} runs differ".format(**result)
     )
     if output:
-        command = f"python tests/soak/interruptions.py --kills {kills} --seed {seed}"
+        command = f"python tools/soak_interruptions.py --kills {kills} --seed {seed}"
         head = {**header("interruptions", command), "seed": seed, "study": STUDY}
         files.write_json(output, {**head, **result})
     sys.exit(1 if failed(result) else 0)

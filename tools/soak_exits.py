@@ -1,6 +1,6 @@
 """Does a run that finished also exit with status 0, every time?
 
-    python tests/soak/exits.py [--launches 50] [--bare] [--output FILE]
+    python tools/soak_exits.py [--launches 50] [--bare] [--output FILE]
 
 With --bare, two processes train a linear model under DDP with gloo and just return: where that fails and the study's
 runs do not, the check can fail, and the study's way of ending (`train.main`) is why it does not. Exit status 1 if any
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pairs
 
 from study import files
-from study.benchmarks import pairs
 from study.errors import RunFailed
 from study.records import schema
-from study.records.results import header
+from study.records.machine import header
 from study.run import Run
 
 FLAGS: dict[str, Any] = {
@@ -78,7 +78,7 @@ def main(launches: int, bare: bool, output: Path | None) -> None:
     counts = "{launches} launches, {failed} failed, {finished_work} finished their work".format(**result)
     print(f"{counts}; ended: {result['ended']}")
     if output:
-        command = f"python tests/soak/exits.py --launches {launches}{' --bare' if bare else ''}"
+        command = f"python tools/soak_exits.py --launches {launches}{' --bare' if bare else ''}"
         files.write_json(output, {**header("exits", command), **result})
     sys.exit(1 if result["failed"] else 0)
 

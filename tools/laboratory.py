@@ -1,6 +1,6 @@
 """Several machines on one: network namespaces, joined by a network of a chosen rate. Linux, root.
 
-    python tests/laboratory.py --machines 3 --rate 200mbit 'echo $MACHINE_RANK of $NUM_MACHINES, $MAIN_PROCESS_IP'
+    python tools/laboratory.py --machines 3 --rate 200mbit 'echo $MACHINE_RANK of $NUM_MACHINES, $MAIN_PROCESS_IP'
 
 Each is a network namespace with one interface, eth0, and a view of the disk in which some folders are its own. All hang
 on one bridge, in a namespace too, so that nothing of it is seen outside, or leaves this machine. Processors and memory
@@ -238,7 +238,7 @@ def main(line: str, machines: int, rate: str, own: Sequence[Path]) -> None:
         with Lab(machines, rate, own) as lab:
             statuses = run_everywhere(lab, line, lambda said: print(said, flush=True))
     except Refusal as refusal:
-        sys.exit(f"tests/laboratory.py: {refusal}")
+        sys.exit(f"tools/laboratory.py: {refusal}")
     for machine, status in enumerate(statuses):
         if status:
             print(f"machine {machine} ended with status {status}")
