@@ -184,7 +184,7 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     assert compared[5:] == [("zero2", 1, 3)]
     counts = {name: len(one["pairs"]) for name, one in json.loads(output.read_text())["strategies"].items()}
     assert counts == {"ddp": 3, "zero2": 3}
-    assert start(*words[:-2], "--strategies", "ddp", "--work", "gpt2-xl") == 2
+    assert start(*words, "--size", "mini") == 2
     assert "holds the result of other work; name another file" in capsys.readouterr().err
 
 

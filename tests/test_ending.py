@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from study import files, processes
-from study.running import ending
+from study.running import ending, launch
 from study.running.ending import OwnReport, classify
 from study.training.screen import LibraryWarnings, tidy_launcher
 
@@ -218,6 +218,23 @@ def test_the_kernels_count_types_a_kill(kernel_ended, status, words, memory):
     end = classify([], None, -9, kernel_ended=kernel_ended)
     assert (end.status, end.memory) == (status, memory)
     assert words in end.message
+
+
+def test_the_kernel_says_where_memory_was_short(tmp_path, monkeypatch):
+    """Of control groups of version 1 and 2; what it does not say is left out."""
+    groups = [tmp_path / "own", tmp_path / "above"]
+    for group in groups:
+        group.mkdir()
+    monkeypatch.setattr(launch.this_machine, "control_groups", lambda controller: iter(groups))
+    before = launch._out_of_memory_kills()
+    assert "cap" not in before
+    (groups[0] / "memory.events").write_text("oom 9\noom_kill 1\n")
+    (groups[1] / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+    assert launch._out_of_memory_kills()["cap"] == 3
+    assert launch._short_memory({"host": 1, "cap": 3}, {"host": 2, "cap": 4}) == "cap"
+    assert launch._short_memory({"host": 1, "cap": 3}, {"host": 2, "cap": 3}) == "host"
+    assert launch._short_memory({"host": 1}, {"host": 1}) == "none"
+    assert launch._short_memory({}, {}) is None
 
 
 def test_an_allocators_error_says_which_memory(monkeypatch):

@@ -107,7 +107,7 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from study import processes; processes.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
     )
-    program = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[2], *sys.argv[1:]])"
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[2], *sys.argv[1:]])"
     starter = (
         "import subprocess, sys; sys.path.insert(0, sys.argv[3]); from study import processes; "
         "subprocess.run(processes.bound([sys.executable, *sys.argv[1:]]), start_new_session=True)"

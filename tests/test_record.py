@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+import synthetic
 from pydantic import ValidationError
 
 from study import files, train
@@ -32,6 +33,9 @@ LEAST = {
     "config": {"workload": "bert-imdb", "size": "tiny", "seed": 0, "global_batch_size": 8, "sequence_length": 64},
     "machine": {},
 }
+
+
+WHOLE = {**LEAST, "failure": {"step": 3, "error": "Failed: step 3: the loss is nan"}}
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -139,6 +143,16 @@ def test_another_schema_version_is_not_read(version, tmp_path):
 def test_keys_and_values_are_checked(changes, expected, tmp_path):
     path = changed(tmp_path, **changes)
     assert refusal(path).startswith(f"{path}: {expected}")
+
+
+@pytest.mark.parametrize(("then", "now"), schema.RENAMED.items())
+def test_an_end_with_an_older_word_is_read(then, now, tmp_path):
+    path = synthetic.write_outcome(tmp_path, "crashed")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": then}))
+    assert schema.read_outcome(path).status == now
+    if then == "output_failed":  # the only one of them that records had
+        facts = {"status": then, "failure": {"step": 1, "error": "OutputFailed: a full disk"}}
+        assert schema.parse("a record", {"schema_version": 1, **WHOLE, **facts}, Record).status == now
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
