@@ -123,12 +123,8 @@ def classify(
     refused = _after(REFUSED, errors)
     if refused and (report is None or report.status == "interrupted"):  # which a rank is where only another one refuses
         return End("misconfigured", refused)
-    for error in raised:
-        if _BUILD_FAILED.search(error.text):
-            return End("crashed", error.text)
-    for error in raised:
-        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
-            return End("crashed", error.text.removeprefix("Failed: "))
+    if of_extension := _of_extensions(raised):
+        return End("crashed", of_extension)
     if swap_says and died and any(_AIO in line for line in errors):
         return End("crashed", f"{swap_says}; {ended} in DeepSpeed's reading")
     if report is None and folder_says:
@@ -161,6 +157,17 @@ def _causes(errors: Iterable[str], report: OwnReport | None) -> list[Raised]:
     elif report and not raised:
         raised.append(Raised(report.text, ""))
     return raised
+
+
+def _of_extensions(raised: Sequence[Raised]) -> str | None:
+    """What DeepSpeed's extensions met: as they were built, or else as they swapped to a disk."""
+    for error in raised:
+        if _BUILD_FAILED.search(error.text):
+            return error.text
+    for error in raised:
+        if _OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file:
+            return error.text.removeprefix("Failed: ")
+    return None
 
 
 def _by_cause(cause: Raised, before_the_first_step: bool, ended: str) -> End:
