@@ -118,7 +118,7 @@ def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkey
     }
     assert run(study, monkeypatch, endings) == runner.SOME_NOT_OK
     found = outcomes(Path("runs/mine"))
-    named = {**endings, "bert-imdb-tiny-zero3-2x-seed0": "misconfigured"}
+    named = {**endings, "bert-imdb-tiny-zero3-2x-seed0": "misconfigured", "bert-imdb-tiny-zero3-2x-seed1": "crashed"}
     assert {name: found[name].status for name in named} == named
     crashed = found["bert-imdb-tiny-single-1x-seed0"]
     assert (crashed.message, crashed.returncode) == ("RuntimeError: broken", 1)
