@@ -13,14 +13,12 @@ from reported import read as text_of
 from study import planner
 from study.errors import Refusal
 from study.planner import accuracy as planner_accuracy
-from study.planner import say, sweeps, trees
+from study.planner import say, sweeps
 from study.report import markup
 from study.report.pages import planner as page
 from study.report.pages.planner import accuracy
-from study.report.pages.planner import trees as tree_pages
 from study.report.words import signed_percent
 from study.theory import measured_by_others, model_states, step_time
-from study.theory.decision_trees import TREES, TreeOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,16 +36,6 @@ def advice():
 @pytest.fixture(scope="module")
 def found():
     return page.load()
-
-
-@pytest.fixture(scope="module")
-def grid():
-    """Two models instead of nine: what fits in any way, and what is too large for most."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trees, "MODELS", ("mpt-125m", "mpt-30b"))
-        patch.setattr(trees, "GPU_COUNTS", (1, 16))
-        patch.setattr(trees, "BATCHES", (64,))
-        yield trees.evaluate()
 
 
 def rows_of(piece: markup.Html) -> dict[str, list[str]]:
@@ -184,13 +172,12 @@ def test_signed_percent(share, shown):
 
 
 @pytest.fixture(scope="module")
-def drawn(advice, found, grid):
+def drawn(advice, found):
     return {
         "memory_by_part": page.memory_by_part(advice),
         "memory_by_gpus": page.memory_by_gpus(advice),
         "speed_against_memory": page.speed_against_memory(advice),
         "published_speed": page.published_speed(found),
-        "tree_outcomes": page.tree_outcomes(grid),
     }
 
 
@@ -199,7 +186,6 @@ AXES = {
     "memory_by_gpus": ["number of GPUs (axis logarithmic)", "predicted memory of a GPU, GiB", "fsdp2_no_reshard"],
     "speed_against_memory": ["predicted memory of a GPU, GiB", "predicted tokens/s per GPU", "does not fit"],
     "published_speed": ["published tokens/s per GPU (axis logarithmic)", "predicted over published", "fp8"],
-    "tree_outcomes": ["number of GPUs", "parameters", "out of memory", "hf-tree", "blog-nvme", "stages-need"],
 }
 
 
@@ -332,63 +318,3 @@ def test_validation_of_something_else_is_refused(tmp_path):
     path.write_text(json.dumps({"rows": [{"row": "another"}]}))
     with pytest.raises(Refusal, match=r"^there.json: has other rows than mpt_throughput.csv; run "):
         page.load(path)
-
-
-# ---------------------------------------------------------------- decision trees
-
-
-def test_grid_has_every_box_and_judges_where_something_fits(grid):
-    assert len(grid.cases) == 2 * 2 * len(trees.GPUS) * 2
-    fitting = [case for case in grid.cases if any(fits for fits, _ in case.results.values())]
-    assert len(fitting) > 0
-    assert all(len(judged) == 4 * len(fitting) for judged in grid.judged.values())
-    assert set(grid.judged) == set(TREES)
-    for case in grid.cases:
-        assert set(case.results) == set(trees.STRATEGIES) - {"ddp" if case.box.num_gpus == 1 else "single"}
-
-
-def test_grid_is_what_the_planner_says(grid):
-    """The grid goes round the planner for speed; here is one cell of it through the planner."""
-    case = next(
-        case
-        for case in grid.cases
-        if (case.shape.name, case.box.num_gpus, case.box.gpu.name, case.has_fast_link)
-        == ("mpt-30b", 16, "h100-sxm", True)
-    )
-    through = planner.advise("mpt-30b", asked("h100-sxm", 16, batch=64, strategy="zero3"))
-    (option,) = through.options
-    fits, speed = case.results["zero3"]
-    assert fits
-    assert speed == pytest.approx(option.prediction.tokens_per_second_per_gpu)
-    assert case.results["ddp"] == (False, 0.0)
-
-
-def test_slow_links_are_slower(grid):
-    fast, slow = (
-        next(
-            case.results["zero3"][1]
-            for case in grid.cases
-            if case.shape.name == "mpt-125m" and case.box.num_gpus == 16 and case.has_fast_link is link
-        )
-        for link in (True, False)
-    )
-    assert slow < fast
-
-
-def test_tables_of_trees_add_up(grid):
-    rows = rows_of(tree_pages.published_trees(grid))
-    head = rows.pop("decision tree")
-    shown = {name: cells for name, cells in rows.items() if len(cells) > 1}
-    assert head
-    assert len(shown) == len(TREES)
-    for cells in shown.values():
-        assert sum(int(cell.split()[0]) for cell in cells[:4]) == pytest.approx(100, abs=2)  # rounded
-    fastest = rows_of(tree_pages.fastest(grid))
-    assert len(fastest["mpt-30b"]) == 2
-    assert "fastest" in text_of(tree_pages.fastest(grid))
-
-
-def test_usual_outcome_is_the_commonest(grid):
-    case = grid.cases[0]
-    judged = [trees.Judged(case, TreeOutcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
-    assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}
