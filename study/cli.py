@@ -824,20 +824,6 @@ def _decide_claims(write: bool) -> int:
     return 1 if wrong else 0
 
 
-@zero_study.command("check")
-@click.argument("table", type=PATH, metavar="TABLE.csv", help="a row for each result; docs/check.md has the columns")
-def _check(table: Path) -> int:
-    """Hold anybody's table of training results against physics and the planner: a line for each suspicion.
-
-    Exit status: 0 nothing is certainly or likely wrong, which is no proof; 1 something is; 2 the table cannot be read.
-    """
-    from study.planner import check
-
-    checked = check.check(table)
-    print(check.text(checked))
-    return 1 if checked.is_suspicious else 0
-
-
 @zero_study.command("snippets")
 @click.option(
     "--claim",

@@ -20,7 +20,7 @@ from typing import Any
 import doctor_observed
 import pytest
 from launching import ROOT
-from test_docs import PAGES, WIDEST_LINE
+from test_docs import PAGES
 from test_layout import MAY_IMPORT
 
 from study import cli
@@ -29,7 +29,7 @@ from study.compare import answer, communication, differences, model_states, netw
 from study.conformance import committed
 from study.conformance.cells import PACKAGES, of_release
 from study.conformance.say import FAULTS
-from study.planner import accuracy, check
+from study.planner import accuracy
 from study.planner.cross_validation import PREDICTORS, SPLITS
 from study.preflight import known_bad
 from study.published import effects
@@ -553,31 +553,6 @@ def rooms() -> str:
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
 
 
-TABLES = ROOT / "tests" / "tables"
-CERTAINTIES = ("certain", "likely", "unexpected")
-SHOWN = ("llm_c_scripts", "deepspeed_muon", "fms_liger", "llama_2_70b")
-
-
-def said_of_tables() -> str:
-    """What `zero-study check` prints of four tables, what was looked at only once."""
-    lines = []
-    for name in SHOWN:
-        said = check.text(check.check(TABLES / f"{name}.csv")).splitlines()
-        lines += [f"$ zero-study check tests/tables/{name}.csv", *(said if name == SHOWN[-1] else said[:-1])]
-    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDEST_LINE, subsequent_indent="    ")]
-    return "\n".join(["```text", *wrapped, "```"])
-
-
-def suspicions_by_table() -> str:
-    """How many suspicions each table gives, by how sure they are."""
-    rows = []
-    for path in sorted(TABLES.glob("*.csv")):
-        checked = check.check(path)
-        told = [sum(one.certainty == kind for one in checked.suspicions) for kind in CERTAINTIES]
-        rows.append([f"`{path.stem}`", str(checked.num_rows), *map(str, told)])
-    return tabulate(["table", "rows", *CERTAINTIES], rows)
-
-
 def decided(rule: allowed.Rule) -> list[str]:
     return ["accepted" if rule.is_accepted else "refused", rule.why]
 
@@ -655,8 +630,6 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
         published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
-    ("docs/check.md", "example"): said_of_tables,
-    ("docs/check.md", "tables"): suspicions_by_table,
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,
