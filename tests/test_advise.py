@@ -12,7 +12,7 @@ import pytest
 
 from study import cli, planner
 from study.errors import Refusal
-from study.planner import Asked, choose, cross_validation, say
+from study.planner import Asked, choose, say
 from study.strategy import file
 from study.theory import measured_by_others, on_box, step_time, trust
 
@@ -302,7 +302,7 @@ def test_where_steps_are_short_is_by_the_published_times():
         with_offload = trust.engine_of(case.shape, case.engine) == "offload"
         if computed < choose.SHORTEST * case.shape.layers and not with_offload:
             assert case.outside or case.grade == "C", case.name  # no interval rests on it
-            ratios.append(cross_validation.of_case(case).seconds / step.total)
+            ratios.append(case.seconds / step.total)
     assert len(ratios) > 10
     assert 2.5 < statistics.median(ratios) < max(ratios) < 6
 

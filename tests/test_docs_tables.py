@@ -29,8 +29,8 @@ from study.compare import answer, communication, differences, model_states, netw
 from study.conformance import committed
 from study.conformance.cells import PACKAGES, of_release
 from study.conformance.say import FAULTS
-from study.planner import accuracy
-from study.planner.cross_validation import PREDICTORS, SPLITS
+from study.planner import published_rows
+from study.planner.published_rows import PREDICTORS, SPLITS
 from study.preflight import known_bad
 from study.published import effects
 from study.records import find as records
@@ -41,6 +41,7 @@ from study.running import allowed
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
 from study.theory.shapes.model_types import MODEL_TYPES, REFUSED
+from study.theory.trust import Evidence
 
 CPU = ROOT / "reports" / "cpu" / "records"
 NEARLY_EXACT = 0.01  # of a peak: more than this is counted too much in runs whose threads were not waited for
@@ -405,7 +406,7 @@ def off(summary: dict[str, Any]) -> str:
 
 def planner_times() -> str:
     """Errors of step times by what was left out of the fits, beside the rules of thumb."""
-    found = accuracy.load()
+    found = published_rows.load()
     unseen, every = (found.summary("family", "planner", "grade", grade) for grade in ("A", "A, all"))
     assert min(unseen["percentile_90"], every["percentile_90"]) > AIM  # as the page says above this table
     rows = []
@@ -422,14 +423,14 @@ def planner_times() -> str:
             sides = f"{ours['too_slow']} / {ours['too_fast']}"
             name = "nothing: in sample" if split == "nothing" else split
             rows.append([name, kind, str(ours["count"]), cells[0], sides, *cells[1:]])
-    head = ["left out", "of", "times", "planner", "too slow / fast", *list(PREDICTORS)[1:]]
+    head = ["left out", "of", "times", "planner", "too slow / fast", *PREDICTORS[1:]]
     return tabulate(head, rows)
 
 
 def planner_families() -> str:
     """The planner's errors of each family, by a fit without it."""
     rows = []
-    for row in accuracy.load().content["errors"]:
+    for row in published_rows.load().content["errors"]:
         if (row["predictor"], row["left_out"], row["by"]) == ("planner", "family", "family"):
             rows.append([row["group"], str(row["count"]), off(row), row["worst_case"]])
     return tabulate(["family, grade", "times", "planner", "the worst"], rows)
@@ -438,17 +439,17 @@ def planner_families() -> str:
 def planner_memory() -> str:
     """Errors of predicted memory, beside those of two estimators of peaks."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in accuracy.memory():
+    for row in published_rows.memory():
         groups.setdefault(row["group"], []).append(row)
     rows = [[name, str(each[0]["count"]), *map(off, each), *[""] * (3 - len(each))] for name, each in groups.items()]
-    return tabulate(["of", "amounts", *accuracy.ESTIMATORS], rows)
+    return tabulate(["of", "amounts", *published_rows.ESTIMATORS], rows)
 
 
 def planner_fits() -> str:
     """What is said to fit, against what trained; LLM Foundry's rows first."""
     foundry = [bool(on_box.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
                for row in measured_by_others.throughput_rows()]  # fmt: skip
-    verdicts = accuracy.fits_verdicts()
+    verdicts = published_rows.fits_verdicts()
     rows = [["LLM Foundry, trained", str(len(foundry)), str(sum(foundry)), str(foundry.count(False)), ""]]
     for what, trained in (("others, trained", True), ("others, out of memory", False)):
         mine = [one for one in verdicts if one.trained == trained]
@@ -479,7 +480,7 @@ WHY = {  # as far as it is known; a family that is not here is to be looked at
 
 def planner_worst() -> str:
     """The ten published times of grades A and B that are missed most, each by a fit without its family."""
-    rows = [row for row in accuracy.load().content["unseen"] if row["grade"] != "C" and not row["outside"]]
+    rows = [row for row in published_rows.load().content["unseen"] if row["grade"] != "C" and not row["outside"]]
     rows.sort(key=lambda row: -abs(math.log(1 + row["error"])))
     return tabulate(
         ["time", "grade", "off by", "why, as far as is known"],
@@ -491,8 +492,8 @@ def planner_worst() -> str:
 def planner_intervals() -> str:
     """The interval of each kind of case, and how often it held."""
     rows = []
-    for found in accuracy.load().content["intervals"]:
-        rests = accuracy.evidence(found)
+    for found in published_rows.load().content["intervals"]:
+        rests = Evidence.of(found)
         inside, held = f"{rests.inside} of {rests.predictions}", f"{found['held']} of {found['tried']}"
         kind, every = [ENGINES[rests.engine], DISTANCES[rests.distance]], f"{found['held_all']} of {found['tried_all']}"
         rows.append([*kind, f"{rests.spread:g}", str(rests.cases), inside, held, every])
@@ -508,10 +509,10 @@ def both(summary: dict[str, Any]) -> str:
 def doors() -> str:
     """What stands behind two of README's three doors."""
     unseen, every, collected, assumed, supposed, indicative = (
-        accuracy.load().summary("family", "planner", "grade", grade)
+        published_rows.load().summary("family", "planner", "grade", grade)
         for grade in ("A", "A, all", "A, all, as collected", "B", "B, all", "C")
     )
-    offload = accuracy.load().summary("family", "planner", "engine", "offload")
+    offload = published_rows.load().summary("family", "planner", "engine", "offload")
     met = sum(summary["percentile_90"] <= AIM for summary in (unseen, every))
     right = len(runs()) - len(wrong_states())
     found = settings(against_theory().peaks)

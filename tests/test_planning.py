@@ -12,11 +12,9 @@ from reported import read as text_of
 
 from study import planner
 from study.errors import Refusal
-from study.planner import accuracy as planner_accuracy
-from study.planner import say, sweeps
+from study.planner import choose, published_rows, say
 from study.report import markup
 from study.report.pages import planner as page
-from study.report.pages.planner import accuracy
 from study.report.words import signed_percent
 from study.theory import measured_by_others, model_states, step_time
 
@@ -126,8 +124,8 @@ def test_speed_table_gives_none_to_what_does_not_fit(advice):
 
 
 def test_front_is_beaten_by_nothing_that_fits(advice):
-    every = sweeps.choices(advice)
-    front = sweeps.pareto(every)
+    every = choose.choices(advice)
+    front = choose.pareto(every)
     assert 1 < len(front) < len(every)
     for kept in front:
         one = kept.prediction
@@ -210,7 +208,7 @@ def test_figures_of_other_questions_have_other_names(drawn):
 
 
 def test_memory_falls_with_more_gpus_only_where_something_is_sharded(advice):
-    needed = sweeps.needed_by_gpus(advice)
+    needed = choose.needed_by_gpus(advice)
     assert set(needed["single"]) == {1}
     assert needed["zero3"][64] < needed["zero3"][2] / 4
     assert needed["ddp"][64] == needed["ddp"][2]
@@ -224,7 +222,7 @@ def test_validation_is_of_the_models_as_they_are(found):
     for row, entry in zip(found.rows, found.content["rows"], strict=True):
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
         now = step_time.tokens_per_second_per_gpu(row.job, time.total)
-        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {accuracy.COMMAND}"
+        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {published_rows.COMMAND}"
         assert entry["error"] == pytest.approx(row.tokens_per_second_per_gpu / now - 1, abs=1e-3)
     assert [case["name"] for case in found.content["cases"]] == [case.name for case in measured_by_others.cases()]
 
@@ -287,14 +285,14 @@ def test_published_numbers_stand_beside_predicted(found):
 
 
 def test_memory_counts_what_was_measured_twice_alike_once():
-    cases = planner_accuracy.amounts()
+    cases = published_rows.amounts()
     peaks_of_tensors = [case for case in cases if case.quantity == "peak_allocated_bytes" and case.grade == "A"]
     assert len(peaks_of_tensors) == 29
-    assert 0 < sum(map(planner_accuracy.activations_decide, peaks_of_tensors)) < 29
+    assert 0 < sum(map(published_rows.activations_decide, peaks_of_tensors)) < 29
 
 
 def test_what_trained_and_is_said_not_to_fit_is_counted():
-    wrong = [one for one in planner_accuracy.fits_verdicts() if one.trained != one.predicted]
+    wrong = [one for one in published_rows.fits_verdicts() if one.trained != one.predicted]
     assert wrong
     assert all(one.trained for one in wrong)  # none that ran out of memory is said to fit
     assert {"fms-acceleration liger", "BigScience GPT"} <= {one.case.family for one in wrong}
@@ -309,11 +307,11 @@ def test_published_memory_stands_beside_estimators():
 
 def test_validation_of_something_else_is_refused(tmp_path):
     path = tmp_path / "there.json"
-    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run zero-study accuracy"):
+    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run python tools/planner_acc"):
         page.load(path)
     for content in ("{", "{}", "[1]"):
         path.write_text(content)
-        with pytest.raises(Refusal, match=r"^there.json: not what zero-study accuracy writes; run "):
+        with pytest.raises(Refusal, match=r"^there.json: not what python tools/planner_accuracy.py writes; run "):
             page.load(path)
     path.write_text(json.dumps({"rows": [{"row": "another"}]}))
     with pytest.raises(Refusal, match=r"^there.json: has other rows than mpt_throughput.csv; run "):

@@ -59,6 +59,11 @@ class Engine:
     optimizer_kernel: OptimizerKernel = "fused"
 
     @property
+    def name(self) -> str:
+        """The engine as tables name it: FSDP, DDP, one process, ZeRO-0 to ZeRO-3."""
+        return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(self.kind, f"ZeRO-{self.zero_stage}")
+
+    @property
     def num_shards(self) -> int:
         """Over how many ranks model states are split, where they are."""
         return self.world_size // self.replicas

@@ -12,9 +12,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from study.compare.order import in_order
 from study.compare.words import bytes_text, three_digits
-from study.planner import sweeps
-from study.planner.accuracy import Validation
+from study.planner import choose
 from study.planner.choose import Advice
+from study.planner.published_rows import Validation
 from study.report.figures.drawing import (
     INK,
     Figure,
@@ -112,7 +112,7 @@ def memory_by_part(advice: Advice) -> Figure:
 
 def memory_by_gpus(advice: Advice) -> Figure:
     """Draw what each strategy needs of a GPU as there are more of them."""
-    needed = sweeps.needed_by_gpus(advice)
+    needed = choose.needed_by_gpus(advice)
     order = in_order(needed)
     usable = advice.options[0].prediction.usable_bytes / GIB
     name = _name("planner-gpus", advice)
@@ -140,11 +140,11 @@ def memory_by_gpus(advice: Advice) -> Figure:
         ax.set_ylabel("predicted memory of a GPU, GiB")
         below(canvas, *ax.get_legend_handles_labels())
 
-        last = {strategy: needed[strategy][sweeps.GPU_COUNTS[-1]] for strategy in order if strategy != "single"}
+        last = {strategy: needed[strategy][choose.SWEPT_COUNTS[-1]] for strategy in order if strategy != "single"}
         least, most = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
         alt = (
-            f"Predicted memory of a GPU under {len(order)} strategies on {sweeps.GPU_COUNTS[0]} to "
-            f"{sweeps.GPU_COUNTS[-1]} GPUs: on {sweeps.GPU_COUNTS[-1]} from {bytes_text(last[least])} ({least}) to "
+            f"Predicted memory of a GPU under {len(order)} strategies on {choose.SWEPT_COUNTS[0]} to "
+            f"{choose.SWEPT_COUNTS[-1]} GPUs: on {choose.SWEPT_COUNTS[-1]} from {bytes_text(last[least])} ({least}) to "
             f"{bytes_text(last[most])} ({most})."
         )
         caption = (
@@ -157,15 +157,15 @@ def memory_by_gpus(advice: Advice) -> Figure:
 
 
 def _gpu_ticks(ax: Axes) -> None:
-    ax.xaxis.set_major_locator(FixedLocator(sweeps.GPU_COUNTS))
+    ax.xaxis.set_major_locator(FixedLocator(choose.SWEPT_COUNTS))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
 
 
 def speed_against_memory(advice: Advice) -> Figure:
     """Draw throughput against memory: every strategy at every split of the batch, and the front of what fits."""
-    choices = sweeps.choices(advice)
-    front = sweeps.pareto(choices)
+    choices = choose.choices(advice)
+    front = choose.pareto(choices)
     order = in_order(choice.strategy for choice in choices)
     usable = choices[0].prediction.usable_bytes / GIB
     name = _name("planner-front", advice)

@@ -1,6 +1,6 @@
 """What does the planner page say? Tables and figures of predictions, and how far to trust them; no number is typed."""
 
-from study.planner.accuracy import load
+from study.planner.published_rows import load
 from study.report.figures.planner import (
     memory_by_gpus,
     memory_by_part,

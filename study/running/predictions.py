@@ -1,4 +1,4 @@
-"""What does theory expect of a study on a box that nobody here has? Predicted records, apart from measured ones."""
+"""Predicted records of a study: what theory expects on a box that nobody here has, apart from measured ones."""
 
 from __future__ import annotations
 
