@@ -15,8 +15,8 @@ from transformers import AutoConfig
 from study import cli
 from study.theory import communication, flops, hardware, shapes, step_time
 from study.theory.case import Engine, Job
-from study.theory.communication.unsharded import buffer_bytes
-from study.theory.shapes import model_types
+from study.theory.communication.buckets import buffer_bytes
+from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
 
 LENGTH = 16
@@ -46,7 +46,7 @@ SMALL = {
     "mixtral": {**GROUPED, "num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen3_moe": {**GROUPED, "head_dim": 8, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
 }  # fmt: skip
-CLASSES = [(model_type, name) for model_type, known in model_types.MODEL_TYPES.items() for name in known.classes]
+CLASSES = [(model_type, name) for model_type, known in config_json.MODEL_TYPES.items() for name in known.classes]
 
 
 def config_of(model_type: str, **settings):
@@ -326,11 +326,11 @@ def test_a_file_with_anything_in_it_is_read_or_refused_in_one_line():
     """Of 3,000 files with a few values that do not belong there none ends otherwise, nor with nothing to count."""
     random = Random(14)
     wrong = [None, True, False, 0, -1, 1, 3, 10**30, 0.5, float("nan"), "", "x\ny", [], [1], {}, {"a": {}}, [[]], "24"]
-    keys = {key for known in model_types.MODEL_TYPES.values() for key in known.keys.values()}
+    keys = {key for known in config_json.MODEL_TYPES.values() for key in known.keys.values()}
     others = ["architectures", "num_labels", "id2label", "quantization_config", "sliding_window", "rope_scaling"]
     keys |= {
         *others,
-        *model_types.COUNTED,
+        *config_json.COUNTED,
         "model_type",
         "mlp_only_layers",
         "word_embed_proj_dim",

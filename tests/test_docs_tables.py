@@ -40,7 +40,7 @@ from study.report.pages.planner.accuracy import AIM, DISTANCES, ENGINES
 from study.running import allowed
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
-from study.theory.shapes.model_types import MODEL_TYPES, REFUSED
+from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 from study.theory.trust import Evidence
 
 CPU = ROOT / "reports" / "cpu" / "records"

@@ -132,8 +132,8 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f}"
 
 
-def _speed(option: Option) -> float:
-    return option.prediction.tokens_per_second_per_gpu
+def _speed(option: Option | Choice) -> float:
+    return float(option.prediction.tokens_per_second_per_gpu)
 
 
 def _complexity(option: Option) -> tuple:
@@ -272,11 +272,12 @@ def choices(advice: Advice) -> list[Choice]:
 
 def pareto(choices: list[Choice]) -> list[Choice]:
     """Keep those that fit and that no other one that fits beats in both memory and speed; the smallest first."""
-    named = {id(choice.prediction): choice for choice in choices}
-    return [
-        named[id(prediction)]
-        for prediction in on_box.pareto(choice.prediction for choice in choices if choice.prediction.fits)
-    ]
+    kept: list[Choice] = []
+    fitting = [choice for choice in choices if choice.prediction.fits]
+    for choice in sorted(fitting, key=lambda one: (one.prediction.peak.total, -_speed(one))):
+        if not kept or _speed(choice) > _speed(kept[-1]):
+            kept.append(choice)
+    return kept
 
 
 def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:

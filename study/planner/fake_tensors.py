@@ -31,7 +31,7 @@ from study.planner.trace import Moment, Part, Traced, check_traceable
 from study.theory.case import Engine, Job
 from study.theory.residual import is_eager
 from study.theory.shapes import ModelShape
-from study.theory.shapes.model_types import MODEL_TYPES
+from study.theory.shapes.config_json import MODEL_TYPES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES: dict[str, Part] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,12 +186,3 @@ def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_
         ),
         box,
     )
-
-
-def pareto(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Keep those that no other beats in both memory and speed."""
-    kept: list[Prediction] = []
-    for prediction in sorted(predictions, key=lambda p: (p.peak.total, -p.tokens_per_second_per_gpu)):
-        if not kept or prediction.tokens_per_second_per_gpu > kept[-1].tokens_per_second_per_gpu:
-            kept.append(prediction)
-    return kept

@@ -13,7 +13,7 @@ import numpy as np
 
 from study.theory.case import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import Architecture, ModelShape
-from study.theory.shapes.sizes import HEAD_NORMS
+from study.theory.shapes.shape import HEAD_NORMS
 
 # How a precision class computes: all in fp32; 16-bit products between fp32 parameters; all in 16 bits.
 Arithmetic = Literal["fp32", "autocast", "half"]

@@ -16,7 +16,7 @@ from study.theory import communication, flops, hardware, model_states, residual,
 from study.theory.case import Engine, Job, Numbers, parameter_bytes
 from study.theory.hardware import Box, Gpu, generation_of, peak_flops_per_second
 from study.theory.shapes import GATED, ModelShape
-from study.theory.shapes.sizes import FOUR_NORMS, HEAD_NORMS
+from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
 from study.theory.trust import Evidence
 
 

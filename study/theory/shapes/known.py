@@ -1,4 +1,4 @@
-"""Which models are known by name, and how is another found, by its config.json or its id on the Hugging Face hub?"""
+"""Models known by name; any other is found by its config.json, or by its id on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from study.files import parse_json
 from study.theory.shapes.config_json import from_config
-from study.theory.shapes.shape import ModelShape, plain
-from study.theory.shapes.sizes import Architecture
+from study.theory.shapes.shape import Architecture, ModelShape, plain
 
 # A shape as its config.json on the hub has it, with its ids there.
 _Named = tuple[ModelShape, tuple[str, ...]]
