@@ -85,9 +85,7 @@ class Timed:
 
     @property
     def peak(self) -> float:
-        found = hardware.peak_flops_per_second(self.box.gpu, self.engine.precision, tf32=False)
-        assert found is not None
-        return found
+        return hardware.product_flops_per_second(self.box.gpu, self.engine.precision)
 
 
 @cache
@@ -322,6 +320,14 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- intervals
 
 
+# What a fit must do without to be asked so of a published time.
+LEFT_OUT: dict[trust.Distance, tuple[str, ...]] = {
+    "known": ("family", "model size", "card"),
+    "new count": ("GPU count",),
+    "new generation": ("generation",),
+}
+
+
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
     found = []
@@ -339,7 +345,7 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
     `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
     those of which there are such others.
     """
-    splits = trust.LEFT_OUT[distance]
+    splits = LEFT_OUT[distance]
     predictions = _predictions(judged, engine, splits, distance != "new generation")
     if len({timed.name for timed, _, _ in predictions}) < FEWEST:
         splits = SPLITS

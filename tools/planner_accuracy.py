@@ -89,20 +89,16 @@ def is_same(one: Any, other: Any) -> bool:
 
 def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
     """Judge the constants as they stand. Rows in fp8 apart: they are predicted as if they were in bf16."""
-    judged = []
+    judged, errors = [], []
     for row in rows:
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
         predicted = float(step_time.tokens_per_second_per_gpu(row.job, time.total))
+        error = row.tokens_per_second_per_gpu / predicted - 1  # of the step's time
+        published = row.tokens_per_second_per_gpu
         judged.append(
-            {
-                "row": row.title,
-                "published": row.tokens_per_second_per_gpu,
-                "predicted": predicted,
-                "error": row.tokens_per_second_per_gpu / predicted - 1,  # of the step's time
-                "fp8": row.fp8,
-            }
+            {"row": row.title, "published": published, "predicted": predicted, "error": error, "fp8": row.fp8}
         )
-    errors = [(entry["row"], entry["error"]) for entry in judged if not entry["fp8"]]
+        errors += [] if row.fp8 else [(row.title, error)]
     return {"as_they_stand": published_rows.summarize(errors), "rows": judged}
 
 

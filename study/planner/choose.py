@@ -13,7 +13,7 @@ from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import engines, file
 from study.strategy.file import Strategy
 from study.theory import on_box, peaks, shapes, trust
-from study.theory.case import Engine, Job
+from study.theory.case import Engine, Job, Numbers
 from study.theory.hardware import Box
 from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
@@ -128,8 +128,8 @@ def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
     )
 
 
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f}"
+def gib(num_bytes: Numbers) -> str:
+    return f"{float(num_bytes) / 2**30:.1f}"
 
 
 def _speed(option: Option | Choice) -> float:
@@ -179,14 +179,17 @@ def gpt(hidden: int, positions: int) -> ModelShape:
 
 def largest_models(asked: Asked) -> LargestModels:
     """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
-    asked = dataclasses.replace(asked, sequence_length=asked.sequence_length or DEFAULT_LENGTH)
+    length = asked.sequence_length or DEFAULT_LENGTH
+    asked = dataclasses.replace(asked, sequence_length=length)
     box, job = asked.box(), _smallest_job(asked, "--model")
-    family = [gpt(hidden, max(2048, asked.sequence_length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
+    family = [gpt(hidden, max(2048, length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
     largest = {}
     for chosen in asked.strategies(asked.num_gpus):
-        fitting = bisect.bisect_left(
-            family, True, key=lambda shape, chosen=chosen: not _fits(_peak(shape, asked, chosen, job, box), box)
-        )
+
+        def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
+            return not _fits(_peak(shape, asked, chosen, job, box), box)
+
+        fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
     return LargestModels(asked, largest)
 
@@ -289,5 +292,5 @@ def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
         for chosen in asked.strategies(num_gpus):
             engine = engine_for(shape, asked, chosen, num_gpus)
             needed = on_box.needed_bytes(peaks.peak(shape, engine, job))
-            needed_bytes.setdefault(chosen.name, {})[num_gpus] = needed
+            needed_bytes.setdefault(chosen.name, {})[num_gpus] = float(needed)
     return needed_bytes

@@ -129,8 +129,7 @@ def runs(family: str, model: str = "") -> list[PublishedRun]:
         if case.family != family or (model and case.shape.name != model):
             continue
         prediction = on_box.predict(case.shape, case.engine, case.job, case.box)
-        peak = hardware.peak_flops_per_second(case.box.gpu, case.engine.precision, tf32=False)
-        assert peak is not None
+        peak = hardware.product_flops_per_second(case.box.gpu, case.engine.precision)
         of_model = flops.model_flops_per_sequence(case.shape, case.job.sequence_length) * case.sequences
         rows.append(
             PublishedRun(

@@ -11,7 +11,7 @@ import numpy as np
 from study.theory import communication, flops, peaks, step_time
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ExpectedCollective
-from study.theory.hardware import Box, peak_flops_per_second, usable_memory_bytes
+from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
@@ -73,9 +73,8 @@ class Prediction:
     @property
     def mfu(self) -> Numbers:
         """Model FLOPs over the dense peak of the type that is multiplied (arXiv:2204.02311, appendix B)."""
-        return self.model_flops_per_step / self.step.total / peak_flops_per_second(
-            self.box.gpu, self.engine.precision, tf32=False
-        )  # fmt: skip
+        peak = product_flops_per_second(self.box.gpu, self.engine.precision)
+        return self.model_flops_per_step / self.step.total / peak
 
     @property
     def communicated_bytes(self) -> Numbers:
@@ -154,7 +153,8 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -
     """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
 
     def has_room(batches: np.ndarray) -> np.ndarray:
-        return free_bytes(peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches)), box) >= 0
+        peak = peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches))
+        return np.greater_equal(free_bytes(peak, box), 0)
 
     powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
     fitting = int(has_room(powers).sum())  # memory grows with the batch
@@ -177,7 +177,7 @@ def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_
     job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
     grid = predict(shape, engine, job, box)
     seconds = np.where(grid.fits, grid.step.total, np.inf)
-    chosen = int(seconds.argmin()) if grid.fits.any() else len(micro) - 1
+    chosen = int(seconds.argmin()) if np.any(grid.fits) else len(micro) - 1
     return predict(
         shape,
         engine,

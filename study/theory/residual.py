@@ -137,7 +137,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     eager = is_eager(shape, job)
     if eager:  # keys and values are repeated for every query head
         queries, keys = queries + keys, 0
-    token_bytes = shape.hidden * (4 * full + size * short) + 4 * block.norms
+    token_bytes: Numbers = shape.hidden * (4 * full + size * short) + 4 * block.norms
     token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
     token_bytes += _inside_bytes(shape, engine, job)
     if shape.architecture in HEAD_NORMS:

@@ -15,23 +15,10 @@ import numpy as np
 
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import buckets, sharded
-from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS, Collective
+from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
-from study.theory.communication.sharded import Whole, gathered_elements, whole_elements
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
-
-__all__ = [
-    "ENGINE_BUCKET_ELEMENTS",
-    "ExpectedCollective",
-    "Whole",
-    "collectives",
-    "gathered_elements",
-    "model_of",
-    "paper_volume",
-    "parts",
-    "whole_elements",
-]
 
 
 @dataclass(frozen=True)

@@ -53,31 +53,36 @@ def _backward_of_block(model: Model, block: Layout, checkpointing: bool, dropout
         return
     # Checkpointing without re-entry computes a block again when the backward pass first needs what was not kept, in the
     # block's last module, and stops inside that module, as soon as all is there.
-    last = max(
-        at
+    last, module = max(
+        (at, item)
         for at, item in enumerate(block)
         if not isinstance(item, str) and (item or (dropout and model.ends_in_dropout))
     )
     yield from _backward(block[last + 1 :])
-    yield "enter", block[last]
+    yield "enter", module
     yield from _forward(block[1:last])
-    yield "enter", block[last]
-    yield "leave", block[last]
+    yield "enter", module
+    yield "leave", module
     yield from _backward(block[:last])
 
 
 def _forward(layout: Layout) -> Iterator[Visit]:
     for item in layout:
         if item != ")":
-            module = () if item == "(" else item
-            yield from (("enter", module), ("leave", module))
+            yield from _passed(item)
 
 
 def _backward(layout: Layout) -> Iterator[Visit]:
     for item in layout[::-1]:
         if item != "(":
-            module = () if item == ")" else item
-            yield from (("enter", module), ("leave", module))
+            yield from _passed(item)
+
+
+def _passed(item: Module | str) -> Iterator[Visit]:
+    """Enter and leave a module, or, at a bracket, the module around others."""
+    module: Module = () if isinstance(item, str) else item
+    yield "enter", module
+    yield "leave", module
 
 
 class Limits(NamedTuple):

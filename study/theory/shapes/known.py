@@ -1,112 +1,40 @@
-"""Models known by name; any other is found by its config.json, or by its id on the Hugging Face hub."""
+"""Models known by name; any other is found by its config.json, or by its id on the Hugging Face hub.
+
+known_models.csv has shapes as the hub's config.json files have them, with their ids there. BERT: arXiv:1810.04805, and
+its miniatures, arXiv:1908.08962. MPT: LLM Foundry's benchmark tables, whose numbers of parameters are those of a GPT-2
+with biases, exactly; they have as many positions as the sequence has tokens, 2048 in most rows.
+"""
 
 from __future__ import annotations
 
+import csv
 import difflib
 import logging
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from study.files import parse_json
 from study.theory.shapes.config_json import from_config
-from study.theory.shapes.shape import Architecture, ModelShape, plain
+from study.theory.shapes.shape import ModelShape
 
-# A shape as its config.json on the hub has it, with its ids there.
-_Named = tuple[ModelShape, tuple[str, ...]]
-
-
-def _bert() -> Iterator[_Named]:
-    """Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962."""
-    for size, layers, hidden in (
-        ("tiny", 2, 128), ("micro", 4, 128), ("mini", 4, 256), ("small", 4, 512), ("medium", 8, 512),
-    ):  # fmt: skip
-        heads = hidden // 64
-        shape = plain(f"bert-{size}", "bert", layers, hidden, heads, 512, 30522)
-        yield shape, (f"google/bert_uncased_L-{layers}_H-{hidden}_A-{heads}",)
-    for size, layers, hidden in (("base", 12, 768), ("large", 24, 1024)):
-        shape = plain(f"bert-{size}", "bert", layers, hidden, hidden // 64, 512, 30522)
-        yield shape, (f"google-bert/bert-{size}-uncased", f"bert-{size}-uncased")
+COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
 
 
-def _gpt() -> Iterator[_Named]:
-    for name, layers, hidden, heads in (
-        ("gpt2", 12, 768, 12), ("gpt2-medium", 24, 1024, 16), ("gpt2-large", 36, 1280, 20), ("gpt2-xl", 48, 1600, 25),
-    ):  # fmt: skip
-        yield plain(name, "gpt2", layers, hidden, heads, 1024, 50257), (f"openai-community/{name}",)
-    for name, layers, hidden, heads in (
-        ("gpt-neo-125m", 12, 768, 12), ("gpt-neo-1.3b", 24, 2048, 16), ("gpt-neo-2.7b", 32, 2560, 20),
-    ):  # fmt: skip
-        yield plain(name, "gpt-neo", layers, hidden, heads, 2048, 50257), (f"EleutherAI/{name}",)
-    yield plain("gpt-j-6b", "gpt-j", 28, 4096, 16, 2048, 50400), ("EleutherAI/gpt-j-6b",)
+def _read() -> dict[str, tuple[ModelShape, list[str]]]:
+    """Read the table of known models, each with its ids on the hub."""
+    with open(Path(__file__).with_name("known_models.csv"), encoding="utf-8", newline="") as file:
+        return {line["name"]: (_shape_of(line), line["hub_ids"].split()) for line in csv.DictReader(file)}
 
 
-def _mpt() -> Iterator[_Named]:
-    """LLM Foundry's benchmark tables: the parameters they count are those of a GPT-2 with biases, exactly.
-
-    They have as many positions as the sequence has tokens; 2048 in most rows.
-    """
-    for size, layers, hidden, heads in (
-        ("125m", 12, 768, 12), ("350m", 24, 1024, 16), ("760m", 24, 1536, 12), ("1b", 24, 2048, 16),
-        ("3b", 32, 2560, 20), ("7b", 32, 4096, 32), ("13b", 40, 5120, 40), ("30b", 48, 7168, 56), ("70b", 80, 8192, 64),
-    ):  # fmt: skip
-        yield plain(f"mpt-{size}", "gpt2", layers, hidden, heads, 2048, 50368, "gelu"), ()
+def _shape_of(line: dict[str, str]) -> ModelShape:
+    words: dict[str, Any] = {name: line[name] for name in ("name", "architecture", "activation", "head")}
+    counts: dict[str, Any] = {name: int(line[name]) for name in COUNTS}
+    return ModelShape(**words, **counts, tied=line["tied"] == "True")
 
 
-def _gated(
-    name: str, architecture: Architecture, layers: int, hidden: int, heads: int, kv_heads: int, feed_forward: int,
-    vocabulary: int, positions: int, *, head_size: int | None = None, tied: bool = False,
-) -> ModelShape:  # fmt: skip
-    activation = "gelu_pytorch_tanh" if architecture == "gemma2" else "silu"
-    head_size = head_size or hidden // heads
-    return ModelShape(
-        name, architecture, layers, hidden, heads, vocabulary, positions, feed_forward, kv_heads, head_size, tied,
-        activation,
-    )  # fmt: skip
-
-
-def _llama_and_mistral() -> Iterator[_Named]:
-    for name, layers, hidden, heads, kv_heads, feed_forward, vocabulary, positions, ids in (
-        ("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, ("meta-llama/Llama-2-7b-hf",)),
-        ("llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096, ("meta-llama/Llama-2-13b-hf",)),
-        ("llama-2-70b", 80, 8192, 64, 8, 28672, 32000, 4096, ("meta-llama/Llama-2-70b-hf",)),
-        ("llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, ("meta-llama/Meta-Llama-3-8B",)),
-        ("llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, ("meta-llama/Meta-Llama-3-70B",)),
-        ("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, ("meta-llama/Llama-3.1-8B",)),
-        ("llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072, ("meta-llama/Llama-3.1-70B",)),
-    ):  # fmt: skip
-        yield _gated(name, "llama", layers, hidden, heads, kv_heads, feed_forward, vocabulary, positions), ids
-    yield _gated("mistral-7b", "mistral", 32, 4096, 32, 8, 14336, 32000, 32768), ("mistralai/Mistral-7B-v0.1",)
-
-
-def _qwen2() -> Iterator[_Named]:
-    for size, layers, hidden, heads, kv_heads, feed_forward, vocabulary in (
-        ("0.5b", 24, 896, 14, 2, 4864, 151936), ("1.5b", 28, 1536, 12, 2, 8960, 151936),
-        ("7b", 28, 3584, 28, 4, 18944, 152064), ("72b", 80, 8192, 64, 8, 29568, 152064),
-    ):  # fmt: skip
-        for version in ("2", "2.5"):
-            positions = 32768 if (version, size) == ("2.5", "0.5b") else 131072
-            shape = _gated(
-                f"qwen{version}-{size}", "qwen2", layers, hidden, heads, kv_heads, feed_forward, vocabulary, positions,
-                tied=size in ("0.5b", "1.5b"),
-            )  # fmt: skip
-            yield shape, (f"Qwen/Qwen{version}-{size.upper()}",)
-
-
-def _gemma2() -> Iterator[_Named]:
-    for size, layers, hidden, heads, kv_heads, feed_forward, head_size in (
-        ("2b", 26, 2304, 8, 4, 9216, 256), ("9b", 42, 3584, 16, 8, 14336, 256), ("27b", 46, 4608, 32, 16, 36864, 128),
-    ):  # fmt: skip
-        shape = _gated(
-            f"gemma2-{size}", "gemma2", layers, hidden, heads, kv_heads, feed_forward, 256000, 8192,
-            head_size=head_size, tied=True,
-        )  # fmt: skip
-        yield shape, (f"google/gemma-2-{size}", f"gemma-2-{size}")
-
-
-_NAMED = list(chain(_bert(), _gpt(), _mpt(), _llama_and_mistral(), _qwen2(), _gemma2()))
-KNOWN: dict[str, ModelShape] = {shape.name: shape for shape, _ in _NAMED}
-_BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _NAMED for hub_id in ids}
+_NAMED = _read()
+KNOWN: dict[str, ModelShape] = {name: shape for name, (shape, _) in _NAMED.items()}
+_BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _NAMED.values() for hub_id in ids}
 
 
 LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error

@@ -279,7 +279,8 @@ def architecture_of(workload: str, size: str) -> Architecture:
     """Which architecture a workload trains at one of its sizes."""
     if workload == "bert-imdb":
         return "bert"
-    return {"2.7b": "gpt-neo", "6b": "gpt-j"}.get(size, "gpt2")
+    others: dict[str, Architecture] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
+    return others.get(size, "gpt2")
 
 
 def parameter_sizes(
