@@ -679,7 +679,7 @@ def _advise(
     import json
 
     from study import planner
-    from study.planner import say
+    from study.planner import advice_text
 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
@@ -691,16 +691,16 @@ def _advise(
     if write is not None:
         if None in (model, num_gpus):
             raise Refusal(f"--write {write}: needs both --model and --gpus")
-        say.check_free(write)
+        advice_text.check_free(write)
     if model is None:
         advice = planner.largest_models(asked)
-        text, content = say.text_of_largest, say.content_of_largest
+        text, content = advice_text.text_of_largest, advice_text.content_of_largest
     elif num_gpus is None:
         advice = planner.fewest_gpus(model, asked)
-        text, content = say.text_of_fewest, say.content_of_fewest
+        text, content = advice_text.text_of_fewest, advice_text.content_of_fewest
     else:
         advice = planner.advise(model, asked)
-        text, content = say.text, say.content
+        text, content = advice_text.text, advice_text.content
     print(json.dumps(content(advice), indent=1) if as_json else text(advice))
     if trace:
         from study.planner import fake_tensors
@@ -709,7 +709,7 @@ def _advise(
         for line in lines(advice, fake_tensors.trace):
             print(line, flush=True)
     if write is not None:
-        say.write(advice, write)
+        advice_text.write(advice, write)
         if not as_json:
             print(f"\nWritten: {write}")
 

@@ -40,8 +40,8 @@ from study.report.pages.planner.accuracy import AIM, DISTANCES, ENGINES
 from study.running import allowed
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
+from study.theory.intervals import Evidence
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
-from study.theory.trust import Evidence
 
 CPU = ROOT / "reports" / "cpu" / "records"
 NEARLY_EXACT = 0.01  # of a peak: more than this is counted too much in runs whose threads were not waited for

@@ -12,7 +12,7 @@ from reported import read as text_of
 
 from study import planner
 from study.errors import Refusal
-from study.planner import choose, published_rows, say
+from study.planner import advice_text, choose, published_rows
 from study.report import markup
 from study.report.pages import planner as page
 from study.report.words import signed_percent
@@ -266,8 +266,8 @@ def test_an_answer_says_which_errors_its_times_rest_on(advice, capsys):
     sentences = {option.prediction.step.evidence.sentence for option in advice.options}
     assert len(sentences) >= 3  # FSDP, other engines, offload; and of each what no published row has
     shown = text_of(page.speed(advice))
-    said = " ".join(say.text(advice).split())
-    content = say.content(advice)
+    said = " ".join(advice_text.text(advice).split())
+    content = advice_text.content(advice)
     for option, entry in zip(advice.options, content["strategies"], strict=True):
         sentence = option.prediction.step.evidence.sentence
         assert entry["seconds_per_step_rests_on"] == sentence

@@ -15,7 +15,7 @@ import pytest
 from study.compare import cases
 from study.planner import published_rows
 from study.records import find as records
-from study.theory import communication, flops, hardware, measured_by_others, shapes, step_time, trust
+from study.theory import communication, flops, hardware, intervals, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 
 ROOT = Path(__file__).parent.parent
@@ -101,7 +101,7 @@ def test_errors_on_the_published_rows_are_small_in_sample():
 
 
 def test_the_constants_are_what_a_fit_gives(fitted):
-    assert set(fitted.constants) == set(step_time.FITTED) == set(trust.GENERATIONS)
+    assert set(fitted.constants) == set(step_time.FITTED) == set(intervals.GENERATIONS)
     for name, constants in fitted.constants.items():
         expected = pytest.approx(dataclasses.astuple(constants), rel=0.03)
         assert dataclasses.astuple(step_time.FITTED[name]) == expected, name
@@ -111,10 +111,10 @@ def test_the_constants_are_what_a_fit_gives(fitted):
 def test_an_answer_says_what_of_it_no_published_row_has():
     shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 16)
     engine = Engine("deepspeed", 3, 16, "bf16", 2, optimizer="muon")
-    sentence = trust.evidence(shape, engine, box).sentence
+    sentence = intervals.evidence(shape, engine, box).sentence
     assert sentence.endswith("; no published row has the optimizer muon or ZeRO-3 on 16 GPUs of Ampere")
     known = dataclasses.replace(engine, zero_stage=1, optimizer="adamw")
-    assert "no published row" not in trust.evidence(shape, known, box).sentence
+    assert "no published row" not in intervals.evidence(shape, known, box).sentence
 
 
 def test_a_time_outside_the_model_keeps_its_grade_and_is_not_fitted(times):
@@ -161,11 +161,11 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
     found = planner_accuracy.evidence(times, cross_validation.intervals(judged))
     assert planner_accuracy.is_same(found, json.loads(planner_accuracy.EVIDENCE.read_text()))
     assert found["generations"] == sorted(step_time.FITTED)
-    assert {(one["engine"], one["distance"]) for one in found["intervals"]} == set(trust.EVIDENCE)
-    for one in trust.EVIDENCE.values():
+    assert {(one["engine"], one["distance"]) for one in found["intervals"]} == set(intervals.EVIDENCE)
+    for one in intervals.EVIDENCE.values():
         assert one.inside >= 0.9 * one.predictions
-    for engine in trust.ENGINES:  # the farther case never has the narrower interval
-        spreads = [trust.EVIDENCE[engine, distance].spread for distance in trust.DISTANCES]
+    for engine in intervals.ENGINES:  # the farther case never has the narrower interval
+        spreads = [intervals.EVIDENCE[engine, distance].spread for distance in intervals.DISTANCES]
         assert spreads == sorted(spreads)
 
 
@@ -311,7 +311,7 @@ def test_the_interval_is_that_of_the_kind_of_case():
 
     def kind(engine: Engine, box: hardware.Box = BOX) -> tuple[str, str]:
         evidence = seconds(engine, job, box).evidence
-        assert dataclasses.replace(evidence, lacks=()) == trust.EVIDENCE[evidence.engine, evidence.distance]
+        assert dataclasses.replace(evidence, lacks=()) == intervals.EVIDENCE[evidence.engine, evidence.distance]
         return evidence.engine, evidence.distance
 
     def box_of(gpu: str, num_gpus: int = 8) -> hardware.Box:

@@ -19,9 +19,18 @@ from typing import Any
 import numpy as np
 
 from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
-from study.theory import flops, hardware, measured_by_others, shapes, step_time, trust
+from study.theory import flops, hardware, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.hardware import Box
+from study.theory.intervals import (
+    DISTANCES,
+    ENGINES,
+    GENERATIONS,
+    Distance,
+    EngineKind,
+    engine_of,
+    name_of,
+)
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.shapes import ModelShape
 from study.theory.step_time import Constants
@@ -66,7 +75,7 @@ class Timed:
     @property
     def kind(self) -> str:
         """The engine, as tables name it."""
-        return trust.name_of(self.shape, self.engine)
+        return name_of(self.shape, self.engine)
 
     @property
     def size(self) -> str:
@@ -321,7 +330,7 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
 
 
 # What a fit must do without to be asked so of a published time.
-LEFT_OUT: dict[trust.Distance, tuple[str, ...]] = {
+LEFT_OUT: dict[Distance, tuple[str, ...]] = {
     "known": ("family", "model size", "card"),
     "new count": ("GPU count",),
     "new generation": ("generation",),
@@ -331,15 +340,15 @@ LEFT_OUT: dict[trust.Distance, tuple[str, ...]] = {
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
     found = []
-    for engine in trust.ENGINES:
+    for engine in ENGINES:
         least = 1.0
-        for distance in trust.DISTANCES:  # the farther case never has the narrower interval
+        for distance in DISTANCES:  # the farther case never has the narrower interval
             found.append(_interval(judged, engine, distance, least))
             least = found[-1]["spread"]
     return found
 
 
-def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Distance, least: float) -> dict[str, Any]:
+def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, least: float) -> dict[str, Any]:
     """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
 
     `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
@@ -376,7 +385,7 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
 
 
 def _predictions(
-    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool, described: bool = True
+    judged: list[Judged], engine: EngineKind, splits: Iterable[str], known: bool, described: bool = True
 ) -> list[tuple[Timed, str, float]]:
     """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
     `described`: only of times that the model describes, or only of the others."""
@@ -385,10 +394,10 @@ def _predictions(
         for one in judged
         for split in splits
         if (error := one.left_out.get(split, {}).get("planner")) is not None
-        and trust.engine_of(one.timed.shape, one.timed.engine) == engine
+        and engine_of(one.timed.shape, one.timed.engine) == engine
         # Of offload little else is known.
         and (engine == "offload" or (one.timed.grade != "C" and described != bool(one.timed.outside)))
-        and (not known or one.timed.generation in trust.GENERATIONS)
+        and (not known or one.timed.generation in GENERATIONS)
     ]
 
 

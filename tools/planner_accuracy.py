@@ -23,7 +23,8 @@ from study import files
 from study.planner import published_rows
 from study.planner.published_rows import DIGITS, PREDICTORS, SPLITS, VALIDATION
 from study.records.results import header
-from study.theory import measured_by_others, step_time, trust
+from study.theory import measured_by_others, step_time
+from study.theory.intervals import Evidence
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 EVIDENCE = measured_by_others.FOLDER / "evidence.json"
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Gather what study/theory/trust.py reads: which published times there are, and the intervals found on them."""
+    """Gather what study/theory/intervals.py reads: which published times there are, and the intervals found on them."""
     rows = [timed for timed in times if timed.fitted]
     generations = sorted({row.generation for row in rows})
     gpu_counts: dict[str, dict[str, list[int]]] = {}
@@ -55,7 +56,7 @@ def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]
             least, most = gpu_counts.setdefault(timed.kind, {}).get(timed.generation, (math.inf, 0))
             count = timed.box.num_gpus
             gpu_counts[timed.kind][timed.generation] = [int(min(least, count)), max(most, count)]
-    names = [field.name for field in dataclasses.fields(trust.Evidence) if field.name != "lacks"]  # that is of a case
+    names = [field.name for field in dataclasses.fields(Evidence) if field.name != "lacks"]  # that is of a case
     return {
         "generations": generations,
         "gpu_counts": gpu_counts,
@@ -160,7 +161,7 @@ def say(result: dict[str, Any]) -> None:
     print("intervals that nine of ten predictions lay in, each by a fit without what is named")
     for found in result["intervals"]:
         checked = f"with the rows that the model does not describe, {found['held_all']} of {found['tried_all']}"
-        print(f"  {found['engine']}, {found['distance']}: {trust.Evidence.of(found).sentence}; {checked}")
+        print(f"  {found['engine']}, {found['distance']}: {Evidence.of(found).sentence}; {checked}")
     for case in result["cases"]:
         print(
             f"{case['name']}: {case['quantity']} {case['predicted']:.4g}, "

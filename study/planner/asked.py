@@ -1,4 +1,4 @@
-"""What does one want to know: which GPUs, which batch, which strategies? Refused where it makes no sense."""
+"""What is asked of the planner: GPUs, batch, strategies; refused where it makes no sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategies fit, how fast are they, and which is to be taken? And the largest model, and the fewest GPUs."""
+"""Every strategy on a box, and the one to take; the largest model of a box; the fewest GPUs of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from study.errors import Refusal, refusing
 from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import engines, file
 from study.strategy.file import Strategy
-from study.theory import on_box, peaks, shapes, trust
+from study.theory import intervals, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Numbers
 from study.theory.hardware import Box
 from study.theory.on_box import Prediction
@@ -91,7 +91,7 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
         largest = on_box.largest_micro_batch(shape, engine, best.job, box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps
-    return Option(chosen, best, largest, bool(is_short) and trust.engine_of(shape, engine) != "offload")
+    return Option(chosen, best, largest, bool(is_short) and intervals.engine_of(shape, engine) != "offload")
 
 
 def _short(options: Sequence[Option]) -> list[str]:

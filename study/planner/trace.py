@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from study.errors import Refusal
+from study.planner.advice_text import LINE
 from study.planner.choose import Advice, Option
-from study.planner.say import LINE
 from study.theory import peaks
 from study.theory.case import Engine, Job
 from study.theory.peaks import MOMENTS, Peak

@@ -1,4 +1,4 @@
-"""What is asked of the models? An engine as it is configured, and a job that it does: how much, and how computed."""
+"""An engine as it is configured, and the job that a rank does with it: how much, and how computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can a GPU and the machine around it do at most? Memory, dense peaks, links, disks and prices, with sources.
+"""GPUs and the machines around them: memory, dense peaks, links, disks and prices, with sources.
 
 Rates are bytes per second in one direction of a link: half of what data sheets count in both. What software reaches of
 them is for the models to say. Unknown is None.

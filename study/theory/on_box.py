@@ -1,4 +1,4 @@
-"""What would a strategy need and reach on a box: does it fit, with which batch, and how long is a step?"""
+"""Memory, largest micro batch, step time and price of one strategy on a box of GPUs."""
 
 from __future__ import annotations
 

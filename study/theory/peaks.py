@@ -1,4 +1,4 @@
-"""How many bytes does a rank hold at the highest moment of a step: model states, buffers and residual states together?
+"""Peak bytes of a rank in a step: model states, buffers and residual states together.
 
 A step has five moments at which it can be highest: as backward begins, in the last and in the first block's backward,
 as backward ends, and as the optimizer steps. Each is a sum; the peak is the largest. What DeepSpeed 0.19.8 allocates

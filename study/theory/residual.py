@@ -1,4 +1,4 @@
-"""How many bytes do activations, logits and temporaries take: the residual states of arXiv:1910.02054, sec. 3.2?
+"""Bytes of activations, logits and temporaries: the residual states of arXiv:1910.02054, sec. 3.2.
 
 Counted on the modules of transformers 5.23 as autograd saves their tensors; tests count them again. For BERT in 16 bits
 with dropout and eager attention the sum is that of arXiv:2205.05198: s b h (34 + 5 a s / h).

@@ -1,4 +1,4 @@
-"""How long does an optimizer step take, and how much of it is computing, communicating and offloading?
+"""Seconds of an optimizer step: computing, communicating and offloading.
 
 A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and the two add up; what is
 left of communication once it has run beside them adds to that. Five constants per generation of GPUs are fitted to
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import communication, flops, hardware, model_states, residual, trust
+from study.theory import communication, flops, hardware, intervals, model_states, residual
 from study.theory.case import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.communication.sharded import gathered_elements
 from study.theory.hardware import Box, Gpu, generation_of, product_flops_per_second
+from study.theory.intervals import Evidence
 from study.theory.shapes import GATED, ModelShape
 from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
-from study.theory.trust import Evidence
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def seconds(
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
         exposed_communication=added - by_pcie + serial,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
-        evidence=trust.evidence(shape, engine, box),
+        evidence=intervals.evidence(shape, engine, box),
     )
 
 

@@ -11,7 +11,7 @@ from study.report.markup import Html
 from study.report.pages.cells import number
 from study.report.words import listed, percent, signed_percent
 from study.theory import measured_by_others, on_box, peaks
-from study.theory.trust import Evidence
+from study.theory.intervals import Evidence
 
 WITHOUT = {"nothing": "in sample: fitted to all of them"} | {split: f"fitted without their {split}" for split in SPLITS}
 GRADES = {

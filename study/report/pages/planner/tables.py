@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from study.planner import choose, say
+from study.planner import advice_text, choose
 from study.planner.choose import Advice, Choice, Option
 from study.report import markup
 from study.report.markup import Html
@@ -30,7 +30,7 @@ def in_words(advice: Advice) -> Html:
     )
     warning = Html(
         "<strong>Nothing on this page is measured</strong>, except what is called published: it is what "
-        f"study/theory says, before anybody rents a GPU. Assumed: {markup.escape(say.assumed(asked, box))}."
+        f"study/theory says, before anybody rents a GPU. Assumed: {markup.escape(advice_text.assumed(asked, box))}."
     )
     notes = [f"Note: {note}." for note in advice.notes]
     return Html(

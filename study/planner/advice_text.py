@@ -1,4 +1,4 @@
-"""How does advice read: to people, to programs, and to accelerate?"""
+"""Advice as tables of text, as JSON, and as an accelerate file."""
 
 from __future__ import annotations
 
