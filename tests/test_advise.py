@@ -255,7 +255,7 @@ def test_the_largest_model_of_a_box(capsys):
     (chosen,), box = advice.asked.strategies(8), advice.asked.box()
     job = choose._smallest_job(advice.asked, "--model")
     for candidate, fits in ((shape, True), (choose.gpt(shape.hidden + 256, 2048), False)):
-        assert choose._fits(choose._peak(candidate, advice.asked, chosen, job, box), box) is fits
+        assert on_box.fits(choose._peak(candidate, advice.asked, chosen, job, box), box) == fits
     assert "billions of parameters" in advice_text.text_of_largest(advice)
 
 

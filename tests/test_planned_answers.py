@@ -9,10 +9,9 @@ import pytest
 from launching import ROOT
 
 from study import cli, planner
-from study.report.build import PLANNED
-from study.report.pages.planner.played import MODELS, NETWORKS
+from study.planner.asked import PLANNED
 
-FOLDER = ROOT / "reports" / PLANNED
+FOLDER = ROOT / "reports" / PLANNED.folder
 SOME = list(planned_answers.asked_for())[::37]
 
 
@@ -22,13 +21,13 @@ def committed(model: str) -> dict:
     return json.loads(text.removeprefix("planned(").rstrip().removesuffix(");"))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", PLANNED.models)
 def test_every_answer_is_there_and_some_are_made_again(model):
     """Where this fails, tools/planned_answers.py makes them anew."""
     content = committed(model)
     assert content["model"] == model
     assert list(content["answers"]) == [key.text for key in planned_answers.asked_for()]
-    for key in SOME[MODELS.index(model) % 3 :: 3]:
+    for key in SOME[PLANNED.models.index(model) % 3 :: 3]:
         assert content["answers"][key.text] == json.loads(json.dumps(planned_answers.answer(model, key))), key
 
 
@@ -52,7 +51,7 @@ def test_what_cannot_be_answered_says_why():
 
 
 def test_a_slower_network_is_never_faster():
-    rent, slow = (planned_answers.Key("h100-sxm", 64, 2048, 8, rate) for rate in NETWORKS)
+    rent, slow = (planned_answers.Key("h100-sxm", 64, 2048, 8, rate) for rate in PLANNED.networks)
     fast, late = (planned_answers.answer("llama-3-8b", key)["rows"] for key in (rent, slow))
     assert all(one[8] <= other[8] for one, other in zip(fast, late, strict=True))
     assert planner.advise("llama-3-8b", slow.asked()).box.node_bandwidth == 100e9 / 8

@@ -11,9 +11,9 @@ import pytest
 import reported
 
 from study.claims import say
+from study.planner.asked import PLANNED
 from study.report import build as report
 from study.report import index
-from study.report.pages.planner.played import LENGTHS, PER_GPU
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
@@ -194,7 +194,7 @@ def test_the_planner_answers_without_a_server_as_the_command_does(visit):
     page = seen.page
     for name, value in (("model", "llama-3-8b"), ("gpu", "h100-sxm"), ("gpus", "16"), ("network", "100")):
         page.locator(f"#asked [name={name}]").select_option(value)
-    key = planned_answers.Key("h100-sxm", 16, LENGTHS[0], PER_GPU[0], 100)
+    key = planned_answers.Key("h100-sxm", 16, PLANNED.lengths[0], PLANNED.per_gpu[0], 100)
     expected = planned_answers.answer("llama-3-8b", key)
     page.wait_for_selector("#answered tbody tr")
     rows = page.locator("#answered tbody tr")

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import cross_validation
 import numpy as np
@@ -164,8 +165,8 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
     assert {(one["engine"], one["distance"]) for one in found["intervals"]} == set(intervals.EVIDENCE)
     for one in intervals.EVIDENCE.values():
         assert one.inside >= 0.9 * one.predictions
-    for engine in intervals.ENGINES:  # the farther case never has the narrower interval
-        spreads = [intervals.EVIDENCE[engine, distance].spread for distance in intervals.DISTANCES]
+    for engine in get_args(intervals.EngineKind):  # the farther case never has the narrower interval
+        spreads = [intervals.EVIDENCE[engine, distance].spread for distance in get_args(intervals.Distance)]
         assert spreads == sorted(spreads)
 
 

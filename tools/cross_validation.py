@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from study.theory import flops, hardware, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.hardware import Box
 from study.theory.intervals import (
-    DISTANCES,
-    ENGINES,
     GENERATIONS,
     Distance,
     EngineKind,
@@ -340,9 +338,9 @@ LEFT_OUT: dict[Distance, tuple[str, ...]] = {
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
     found = []
-    for engine in ENGINES:
+    for engine in get_args(EngineKind):
         least = 1.0
-        for distance in DISTANCES:  # the farther case never has the narrower interval
+        for distance in get_args(Distance):  # the farther case never has the narrower interval
             found.append(_interval(judged, engine, distance, least))
             least = found[-1]["spread"]
     return found

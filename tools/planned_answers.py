@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 
 from study import files
 from study.errors import Refusal
-from study.planner.asked import Asked
+from study.planner.asked import PLANNED, Asked
 from study.planner.choose import Option, advise
-from study.report.build import PLANNED
-from study.report.pages.planner.played import COUNTS, GPUS, LENGTHS, MODELS, NETWORKS, PER_GPU
 
 COLUMNS = (
     "strategy", "precision", "fits", "GiB a GPU", "free", "micro batch", "accumulation", "checkpointed", "s/step",
@@ -31,7 +29,7 @@ COLUMNS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=files.ROOT / "reports" / PLANNED)
+    parser.add_argument("folder", type=Path, nargs="?", default=files.ROOT / "reports" / PLANNED.folder)
     for path in write(parser.parse_args().folder):
         print(path)
 
@@ -61,7 +59,8 @@ class Key(NamedTuple):
 
 def asked_for() -> Iterator[Key]:
     """List what is asked; networks differ only where there are several nodes."""
-    for gpu, count, length, each, network in itertools.product(GPUS, COUNTS, LENGTHS, PER_GPU, NETWORKS):
+    every = itertools.product(PLANNED.gpus, PLANNED.counts, PLANNED.lengths, PLANNED.per_gpu, PLANNED.networks)
+    for gpu, count, length, each, network in every:
         if network is None or count > 8:
             yield Key(gpu, count, length, each, network)
 
@@ -102,7 +101,7 @@ def write(folder: Path) -> list[Path]:
     """Write FOLDER/<model>.js for every model."""
     folder.mkdir(parents=True, exist_ok=True)  # before the minutes that the answers take
     paths = []
-    for model in MODELS:
+    for model in PLANNED.models:
         answers = {key.text: answer(model, key) for key in asked_for()}
         content = json.dumps({"model": model, "answers": answers}, separators=(",", ":"), allow_nan=False)
         paths.append(folder / f"{model}.js")

@@ -187,7 +187,7 @@ def largest_models(asked: Asked) -> LargestModels:
     for chosen in asked.strategies(asked.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not _fits(_peak(shape, asked, chosen, job, box), box)
+            return not on_box.fits(_peak(shape, asked, chosen, job, box), box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
@@ -207,7 +207,9 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
             if fewest.get(chosen.name) is None:
                 box = asked.box(num_gpus)
                 peak = _peak(shape, asked, chosen, job, box)
-                fewest[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
+                fewest[chosen.name] = (
+                    (num_gpus, float(on_box.free_bytes(peak, box))) if on_box.fits(peak, box) else None
+                )
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), counts[-1]).zero_stage
     )
@@ -237,10 +239,6 @@ def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int)
         optimizer_kernel=asked.optimizer_kernel,
         replicas=asked.replicas(chosen, num_gpus),
     )
-
-
-def _fits(peak: Peak, box: Box) -> bool:
-    return bool(on_box.fits(peak, box))
 
 
 # ---------------------------------------------------------------- every split of the batch, every number of GPUs

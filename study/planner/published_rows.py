@@ -234,20 +234,16 @@ def memory() -> list[dict[str, Any]]:
     kinds = [(name, [case for case in cases if case.quantity == quantity]) for quantity, name in METRICS.items()]
     tensors = kinds[0][1]
     kinds.insert(1, (ACTIVATIONS, [case for case in tensors if activations_decide(case)]))
-    groups = [
-        ("metric", f"{name}, grade {grade}", [case for case in members if case.grade == grade])
-        for name, members in kinds
-        for grade in "ABC"
-    ]
-    families = dict.fromkeys((case.family, case.grade) for case in tensors)
-    groups += [
-        ("family", f"{family}, {grade}", [case for case in tensors if (case.family, case.grade) == (family, grade)])
-        for family, grade in families
-    ]
+    groups: dict[tuple[str, str], list[MeasuredCase]] = {}
+    for name, members in kinds:
+        for case in sorted(members, key=lambda case: case.grade):
+            groups.setdefault(("metric", f"{name}, grade {case.grade}"), []).append(case)
+    for case in tensors:
+        groups.setdefault(("family", f"{case.family}, {case.grade}"), []).append(case)
     rows = []
-    for by, group, members in groups:
+    for (by, group), members in groups.items():
         for estimator, estimate in ESTIMATORS.items():
-            if members and (estimator == "planner" or members[0].quantity == "peak_allocated_bytes"):
+            if estimator == "planner" or members[0].quantity == "peak_allocated_bytes":
                 errors = [(case.name, estimate(case) / case.published - 1) for case in members]
                 rows.append({"by": by, "group": group, "predictor": estimator, **summarize(errors)})
     return rows

@@ -111,8 +111,6 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
         )
 
 
-# ---------------------------------------------------------------- in words
-
 Tracer = Callable[[ModelShape, Engine, Job], Traced]  # of fake_tensors, which needs torch
 SHOWN = 0.01  # of the traced peak: parts that differ by less are not listed
 HEAD = """

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import files
@@ -16,6 +16,7 @@ from study.claims import ledger
 from study.compare import network, verdict_text
 from study.errors import Refusal
 from study.files import ROOT
+from study.planner.asked import PLANNED
 from study.records import find
 from study.report import colab, index, markup, notebook
 from study.report.shell import STYLE, Frame, Page
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOTEBOOKS = ROOT / "notebooks"
-PLANNED = PurePosixPath("predicted/planned")  # the planner's answers, below the site of which its page is one
 # The scripts of pages that have one, by notebook: a list that a reader filters, and the planner that she asks.
 _HERE = Path(__file__).parent
 SCRIPTS = dict.fromkeys(("claims", "article"), _HERE / "filter.js") | {"planner": _HERE / "planner.js"}
@@ -154,7 +154,7 @@ def build_site(output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
     parameters |= {name: {"source": name} for name in article_pages()}
     _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output, SITE_PAGES | article_pages())
-    planned, copied = (reports / PLANNED for reports in (ROOT / "reports", output))
+    planned, copied = (reports / PLANNED.folder for reports in (ROOT / "reports", output))
     if planned.is_dir() and planned.resolve() != copied.resolve():
         shutil.copytree(planned, copied, dirs_exist_ok=True)
     write_index(output)

@@ -178,11 +178,7 @@ def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_
     grid = predict(shape, engine, job, box)
     seconds = np.where(grid.fits, grid.step.total, np.inf)
     chosen = int(seconds.argmin()) if np.any(grid.fits) else len(micro) - 1
+    size, steps = int(micro[chosen]), int(accumulation[chosen])
     return predict(
-        shape,
-        engine,
-        dataclasses.replace(
-            job, micro_batch_size=int(micro[chosen]), gradient_accumulation_steps=int(accumulation[chosen])
-        ),
-        box,
+        shape, engine, dataclasses.replace(job, micro_batch_size=size, gradient_accumulation_steps=steps), box
     )
