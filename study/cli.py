@@ -671,7 +671,7 @@ def _advise(
     import json
 
     from study import planner
-    from study.planner import say
+    from study.planner import advice_text
 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
@@ -683,24 +683,25 @@ def _advise(
     if write is not None:
         if None in (model, num_gpus):
             raise Refusal(f"--write {write}: needs both --model and --gpus")
-        say.check_free(write)
+        advice_text.check_free(write)
     if model is None:
         advice = planner.largest_models(asked)
-        text, content = say.text_of_largest, say.content_of_largest
+        text, content = advice_text.text_of_largest, advice_text.content_of_largest
     elif num_gpus is None:
         advice = planner.fewest_gpus(model, asked)
-        text, content = say.text_of_fewest, say.content_of_fewest
+        text, content = advice_text.text_of_fewest, advice_text.content_of_fewest
     else:
         advice = planner.advise(model, asked)
-        text, content = say.text, say.content
+        text, content = advice_text.text, advice_text.content
     print(json.dumps(content(advice), indent=1) if as_json else text(advice))
     if trace:
-        from study.tracing import say as traced
+        from study.planner import fake_tensors
+        from study.planner.trace import lines
 
-        for line in traced.lines(advice):
+        for line in lines(advice, fake_tensors.trace):
             print(line, flush=True)
     if write is not None:
-        say.write(advice, write)
+        advice_text.write(advice, write)
         if not as_json:
             print(f"\nWritten: {write}")
 
@@ -710,18 +711,10 @@ def _advise(
 @click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
-@click.option("--grid", "as_grid", is_flag=True, help="the answers that the planner's page loads, some minutes")
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_grid: bool) -> None:
+def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
     """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
-    from study.planner import grid, predictions
-    from study.running import studies
+    from study.running import predictions, studies
 
-    if as_grid:
-        if study or gpu or num_gpus:
-            raise Refusal("--grid answers for models and boxes of its own; leave the study, --gpu and --gpus out")
-        for path in grid.write(output / grid.PLACE.name):
-            print(path)
-        return
     if study is None:
         if gpu or num_gpus:
             raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")
@@ -731,38 +724,6 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
     if gpu is None:
         raise Refusal("--gpu is missing: predict STUDY --gpu a100-80gb --gpus 8")
     print(predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1)))
-
-
-@zero_study.command("trace")
-@click.option("--output", type=PATH, required=True, help="JSON file to write; what it has already is kept")
-@click.option("--only", default="", metavar="TEXT", show_default=False, help="only cases whose name contains this")
-def _trace(output: Path, only: str) -> None:
-    """Trace the study's models over fake tensors, for the planner's peaks to be held against.
-
-    Both workloads, every size, on one to eight ranks, small models first. Cut off, it goes on where it was.
-    """
-    from study.tracing import grid
-
-    _require(*TRACING)
-    for line in grid.run(output, only):
-        print(line, flush=True)
-
-
-@zero_study.command("accuracy")
-@click.argument(
-    "rows",
-    type=PATH,
-    required=False,
-    metavar="[FILE.csv]",
-    help="rows of your own, with the columns of those in study/theory/measured_by_others; nothing is fitted to them",
-)
-@click.option("--output", type=PATH, help="JSON file to write")
-@click.pass_context
-def _accuracy(context: click.Context, rows: Path | None, output: Path | None) -> None:
-    """Compare the planner's step times with throughput that others published, and fit its constants again."""
-    from study.planner import accuracy
-
-    accuracy.measure(rows, output, _recorded(context))
 
 
 # ---------------------------------------------------------------- what others published
@@ -814,20 +775,6 @@ def _decide_claims(write: bool) -> int:
         f"{len(wrong)} of {len(now)} claims are not as they are committed" if wrong else f"{len(now)} verdicts follow"
     )
     return 1 if wrong else 0
-
-
-@zero_study.command("check")
-@click.argument("table", type=PATH, metavar="TABLE.csv", help="a row for each result; docs/check.md has the columns")
-def _check(table: Path) -> int:
-    """Hold anybody's table of training results against physics and the planner: a line for each suspicion.
-
-    Exit status: 0 nothing is certainly or likely wrong, which is no proof; 1 something is; 2 the table cannot be read.
-    """
-    from study.planner import check
-
-    checked = check.check(table)
-    print(check.text(checked))
-    return 1 if checked.is_suspicious else 0
 
 
 @zero_study.command("snippets")

@@ -19,7 +19,7 @@ from study import cli, config
 from study.claims import frozen, ledger, sample, say, verdicts
 from study.claims.ledger import Claim
 from study.claims.observed import Observed
-from study.claims.rules import arithmetic, memory, others, paper, record, speed, theory, trees
+from study.claims.rules import arithmetic, memory, others, paper, record, speed, theory
 from study.claims.rules.cases import Case, prediction_of
 from study.errors import Refusal
 from study.running import studies
@@ -424,20 +424,6 @@ def test_larger_cards_hold_larger_models_on_fewer_gpus():
     assert small.interval[0] <= small.value <= small.interval[1] < large.value
     fewest = [memory.fewest_gpus("mpt-13b", "zero3", gpu).value for gpu in ("a100-40gb", "a100-80gb")]
     assert fewest[1] < fewest[0]
-
-
-def test_what_a_tree_does_not_answer_is_not_held_against_it():
-    found = trees.tree_share("zero3-blog-takeaways")
-    _, counts = found.evidence[0].split(": ")
-    kinds = {kind: int(count.replace(",", "")) for count, kind in re.findall(r"([\d,]+) ([a-z ]+)", counts)}
-    assert kinds["no answer"] > 0
-    assert found.value == kinds["agrees"] / (sum(kinds.values()) - kinds["no answer"])
-
-
-def test_a_share_is_as_uncertain_as_the_times_that_it_counts():
-    for found in (trees.tree_share("stages-analysis-need"), trees.strategy_share("zero2")):
-        low, high = found.interval
-        assert 0 < low < found.value < high < 1
 
 
 def test_a_peak_of_an_unknown_batch_is_anything_from_the_least_to_the_card():

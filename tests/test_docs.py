@@ -88,7 +88,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path.resolve()), f"{page}: {target}"
 
 
-FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/")
+FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/", "tools/")
 MADE = ("reports/smoke/", "reports/single-gpu/", "reports/my_study/")  # by the commands beside them
 
 

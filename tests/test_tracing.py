@@ -7,17 +7,18 @@ import json
 
 import pytest
 import torch
+import traced_cases
 import transformers
 
 from study import cli
 from study.config import build_config
 from study.errors import Refusal
-from study.planner import Asked, advise
+from study.planner import Asked, advise, fake_tensors
+from study.planner.fake_tensors import trace
+from study.planner.trace import differences, lines
 from study.theory import peaks, shapes
 from study.theory.case import Engine, Job
 from study.theory.residual import EAGER_ONLY
-from study.tracing import figure, grid, model, say
-from study.tracing.trace import trace
 from study.training.measure.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits
@@ -38,16 +39,16 @@ FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
 def test_a_trace_is_what_a_real_step_allocates(shape, checkpointed):
     """The same model over real tensors of a CPU: the highest moment of forward and backward."""
     job = dataclasses.replace(JOB, activation_checkpointing=checkpointed)
-    real = model.build_model(shape, job, torch.float32)
-    batch = model.make_batch(shape, job)
+    real = fake_tensors.build_model(shape, job, torch.float32)
+    batch = fake_tensors.make_batch(shape, job)
     if shape.is_encoder:
         batch["attention_mask"][0, -1] = 0  # a mask without a zero is no mask
-    model.loss(real, batch, shape).backward()
+    fake_tensors.loss(real, batch, shape).backward()
     real.zero_grad()
     with CpuPeak() as before:
         pass
     with CpuPeak() as highest:
-        model.loss(real, batch, shape).backward()
+        fake_tensors.loss(real, batch, shape).backward()
     measured = highest.tensor_bytes - before.tensor_bytes
     traced = trace(shape, SINGLE, job)
     assert traced.moment == "forward and backward"
@@ -119,9 +120,9 @@ DECODERS = ["gpt-neo-125m", "gpt-j-6b", "llama-2-7b", "mistral-7b", "qwen2-0.5b"
 def test_known_models_are_built_as_they_are_counted(name):
     shape = shapes.find(name)
     with torch.device("meta"):
-        built = model.build_model(shape, JOB, torch.float32)
+        built = fake_tensors.build_model(shape, JOB, torch.float32)
     assert sum(parameter.numel() for parameter in built.parameters()) == shape.num_params
-    assert model.block_class(built, shape) in built._no_split_modules
+    assert fake_tensors.block_class(built, shape) in built._no_split_modules
 
 
 SETTINGS = {  # that a shape has, by the names of each workload's configuration
@@ -134,8 +135,8 @@ SETTINGS = {  # that a shape has, by the names of each workload's configuration
     ("workload", "size"), [("bert-imdb", "base"), ("gpt-wikitext", "124m"), ("gpt-wikitext", "6b")]
 )
 def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
-    point = grid.point(workload, size, "single", 1, "fp32", False)
-    traced = model.model_config(point.shape, point.job)
+    point = traced_cases.point(workload, size, "single", 1, "fp32", False)
+    traced = fake_tensors.model_config(point.shape, point.job)
     config = build_config(workload=workload, size=size, data="hub", dropout=0.0)
     splits = Splits(train=None, evaluation=None, vocab_size=point.shape.vocabulary, pad_token_id=0, description={})
     trained = WORKLOADS[workload].model_config(config, splits)
@@ -180,17 +181,17 @@ def test_what_cannot_be_traced_is_refused(shape, engine, job, said):
 
 def test_advice_has_a_second_opinion():
     advice = advise("bert-tiny", Asked(gpu="l4", num_gpus=2, micro_batch_size=8, sequence_length=64))
-    lines = list(say.lines(advice))
-    assert [line for line in lines if line.startswith("fsdp2: traced ")]
-    (said,) = [line for line in lines if line.startswith("Not traced: zero0, zero1")]
+    printed = list(lines(advice, trace))
+    assert [line for line in printed if line.startswith("fsdp2: traced ")]
+    (said,) = [line for line in printed if line.startswith("Not traced: zero0, zero1")]
     assert " ".join(said.split()).endswith("DeepSpeed's engine is not traced, only torch's own are.")
-    traced = {line.partition(":")[0] for line in lines if ": traced " in line}
+    traced = {line.partition(":")[0] for line in printed if ": traced " in line}
     assert traced == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
 
 
 def test_differences_add_up():
     traced, predicted = trace(DECODER, FSDP2, JOB), peaks.peak(DECODER, FSDP2, JOB)
-    found = figure.differences(traced, predicted, FSDP2)
+    found = differences(traced, predicted, FSDP2)
     assert sum(each.num_bytes for each in found) == pytest.approx(traced.total - predicted.total)
 
 
@@ -205,14 +206,14 @@ def test_a_trace_needs_a_model_and_gpus(more):
 
 def test_the_grid_goes_on_where_it_was(tmp_path):
     path, only = tmp_path / "traces.json", "bert-imdb-tiny-single"
-    lines = list(grid.run(path, only))
-    assert lines[0] == "4 cases, 4 of them to be traced"
-    assert len(lines) == 5
+    printed = list(traced_cases.run(path, only))
+    assert printed[0] == "4 cases, 4 of them to be traced"
+    assert len(printed) == 5
     content = path.read_bytes()
-    assert list(grid.run(path, only)) == ["4 cases, 0 of them to be traced"]
+    assert list(traced_cases.run(path, only)) == ["4 cases, 0 of them to be traced"]
     assert path.read_bytes() == content
     changed = json.loads(content)
     changed["made_with"]["torch"] = "1.0"
     path.write_text(json.dumps(changed))
     with pytest.raises(Refusal, match=r"was made with torch 1\.0"):
-        list(grid.run(path, only))
+        list(traced_cases.run(path, only))

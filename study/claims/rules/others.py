@@ -20,10 +20,10 @@ from study.claims.observed import Observed
 from study.claims.rules.cases import around
 from study.claims.rules.execution import Text
 from study.files import Written
-from study.planner import cross_validation
-from study.planner.others import engine_words
+from study.planner.published_rows import engine_words
 from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
+from study.theory.step_time import tokens_per_second_per_gpu
 
 A_LIST = Field(strict=False)  # so that a list of the file becomes a tuple
 REPEAT = 0.02  # relative; rows of one setting that a source measured twice are up to 1.7 % apart
@@ -132,8 +132,7 @@ def _grades(rule: ByOthers) -> str:
 
 def _speed(case: MeasuredCase) -> float:
     """Tokens per second of a GPU, as published."""
-    timed = cross_validation.of_case(case)
-    return timed.tokens / timed.seconds
+    return float(tokens_per_second_per_gpu(case.job, case.seconds))
 
 
 def _facts(case: MeasuredCase) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from study.claims.observed import Observed
 from study.claims.rules.cases import POSITIONS, Case, around, engine_of, model_of, prediction_of, shape_of
 from study.theory import communication, flops, measured_by_others, step_time
 from study.theory.case import Job
-from study.theory.trust import EVIDENCE
+from study.theory.intervals import EVIDENCE
 
 
 def engine_volume(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from study.claims.observed import Observed
-from study.claims.rules import memory, paper, speed, trees
+from study.claims.rules import memory, paper, speed
 from study.claims.rules.cases import Case
 
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
@@ -19,7 +19,6 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
         memory.capacity_ratio, memory.fewest_gpus,
         speed.engine_volume, speed.tokens_per_second_per_gpu, speed.speed_ratio, speed.least_speed_ratio,
         speed.speed_ratio_change, speed.speed_ratio_growth, speed.published_tflops,
-        trees.tree_share, trees.strategy_share, trees.trees_agree,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What does theory expect of a study on a box that nobody here has? Predicted records, apart from measured ones."""
+"""Predicted records of a study: what theory expects on a box that nobody here has, apart from measured ones."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from study.running import studies
 from study.strategy import engines, file
 from study.strategy.file import Strategy
 from study.theory import hardware, on_box, peaks
+from study.theory.case import Numbers
 from study.theory.hardware import Gpu
 
 # What the project ships: GPU and how many, and the studies that ask for GPUs.
@@ -23,6 +24,12 @@ STUDIES = ("single-gpu", "multi-gpu", "offload", "buckets", "batch-size", "model
 
 # Whose buffers and collectives the models describe; theory/ names the files that were read.
 ENGINES = {"deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.23.0"}
+
+# What of a run decides its memory and its time, beside strategy and ranks.
+KNOBS = (
+    "workload", "size", "precision", "accumulation_dtype", "global_batch_size", "sequence_length", "dropout",
+    "attention", "activation_checkpointing",
+)  # fmt: skip
 
 DIGITS = 4  # significant: more than a prediction is worth, and enough to see it change
 
@@ -37,14 +44,14 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
         card = hardware.find_gpu(gpu)
         hardware.typical_box(card, num_gpus)
     data = "hub" if study.text == "real" else "bundled"  # whose vocabulary the embedding has
-    predicted: dict[tuple, schema.PredictedRun | schema.UnpredictedRun] = {}
+    predicted: dict[tuple[Any, ...], schema.PredictedRun | schema.UnpredictedRun] = {}
     for part in study.parts:
         # A round has every combination once; the others repeat it with another seed.
         planned = sorted(part.round(0), key=lambda run: (run[1], *run[2].values(), part.strategies.index(run[0])))
         for name, world_size, cell in planned:
             if world_size > num_gpus:
                 continue
-            config = build_config(**part.flags, **cell, data=data)
+            config = build_config(**{**part.flags, **cell, "data": data})
             chosen = file.read_by_name(name)
             asked = _asked(config, chosen, world_size)
             if (key := tuple(asked.values())) in predicted:  # parts that differ in what is trained on, or for how long
@@ -66,9 +73,7 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
 
 
 def _asked(config: RunConfig, chosen: Strategy, world_size: int) -> dict[str, Any]:
-    knobs = ("workload", "size", "precision", "accumulation_dtype", "global_batch_size", "sequence_length", "dropout")
-    knobs += ("attention", "activation_checkpointing")
-    return {name: getattr(config, name) for name in knobs} | {"strategy": chosen.name, "world_size": world_size}
+    return {name: getattr(config, name) for name in KNOBS} | {"strategy": chosen.name, "world_size": world_size}
 
 
 def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
         "lacking": prediction.lacking,
         "peak_bytes_per_gpu": _whole(prediction.peak.total),
         "parts": {part: _whole(size) for part, size in prediction.peak.parts.items() if size},
-        "moment": peaks.MOMENTS[prediction.peak.moment],
+        "moment": peaks.MOMENTS[int(prediction.peak.moment)],
         "usable_bytes": _whole(prediction.usable_bytes),
         "free_bytes": _whole(prediction.free_bytes),
         "host_bytes": _whole(prediction.peak.host_bytes),
@@ -114,11 +119,11 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
         )
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _rounded(value: Numbers) -> float:
+    return float(f"{float(value):.{DIGITS}g}")
 
 
-def _whole(value: float) -> int:
+def _whole(value: Numbers) -> int:
     return int(_rounded(value))
 
 

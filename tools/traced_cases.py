@@ -1,7 +1,13 @@
-"""Which cases are traced for the planner to be held against, and how are they written, one after the other?"""
+"""Traces of the study's models over fake tensors, for the planner's peaks to be held against.
+
+    python tools/traced_cases.py [--output FILE] [--only TEXT]
+
+Both workloads, every size, on one to eight ranks, small models first. Cut off, it goes on where it was.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 from collections.abc import Iterator
@@ -13,13 +19,13 @@ from study import files
 from study.config import Precision, RunConfig, build_config
 from study.errors import Refusal, refusing
 from study.models import SIZES
+from study.planner.trace import Moment, Part, Traced
 from study.records.schema import Facts
 from study.strategy import engines, file
 from study.theory import peaks
 from study.theory.case import Engine, Job
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
-from study.tracing.figure import Moment, Part, Traced
 
 # Strategies that can be traced, with numbers of ranks: DDP's bytes are the same on any number of them.
 RANKS = {"single": (1,), "ddp": (2,), "fsdp2": (1, 2, 4, 8), "fsdp2_no_reshard": (4,), "fsdp2_hybrid": (4,)}
@@ -27,6 +33,18 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 # Sequences and tokens of a rank's micro batch.
 BATCHES = {"bert-imdb": (8, 128), "gpt-wikitext": (2, 512)}
 LIBRARIES = ("torch", "transformers", "accelerate")  # whose operators, modules and sharding are traced
+
+
+TRACES = files.ROOT / "reports" / "predicted" / "validation" / "traces.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=TRACES, help="JSON file; what it has already is kept")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
+    asked = parser.parse_args()
+    for line in run(asked.output, asked.only):
+        print(line, flush=True)
 
 
 class TracedPoint(Facts):
@@ -153,7 +171,7 @@ def run(path: Path, only: str) -> Iterator[str]:
         raise Refusal(
             f"{path}: was made with {_versions(there.made_with)}, here is {_versions(made_with)}; move it away"
         )
-    from study.tracing.trace import trace
+    from study.planner.fake_tensors import trace
 
     traces = {point_of(entry).name: entry for entry in there.traces}
     missing = [each for each in chosen if each.name not in traces]
@@ -191,3 +209,7 @@ def _text(grid: TracedGrid) -> str:
     keys = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     lines = ",\n".join(f"  {json.dumps(entry.model_dump(mode='json'), separators=(',', ':'))}" for entry in grid.traces)
     return "{\n" + ",\n".join([*keys, f' "traces": [\n{lines}\n ]']) + "\n}\n"
+
+
+if __name__ == "__main__":
+    main()

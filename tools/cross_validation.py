@@ -1,4 +1,4 @@
-"""How far are predicted step times from published ones that no constant was fitted to, and what do simpler rules reach?
+"""Cross-validation of predicted step times on published ones, beside two rules of thumb.
 
 Every published time is predicted by what was fitted without some of them: without its whole family, that is who
 measured it; its whole model size, number of GPUs, card, and generation of GPUs. The planner's model stands beside two
@@ -14,13 +14,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from study.theory import flops, hardware, measured_by_others, shapes, step_time, trust
+from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
+from study.theory import flops, hardware, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.hardware import Box
+from study.theory.intervals import (
+    GENERATIONS,
+    Distance,
+    EngineKind,
+    engine_of,
+    name_of,
+)
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.shapes import ModelShape
 from study.theory.step_time import Constants
@@ -30,11 +38,8 @@ ROBUST_SCALE = 0.03
 # Where rows say nothing of a constant, as those of one node say nothing of hops, it stays near what one would guess. A
 # factor of e away from the guess counts as much as one row that is 3 % off.
 GUESS = Constants(0.8, 0.35, 0.6, 50e-6, step_time.UNHIDDEN)
-FOUNDRY = "LLM Foundry"  # whose rows vary sizes, lengths and counts on purpose: little is left to fit without them
 MOST_OF_FAMILY = 10  # rows of another family that count: more are of one stack and one box
-NINE_OF_TEN = 0.9
 FEWEST = 9  # fewer cannot bound nine of ten
-DIGITS = 4  # of an error that is kept
 SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
 
 Errors = Mapping[str, float | None]  # by predictor; None: it cannot predict
@@ -68,9 +73,7 @@ class Timed:
     @property
     def kind(self) -> str:
         """The engine, as tables name it."""
-        if trust.engine_of(self.shape, self.engine) == "offload":
-            return "offload"
-        return trust.engine_name(self.engine)
+        return name_of(self.shape, self.engine)
 
     @property
     def size(self) -> str:
@@ -89,9 +92,7 @@ class Timed:
 
     @property
     def peak(self) -> float:
-        found = hardware.peak_flops_per_second(self.box.gpu, self.engine.precision, tf32=False)
-        assert found is not None
-        return found
+        return hardware.product_flops_per_second(self.box.gpu, self.engine.precision)
 
 
 @cache
@@ -108,25 +109,13 @@ def published() -> list[Timed]:
 
 def of_row(row: MeasuredRow) -> Timed:
     """Read a row of the published tables as a step time."""
-    seconds = float(row.job.tokens * row.job.gradient_accumulation_steps / row.tokens_per_second_per_gpu)
-    return Timed(row.title, FOUNDRY, "A", "A", "", row.shape, row.engine, row.job, row.box, seconds)
+    return Timed(row.title, FOUNDRY, "A", "A", "", row.shape, row.engine, row.job, row.box, row.seconds)
 
 
 def of_case(case: MeasuredCase) -> Timed:
     """Read a single published number as a step time."""
-    shape, job = case.shape, case.job
-    sequences = float(job.micro_batch_size * job.gradient_accumulation_steps)
-    if case.quantity == "seconds_per_step":
-        seconds = case.published
-    elif case.quantity == "samples_per_second":
-        seconds = sequences * case.engine.world_size / case.published
-    elif case.quantity == "tokens_per_second_per_gpu":
-        seconds = sequences * float(job.sequence_length) / case.published
-    else:
-        each = flops.hardware_flops_per_sequence(shape, job.sequence_length, job.recomputed)
-        seconds = float(sequences * each / (case.published * 1e12))
     judged = case.grade, case.collected_as, case.outside
-    return Timed(case.name, case.family, *judged, shape, case.engine, job, case.box, seconds)
+    return Timed(case.name, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds)
 
 
 # ---------------------------------------------------------------- what is fitted
@@ -223,25 +212,26 @@ def by_line(fitted: Fitted, timed: Timed) -> float | None:
     return None if line is None else timed.tokens * float(np.exp(np.array(regressors(timed)) @ line))
 
 
-PREDICTORS: dict[str, Callable[[Fitted, Timed], float | None]] = {
-    "planner": by_planner,
-    "constant share of peak": by_share,
-    "line per GPU": by_line,
-}
+PREDICT: dict[str, Callable[[Fitted, Timed], float | None]] = dict(
+    zip(PREDICTORS, (by_planner, by_share, by_line), strict=True)
+)
 
-COMPARED = "planner, where the line predicts"
-# What a rule of thumb is held against: the planner's errors of the same times.
-BASELINES = {"constant share of peak": "planner", "line per GPU": COMPARED}
 
 # ---------------------------------------------------------------- what is left out
 
-SPLITS: dict[str, Callable[[Timed], Any]] = {
-    "family": lambda timed: timed.family,
-    "model size": lambda timed: timed.size,
-    "GPU count": lambda timed: timed.box.num_gpus,
-    "card": lambda timed: timed.box.gpu.name,
-    "generation": lambda timed: timed.generation,
-}
+GROUP_OF: dict[str, Callable[[Timed], Any]] = dict(
+    zip(
+        SPLITS,
+        (
+            lambda timed: timed.family,
+            lambda timed: timed.size,
+            lambda timed: timed.box.num_gpus,
+            lambda timed: timed.box.gpu.name,
+            lambda timed: timed.generation,
+        ),
+        strict=True,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -261,7 +251,7 @@ def judge(times: list[Timed]) -> list[Judged]:
     """
     everything = fit(times)
     left_out: list[dict[str, Errors]] = [{} for _ in times]
-    for split, group in SPLITS.items():
+    for split, group in GROUP_OF.items():
         groups = [group(timed) for timed in times]
         for name in dict.fromkeys(groups):
             kept = [timed for timed, own in zip(times, groups, strict=True) if own != name]
@@ -278,7 +268,7 @@ def judge(times: list[Timed]) -> list[Judged]:
 
 
 def _errors(fitted: Fitted, timed: Timed) -> Errors:
-    predicted = {name: predict(fitted, timed) for name, predict in PREDICTORS.items()}
+    predicted = {name: predict(fitted, timed) for name, predict in PREDICT.items()}
     return {name: None if value is None else value / timed.seconds - 1 for name, value in predicted.items()}
 
 
@@ -310,22 +300,6 @@ GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
 }
 
 
-def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
-    """Sum up errors of named cases. Their sizes are of |error|; the worst has its sign."""
-    errors = list(errors)
-    sizes = np.abs([error for _, error in errors])
-    worst, error = errors[int(sizes.argmax())]
-    return {
-        "count": len(errors),
-        "median": round(float(np.median(sizes)), DIGITS),
-        "percentile_90": round(float(np.quantile(sizes, NINE_OF_TEN)), DIGITS),
-        "worst": round(error, DIGITS),
-        "worst_case": worst,
-        "too_slow": sum(error > 0 for _, error in errors),
-        "too_fast": sum(error < 0 for _, error in errors),
-    }
-
-
 def tables(judged: list[Judged]) -> list[dict[str, Any]]:
     """Sum up every predictor's errors, in sample and by what was left out, over all times and over groups of them."""
     rows = []
@@ -353,31 +327,39 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- intervals
 
 
+# What a fit must do without to be asked so of a published time.
+LEFT_OUT: dict[Distance, tuple[str, ...]] = {
+    "known": ("family", "model size", "card"),
+    "new count": ("GPU count",),
+    "new generation": ("generation",),
+}
+
+
 def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
     """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
     found = []
-    for engine in trust.ENGINES:
+    for engine in get_args(EngineKind):
         least = 1.0
-        for distance in trust.DISTANCES:  # the farther case never has the narrower interval
+        for distance in get_args(Distance):  # the farther case never has the narrower interval
             found.append(_interval(judged, engine, distance, least))
             least = found[-1]["spread"]
     return found
 
 
-def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Distance, least: float) -> dict[str, Any]:
+def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, least: float) -> dict[str, Any]:
     """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
 
     `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
     those of which there are such others.
     """
-    splits = trust.LEFT_OUT[distance]
+    splits = LEFT_OUT[distance]
     predictions = _predictions(judged, engine, splits, distance != "new generation")
     if len({timed.name for timed, _, _ in predictions}) < FEWEST:
-        splits = tuple(SPLITS)
+        splits = SPLITS
         predictions = _predictions(judged, engine, splits, known=False)
     held = tried = 0
     for timed, split, error in predictions:
-        group = SPLITS[split]
+        group = GROUP_OF[split]
         if others := [one for one in predictions if group(one[0]) != group(timed)]:
             tried, held = tried + 1, held + (_factor(error) <= _bound(others))
     spread = max(least, _bound(predictions))
@@ -401,7 +383,7 @@ def _interval(judged: list[Judged], engine: trust.EngineKind, distance: trust.Di
 
 
 def _predictions(
-    judged: list[Judged], engine: trust.EngineKind, splits: Iterable[str], known: bool, described: bool = True
+    judged: list[Judged], engine: EngineKind, splits: Iterable[str], known: bool, described: bool = True
 ) -> list[tuple[Timed, str, float]]:
     """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
     `described`: only of times that the model describes, or only of the others."""
@@ -410,10 +392,10 @@ def _predictions(
         for one in judged
         for split in splits
         if (error := one.left_out.get(split, {}).get("planner")) is not None
-        and trust.engine_of(one.timed.shape, one.timed.engine) == engine
+        and engine_of(one.timed.shape, one.timed.engine) == engine
         # Of offload little else is known.
         and (engine == "offload" or (one.timed.grade != "C" and described != bool(one.timed.outside)))
-        and (not known or one.timed.generation in trust.GENERATIONS)
+        and (not known or one.timed.generation in GENERATIONS)
     ]
 
 

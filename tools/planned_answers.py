@@ -1,33 +1,37 @@
-"""What does the planner answer for common models and boxes? A grid of answers for a page that has no Python.
+"""The planner's answers for common models and boxes, for a page that has no Python.
+
+    python tools/planned_answers.py [FOLDER]
 
 A file for each model, which the page loads when it is chosen: a script that calls `planned`, as a page that lies in a
-folder may load scripts and nothing else. Every answer is that of `zero-study advise` with the same options.
+folder may load scripts and nothing else. Every answer is that of `zero-study advise` with the same options. Takes some
+minutes.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from study import files
 from study.errors import Refusal
-from study.planner.asked import Asked
+from study.planner.asked import PLANNED, Asked
 from study.planner.choose import Option, advise
 
-PLACE = PurePosixPath("predicted/planned")  # of the answers, below the site of which the page is one
-MODELS = ("bert-large", "gpt2", "gpt2-xl", "qwen2.5-1.5b", "gpt-j-6b", "llama-3-8b", "llama-2-13b", "llama-3-70b")
-GPUS = ("t4", "v100-32gb", "l4", "a100-40gb", "a100-80gb", "h100-sxm", "h200", "b200")
-COUNTS = (1, 2, 4, 8, 16, 64)
-LENGTHS = (512, 2048)
-PER_GPU = (8, 32)  # sequences of the global batch
-NETWORKS = (None, 100)  # Gbit/s of a node: as one rents it, and a slow one
 COLUMNS = (
     "strategy", "precision", "fits", "GiB a GPU", "free", "micro batch", "accumulation", "checkpointed", "s/step",
     "low", "high", "tokens/s a GPU", "MFU",
 )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=files.ROOT / "reports" / PLANNED.folder)
+    for path in write(parser.parse_args().folder):
+        print(path)
 
 
 class Key(NamedTuple):
@@ -55,7 +59,8 @@ class Key(NamedTuple):
 
 def asked_for() -> Iterator[Key]:
     """List what is asked; networks differ only where there are several nodes."""
-    for gpu, count, length, each, network in itertools.product(GPUS, COUNTS, LENGTHS, PER_GPU, NETWORKS):
+    every = itertools.product(PLANNED.gpus, PLANNED.counts, PLANNED.lengths, PLANNED.per_gpu, PLANNED.networks)
+    for gpu, count, length, each, network in every:
         if network is None or count > 8:
             yield Key(gpu, count, length, each, network)
 
@@ -96,9 +101,13 @@ def write(folder: Path) -> list[Path]:
     """Write FOLDER/<model>.js for every model."""
     folder.mkdir(parents=True, exist_ok=True)  # before the minutes that the answers take
     paths = []
-    for model in MODELS:
+    for model in PLANNED.models:
         answers = {key.text: answer(model, key) for key in asked_for()}
         content = json.dumps({"model": model, "answers": answers}, separators=(",", ":"), allow_nan=False)
         paths.append(folder / f"{model}.js")
         files.write_whole(paths[-1], f"planned({content});\n".encode())
     return paths
+
+
+if __name__ == "__main__":
+    main()

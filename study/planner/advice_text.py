@@ -1,4 +1,4 @@
-"""How does advice read: to people, to programs, and to accelerate?"""
+"""Advice as tables of text, as JSON, and as an accelerate file."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from study.theory.on_box import ALLOCATOR_SLACK
 if TYPE_CHECKING:
     from study.planner.asked import Asked
     from study.planner.choose import Advice, FewestGpus, LargestModels, Option
+    from study.theory.case import Numbers
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
@@ -59,7 +60,7 @@ def text(advice: Advice) -> str:
     rows = [["strategy", *(part.replace("_", " ") for part in parts), "highest"]]
     for option in advice.options:
         peak = option.prediction.peak
-        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), peaks.MOMENTS[peak.moment]])
+        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), peaks.MOMENTS[int(peak.moment)]])
     lines += _aligned(rows)
     return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
 
@@ -132,8 +133,8 @@ def _groups(advice: Advice) -> str:
     return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
 
 
-def _short(seconds: float) -> str:
-    return f"{seconds:.2g}" if seconds < 99.5 else f"{seconds:,.0f}"
+def _short(seconds: Numbers) -> str:
+    return f"{seconds:.2g}" if float(seconds) < 99.5 else f"{seconds:,.0f}"
 
 
 def _row(option: Option) -> list[str]:
@@ -194,11 +195,11 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "strategy": option.strategy.name,
         "fits": bool(prediction.fits),
         "lacking": prediction.lacking,
-        "peak_bytes_per_gpu": round(prediction.peak.total),
-        "needed_bytes_per_gpu": round(prediction.needed_bytes),
-        "free_bytes_per_gpu": round(prediction.free_bytes),
-        "memory": {part: round(value) for part, value in prediction.peak.parts.items()},
-        "highest_moment": peaks.MOMENTS[prediction.peak.moment],
+        "peak_bytes_per_gpu": _whole(prediction.peak.total),
+        "needed_bytes_per_gpu": _whole(prediction.needed_bytes),
+        "free_bytes_per_gpu": _whole(prediction.free_bytes),
+        "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
+        "highest_moment": peaks.MOMENTS[int(prediction.peak.moment)],
         "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
@@ -212,14 +213,18 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
         "seconds_per_step_rests_on": None if option.is_short else prediction.step.evidence.sentence,
         "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
         "mfu": float(prediction.mfu),
-        "communicated_bytes_per_step": round(prediction.communicated_bytes),
+        "communicated_bytes_per_step": _whole(prediction.communicated_bytes),
         "collectives_per_step": [
             {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in prediction.collectives
         ],
         "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
-        "host_bytes_per_node": round(prediction.host_bytes_per_node),
-        "disk_bytes_per_node": round(prediction.disk_bytes_per_node),
+        "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
+        "disk_bytes_per_node": _whole(prediction.disk_bytes_per_node),
     }
+
+
+def _whole(value: Numbers) -> int:
+    return round(float(value))
 
 
 def check_free(path: Path) -> None:
