@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 
-from study.claims.observed import Observed
+from study.claims.rules import Observed
 
 _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -28,11 +28,6 @@ def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
     filled = ast.unparse(_Filled(numbers).visit(tree))
     shown = formula if filled == formula else f"{formula} = {filled}"
     return Observed(value, (f"{shown} = {value:.6g}",))
-
-
-def check(formula: str, numbers: Mapping[str, float]) -> None:
-    """Raise ValueError unless the formula can be evaluated."""
-    observe(formula, numbers)
 
 
 def _parsed(formula: str) -> ast.expr:
