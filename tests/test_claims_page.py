@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from study.claims import frozen, ledger, say
+from study.claims import ledger, sentences
 from study.claims.ledger import Sentence
-from study.claims.say import Decided, Told
+from study.claims.sentences import Decided, Told
 from study.claims.verdicts import MEANINGS, NEEDS, WORDS, Seen, Verdict, holds
 from study.report.pages import claims
 
@@ -51,7 +51,7 @@ def sentence(*readings: Decided, **facts) -> Told:
 
 @pytest.fixture(scope="module")
 def committed() -> list[Told]:
-    return say.sentences()
+    return sentences.read()
 
 
 def text_of(piece: str) -> str:
@@ -93,7 +93,7 @@ def test_opening_says_what_became_of_them_and_the_tally_by_what():
 
 def test_every_correction_is_listed():
     said = text_of(claims.corrected().text)
-    for one in frozen.corrections():
+    for one in ledger.corrections():
         assert one.id in said
         assert " ".join(one.why.split()) in said
 
@@ -103,7 +103,7 @@ def test_an_article_has_its_faults_in_order_with_what_to_do(monkeypatch):
     other = sentence(decided("a.y", BAD), rank=2, reason="Second.")
     least = sentence(decided("a.z", BAD))
     told = [other, least, worst]
-    assert say.faults(told) == [worst, other]
+    assert sentences.faults(told) == [worst, other]
     source = ledger.Source.model_validate(
         {
             "source": "a",
@@ -116,7 +116,7 @@ def test_an_article_has_its_faults_in_order_with_what_to_do(monkeypatch):
         }
     )
     monkeypatch.setattr(ledger, "read", lambda: [source])
-    monkeypatch.setattr(say, "sentences", lambda name: told)
+    monkeypatch.setattr(sentences, "read", lambda name: told)
     said = text_of(claims.article("a").text)
     assert said.startswith("An article Trust. It. Do not trust. That. The faults that matter most the words of a.x")
     assert said.index("Do that.") < said.index("Second.")
@@ -153,15 +153,6 @@ def test_other_readings_are_folded_under_the_headline():
     assert "where a table, line 7" in text_of(shown)
     assert 'data-held="no"' in shown
     assert {holds(word) for word in WORDS} == {"yes", "no", "open"}
-
-
-def test_lines_of_one_phrase_are_told_apart(committed):
-    lines = re.findall("<summary><span>(.*?)</span> <small>(.*?)</small>", claims.listed(committed).text)
-    assert len(set(lines)) == len(lines) == len(committed)
-
-
-def test_page_is_small_enough(committed):
-    assert len((claims.listed(committed).text + claims.side_by_side(committed).text).encode()) < 1e6
 
 
 def test_nothing_of_a_source_is_markup():
@@ -206,4 +197,4 @@ def test_what_would_decide_it_is_said_in_full():
 
 def test_every_rule_is_explained():
     rules = get_args(ledger.Rule)
-    assert tuple(say.RULES) == tuple(get_args(rule.model_fields["type"].annotation)[0] for rule in rules)
+    assert tuple(sentences.RULES) == tuple(get_args(rule.model_fields["type"].annotation)[0] for rule in rules)

@@ -44,13 +44,12 @@ MAY_IMPORT = {
     "conformance": "errors files preflight",
     "doctor": "errors files preflight running strategy",
     "prove": "doctor preflight training",
-    "published": "compare config errors files preflight records running training workloads",
-    "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
-    "report": "claims compare config conformance errors files planner published records running strategy theory",
+    "claims": "compare config errors files planner preflight records running strategy theory training workloads",
+    "report": "claims compare config conformance errors files planner records running strategy theory",
     "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
     "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config conformance doctor errors files lab one_gpu planner preflight published "
+        "benchmarks claims compare config conformance doctor errors files lab one_gpu planner preflight "
         "records report run running strategy theory tracing training"
     ),
     "__main__": "cli errors",
@@ -58,10 +57,10 @@ MAY_IMPORT = {
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "conformance.cells", "conformance.committed", "conformance.say", "doctor",
-    "errors", "files", "models", "one_gpu", "planner", "preflight", "published.effects", "published.trap_effects",
-    "records", "report", "run", "running", "strategy", "theory", "tracing.figure", "tracing.grid", "tracing.say",
-    "train", "workloads.sources", "__main__",
+    "claims", "claims.published.defects", "claims.published.traps", "cli", "compare", "config", "conformance.cells",
+    "conformance.committed", "conformance.say", "doctor", "errors", "files", "models", "one_gpu", "planner",
+    "preflight", "records", "report", "run", "running", "strategy", "theory", "tracing.figure", "tracing.grid",
+    "tracing.say", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
