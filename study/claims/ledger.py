@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from study.claims.rules import Text, by_arithmetic, by_execution, by_records, by_theory
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
-from study.errors import Refusal, refusing
+from study.errors import Refusal, describe, refusing
 from study.files import Written, read_yaml
 
 FOLDER = Path(__file__).parent / "ledger"
@@ -290,18 +290,12 @@ def _with_cited(sources: list[Source]) -> list[Source]:
 
 def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> str:
     """One line: the file, the claim by its id, the key and what is wrong."""
-    first = error.errors()[0]
-    where, place = str(path), list(first["loc"])
-    if place[:1] == ["claims"] and len(place) > 1:
+    place = error.errors()[0]["loc"]
+    where = str(path)
+    if place[:1] == ("claims",) and len(place) > 1:
         entry = content["claims"][place[1]]
-        named = entry.get("id") if isinstance(entry, dict) else None
-        where += f": {named or f'claim {place[1]} (from 0)'}"
-        place = place[2:]
-    key = "".join(f"{part}." for part in place).rstrip(".")
-    if first["type"] == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{first['ctx']['error']}"
-    seen = "" if first["type"] in ("missing", "extra_forbidden") else f"{first['input']!r}: "
-    return f"{where}: {key}: {seen}{first['msg'][0].lower()}{first['msg'][1:]}"
+        where += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
+    return describe(error, where)
 
 
 class Correction(Written):

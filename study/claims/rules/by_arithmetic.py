@@ -1,89 +1,46 @@
-"""What does a formula over the numbers of a source, and of what it cites, give? + - * / **, min, max and round only."""
+"""What does a formula over the numbers of a source, and of what it cites, give? + - * / **, min and max only."""
 
 from __future__ import annotations
 
 import ast
 import math
-import operator
 from collections.abc import Callable, Mapping
 
 from study.claims.rules import Observed
 
-_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-}
-_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max, "round": round}
-_LONGEST = 1000  # characters
-_LARGEST_POWER = 64
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
+_ALLOWED = (
+    ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.UnaryOp, ast.USub, ast.Call, ast.Name,
+    ast.Load, ast.Constant,
+)  # fmt: skip
 
 
 def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
     """Evaluate a formula. Raises ValueError for what it may not hold, and where it has no finite value."""
-    tree = _parsed(formula)
-    value = _value(tree, numbers, formula)
-    filled = ast.unparse(_Filled(numbers).visit(tree))
-    shown = formula if filled == formula else f"{formula} = {filled}"
-    return Observed(value, (f"{shown} = {value:.6g}",))
-
-
-def _parsed(formula: str) -> ast.expr:
-    if len(formula) > _LONGEST:
-        raise ValueError(f"formula: {len(formula)} characters, at most {_LONGEST} are read; shorten it")
     try:
-        return ast.parse(formula.strip(), mode="eval").body
+        tree = ast.parse(formula.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError):
         raise ValueError(f"formula {formula!r}: is no formula; write numbers, names and + - * / **") from None
-
-
-def _value(node: ast.expr, numbers: Mapping[str, float], formula: str) -> float:
-    def of(part: ast.expr) -> float:
-        match part:
-            case ast.Constant(value=bool() | str() | bytes() | None):
-                raise ValueError(f"formula {formula!r}: {part.value!r} is no number")
-            case ast.Constant(value=int() | float() as value):
-                return float(value)
-            case ast.Name(id=name):
-                if name not in numbers:
-                    raise ValueError(f"formula {formula!r}: {name} is not among the source's numbers; add it there")
-                return float(numbers[name])
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -of(inner)
-            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-                left_value, right_value = of(left), of(right)
-                if isinstance(sign, ast.Pow) and abs(right_value) > _LARGEST_POWER:
-                    raise ValueError(f"formula {formula!r}: the power {right_value:g} is beyond {_LARGEST_POWER}")
-                result = _OPERATORS[type(sign)](left_value, right_value)
-                if isinstance(result, complex):
-                    raise ValueError(f"formula {formula!r}: a root of the negative number {left_value:g}")
-                return result
-            case ast.Call(func=ast.Name(id=name), args=[_, *_] as given, keywords=[]) if name in _FUNCTIONS:
-                return float(_applied(name, [of(argument) for argument in given], formula))
-        raise ValueError(
-            f"formula {formula!r}: {ast.unparse(part)!r} is not allowed; write numbers, names, + - * / **, min, max "
-            "and round"
-        )
-
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Call) and not isinstance(node.func, ast.Name)):
+            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; write numbers, names, + - * / "
+                             "**, min and max")  # fmt: skip
+        if isinstance(node, ast.Constant):
+            if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
+                raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
+            node.value = float(node.value)  # a power of whole numbers may have no end
+        if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in called else numbers):
+            raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers; add it there")
     try:
-        value = of(node)
-    except ZeroDivisionError:
-        raise ValueError(f"formula {formula!r}: divides by zero; correct the numbers") from None
-    except OverflowError:
-        raise ValueError(f"formula {formula!r}: is beyond what a number holds") from None
-    if not math.isfinite(value):
-        raise ValueError(f"formula {formula!r}: has no finite value")
-    return value
-
-
-def _applied(name: str, given: list[float], formula: str) -> float:
-    if name == "round" and len(given) == 2:
-        return round(given[0], int(given[1]))
-    if (name == "round") != (len(given) == 1):
-        raise ValueError(f"formula {formula!r}: {name} of {len(given)} numbers")
-    return _FUNCTIONS[name](*given)
+        value = eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **numbers})
+        if isinstance(value, complex) or not math.isfinite(value):
+            raise OverflowError
+    except (ArithmeticError, TypeError) as error:  # divided by zero, beyond what a number holds, a root below 0
+        raise ValueError(f"formula {formula!r}: has no finite value ({error})") from None
+    filled = ast.unparse(_Filled(numbers).visit(ast.parse(formula.strip(), mode="eval")))
+    shown = formula if filled == formula else f"{formula} = {filled}"
+    return Observed(float(value), (f"{shown} = {value:.6g}",))
 
 
 class _Filled(ast.NodeTransformer):
@@ -93,8 +50,7 @@ class _Filled(ast.NodeTransformer):
         self._numbers = numbers
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_plain(self._numbers[node.id])) if node.id in self._numbers else node
-
-
-def _plain(value: float) -> float | int:
-    return int(value) if value == int(value) and abs(value) < 1e15 else value
+        value = self._numbers.get(node.id)
+        if value is None:
+            return node
+        return ast.Constant(int(value) if value == int(value) and abs(value) < 1e15 else value)
