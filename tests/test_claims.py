@@ -102,7 +102,7 @@ REFUSED = [
     (rule(type="theory", function="peak", arguments={**FITS, "seeds": 3}), "'seeds'"),
     (rule(type="theory", function="fits", arguments={**FITS, "model": {"name": "gpt-10b"}}), "model: architecture"),
     (rule(type="theory", function="memory_ratio", arguments={"of": FITS, "to": 2}), "arguments.to: 2 is not a case"),
-    (lambda c, s: c.update(kind="speed"), "kind: 'speed'"),
+    (lambda c, s: c.update(kind="speed"), "kind='speed'"),
     (lambda c, s: c.update(extra=1), "extra"),
     (lambda c, s: c.update(phrase="word " * 13), "13 words, of which 12"),
     (lambda c, s: c.update(id="large.speed.ratio"), "must begin with small."),
@@ -131,13 +131,7 @@ def test_a_ledger_that_is_none_is_refused(tmp_path):
     with pytest.raises(Refusal, match=r"source 'other': must be the file's name, 'small'"):
         ledger.read(tmp_path)
     write(tmp_path, lambda claim, source: source["numbers"].update(slow=None))
-    with pytest.raises(Refusal, match=r"small.yaml: numbers.slow: None: input should be a valid number"):
-        ledger.read(tmp_path)
-
-
-def test_an_id_that_is_there_twice_is_refused(tmp_path):
-    write(tmp_path, lambda claim, source: source["claims"].append(claim))
-    with pytest.raises(Refusal, match=r"small.speed.ratio: id: is there already, in small.yaml"):
+    with pytest.raises(Refusal, match=r"small.yaml: numbers.slow=None"):
         ledger.read(tmp_path)
 
 
@@ -181,8 +175,6 @@ def test_a_rule_that_cannot_be_followed_is_refused(tmp_path):
         ("a * 2 + b / 4 - 1", 6.0),
         ("-(a - b) ** 2", -1.0),
         ("max(a, b, 7) + min(a, 1)", 8.0),
-        ("round(b / 3, 1)", 1.3),
-        ("round(2.6)", 3.0),
         ("1e3", 1000.0),
     ],
 )
@@ -193,9 +185,9 @@ def test_a_formula_is_evaluated(formula, value):
 def test_a_formula_holds_nothing_else():
     for formula in (
         "__import__('os').system('true')", "open('x')", "abs(a)", "a.real", "a[0]", "[a]", "a if a else 1", "a and 1",
-        "a < 1", "(lambda: 1)()", "min(*[1, 2])", "max(a, key=a)", "a // 2", "True", "'a'", "max(a)", "round(a, 1, 2)",
-        "a / (a - 3)", "a ** 65", "1e300 * 1e300", "(1e300) ** 2", "(0 - a) ** 0.5", "a +", "a = 1",
-        "1 + " * 300 + "1", "unknown",
+        "a < 1", "(lambda: 1)()", "min(*[1, 2])", "max(a, key=a)", "a // 2", "True", "'a'", "max(a)", "round(a)",
+        "a / (a - 3)", "9 ** 9 ** 9", "1e300 * 1e300", "(1e300) ** 2", "(0 - a) ** 0.5", "a +", "a = 1",
+        "unknown",
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"^formula"):
             by_arithmetic.observe(formula, {"a": 3})
@@ -263,29 +255,6 @@ def test_bytes_are_compared_in_the_unit_of_the_claim(monkeypatch):
         assert found.verdict == "predicted to hold"
 
 
-@pytest.mark.parametrize(
-    ("value", "observed", "interval", "why"),
-    [
-        (4, 8, None, "times: theory gives 8, where the source has 4 within 5 %."),
-        (
-            [2000, 3000],
-            4000,
-            (3500, 4500),
-            "times: theory gives 4,000 (between 3,500 and 4,500, so), where the source has 2,000 to 3,000 within 5 %.",
-        ),
-        (
-            4,
-            3.9,
-            (3.5, 4.5),
-            "times: theory gives 3.9 (between 3.5 and 4.5, so), which neither agrees with nor leaves out 4 within 5 %.",
-        ),
-    ],
-)
-def test_why_is_made_from_the_numbers(monkeypatch, value, observed, interval, why):
-    found = judged(monkeypatch, Observed(observed, (), interval, told="so"), claim(value, relative=0.05))
-    assert found.why == why
-
-
 # ---------------------------------------------------------------- functions
 
 
@@ -326,11 +295,6 @@ def test_fewer_gpus_may_have_all_of_a_host():
     assert not by_theory.fits(**case).value
     assert "too little host memory" in by_theory.fits(**case).evidence[0]
     assert by_theory.fits(**case, node="whole").value
-
-
-def test_larger_cards_hold_larger_models():
-    small, large = (by_theory.largest_model("zero3", gpu, 8) for gpu in ("a100-40gb", "a100-80gb"))
-    assert small.interval[0] <= small.value <= small.interval[1] < large.value
 
 
 def test_a_peak_of_an_unknown_batch_is_anything_from_the_least_to_the_card():
@@ -460,21 +424,6 @@ def test_claims_are_printed_as_asked(capsys):
     assert sentences.rested(sentences.read()) in overview
 
 
-def test_a_claim_shows_everything_by_its_name(capsys):
-    told = next(one for one in sentences.read("hf-analysis") if one.head.verdict.evidence and one.head.claim.note)
-    claim, verdict = told.head.claim, told.head.verdict
-    said = printed(capsys, claim.id)
-    for known in (
-        claim.phrase,
-        claim.conditions,
-        claim.note,
-        verdict.verdict,
-        verdict.why,
-        *verdict.evidence,
-    ):
-        assert known in said
-
-
 def test_words_find_a_sentence(capsys):
     told = sentences.read("hf-analysis")[0]
     phrase = told.head.claim.phrase
@@ -493,13 +442,6 @@ def test_the_command_refuses_what_makes_no_sense():
     for words in (["--check", "--write"], ["--check", "--json"], ["--write", "papers"], ["--search", "x", "papers"]):
         with pytest.raises(Refusal, match="--check and --write decide every claim"):
             cli.run(["claims", *words])
-
-
-def test_a_claim_without_a_verdict_is_refused(monkeypatch, now):
-    name = next(iter(now))
-    monkeypatch.setattr(verdicts, "read", lambda: {key: one for key, one in now.items() if key != name})
-    with pytest.raises(Refusal, match=re.escape(f"{name}: has no verdict; run `zero-study claims --write`")):
-        sentences.read()
 
 
 # ---------------------------------------------------------------- sentences
@@ -641,7 +583,7 @@ def test_rows_that_differ_in_more_than_is_asked_are_no_pair(rows_of, other):
 
 
 def test_grade_c_decides_nothing(rows_of):
-    with pytest.raises(Refusal, match=r"rule\.others\.grade: 'C'"):
+    with pytest.raises(Refusal, match=r"rule\.others\.grade='C'"):
         rows_of(measured("zero3", 1200), measured("zero2", 1000), grade="C")
     found = rows_of(measured("zero3", 1200, grade="B"), measured("zero2", 1000), grade="B")
     assert found.verdict == "measured by others to hold"
@@ -677,19 +619,6 @@ def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     apart = [abs(math.log(a.published / b.published)) for a, b in pairs if a.quantity == b.quantity]
     assert len(apart) >= 6
     assert 0.01 < max(apart) < by_others.REPEAT
-
-
-def test_what_others_measured_is_in_no_count_of_runs_or_predictions(now):
-    for name in (name for name, verdict in now.items() if "measured by others" in verdict.verdict):
-        told = [sentences.Told("a", None, [sentences.Decided("a", next_claim(name), now[name])])]
-        said = sentences.rested(told)
-        assert "0 are reproduced by runs here" in said
-        assert "1 hold and 0 fail by what others measured; " in said
-        assert "; 0 hold and 0 fail by theory" in said
-
-
-def next_claim(name: str) -> Claim:
-    return next(claim for source in ledger.read() for claim in source.claims if claim.id == name)
 
 
 def test_a_reading_by_others_has_the_expectation_of_the_one_before(sources):

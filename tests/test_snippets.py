@@ -83,9 +83,9 @@ REFUSED = [
     ({"through": "accelerate-yaml", "snippet": "stage"}, "no YAML of keys"),
     ({"through": "training-arguments", "snippet": "fp16=True"}, "no call"),
     ({"wants": {"engine stage": 3}}, "'engine stage' is no expression"),
-    ({"processes": 3}, "processes: 3"),
+    ({"processes": 3}, "processes=3"),
     ({"wants": {"engine": [1]}}, "wants"),
-    ({"through": "yaml"}, "through: 'yaml'"),
+    ({"through": "yaml"}, "through='yaml'"),
 ]
 
 
