@@ -24,8 +24,8 @@ def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Call) and not isinstance(node.func, ast.Name)):
-            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; write numbers, names, + - * / "
-                             "**, min and max")  # fmt: skip
+            wanted = "write numbers, names, + - * / **, min and max"
+            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; {wanted}")
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
                 raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
