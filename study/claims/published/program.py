@@ -51,6 +51,14 @@ BODY_TRAINING: dict[str, Any] = {
 }
 
 
+class ArmFailed(Exception):
+    """Trainer did not train an arm. That is a result: earlier arms have used the same process."""
+
+    def __init__(self, error: Exception) -> None:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        super().__init__(f"{type(error).__name__}: {first.strip()}")
+
+
 def main() -> None:
     spec, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     warnings.simplefilter("ignore")  # the engine's own, several lines a step
@@ -84,9 +92,8 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
             model = build(config, splits, body, seed if program.seeded_head else unseeded)
         try:
             facts = train(model, arm, program, seed, config, splits, held_out)
-        except Exception as error:  # a result too: earlier arms have used the same process
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
-            arms.append({"arm": arm, "error": f"{type(error).__name__}: {first.strip()}"})
+        except ArmFailed as failure:
+            arms.append({"arm": arm, "error": str(failure)})
             break
         life_peak = max(life_peak, facts["peak_bytes"])
         arms.append({"arm": arm, **facts, "life_peak_bytes": life_peak})
@@ -178,24 +185,27 @@ def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
 def train(
     model: Any, arm: str, program: Program, seed: int, config: RunConfig, splits: Splits, held_out: Examples
 ) -> dict[str, Any]:
-    """Call the appendix's `train_model`, and observe it. Raises whatever Trainer does."""
+    """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
     from study.training.measure.clock import make_clock
     from study.training.measure.memory import PhaseMemory
     from study.training.measure.trainer import StepEdges, Watched
 
     with tempfile.TemporaryDirectory() as folder:
-        training_args = _training_arguments(arm, program, seed, config, folder)
-        edges = StepEdges(make_clock(training_args.device))
-        memory = PhaseMemory(training_args.device, enabled=True)
-        data = {"train_dataset": splits.train, "eval_dataset": splits.evaluation}
-        trainer = Watched(model=model, args=training_args, callbacks=[edges], **data)
-        # One number that differs where weights do.
-        first_weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
-        memory.begin("arm")
-        started, started_cpu = time.time(), time.process_time()
-        trainer.train()
-        seconds, cpu_seconds = time.time() - started, time.process_time() - started_cpu
-        memory.begin(None)
+        try:
+            training_args = _training_arguments(arm, program, seed, config, folder)
+            edges = StepEdges(make_clock(training_args.device))
+            memory = PhaseMemory(training_args.device, enabled=True)
+            data = {"train_dataset": splits.train, "eval_dataset": splits.evaluation}
+            trainer = Watched(model=model, args=training_args, callbacks=[edges], **data)
+            # One number that differs where weights do.
+            first_weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
+            memory.begin("arm")
+            started, started_cpu = time.time(), time.process_time()
+            trainer.train()
+            seconds, cpu_seconds = time.time() - started, time.process_time() - started_cpu
+            memory.begin(None)
+        except Exception as error:
+            raise ArmFailed(error) from error
         written = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     peak = memory.phases()["arm"]
     steps, cpu_steps = edges.seconds()
@@ -262,7 +272,8 @@ def _read_back(trainer: Watched) -> dict[str, Any]:
     if hasattr(engine, "zero_optimization_stage"):
         offload = engine.zero_offload_optimizer()
         facts["zero_stage"] = engine.zero_optimization_stage()
-        facts["offload_optimizer_device"] = "none" if offload is None else str(offload.device.value)
+        device = getattr(offload, "device", "none")  # a word, or an enumeration's
+        facts["offload_optimizer_device"] = str(getattr(device, "value", device))
         facts["gradient_clipping"] = engine.gradient_clipping()
         facts["batch_size"] = engine.train_micro_batch_size_per_gpu()
     return facts
@@ -270,7 +281,6 @@ def _read_back(trainer: Watched) -> dict[str, Any]:
 
 def _learned(trainer: Watched, held_out: Examples) -> dict[str, Any]:
     """Losses as Trainer reports them last, and mended: the mean of each epoch, and over many held-out reviews."""
-    import numpy as np
     import torch
 
     history = trainer.state.log_history
@@ -283,7 +293,6 @@ def _learned(trainer: Watched, held_out: Examples) -> dict[str, Any]:
         "logged_eval_loss": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
         "epoch_losses": [epoch.mean().item() for epoch in step_losses.split(steps_per_epoch)],
         "held_out_loss": predicted.metrics["test_loss"],
-        "held_out_accuracy": float((np.argmax(predicted.predictions, axis=-1) == predicted.label_ids).mean()),
     }
 
 

@@ -253,14 +253,14 @@ class Training:
         if self.accelerator.distributed_type.value != "DEEPSPEED":
             return facts
         offload = model._config.zero_config.offload_optimizer
-        dtype = str(model.torch_autocast_dtype()).removeprefix("torch.")
+        dtype = str(model.torch_autocast_dtype()).removeprefix("torch.") if model.torch_autocast_enabled() else None
         return facts | {
             "zero_stage": model.zero_optimization_stage(),
             "engine_optimizer": type(proof.innermost(optimizer)).__name__,
             "gradient_clipping": model.gradient_clipping(),
             "gradient_accumulation_steps": model.gradient_accumulation_steps(),
             "accumulation_dtype": str(model.get_data_types()[1]).removeprefix("torch."),
-            "autocast": dtype if model.torch_autocast_enabled() else None,
+            "autocast": dtype,
             "offload_optimizer": None if offload is None else str(getattr(offload.device, "value", offload.device)),
             "engine_micro_steps": model.micro_steps,
             "engine_steps": model.global_steps,
