@@ -13,7 +13,7 @@ from study.errors import run_command
 PATH, NUMBER = click.Path(path_type=Path), click.IntRange(1)
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(no_args_is_help=False, context_settings={"show_default": True})
 def published() -> None:
     """Run what others published, as it is and mended. What --output has already is kept."""
 
