@@ -734,16 +734,16 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
 @click.option("--search", metavar="WORDS", help="the sentences in which all these words are")
 @click.option("--json", "as_json", is_flag=True, help="print everything that is known, of a source or of all, as JSON")
 @click.option("--check", is_flag=True, help="decide every claim again, and list what has changed")
-@click.option("--write", is_flag=True, help="decide every claim again, commit the verdicts, freeze what is new")
+@click.option("--write", is_flag=True, help="decide every claim again, write the verdicts")
 def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
     """Print what became of what others have published: of a source, of one claim, or how all came out.
 
-    Exit status of --check and --write: 1 where a verdict no longer follows, where a sentence says another one than its
-    rule finds, and where an expectation was changed without a listed correction.
+    Exit status of --check and --write: 1 where a verdict no longer follows, or a sentence says another one than its
+    rule finds.
     """
     import json
 
-    from study.claims import say
+    from study.claims import sentences
 
     if sum([check, write, as_json, search is not None]) > 1 or ((check or write or search is not None) and asked):
         raise Refusal("--check and --write decide every claim, --search looks in all; give one of them alone")
@@ -751,24 +751,22 @@ def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, w
         require_clone("the records that claims are decided by")
         return _decide_claims(write)
     if search is not None:
-        print(say.found(search))
+        print(sentences.found(search))
     elif as_json:
-        print(json.dumps(say.content(say.sentences(asked)), indent=1, ensure_ascii=False))
+        print(json.dumps(sentences.content(sentences.read(asked)), indent=1, ensure_ascii=False))
     else:
-        print(say.text(asked))
+        print(sentences.text(asked))
     return 0
 
 
 def _decide_claims(write: bool) -> int:
-    from study.claims import frozen, ledger, verdicts
+    from study.claims import ledger, verdicts
 
     sources, now = ledger.read(), verdicts.decide_all()
     if write:
-        frozen.write(sources)
         verdicts.write(now)
         print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
-    wrong = verdicts.unlike(sources, now) | frozen.changed(sources, frozen.read(), frozen.corrections())
-    wrong |= verdicts.stale(verdicts.read(), now)
+    wrong = verdicts.unlike(sources, now) | verdicts.stale(verdicts.read(), now)
     for name, what in wrong.items():
         print(f"{name}: {what}")
     print(
@@ -777,55 +775,6 @@ def _decide_claims(write: bool) -> int:
     return 1 if wrong else 0
 
 
-@zero_study.command("snippets")
-@click.option(
-    "--claim",
-    "claims",
-    multiple=True,
-    metavar="ID",
-    help="execute only this one, again for more; the other results stay",
-)
-@click.option("--output", type=PATH, help="JSON file of the results [default: where `zero-study claims` reads them]")
-def _snippets(claims: tuple[str, ...], output: Path | None) -> None:
-    """Give today's engines the lines that the sources print, and note what becomes of them.
-
-    On a CPU, a few seconds a claim. `zero-study claims` makes its verdicts from the results.
-    """
-    _require("deepspeed")
-    from study.claims import snippets
-
-    snippets.execute_all(claims, output or snippets.execution.RESULTS)
-
-
-@zero_study.command("protocol")
-@click.option("--size", default="tiny", help="size of BERT (published: large)")
-@click.option("--epochs", type=NUMBER, default=1, help="as printed: 1; of its figure 1: 5")
-@click.option("--data", type=click.Choice(("bundled", "hub", "files")), default="bundled", help="where text comes from")
-@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/, for --data files")
-@click.option("--num-train-examples", type=NUMBER, default=800, help="reviews trained on")
-@click.option("--num-eval-examples", type=NUMBER, default=200, help="reviews of the published evaluation")
-@click.option("--repeats", type=NUMBER, default=5, help="starts of each program")
-@click.option("--program", "programs", multiple=True, metavar="NAME", help="only this one, again for more")
-@click.option("--output", type=PATH, required=True, help="JSON file; what it has already is kept")
-def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: Any) -> None:
-    """Run the a100-replication's program as published, and mended step by step."""
-    _require(*TRAINING)
-    from study.published import protocol
-
-    protocol.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
-
-
-@zero_study.command("traps")
-@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/ [default: the bundled sample]")
-@click.option("--seeds", "num_seeds", type=NUMBER, default=5, help="number of seeds, from 0; an interval needs two")
-@click.option("--trap", "names", multiple=True, metavar="NAME", help="only this one, again for more [default: all]")
-@click.option("--output", type=PATH, required=True, help="JSON file to write, or to complete")
-def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output: Path) -> None:
-    """Measure the difference that each parity trap makes between runs that read as the same training."""
-    _require(*TRAINING)
-    from study.published import traps
-
-    traps.measure(names, num_seeds, data_dir, output)
 
 
 # ---------------------------------------------------------------- the program itself

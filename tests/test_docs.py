@@ -23,6 +23,8 @@ from launching import ROOT
 from markdown_it.token import Token
 
 from study import cli, config
+from study.claims import snippets
+from study.claims.published import __main__ as published
 from study.errors import Refusal
 from study.strategy import file
 
@@ -102,6 +104,10 @@ def test_paths_are_there(page):
 # ---------------------------------------------------------------- commands
 
 
+# The command lines of modules of their own.
+MODULES = {"study.claims.published": published.published, "study.claims.snippets": snippets.command}
+
+
 def commands() -> list[str]:
     """Every line of every block of commands, without its comment and without the file that takes its output."""
     blocks = [token.content for page in PAGES for token in tokens(page) if token.type == "fence" and token.info == "sh"]
@@ -135,7 +141,12 @@ def check_launch(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    if words[0] == "-m":
+    if words[0] == "-m" and words[1] in MODULES:
+        command, arguments = MODULES[words[1]], words[2:]
+        if isinstance(command, click.Group):
+            command = command.commands[arguments.pop(0)]
+        command.make_context(words[1], arguments)
+    elif words[0] == "-m":
         assert (ROOT / f"{words[1].replace('.', '/')}.py").read_text().count('if __name__ == "__main__":') == 1
         return
     (path,) = [word for word in words if word.endswith(".py")]

@@ -24,7 +24,8 @@ from test_docs import PAGES
 from test_layout import MAY_IMPORT
 
 from study import cli
-from study.claims import say
+from study.claims import sentences
+from study.claims.published import defects
 from study.compare import answer, communication, differences, model_states, network, parity, peaks, table, theory
 from study.engines import allowed, known_bad
 from study.engines.conformance import committed
@@ -32,7 +33,6 @@ from study.engines.conformance.cells import PACKAGES, of_release
 from study.engines.conformance.matrix_text import FAULTS
 from study.planner import published_rows
 from study.planner.published_rows import PREDICTORS, SPLITS
-from study.published import effects
 from study.records import find as records
 from study.records.schema import Record
 from study.report.pages import published
@@ -517,7 +517,7 @@ def doors() -> str:
     found = settings(against_theory().peaks)
     far = [error for error in found if abs(error.error) > peaks.WANTED]
     above = sum(abs(error.beyond) <= peaks.WANTED for error in far)
-    rested = say.rested([one for one in say.sentences() if one.sentence])
+    rested = sentences.rested([one for one in sentences.read() if one.sentence])
     said = [
         f"- The planner **predicts**. In {right} of {len(runs())} runs here the bytes that a process holds are "
         f"right to 0.001 %. Of their {len(found)} settings (starts and repeats counted once, by the worst) the "
@@ -626,9 +626,9 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner.md", "intervals"): planner_intervals,
     ("docs/planner.md", "peaks"): every_strategy,
     ("docs/planner.md", "models"): models,
-    ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.sentences())),
+    ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
-        published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
+        published.markdown(defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),

@@ -40,13 +40,12 @@ MAY_IMPORT = {
     "train": "compare config engines errors files records run running strategy training workloads",
     "compare": "config errors files models records running theory",
     "planner": "errors files models strategy theory",
-    "published": "compare config engines errors files records running training workloads",
-    "claims": ("compare engines errors files planner published records running strategy theory training workloads"),
-    "report": "claims compare config engines errors files planner published records running strategy theory",
+    "claims": "compare config engines errors files planner records running strategy theory training workloads",
+    "report": "claims compare config engines errors files planner records running strategy theory",
     "benchmarks": "compare config engines errors files records run running strategy theory training workloads",
     "one_gpu": "benchmarks compare config engines errors files records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config engines errors files lab one_gpu planner published records "
+        "benchmarks claims compare config engines errors files lab one_gpu planner records "
         " report run running strategy theory training"
     ),
     "__main__": "cli errors",
@@ -57,7 +56,7 @@ LIGHT = [
     "claims", "cli", "compare", "config", "engines.allowed", "engines.conformance.cells",
     "engines.conformance.committed", "engines.conformance.matrix_text", "engines.doctor", "engines.extensions",
     "engines.known_bad", "engines.this_machine", "errors", "files", "models", "one_gpu", "planner",
-    "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory",
+    "records", "report", "run", "running", "strategy", "theory",
     "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 WHEN_CALLED = {"study.planner.fake_tensors"}  # imported by what runs it

@@ -59,9 +59,6 @@ COMMANDS = {
     "claims": None,
     "claims --json": None,
     "claims --check": "report",
-    "snippets": "train",
-    "protocol --output protocol.json": "train",
-    "traps --output traps.json": "train",
     "benchmark throughput": "train",
 }
 

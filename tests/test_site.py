@@ -10,7 +10,7 @@ import planned_answers
 import pytest
 import reported
 
-from study.claims import say
+from study.claims import sentences
 from study.planner.asked import PLANNED
 from study.report import build as report
 from study.report import index
@@ -271,7 +271,7 @@ def claims(visit):
 
 
 def counted(**asked: str) -> int:
-    found = [one for one in say.sentences(asked.get("source")) if asked.get("verdict") in (None, one.word)]
+    found = [one for one in sentences.read(asked.get("source")) if asked.get("verdict") in (None, one.word)]
     return len([one for one in found if asked.get("kind") in (None, one.head.claim.kind)])
 
 
@@ -368,7 +368,7 @@ def test_a_question_leads_to_the_sentence_on_its_articles_page(claims):
 
 
 def test_another_reading_opens_with_its_sentence(visit):
-    told = next(one for one in say.sentences("hf-analysis") if len(one.readings) > 1)
+    told = next(one for one in sentences.read("hf-analysis") if len(one.readings) > 1)
     other = told.readings[1].claim.id
     seen = visit("hf-analysis", f"#{other}", viewport=DESKTOP)
     seen.page.locator(f'[id="{other}"]').wait_for(state="visible")

@@ -1,4 +1,4 @@
-"""What did today's engines do with the lines of a claim? The committed results of `zero-study snippets`.
+"""What did today's engines do with the lines of a claim? The committed results of snippets.py.
 
 A result is of the rule as it then stood: one whose digest differs decides nothing.
 """
@@ -11,20 +11,19 @@ import json
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
-from study.claims.observed import Observed
+from study.claims.rules import Observed, Text
 from study.errors import refusing
 from study.files import ROOT, Written, load
 from study.records.schema import Facts
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
-COMMAND = "zero-study snippets"
+COMMAND = "python -m study.claims.snippets"
 
-Text = Annotated[str, Field(min_length=1)]
 Outcome = Literal["accepted", "rejected", "ignored"]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
 Scalar = bool | int | float | str | None
@@ -124,7 +123,10 @@ def observe(name: str, rule: Execution) -> Observed:
         raise ValueError(f"snippet: the result in {shown} is {result.outcome}, which does not follow; {again}")
     if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
         raise ValueError(f"measures: {result.measured} in {shown} is no one value; ask for one that all ranks share")
-    observed = result.outcome if rule.measures is None or result.outcome != "accepted" else result.measured
+    observed: bool | float | str = result.outcome
+    if rule.measures is not None and result.outcome == "accepted":
+        assert result.measured is not None  # as nothing was refused
+        observed = result.measured
     return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
 
 

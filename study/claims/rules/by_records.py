@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from study.claims.observed import Observed
+from study.claims.rules import Observed
 from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
@@ -21,6 +21,10 @@ from study.running import studies
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from study.claims.published import defects
+
+T = TypeVar("T")
 
 CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
@@ -42,6 +46,12 @@ def _some(candidates: Iterable[RecordFile], what: str) -> list[RecordFile]:
     if not kept:
         raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
     return kept
+
+
+def _known(value: T | None) -> T:
+    """What every record of a run that ended well has."""
+    assert value is not None
+    return value
 
 
 def _name(path: str) -> str:
@@ -73,8 +83,8 @@ def loss_difference(
 def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
     """The mean gradient norm of a run over the control's, with its interval over seeds."""
     difference = _compared(_table(workload), workload, strategy, control, "mean_grad_norm")
-    low, high = difference.interval
-    return Observed(1 + difference.value, difference.evidence, (1 + low, 1 + high), told=difference.told)
+    low, high = difference.ends
+    return Observed(1 + difference.number, difference.evidence, (1 + low, 1 + high), told=difference.told)
 
 
 @lru_cache(maxsize=2)
@@ -136,17 +146,18 @@ def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, pa
     """
     if part not in PARTS:
         raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
-    wanted = (_name(strategy), world_size, precision)
+    asked = (_name(strategy), world_size, precision)
     runs = _some(
-        (f for f in _finished("model-states") if _of_states(f.record) == wanted),
+        (
+            f
+            for f in _finished("model-states")
+            if (f.record.strategy, f.record.world_size, _known(f.record.proof).precision) == asked
+        ),
         f"model states under {strategy} on {world_size} processes in {precision}",
     )
-    values = [max(getattr(rank, part) for rank in f.record.model_state_bytes) / f.record.num_params for f in runs]
+    held = [max(getattr(rank, part) for rank in _known(f.record.model_state_bytes)) for f in runs]
+    values = [most / _known(f.record.num_params) for most, f in zip(held, runs, strict=True)]
     return _from_least_to_most(values, runs)
-
-
-def _of_states(r: Record) -> tuple[str, int, str]:
-    return r.strategy, r.world_size, r.proof.precision
 
 
 def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
@@ -154,16 +165,16 @@ def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_wo
     above, below = (
         state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
     )
-    if not min(below.interval or (below.value,)):
+    if not min(below.ends):
         raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes")
     return _ratio(above, below, above.told)
 
 
 def _ratio(above: Observed, below: Observed, told: str) -> Observed:
     """One observed value over another, from the least to the most that both allow."""
-    (low, high), (least, most) = (side.interval or (side.value, side.value) for side in (above, below))
+    (low, high), (least, most) = above.ends, below.ends
     interval = None if (low, least) == (high, most) else (low / most, high / least)
-    return Observed(above.value / below.value, above.evidence + below.evidence, interval, told=told)
+    return Observed(above.number / below.number, above.evidence + below.evidence, interval, told=told)
 
 
 def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed:
@@ -184,21 +195,21 @@ def _sending(strategy: str, world_size: int, accumulation: int) -> list[RecordFi
 
 
 def _of_step(r: Record) -> tuple[str, int, int, bool]:
-    return r.strategy, r.world_size, r.proof.gradient_accumulation_steps, r.config["activation_checkpointing"]
+    return r.strategy, r.world_size, _known(r.proof).gradient_accumulation_steps, r.config["activation_checkpointing"]
 
 
 def volume(strategy: str, world_size: int, accumulation: int) -> Observed:
     """Bytes of a step's collectives over those of all parameters, an all-reduce counted twice."""
     runs = _sending(strategy, world_size, accumulation)
-    values = [_moved(f.record) / (4 * f.record.num_params) for f in runs]  # all are in fp32
+    values = [_moved(f.record) / (4 * _known(f.record.num_params)) for f in runs]  # all are in fp32
     return _from_least_to_most(values, runs)
 
 
 def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
-    return sum(c.moved_bytes for c in r.collectives_per_step if kinds is None or c.kind in kinds)
+    return sum(c.moved_bytes for c in _known(r.collectives_per_step) if kinds is None or c.kind in kinds)
 
 
-def volume_ratio(of: dict, to: dict) -> Observed:
+def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
     """`volume` of one case over that of another."""
     return _ratio(volume(**of), volume(**to), "least to most")
 
@@ -233,14 +244,6 @@ def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> O
     return Observed(value, (accumulated.record.run_id, plain.record.run_id))
 
 
-def accumulation_norm_ratio(workload: str, strategy: str, micro_batch: int) -> Observed:
-    """The median gradient norm with accumulation over that without, at one global batch."""
-    accumulated, plain = _parity_pair(workload, strategy, micro_batch)
-    norms = [[line["grad_norm"] for line in records.steps_of(f)] for f in (accumulated, plain)]
-    value = statistics.median(a / b for a, b in zip(*norms, strict=True))
-    return Observed(value, (accumulated.record.run_id, plain.record.run_id))
-
-
 def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[RecordFile, RecordFile]:
     """The runs of the study `parity`, without dropout and clipping, with accumulation and without."""
     alike = [
@@ -250,46 +253,42 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
         and not f.record.config["dropout"]
     ]
     what = f"{workload} under {strategy} in the study parity"
-    steps = [(f, f.record.proof.gradient_accumulation_steps) for f in alike]
+    proofs = [(f, _known(f.record.proof)) for f in alike]
     accumulated = _some(
-        (f for f, count in steps if count > 1 and f.record.proof.micro_batch_size == micro_batch),
+        (f for f, p in proofs if p.gradient_accumulation_steps > 1 and p.micro_batch_size == micro_batch),
         f"{what}, accumulated, micro batch {micro_batch}",
     )
-    plain = _some((f for f, count in steps if count == 1), what)
+    plain = _some((f for f, p in proofs if p.gradient_accumulation_steps == 1), what)
     return accumulated[0], plain[0]
 
 
 # ---------------------------------------------------------------- a published program, mended
 
 
-def protocol_effect(program: str, metric: str) -> Observed:
+def protocol_effect(program: str, metric: defects.Metric) -> Observed:
     """What ZeRO's arm of a published program has over the plain one's, less 1, with its interval over repeats.
 
-    program: published, or mended, of all its defects. metric: one of study.published.effects's.
+    program: published, or mended, of all its defects.
     """
-    from study.published import effects
+    from study.claims.published import defects
 
-    programs = {"published": effects.AS_PUBLISHED, "mended": effects.MENDED}
-    for name, value, known in (("program", program, programs), ("metric", metric, effects.METRICS)):
+    programs = {"published": defects.AS_PUBLISHED, "mended": defects.MENDED}
+    for name, value, known in (("program", program, programs), ("metric", metric, get_args(defects.Metric))):
         if value not in known:
             raise ValueError(f"{name} {value!r}: must be one of {', '.join(known)}")
-    effect = effects.effect(effects.read(PROTOCOL), programs[program], metric)
-    if effect is None or effect.low is None:
+    effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
+    if effect is None or effect.low is None or effect.high is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
     how = f"95 % over {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
-    return Observed(
-        effect.mean,
-        tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values),
-        (effect.low, effect.high),
-        told=how,
-    )
+    evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)
+    return Observed(effect.mean, evidence, (effect.low, effect.high), told=how)
 
 
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
         loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
-        reduced_ratio, uses_collective, accumulation_difference, accumulation_norm_ratio, protocol_effect,
+        reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
     )
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """What becomes of one claim's lines when today's engine is given them? One process of it, on a CPU.
 
-The folder that it is given holds rule.json, and each rank leaves its answer there. The current folder is the snippet's
-own, empty at first. `accelerate launch` starts this as a module, snippets.py calls `main`.
+    python -m study.claims.snippet_process FOLDER
+
+FOLDER holds rule.json, and each rank leaves its answer there. The current folder is the snippet's own, empty at first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ STEPS = 2
 MESSAGE_LENGTH = 400
 
 # Larger than the 1e5 elements of a tensor that stage 3 shards, and the 1 MiB that offload to NVMe swaps.
-SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 1024}
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 1024,
+}
 
 
 def main(place: Path) -> None:
@@ -59,7 +65,7 @@ def fixtures(through: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     tokenizer = synthetic.tokenizer("bert-imdb")
-    config = transformers.BertConfig(vocab_size=len(tokenizer), num_labels=2, **SIZES)
+    config = transformers.BertConfig(**SIZES, vocab_size=len(tokenizer), num_labels=2)  # type: ignore[call-arg]
     texts, labels = synthetic.reviews()
     chosen = torch.randperm(len(texts), generator=torch.Generator().manual_seed(SEED)).tolist()
     tokens = tokenizer(
@@ -81,7 +87,7 @@ def fixtures(through: str) -> dict[str, Any]:
     if through != "accelerate-yaml":  # there it is built under what the file says
         with torch.random.fork_rng():  # a snippet that sets no seed has none
             torch.manual_seed(SEED)
-            names["model"] = transformers.AutoModelForSequenceClassification.from_config(config)
+            names["model"] = names["AutoModelForSequenceClassification"].from_config(config)
     if through == "python" and "RANK" not in os.environ:  # or these would join the processes before the snippet does
         names["args"] = transformers.TrainingArguments(**on_cpu(), output_dir="out", max_steps=STEPS, report_to="none")
     return names
@@ -167,7 +173,8 @@ GIVEN = {
 
 
 def batch(names: dict[str, Any]) -> dict[str, Any]:
-    return names["train_dataset"].with_format("torch")[:MICRO_BATCH_SIZE]
+    taken: dict[str, Any] = names["train_dataset"].with_format("torch")[:MICRO_BATCH_SIZE]
+    return taken
 
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
@@ -176,7 +183,7 @@ def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
 
     def held(part: str) -> float:
         sizes = (getattr(p, "ds_numel", p.numel()) for p in engine.parameters())
-        return round(getattr(model_state_bytes(engine, optimizer, None), part) / sum(sizes), 1)
+        return float(round(getattr(model_state_bytes(engine, optimizer, None), part) / sum(sizes), 1))
 
     names |= {"engine": engine, "optimizer": optimizer, "held": held}
 

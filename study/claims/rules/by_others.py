@@ -16,9 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from study.claims.observed import Observed
-from study.claims.rules.cases import around
-from study.claims.rules.execution import Text
+from study.claims.rules import Observed, Text, around
 from study.files import Written
 from study.planner.published_rows import engine_words
 from study.theory import measured_by_others

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from study.claims import frozen, ledger, verdicts
+from study.claims import ledger, verdicts
 from study.claims.ledger import Claim, Sentence, Source
 from study.claims.verdicts import AGAIN, FAILS, HOLDS, WORDS, Verdict
 from study.errors import Refusal
@@ -52,7 +52,7 @@ class Told(NamedTuple):
         return self.head.verdict.verdict
 
 
-def sentences(source: str | None = None) -> list[Told]:
+def read(source: str | None = None) -> list[Told]:
     """List the sentences, in the order of each text; a source that is not sorted into sentences has its claims."""
     sources, known = ledger.read(), verdicts.read()
     names = [published.source for published in sources]
@@ -103,7 +103,7 @@ def content(told: Sequence[Told]) -> dict[str, Any]:
 
 def text(asked: str | None) -> str:
     """What is printed of everything, of a source, or of a claim. Raises Refusal for a name that there is not."""
-    everything = sentences()
+    everything = read()
     if asked is None:
         ways = "zero-study claims SOURCE, zero-study claims CLAIM, zero-study claims --search WORDS"
         return "\n".join([*tally(everything), "", f"More: {ways}"])
@@ -122,7 +122,7 @@ def text(asked: str | None) -> str:
 def found(words: str) -> str:
     """The sentences in which all these words are, by their phrase, conditions, reason or name."""
     lines = []
-    for one in sentences():
+    for one in read():
         parts = [
             part for claim in one.readings for part in (claim.claim.phrase, claim.claim.conditions, claim.claim.id)
         ]
@@ -163,11 +163,9 @@ def _of_claim(told: Told, decided: Decided) -> list[str]:
         *(f"evidence: {line}" for line in verdict.evidence),
         *([f"note: {claim.note}"] if claim.note else []),
     ]
-    if claim.id in (fixed := frozen.read()):
-        lines.append(f"frozen: {fixed[claim.id].on}")
     lines += [
         f"corrected on {one.on}: {one.before} -> {one.after} ({one.was} -> {one.became}): {one.why}"
-        for one in frozen.corrections()
+        for one in ledger.corrections()
         if one.id == claim.id
     ]
     others = [one.claim.id for one in told.readings if one is not decided]

@@ -1,4 +1,8 @@
-"""How does a program in a process of its own become a result, or one line that says why there is none?"""
+"""What do a published program, and pairs of settings that differ unseen, do when they run?
+
+`defects` has the a100-replication's program and its comparisons, of which `program` is one start; `traps` has the
+pairs, of which `trap_arm` trains one side. `python -m study.claims.published` runs either.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
 
-    python -m study.published.program SPEC RESULT
+    python -m study.claims.published.program SPEC RESULT
 
-`zero-study protocol` starts it. One process is one start of the program: its arms run one after another, as there. SPEC
-is a JSON file: one of PROGRAMS in effects.py, the repeat, the workload and the starting weights. RESULT gets what is
-observed of each arm; effects.py says what is compared with what.
+One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: one of PROGRAMS
+in defects.py, the repeat, the workload and the starting weights. RESULT gets what is observed of each arm.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
 differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
@@ -13,44 +12,43 @@ on a CPU `use_cpu` is set, and the peak is the kernel's, of resident memory; no 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from study import files
+from study.claims.published.defects import BODY_SHARE, Program
 from study.config import RunConfig
 from study.engines import extensions
-from study.published.effects import PUBLISHED_SEED, Program
 from study.running.launch import QUIET
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import TrainingArguments
 
     from study.training.measure.trainer import Watched
     from study.workloads.sources import Examples, Splits
 
+PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
 # The appendix's dictionary. Where it is honoured DeepSpeed demands a batch size, which Trainer puts in for "auto".
 SETTINGS = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 BATCH_SIZE = {"train_micro_batch_size_per_gpu": "auto"}
 WARMUP_STEPS = 5  # left out of the median step
 MOST_HELD_OUT = 2000  # reviews on which a mended evaluation rests
-
-# Where no published weights are to be had, the body is trained first, on reviews that the protocol never sees.
-BODY_SHARE = 4  # one review in so many
-BODY_EPOCHS = 2
-BODY_BATCH_SIZE = 32
-BODY_LEARNING_RATE = 1e-3
-BODY_WARMUP_STEPS = 10
+# How the body is trained where there are no published weights, on reviews that the protocol never sees.
 BODY_SEED = 0
+BODY_TRAINING: dict[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-3,
+    "warmup_steps": 10,
+    "save_strategy": "no",
+}
 
 
 class ArmFailed(Exception):
@@ -61,24 +59,17 @@ class ArmFailed(Exception):
         super().__init__(f"{type(error).__name__}: {first.strip()}")
 
 
-class Data(NamedTuple):
-    """What is trained and evaluated on."""
-
-    splits: Splits  # as published
-    held_out: Examples  # more of the held-out part, without reviews that are trained on too
-
-
 def main() -> None:
     spec, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     warnings.simplefilter("ignore")  # the engine's own, several lines a step
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
-    config = RunConfig(**spec["config"])
-    body = Path(spec["body"]) if spec["body"] else None
-    if spec["program"] is None:
-        facts = train_body(config, body)
-    else:
+    config, body = RunConfig(**spec["config"]), Path(spec["body"]) if spec["body"] else None
+    if spec["program"] is not None:
         facts = run(Program(**spec["program"]), spec["repeat"], config, body)
+    else:
+        assert body is not None
+        facts = train_body(config, body)
     files.write_json(result, facts)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,21 +81,23 @@ def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> 
     from study.records import machine
 
     seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
-    data = load(config, seed, body is not None)
-    model, arms, life_peak = None, [], 0
+    splits, held_out = load(config, seed, body is not None)
+    model = None
+    arms: list[dict[str, Any]] = []
+    life_peak = 0
     for position, arm in enumerate(program.arms):
         if model is None or program.fresh_model:
             # The appendix draws the head before any seed is set: another one at each start, and for each model built.
             unseeded = 1000 * (repeat + 1) + 10 * program.start + position
-            model = build(config, data, body, seed if program.seeded_head else unseeded)
+            model = build(config, splits, body, seed if program.seeded_head else unseeded)
         try:
-            facts = train(model, arm, program, seed, config, data)
+            facts = train(model, arm, program, seed, config, splits, held_out)
         except ArmFailed as failure:
             arms.append({"arm": arm, "error": str(failure)})
             break
         life_peak = max(life_peak, facts["peak_bytes"])
         arms.append({"arm": arm, **facts, "life_peak_bytes": life_peak})
-    return {"arms": arms, "data": data.splits.description["digest"], "machine": machine.describe()}
+    return {"arms": arms, "data": splits.description["digest"], "machine": machine.describe()}
 
 
 # ---------------------------------------------------------------- data and weights
@@ -121,10 +114,12 @@ def _reviews(config: RunConfig, of_body: bool | None) -> Any:
     return shuffled.select(range(share) if of_body else range(share, len(reviews)))
 
 
-def load(config: RunConfig, seed: int, has_body: bool) -> Data:
-    """Draw reviews as the appendix does (split 80/20, shuffle, take the first), and more of those held out."""
+def load(config: RunConfig, seed: int, has_body: bool) -> tuple[Splits, Examples]:
+    """Draw reviews as the appendix does (split 80/20, shuffle, take the first), and more of the held-out part.
+
+    Those more are without reviews that are trained on too.
+    """
     from study.workloads import bert_imdb, sources
-    from study.workloads.sources import Splits
 
     tokenizer = sources.load_tokenizer(config)
     parts = _reviews(config, False if has_body else None).train_test_split(test_size=sources.HELD_OUT, seed=seed)
@@ -138,24 +133,25 @@ def load(config: RunConfig, seed: int, has_body: bool) -> Data:
         "held_out": held_out.select(others[:MOST_HELD_OUT]),
     }
     examples = {name: bert_imdb.tokenise(part, tokenizer, config.sequence_length) for name, part in drawn.items()}
-    splits = Splits(
+    description = sources.describe(config, examples)
+    splits = sources.Splits(
         train=examples["train"],
         evaluation=examples["eval"],
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
-        description=sources.describe(config, examples),
+        description=description,
     )
-    return Data(splits, examples["held_out"])
+    return splits, examples["held_out"]
 
 
-def build(config: RunConfig, data: Data, body: Path | None, head_seed: int) -> PreTrainedModel:
+def build(config: RunConfig, splits: Splits, body: Path | None, head_seed: int) -> Any:
     """Build the classifier: a published or a trained body, and a head drawn from this seed."""
     import torch
 
     from study.workloads import bert_imdb
 
     torch.manual_seed(head_seed)
-    model = bert_imdb.build_model(config, data.splits)
+    model: Any = bert_imdb.build_model(config, splits)
     if body is not None:
         model.bert.load_state_dict(torch.load(body, weights_only=True))
     return model
@@ -167,32 +163,17 @@ def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
     from transformers import Trainer, TrainingArguments, set_seed
 
     from study.workloads import bert_imdb, sources
-    from study.workloads.sources import Splits
 
     tokenizer = sources.load_tokenizer(config)
     examples = bert_imdb.tokenise(_reviews(config, True), tokenizer, config.sequence_length)
-    splits = Splits(
-        train=examples,
-        evaluation=examples,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        description={},
-    )
+    vocabulary = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    splits = sources.Splits(train=examples, evaluation=examples, description={}, **vocabulary)
     set_seed(BODY_SEED)
     # From scratch, dropout keeps BERT at chance for long.
-    model = bert_imdb.build_model(config.model_copy(update={"dropout": 0.0}), splits)
+    model: Any = bert_imdb.build_model(config.model_copy(update={"dropout": 0.0}), splits)
     with tempfile.TemporaryDirectory() as folder:
-        settings = TrainingArguments(
-            output_dir=folder,
-            use_cpu=not torch.cuda.is_available(),
-            per_device_train_batch_size=BODY_BATCH_SIZE,
-            num_train_epochs=BODY_EPOCHS,
-            learning_rate=BODY_LEARNING_RATE,
-            warmup_steps=BODY_WARMUP_STEPS,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
+        own: dict[str, Any] = {"use_cpu": not torch.cuda.is_available(), "report_to": "none", "disable_tqdm": True}
+        settings = TrainingArguments(output_dir=folder, **BODY_TRAINING, **own)
         trained = Trainer(model, settings, train_dataset=examples).train()
     torch.save(model.bert.cpu().state_dict(), path)
     return {"num_reviews": len(examples), "loss": trained.training_loss}
@@ -202,30 +183,29 @@ def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
 
 
 def train(
-    model: PreTrainedModel, arm: str, program: Program, seed: int, config: RunConfig, data: Data
+    model: Any, arm: str, program: Program, seed: int, config: RunConfig, splits: Splits, held_out: Examples
 ) -> dict[str, Any]:
     """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
     from study.training.measure.clock import make_clock
     from study.training.measure.memory import PhaseMemory
     from study.training.measure.trainer import StepEdges, Watched
 
-    with tempfile.TemporaryDirectory() as folder, _failing_the_arm():
-        training_args = _training_arguments(arm, program, seed, config, folder)
-        edges = StepEdges(make_clock(training_args.device))
-        memory = PhaseMemory(training_args.device, enabled=True)
-        trainer = Watched(
-            model=model,
-            args=training_args,
-            train_dataset=data.splits.train,
-            eval_dataset=data.splits.evaluation,
-            callbacks=[edges],
-        )
-        first_weights = _sum_of_absolutes(model)
-        memory.begin("arm")
-        started, started_cpu = time.time(), time.process_time()
-        trainer.train()
-        seconds, cpu_seconds = time.time() - started, time.process_time() - started_cpu
-        memory.begin(None)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            training_args = _training_arguments(arm, program, seed, config, folder)
+            edges = StepEdges(make_clock(training_args.device))
+            memory = PhaseMemory(training_args.device, enabled=True)
+            data = {"train_dataset": splits.train, "eval_dataset": splits.evaluation}
+            trainer = Watched(model=model, args=training_args, callbacks=[edges], **data)
+            # One number that differs where weights do.
+            first_weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
+            memory.begin("arm")
+            started, started_cpu = time.time(), time.process_time()
+            trainer.train()
+            seconds, cpu_seconds = time.time() - started, time.process_time() - started_cpu
+            memory.begin(None)
+        except Exception as error:
+            raise ArmFailed(error) from error
         written = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     peak = memory.phases()["arm"]
     steps, cpu_steps = edges.seconds()
@@ -238,7 +218,7 @@ def train(
         "step_cpu_seconds": statistics.median(cpu_steps[WARMUP_STEPS:]),
         "peak_bytes": peak.resident_bytes if peak.allocated_bytes is None else peak.allocated_bytes,
         "checkpoint_bytes": written,
-        **_learned(trainer, data),
+        **_learned(trainer, held_out),
     }
 
 
@@ -248,9 +228,10 @@ def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig
     from transformers import TrainingArguments
 
     kind, batch_size = arm.split("-")
-    honoured = {}
+    honoured: dict[str, Any] = {}
     if kind == "zero" and program.honoured:
-        _set_launcher_variables()
+        # What a launcher sets for one process: without it DeepSpeed looks for MPI.
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
     training_args = TrainingArguments(
         output_dir=folder,
@@ -273,33 +254,11 @@ def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig
     return training_args
 
 
-@contextlib.contextmanager
-def _failing_the_arm() -> Iterator[None]:
-    """Turn whatever is raised inside into ArmFailed."""
-    try:
-        yield
-    except Exception as error:
-        raise ArmFailed(error) from error
-
-
-def _set_launcher_variables() -> None:
-    """Set what a launcher sets for one process: without it DeepSpeed looks for MPI."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def _sum_of_absolutes(model: PreTrainedModel) -> float:
-    """One number that differs where weights do."""
-    return sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
-
-
 def _read_back(trainer: Watched) -> dict[str, Any]:
     """What the arm really was, read from the engine."""
     from study.training.proof import base_optimizer
 
-    engine = trainer.model_wrapped
+    engine: Any = trainer.model_wrapped
     facts = {
         "engine_class": type(engine).__name__,
         "optimizer_class": type(base_optimizer(trainer.optimizer)).__name__,
@@ -312,32 +271,28 @@ def _read_back(trainer: Watched) -> dict[str, Any]:
     }
     if hasattr(engine, "zero_optimization_stage"):
         offload = engine.zero_offload_optimizer()
-        facts |= {
-            "zero_stage": engine.zero_optimization_stage(),
-            "offload_optimizer_device": "none"
-            if offload is None
-            else str(getattr(offload.device, "value", offload.device)),
-            "gradient_clipping": engine.gradient_clipping(),
-            "batch_size": engine.train_micro_batch_size_per_gpu(),
-        }
+        facts["zero_stage"] = engine.zero_optimization_stage()
+        device = getattr(offload, "device", "none")  # a word, or an enumeration's
+        facts["offload_optimizer_device"] = str(getattr(device, "value", device))
+        facts["gradient_clipping"] = engine.gradient_clipping()
+        facts["batch_size"] = engine.train_micro_batch_size_per_gpu()
     return facts
 
 
-def _learned(trainer: Watched, data: Data) -> dict[str, Any]:
+def _learned(trainer: Watched, held_out: Examples) -> dict[str, Any]:
     """Losses as Trainer reports them last, and mended: the mean of each epoch, and over many held-out reviews."""
-    import numpy as np
     import torch
 
     history = trainer.state.log_history
-    step_losses = torch.stack(trainer.seen_losses).double()
+    step_losses: Any = torch.stack(trainer.seen_losses).double()
     steps_per_epoch = len(step_losses) // int(trainer.args.num_train_epochs)
-    held_out = trainer.predict(data.held_out)
+    reviews: Any = held_out
+    predicted: Any = trainer.predict(reviews)
     return {
         "logged_train_loss": next(entry["loss"] for entry in reversed(history) if "loss" in entry),
         "logged_eval_loss": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
         "epoch_losses": [epoch.mean().item() for epoch in step_losses.split(steps_per_epoch)],
-        "held_out_loss": held_out.metrics["test_loss"],
-        "held_out_accuracy": float((np.argmax(held_out.predictions, axis=-1) == held_out.label_ids).mean()),
+        "held_out_loss": predicted.metrics["test_loss"],
     }
 
 
