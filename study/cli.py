@@ -775,8 +775,6 @@ def _decide_claims(write: bool) -> int:
     return 1 if wrong else 0
 
 
-
-
 # ---------------------------------------------------------------- the program itself
 
 

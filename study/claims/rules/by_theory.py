@@ -33,10 +33,10 @@ from study.theory import (
 )
 from study.theory.case import Engine, Job, Precision
 from study.theory.hardware import Box
+from study.theory.intervals import EVIDENCE
 from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
-from study.theory.intervals import EVIDENCE
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
 GIB = 2**30
