@@ -158,14 +158,10 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
 
     hidden, heads = number("hidden"), number("heads")
     kv_heads, head_size = number_or("kv_heads", heads), number_or("head_size", 0)
-    if not head_size and hidden % heads:
-        raise ValueError(
-            f"{where}: {keys['hidden']} {hidden} is not a multiple of {keys['heads']} {heads}; correct one"
-        )
-    if heads % kv_heads:
-        raise ValueError(
-            f"{where}: {keys['heads']} {heads} is not a multiple of {keys['kv_heads']} {kv_heads}; correct one"
-        )
+    if not head_size:
+        _check_multiple(f"{keys['hidden']} {hidden}", f"{keys['heads']} {heads}", hidden % heads, where)
+    if kv_heads != heads:
+        _check_multiple(f"{keys['heads']} {heads}", f"{keys['kv_heads']} {kv_heads}", heads % kv_heads, where)
     experts, experts_per_token = number_or("experts", 0), number_or("experts_per_token", 0)
     if experts_per_token > experts:
         raise ValueError(
@@ -197,6 +193,11 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
         experts_per_token=experts_per_token,
         notes=tuple(_notes(settings, model_type, experts)),
     )
+
+
+def _check_multiple(one: str, other: str, rest: int, where: str) -> None:
+    if rest:
+        raise ValueError(f"{where}: {one} is not a multiple of {other}; correct one")
 
 
 def _model_type(content: dict[str, Any], where: str) -> ModelType:
