@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from study.config import RunConfig
+from study.engines.keys import table
 from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
@@ -13,15 +14,11 @@ from study.theory.case import Engine, Job, Precision, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
-# What DeepSpeed 0.19.8 takes where a file is silent (runtime/zero/config.py); elements.
-DEEPSPEED_DEFAULTS = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-    "sub_group_size": Engine.sub_group_size,
-}
+# Where a file is silent; elements.
+_SILENT = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+           "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")  # fmt: skip
+_ZERO = table.installed("deepspeed", "strict")["zero_optimization"]
+DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 
 def precision_class(chosen: Strategy, asked: Precision) -> Precision:

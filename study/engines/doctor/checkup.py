@@ -20,7 +20,8 @@ from typing import Literal
 
 import psutil
 
-from study.engines import allowed, extensions, this_machine
+from study.engines import extensions, this_machine
+from study.engines.keys import allowed
 from study.errors import Refusal
 from study.files import refuses_more
 

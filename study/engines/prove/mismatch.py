@@ -6,15 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from study.engines.keys import table
 from study.engines.prove.demands import Demand
 from study.engines.prove.read_back import precision
-
-# Keys of a DeepSpeed JSON -> facts that have a value without DeepSpeed too.
-_FACTS = {
-    "zero_optimization.stage": "zero_stage",
-    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
-    "zero_optimization.offload_param.device": "offload_param_device",
-}
 
 
 class NotAsAsked(RuntimeError):
@@ -149,10 +143,10 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
     `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
     """
-    from study.engines.doctor.engine import findings
+    from study.engines.doctor.written_files import of_json
 
     names = {demand.name for demand in demands}
-    ignored = [f for f in findings("", content) if f.effect == "ignored" and f.key in names]
+    ignored = [f for f in of_json("", content) if f.effect == "ignored" and f.key in names]
     keys: dict[str, list[str]] = {}
     for finding in ignored:
         keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
@@ -160,7 +154,8 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
 
 def _fact(demand: Demand) -> str:
-    return _FACTS.get(demand.name, demand.name)
+    name: str = table.read()["facts"]["json"].get(demand.name, demand.name)
+    return name
 
 
 def _built(name: str, facts: dict[str, Any]) -> tuple[bool, Any]:
