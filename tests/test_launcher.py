@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 
 import psutil
 import pytest
@@ -10,7 +11,7 @@ from launching import ROOT, attempt
 from test_strategy import Ancestor
 
 from study.config import build_config
-from study.engines import allowed
+from study.engines.keys import allowed
 from study.errors import Failed, Refusal
 from study.records import find as records
 from study.records import machine, schema
@@ -46,8 +47,8 @@ def test_every_flag_of_the_launcher_is_known():
     """A new one of accelerate's is refused until somebody has said what it does."""
     names = {name for name, *_ in FLAGS.values()}
     assert len(names) > 100
-    assert not [name for name in names if allowed._first(allowed.FLAGS, name) is None]
-    unused = [p for p in allowed.FLAGS if p != "help" and not any(allowed._first({p: 1}, name) for name in names)]
+    assert not [name for name in names if allowed._closest("flags", name) is None]
+    unused = [p for p in allowed.rules("flags") if p != "help" and not any(fnmatchcase(name, p) for name in names)]
     assert not unused
     assert not allowed.of_flag("from_tomorrow").is_accepted
 
