@@ -33,7 +33,6 @@ from study.engines.conformance import (
     probe,
     reference,
     releases,
-    start_probe,
     toy,
 )
 from study.engines.conformance.cells import Cell
@@ -270,7 +269,7 @@ def test_values_are_sampled_of_every_row_and_column():
     ],
 )
 def test_a_refusal_is_one_that_says_why(message, stage, verdict):
-    assert installation.failed(start_probe.Failure(message, stage))["verdict"] == verdict
+    assert installation.failed(installation.Failure(message, stage))["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
 def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
     for rank, each in enumerate(said):
         (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
-    assert start_probe._failure(tmp_path, 7, len(said)).message == message
+    assert installation._failure(tmp_path, 7, len(said)).message == message
 
 
 def test_every_engine_has_a_configuration():

@@ -20,10 +20,9 @@ from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
 from study.engines import prove
-from study.engines.engine_facts import deepspeed_precision
+from study.engines.engine_facts import count_states, deepspeed_precision
 from study.engines.prove.demands import by_arguments, by_file, by_json, by_launcher
 from study.engines.prove.mismatch import hold, hold_step, known_wrong, surprises, unread_keys
-from study.engines.tensors import count_states
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",

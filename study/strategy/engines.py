@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from study.config import RunConfig
 from study.engines.keys import table
@@ -21,12 +22,14 @@ _ZERO = table.installed("deepspeed", "strict")["zero_optimization"]
 DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 
+_AUTOCAST: dict[Precision, Precision] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
+
+
 def precision_class(chosen: Strategy, asked: Precision) -> Precision:
     """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
     stages 1 to 3, and FSDP2; the others compute under autocast."""
-    if asked in ("bf16", "fp16") and not chosen.zero_stage and chosen.distributed_type != "FSDP":
-        return f"{asked}-autocast"
-    return asked
+    has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
+    return asked if has_masters else _AUTOCAST.get(asked, asked)
 
 
 def engine_of(
@@ -51,9 +54,11 @@ def engine_of(
             reduces_in_fp32=True,
         )
     if chosen.distributed_type != "DEEPSPEED":
-        kind = "torch" if chosen.distributed_type == "NO" else "ddp"
         view = bool(chosen.gradient_as_bucket_view)
-        return Engine(kind, 0, world_size, precision, accumulation_bytes, gradient_as_bucket_view=view)
+        is_alone = chosen.distributed_type == "NO"
+        return Engine(
+            "torch" if is_alone else "ddp", 0, world_size, precision, accumulation_bytes, gradient_as_bucket_view=view
+        )
     zero = (chosen.deepspeed_json or {}).get("zero_optimization", {})
     written = {key: value for key, value in zero.items() if value != "auto"}
     suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}
@@ -103,7 +108,7 @@ def shape_of(config: RunConfig) -> ModelShape:
     )  # fmt: skip
 
 
-def job_of(config: RunConfig, world_size: int, device: str) -> Job:
+def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:
     """What a rank computes in a step of a run."""
     micro_batch_size, accumulation = config.batches(world_size)
     return Job(

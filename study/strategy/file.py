@@ -90,7 +90,8 @@ class Strategy:
     @property
     def secondary_partition_size(self) -> int:
         """Ranks that share a second copy of the parameters at stage 3 (ZeRO++'s hpZ); 1: there is none."""
-        return (self.deepspeed_json or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
+        zero = (self.deepspeed_json or {}).get("zero_optimization", {})
+        return int(zero.get("zero_hpz_partition_size", 1))
 
     def check_json_is_seen(self, folder: Path = Path()) -> None:
         """Refuse where the launcher, started in this folder, would not find the JSON that the file names."""
@@ -214,9 +215,11 @@ def _wrong_sections(written: dict[str, Any]) -> list[str]:
         return [f"num_machines: {machines} without a launcher {why}"]  # accelerate's default is pdsh
     if (kind == "FSDP") != (fsdp is not None):
         return ["distributed_type: FSDP and an fsdp_config section belong together"]
-    if "parallelism_config" in written and fsdp is None:
+    if "parallelism_config" not in written:
+        return []
+    if fsdp is None:
         return ["parallelism_config shards by FSDP, the file's distributed_type is another; remove it"]
-    if "parallelism_config" in written and fsdp["fsdp_offload_params"]:
+    if fsdp["fsdp_offload_params"]:
         return ["fsdp_offload_params beside parallelism_config has never been tried; remove one of them"]
     return []
 

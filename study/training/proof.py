@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from study.engines.engine_facts import backend, dtype_names, facts_of_deepspeed
+from study.engines.engine_facts import backend, dtype_names, engine_tensors, facts_of_deepspeed
 from study.engines.keys import engine_settings
-from study.engines.tensors import engine_tensors
 from study.errors import Failed, Refusal
 from study.models import SIZES
 from study.records.schema import Proof, Sharding

@@ -18,6 +18,8 @@ from study.theory.shapes.sizes import (
     block,
 )
 
+Plain = Literal["bert", "gpt2", "gpt-neo", "gpt-j"]  # what the workloads train
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -125,7 +127,7 @@ class ModelShape:
 
 def plain(
     name: str,
-    architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"],
+    architecture: Plain,
     layers: int,
     hidden: int,
     heads: int,
@@ -154,11 +156,12 @@ def plain(
     )
 
 
-def architecture_of(workload: str, size: str) -> Architecture:
+def architecture_of(workload: str, size: str) -> Plain:
     """Which architecture a workload trains at one of its sizes."""
     if workload == "bert-imdb":
         return "bert"
-    return {"2.7b": "gpt-neo", "6b": "gpt-j"}.get(size, "gpt2")
+    others: dict[str, Plain] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
+    return others.get(size, "gpt2")
 
 
 def parameter_sizes(
