@@ -29,7 +29,6 @@ from study.engines.conformance import (
     committed,
     installation,
     judge,
-    matrix_text,
     probe,
     reference,
     releases,
@@ -199,7 +198,7 @@ def test_a_loss_that_is_another_is_wrong(wrong):
     verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected, losses=losses)])
     assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 3, ["loss"])
     assert verdict["ranks_apart"] is False
-    assert "wrong from step 3" in matrix_text.how(verdict)
+    assert "wrong from step 3" in committed.how(verdict)
     json.dumps(verdict, allow_nan=False)
 
 
@@ -227,7 +226,7 @@ def test_replicas_that_differ_are_wrong_however_near():
     assert verdict["verdict"] == "wrong"
     assert (verdict["first_step"], verdict["beyond"]) == (3, [])
     assert verdict["ranks_apart"] == {"step": 3, "of": ["head.weight"]}
-    assert "ranks have different weights from step 3 (head.weight)" in matrix_text.how(verdict)
+    assert "ranks have different weights from step 3 (head.weight)" in committed.how(verdict)
 
 
 @pytest.mark.parametrize(
@@ -534,7 +533,7 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     assert collections.Counter(cell["verdict"] for cell in matrix["cells"].values()) == {
         "same": 42
     }  # through accelerate, too
-    assert done.stdout.splitlines()[-len(matrix_text.lines(matrix)) :] == matrix_text.lines(matrix)
+    assert done.stdout.splitlines()[-len(committed.lines(matrix)) :] == committed.lines(matrix)
 
 
 @pytest.mark.parametrize(

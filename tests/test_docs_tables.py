@@ -29,7 +29,7 @@ from study.compare import answer, communication, differences, model_states, netw
 from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
-from study.engines.conformance.matrix_text import FAULTS
+from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.engines.keys import table as keys
 from study.planner import accuracy, check

@@ -56,7 +56,7 @@ MAY_IMPORT = {
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
     "claims", "cli", "compare", "config", "engines.conformance.cells", "engines.conformance.committed",
-    "engines.conformance.matrix_text", "engines.doctor", "engines.extensions", "engines.keys.allowed",
+    "engines.doctor", "engines.extensions", "engines.keys.allowed",
     "engines.keys.table", "engines.known_bad", "engines.this_machine", "errors", "files", "models", "one_gpu",
     "planner", "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy",
     "theory", "tracing.figure", "tracing.grid", "tracing.say", "train", "workloads.sources", "__main__",

@@ -1,4 +1,4 @@
-"""Which engine does a strategy's file configure? What the models of theory are asked, without a launch."""
+"""The engine, model and job that a strategy and a run configure, as the models of theory take them."""
 
 from __future__ import annotations
 

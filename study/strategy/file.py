@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from study.engines.doctor import strict, written_files
-from study.engines.doctor.examine import CONFIGS
+from study.engines.doctor.examine import CONFIGS, with_keys
 from study.engines.keys import table
 from study.errors import Refusal
 from study.files import check_name, load, read_yaml, shown_path
@@ -227,7 +227,7 @@ def _wrong_sections(written: dict[str, Any]) -> list[str]:
 def _read_json(yaml_path: Path, path: Path) -> dict[str, Any]:
     """Read the DeepSpeed JSON that an accelerate file names, refusing keys that DeepSpeed would ignore."""
     _check_is_seen(yaml_path, path)
-    content = _keys_of(path)
+    content = with_keys(path, load(path, "JSON"))
     if wrong := strict.refusals("json", content, written_files.of_json(str(path), content)):
         raise Refusal(f"{path}: {'; '.join(wrong)}")
     return content
@@ -249,17 +249,10 @@ def _read_ddp_json(file: Path) -> dict[str, Any] | None:
     path = file.with_suffix(".json")
     if path == file or not path.exists():
         return None
-    content = _keys_of(path)
+    content = with_keys(path, load(path, "JSON"))
     if set(content) != {"gradient_as_bucket_view"} or not isinstance(content["gradient_as_bucket_view"], bool):
         keys = ", ".join(map(repr, content)) or "no key"
         raise Refusal(f"{path}: holds {keys}; write gradient_as_bucket_view alone, true or false")
-    return content
-
-
-def _keys_of(path: Path) -> dict[str, Any]:
-    content = load(path, "JSON")
-    if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
     return content
 
 

@@ -1,4 +1,4 @@
-"""What would bite here before a run? This machine's checks, each with its remedy; nothing is trained."""
+"""The check of this machine: what would bite before a run, each with its remedy; nothing is trained."""
 
 from __future__ import annotations
 

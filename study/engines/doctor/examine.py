@@ -1,4 +1,4 @@
-"""What is wrong with a file, and what does it become when that is mended? `zero-study doctor FILE`."""
+"""`zero-study doctor FILE`: the findings of a file, and the file mended."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def examine(path: Path) -> Examined:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = load(path, "JSON", _Section)
+    return with_keys(path, load(path, "JSON", _Section))
+
+
+def with_keys(path: Path, content: Any) -> dict[str, Any]:
+    """What a JSON holds. Raises Refusal where that is no keys."""
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
     return content

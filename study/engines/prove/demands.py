@@ -1,4 +1,4 @@
-"""What was asked for, and by whom? A file, the script's TrainingArguments, and the launcher's environment."""
+"""The demands on an engine, and by whom: a file, the script's TrainingArguments, the launcher's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was built? Facts read from the engine, the model and the optimizer themselves; what is unknown is None."""
+"""What was built, read from the engine, the model and the optimizer themselves; what is unknown is None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When is a script looked at? As it begins, and over one optimizer step; then nothing of it is left in the training."""
+"""`watch` and `callback`: a script is looked at as it begins and over one step; then nothing is left in the training."""
 
 from __future__ import annotations
 
