@@ -1,1 +1,1 @@
-"""Conformance: whether the installed engines train what they say, a matrix of cells against a reference without engines."""
+"""Conformance: whether installed engines train what they say, a matrix of cells against a reference without engines."""

@@ -1,4 +1,4 @@
-"""`watch` and `callback`: a script is looked at as it begins and over one step; then nothing is left in the training."""
+"""`watch` and `callback`: a script is looked at as it begins and over one step; then nothing is left in training."""
 
 from __future__ import annotations
 
