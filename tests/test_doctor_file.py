@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from study.engines.doctor import examine, findings, written_files
 from study.engines.doctor.findings import KEEP, Finding
 from study.engines.keys import table
 from study.errors import Refusal
-from study.strategy.file import CONFIGS
+from study.strategy.file import CONFIGS, read_strategy
 
 sys.path.insert(0, str(launching.ROOT / "tools"))
 import keys as tools_keys
@@ -340,10 +341,15 @@ def test_odd_content_is_no_traceback():
         for value in odd:
             examined({"zero_optimization": {"stage": 2}} | {key: value}, "odd.json")
             assert examine.text(examine.examine(Path("odd.json")), everything=True)
+            Path("mine.yaml").write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="odd.json")))
+            with suppress(Refusal):
+                read_strategy(Path("mine.yaml"))
     for key in ("distributed_type", "deepspeed_config", "fsdp_config", "num_machines", "mixed_precision", "gpu_ids"):
         for value in odd:
             examined(deepspeed(zero_stage=2) | {key: value})
             assert examine.mended(examine.examine(Path("mine.yaml")))
+            with suppress(Refusal):
+                read_strategy(Path("mine.yaml"))
 
 
 def test_adamw_is_adamw_whatever_its_mode_says():

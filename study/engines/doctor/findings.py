@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from study.engines.keys import table
@@ -138,6 +138,12 @@ def rules(place: table.Place) -> list[Rule]:
     return found
 
 
+@lru_cache(maxsize=1024)
+def _of_key(place: table.Place, key: str) -> list[Rule]:
+    """The rules of a key that is written."""
+    return [rule for rule in rules(place) if not rule.of_absent and fnmatchcase(key, rule.key)]
+
+
 def _removed() -> list[str]:
     in_zero = (f"zero_optimization.{name}" for name in table.listed("removed_zero"))
     return [*table.listed("removed"), *in_zero]
@@ -153,8 +159,8 @@ def examine(file: str, settings: Settings, place: table.Place, unknown: Unknown)
     for key, value, is_section in settings.nodes():
         if key.startswith(said_whole):
             continue
-        of_key = (rule for rule in rules(place) if not rule.of_absent and fnmatchcase(key, rule.key))
-        rule = next((rule for rule in of_key if holds(rule.when, rule.key, value, settings, table.listed)), None)
+        of_key = (rule for rule in _of_key(place, key) if holds(rule.when, rule.key, value, settings, table.listed))
+        rule = next(of_key, None)
         found = rule.finding(file, key, value) if rule else unknown(key, value)
         if found and is_section and (rule is None or rule.whole):
             said_whole += (f"{key}.",)
