@@ -314,6 +314,20 @@ def test_numbers_of_a_json(tmp_path, monkeypatch):
     assert (read.gradient_clipping, read.gradient_accumulation_steps) == (1.0, None)
 
 
+def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, monkeypatch):
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero, "gradient_accumulation_steps": 4}))
+    in_json = read_strategy(path)
+    section = (
+        "{zero_stage: 3, offload_optimizer_device: nvme, offload_param_device: cpu, gradient_accumulation_steps: 3}"
+    )
+    path.write_text(DS + f"num_machines: 1\ndeepspeed_config: {section}")
+    in_yaml = read_strategy(path)
+    found = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
+             for s in (in_json, in_yaml)]  # fmt: skip
+    assert found == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
+
+
 def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
     views = {name: shipped(name).gradient_as_bucket_view for name in ("ddp_tuned", "ddp", "single", "zero2_tuned")}
     assert views == {"ddp_tuned": True, "ddp": False, "single": None, "zero2_tuned": None}
