@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from study.engines.doctor.findings import Finding, Settings, misspelt
+from study.engines.doctor.findings import Finding, Settings, cut, misspelt
 from study.engines.keys import table
 from study.engines.keys.patterns import ABSENT, fits, in_words, shown
 
@@ -31,12 +31,12 @@ def refusals(place: table.Place, content: Mapping[str, Any], findings: Sequence[
             finding = about.get(key)
             if not fits(pattern, value, table.listed, exactly=True):
                 wrong.append(
-                    _not_taken(place, key, value, finding) or f"{key}={value!r}: should be {in_words(pattern)}"
+                    _not_taken(place, key, value, finding) or f"{key}={cut(value)!r}: should be {in_words(pattern)}"
                 )
             elif finding is not None and _is_lost(key, finding):
                 wrong.append(f"{key}: {finding.message}; {finding.remedy or 'remove it'}")
         elif key in _sections(place):
-            wrong.append(f"{key}={value!r}: should be a section")
+            wrong.append(f"{key}={cut(value)!r}: should be a section")
         else:
             is_removed = key.rpartition(".")[2] in removed
             finding = about.get(key) if is_removed else None
@@ -63,14 +63,13 @@ def _written(content: Mapping[str, Any], sections: set[str], above: str = "") ->
 
 
 def _not_taken(place: table.Place, key: str, value: Any, finding: Finding | None) -> str | None:
-    """Why the study does not take a key or its value: it crashes, or the study's own reason, or what becomes of it."""
-    written = value if isinstance(value, str) else shown(value)
-    is_known = key in table.taken(place)
+    """Why the study does not take a key or its value: its own reason, else what becomes of it."""
+    written = " ".join(cut(value).split()) if isinstance(value, str) else shown(value)
     why = table.read()["study"][place]["why"].get(key)
-    said = f"{key}: {written}: {finding.message}; {finding.remedy}" if finding and finding.matters else None
-    if said and finding and finding.effect == "crashes":
-        return said
-    return (f"{key}: {written} {why}" if is_known else f"{key} {why}") if why else said
+    is_odd = isinstance(value, bool) and finding is not None and finding.effect == "crashes"  # an unquoted no
+    if why and not is_odd:
+        return f"{key}: {written} {why}" if key in table.taken(place) else f"{key} {why}"
+    return f"{key}: {written}: {finding.message}; {finding.remedy}" if finding and finding.matters else None
 
 
 def _is_lost(key: str, finding: Finding) -> bool:
