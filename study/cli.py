@@ -465,7 +465,7 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
     """
     _require(*TRAINING[:1], "deepspeed")
-    from study.engines.conformance import cells, installation, matrix_text, releases
+    from study.engines.conformance import cells, committed, installation, releases
 
     if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
         raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
@@ -484,8 +484,8 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
     if output is not None:
         files.write_json(output, found)
-    print("\n".join(matrix_text.lines(found)))
-    return int(any(cell["verdict"] in matrix_text.FAULTS for cell in found["cells"].values()))
+    print("\n".join(committed.lines(found)))
+    return int(any(cell["verdict"] in committed.FAULTS for cell in found["cells"].values()))
 
 
 @zero_study.command("export")

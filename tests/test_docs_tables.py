@@ -12,7 +12,7 @@ import shlex
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from study import cli
 from study.claims import sentences
 from study.claims.published import defects
 from study.compare import answer, communication, differences, model_states, network, parity, peaks, table, theory
-from study.engines import allowed, known_bad
+from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
-from study.engines.conformance.matrix_text import FAULTS
+from study.engines.conformance.committed import FAULTS
+from study.engines.keys import allowed
+from study.engines.keys import table as keys
 from study.planner import published_rows
 from study.planner.published_rows import PREDICTORS, SPLITS
 from study.records import find as records
@@ -553,22 +555,25 @@ def rooms() -> str:
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
 
 
-def decided(rule: allowed.Rule) -> list[str]:
-    return ["accepted" if rule.is_accepted else "refused", rule.why]
+def decided(what: str, rules: Mapping[str, allowed.Allowed]) -> str:
+    """One row for each verdict and its reason, with all that have it."""
+    groups: dict[allowed.Allowed, list[str]] = {}
+    for name, rule in rules.items():
+        groups.setdefault(rule, []).append(f"`{name}`")
+    rows = [
+        ["accepted" if rule.is_accepted else "refused", ", ".join(names), rule.why] for rule, names in groups.items()
+    ]
+    return tabulate(["", what, "proven by, or what it does and what to do"], sorted(rows, key=lambda row: row[0]))
 
 
 def flags() -> str:
-    """One row for each flag of the installed launcher."""
-    from accelerate.commands.launch import launch_command_parser
-
-    names = dict.fromkeys(action.dest for action in launch_command_parser()._actions if action.option_strings)
-    rows = [[f"`--{name}`", *decided(allowed.of_flag(name))] for name in names]
-    return tabulate(["flag", "", "proven by, or what it does and what to do"], rows)
+    """The flags of the launcher, as the table has them of the installed one."""
+    names = keys.installed("accelerate", "flags")
+    return decided("flags", {f"--{name}": allowed.of_flag(name) for name in names})
 
 
 def variables() -> str:
-    rows = [[f"`{name}`", *decided(rule)] for name, rule in allowed.VARIABLES.items()]
-    return tabulate(["variable", "", "proven by, or what it does and what to do"], rows)
+    return decided("variables", allowed.rules("variables"))
 
 
 def lower_bound(package: str) -> str:

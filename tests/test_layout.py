@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "files": "errors",
     "models": "",
     "config": "errors models",
-    "strategy": "config errors files models theory",
+    "strategy": "config engines errors files models theory",
     "lab": "errors records",
     "run": "config errors files strategy",
     "records": "config engines errors files strategy",
@@ -53,11 +53,11 @@ MAY_IMPORT = {
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "engines.allowed", "engines.conformance.cells",
-    "engines.conformance.committed", "engines.conformance.matrix_text", "engines.doctor", "engines.extensions",
-    "engines.known_bad", "engines.this_machine", "errors", "files", "models", "one_gpu", "planner",
-    "records", "report", "run", "running", "strategy", "theory",
-    "train", "workloads.sources", "__main__",
+    "claims", "cli", "compare", "config", "engines.conformance.cells", "engines.conformance.committed",
+    "engines.doctor", "engines.extensions", "engines.keys.allowed",
+    "engines.keys.table", "engines.known_bad", "engines.this_machine", "errors", "files", "models", "one_gpu",
+    "planner", "records", "report", "run", "running", "strategy",
+    "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 WHEN_CALLED = {"study.planner.fake_tensors"}  # imported by what runs it
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from study.engines import allowed, this_machine
+from study.engines import this_machine
+from study.engines.keys import allowed
 from study.errors import Refusal
 from study.files import is_removed, refuses_more, shown_text
 from study.records import schema

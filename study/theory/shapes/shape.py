@@ -139,6 +139,8 @@ def _head(w: Widths, outside: Outside) -> tuple[list[int], list[int]]:
 
 # ---------------------------------------------------------------- the shape
 
+Plain = Literal["bert", "gpt2", "gpt-neo", "gpt-j"]  # what the workloads train
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -246,7 +248,7 @@ class ModelShape:
 
 def plain(
     name: str,
-    architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"],
+    architecture: Plain,
     layers: int,
     hidden: int,
     heads: int,
@@ -275,11 +277,11 @@ def plain(
     )
 
 
-def architecture_of(workload: str, size: str) -> Architecture:
+def architecture_of(workload: str, size: str) -> Plain:
     """Which architecture a workload trains at one of its sizes."""
     if workload == "bert-imdb":
         return "bert"
-    others: dict[str, Architecture] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
+    others: dict[str, Plain] = {"2.7b": "gpt-neo", "6b": "gpt-j"}
     return others.get(size, "gpt2")
 
 
