@@ -374,7 +374,7 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
     """
     _require(*TRAINING[:1], "deepspeed")
-    from study.engines.conformance import cells, installation, matrix_text, releases
+    from study.engines.conformance import cells, committed, installation, releases
 
     if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
         raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
@@ -393,8 +393,8 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
     if output is not None:
         files.write_json(output, found)
-    print("\n".join(matrix_text.lines(found)))
-    return int(any(cell["verdict"] in matrix_text.FAULTS for cell in found["cells"].values()))
+    print("\n".join(committed.lines(found)))
+    return int(any(cell["verdict"] in committed.FAULTS for cell in found["cells"].values()))
 
 
 @zero_study.command("export")
@@ -573,7 +573,7 @@ def _advise(
     import json
 
     from study import planner
-    from study.planner import say
+    from study.planner import advice_text
 
     if model is None and num_gpus is None:
         raise Refusal("--model or --gpus is missing: a model for its GPUs, GPUs for their model, or both")
@@ -585,24 +585,25 @@ def _advise(
     if write is not None:
         if None in (model, num_gpus):
             raise Refusal(f"--write {write}: needs both --model and --gpus")
-        say.check_free(write)
+        advice_text.check_free(write)
     if model is None:
         advice = planner.largest_models(asked)
-        text, content = say.text_of_largest, say.content_of_largest
+        text, content = advice_text.text_of_largest, advice_text.content_of_largest
     elif num_gpus is None:
         advice = planner.fewest_gpus(model, asked)
-        text, content = say.text_of_fewest, say.content_of_fewest
+        text, content = advice_text.text_of_fewest, advice_text.content_of_fewest
     else:
         advice = planner.advise(model, asked)
-        text, content = say.text, say.content
+        text, content = advice_text.text, advice_text.content
     print(json.dumps(content(advice), indent=1) if as_json else text(advice))
     if trace:
-        from study.tracing import say as traced
+        from study.planner import fake_tensors
+        from study.planner.trace import lines
 
-        for line in traced.lines(advice):
+        for line in lines(advice, fake_tensors.trace):
             print(line, flush=True)
     if write is not None:
-        say.write(advice, write)
+        advice_text.write(advice, write)
         if not as_json:
             print(f"\nWritten: {write}")
 
@@ -612,18 +613,10 @@ def _advise(
 @click.option("--gpu", metavar="NAME", help="as `zero-study advise` names it")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
-@click.option("--grid", "as_grid", is_flag=True, help="the answers that the planner's page loads, some minutes")
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_grid: bool) -> None:
+def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
     """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
-    from study.planner import grid, predictions
-    from study.running import studies
+    from study.running import predictions, studies
 
-    if as_grid:
-        if study or gpu or num_gpus:
-            raise Refusal("--grid answers for models and boxes of its own; leave the study, --gpu and --gpus out")
-        for path in grid.write(output / grid.PLACE.name):
-            print(path)
-        return
     if study is None:
         if gpu or num_gpus:
             raise Refusal("--gpu and --gpus go with a study; name one, or leave them out for all of the reports'")
@@ -635,38 +628,6 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
     print(predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1)))
 
 
-@zero_study.command("trace")
-@click.option("--output", type=PATH, required=True, help="JSON file to write; what it has already is kept")
-@click.option("--only", default="", metavar="TEXT", show_default=False, help="only cases whose name contains this")
-def _trace(output: Path, only: str) -> None:
-    """Trace the study's models over fake tensors, for the planner's peaks to be held against.
-
-    Both workloads, every size, on one to eight ranks, small models first. Cut off, it goes on where it was.
-    """
-    from study.tracing import grid
-
-    _require(*TRACING)
-    for line in grid.run(output, only):
-        print(line, flush=True)
-
-
-@zero_study.command("accuracy")
-@click.argument(
-    "rows",
-    type=PATH,
-    required=False,
-    metavar="[FILE.csv]",
-    help="rows of your own, with the columns of those in study/theory/measured_by_others; nothing is fitted to them",
-)
-@click.option("--output", type=PATH, help="JSON file to write")
-@click.pass_context
-def _accuracy(context: click.Context, rows: Path | None, output: Path | None) -> None:
-    """Compare the planner's step times with throughput that others published, and fit its constants again."""
-    from study.planner import accuracy
-
-    accuracy.measure(rows, output, _recorded(context))
-
-
 # ---------------------------------------------------------------- what others published
 
 
@@ -675,16 +636,16 @@ def _accuracy(context: click.Context, rows: Path | None, output: Path | None) ->
 @click.option("--search", metavar="WORDS", help="the sentences in which all these words are")
 @click.option("--json", "as_json", is_flag=True, help="print everything that is known, of a source or of all, as JSON")
 @click.option("--check", is_flag=True, help="decide every claim again, and list what has changed")
-@click.option("--write", is_flag=True, help="decide every claim again, commit the verdicts, freeze what is new")
+@click.option("--write", is_flag=True, help="decide every claim again, write the verdicts")
 def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
     """Print what became of what others have published: of a source, of one claim, or how all came out.
 
-    Exit status of --check and --write: 1 where a verdict no longer follows, where a sentence says another one than its
-    rule finds, and where an expectation was changed without a listed correction.
+    Exit status of --check and --write: 1 where a verdict no longer follows, or a sentence says another one than its
+    rule finds.
     """
     import json
 
-    from study.claims import say
+    from study.claims import sentences
 
     if sum([check, write, as_json, search is not None]) > 1 or ((check or write or search is not None) and asked):
         raise Refusal("--check and --write decide every claim, --search looks in all; give one of them alone")
@@ -692,104 +653,25 @@ def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, w
         require_clone("the records that claims are decided by")
         return _decide_claims(write)
     if search is not None:
-        print(say.found(search))
+        print(sentences.found(search))
     elif as_json:
-        print(json.dumps(say.content(say.sentences(asked)), indent=1, ensure_ascii=False))
+        print(json.dumps(sentences.content(sentences.read(asked)), indent=1, ensure_ascii=False))
     else:
-        print(say.text(asked))
+        print(sentences.text(asked))
     return 0
 
 
 def _decide_claims(write: bool) -> int:
-    from study.claims import frozen, ledger, verdicts
+    from study.claims import ledger, verdicts
 
     sources, now = ledger.read(), verdicts.decide_all()
     if write:
-        frozen.write(sources)
         verdicts.write(now)
         print(f"{verdicts.VERDICTS}: {len(now)} verdicts")
-    wrong = verdicts.unlike(sources, now) | frozen.changed(sources, frozen.read(), frozen.corrections())
-    wrong |= verdicts.stale(verdicts.read(), now)
+    wrong = verdicts.unlike(sources, now) | verdicts.stale(verdicts.read(), now)
     for name, what in wrong.items():
         print(f"{name}: {what}")
     print(
         f"{len(wrong)} of {len(now)} claims are not as they are committed" if wrong else f"{len(now)} verdicts follow"
     )
     return 1 if wrong else 0
-
-
-@zero_study.command("check")
-@click.argument("table", type=PATH, metavar="TABLE.csv", help="a row for each result; docs/check.md has the columns")
-def _check(table: Path) -> int:
-    """Hold anybody's table of training results against physics and the planner: a line for each suspicion.
-
-    Exit status: 0 nothing is certainly or likely wrong, which is no proof; 1 something is; 2 the table cannot be read.
-    """
-    from study.planner import check
-
-    checked = check.check(table)
-    print(check.text(checked))
-    return 1 if checked.is_suspicious else 0
-
-
-@zero_study.command("snippets")
-@click.option(
-    "--claim",
-    "claims",
-    multiple=True,
-    metavar="ID",
-    help="execute only this one, again for more; the other results stay",
-)
-@click.option("--output", type=PATH, help="JSON file of the results [default: where `zero-study claims` reads them]")
-def _snippets(claims: tuple[str, ...], output: Path | None) -> None:
-    """Give today's engines the lines that the sources print, and note what becomes of them.
-
-    On a CPU, a few seconds a claim. `zero-study claims` makes its verdicts from the results.
-    """
-    _require("deepspeed")
-    from study.claims import snippets
-
-    snippets.execute_all(claims, output or snippets.execution.RESULTS)
-
-
-@zero_study.command("protocol")
-@click.option("--size", default="tiny", help="size of BERT (published: large)")
-@click.option("--epochs", type=NUMBER, default=1, help="as printed: 1; of its figure 1: 5")
-@click.option("--data", type=click.Choice(("bundled", "hub", "files")), default="bundled", help="where text comes from")
-@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/, for --data files")
-@click.option("--num-train-examples", type=NUMBER, default=800, help="reviews trained on")
-@click.option("--num-eval-examples", type=NUMBER, default=200, help="reviews of the published evaluation")
-@click.option("--repeats", type=NUMBER, default=5, help="starts of each program")
-@click.option("--program", "programs", multiple=True, metavar="NAME", help="only this one, again for more")
-@click.option("--output", type=PATH, required=True, help="JSON file; what it has already is kept")
-def _protocol(repeats: int, programs: tuple[str, ...], output: Path, **flags: Any) -> None:
-    """Run the a100-replication's program as published, and mended step by step."""
-    _require(*TRAINING)
-    from study.published import protocol
-
-    protocol.measure(config.build_config("paper", **config.given(flags)), repeats, programs, output)
-
-
-@zero_study.command("traps")
-@click.option("--data-dir", type=PATH, help="folder with imdb/ and tokenizers/ [default: the bundled sample]")
-@click.option("--seeds", "num_seeds", type=NUMBER, default=5, help="number of seeds, from 0; an interval needs two")
-@click.option("--trap", "names", multiple=True, metavar="NAME", help="only this one, again for more [default: all]")
-@click.option("--output", type=PATH, required=True, help="JSON file to write, or to complete")
-def _traps(data_dir: Path | None, num_seeds: int, names: tuple[str, ...], output: Path) -> None:
-    """Measure the difference that each parity trap makes between runs that read as the same training."""
-    _require(*TRAINING)
-    from study.published import traps
-
-    traps.measure(names, num_seeds, data_dir, output)
-
-
-def _recorded(context: click.Context) -> str:
-    """The command line as a result's file has it: without its output, its slot and this machine's folders."""
-    words = [context.command_path]
-    for parameter in context.command.params:
-        value = context.params[parameter.name]
-        if parameter.name in ("output", "minutes") or value in (None, False):
-            continue
-        words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-        words += [] if value is True else ["DIR" if isinstance(value, Path) else str(value)]
-    return " ".join(words)

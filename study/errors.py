@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import sys
 from typing import Any
 
 import click
@@ -121,3 +122,18 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
         if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
             return f"{name} is not installed; run: pip install 'zero-study[{extra[1]}]' (in a clone: '.[{extra[1]}]')"
     return None
+
+
+def run_command(command: click.Command) -> None:
+    """Run the command line of a module of its own: what is refused is one line, and exit status 2."""
+    try:
+        status, message = command(standalone_mode=False) or 0, ""
+    except click.UsageError as error:
+        status, message = 2, describe_usage(error)
+    except Refusal as refusal:
+        status, message = 2, " ".join(str(refusal).splitlines())
+    except RunFailed as failure:
+        status, message = 1, str(failure)
+    if message:
+        print(message, file=sys.stderr)
+    sys.exit(status)

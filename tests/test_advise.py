@@ -12,9 +12,9 @@ import pytest
 
 from study import cli, planner
 from study.errors import Refusal
-from study.planner import Asked, choose, cross_validation, say
+from study.planner import Asked, advice_text, choose
 from study.strategy import file
-from study.theory import measured_by_others, on_box, step_time, trust
+from study.theory import intervals, measured_by_others, on_box, step_time
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 
@@ -255,8 +255,8 @@ def test_the_largest_model_of_a_box(capsys):
     (chosen,), box = advice.asked.strategies(8), advice.asked.box()
     job = choose._smallest_job(advice.asked, "--model")
     for candidate, fits in ((shape, True), (choose.gpt(shape.hidden + 256, 2048), False)):
-        assert choose._fits(choose._peak(candidate, advice.asked, chosen, job, box), box) is fits
-    assert "billions of parameters" in say.text_of_largest(advice)
+        assert on_box.fits(choose._peak(candidate, advice.asked, chosen, job, box), box) == fits
+    assert "billions of parameters" in advice_text.text_of_largest(advice)
 
 
 def test_the_fewest_gpus_of_a_model(capsys):
@@ -299,10 +299,10 @@ def test_where_steps_are_short_is_by_the_published_times():
     for case in [*measured_by_others.cases(), *(row for row in measured_by_others.throughput_rows() if not row.fp8)]:
         step = step_time.seconds(case.shape, case.engine, case.job, case.box)
         computed = (step.forward + step.backward + step.recompute) / case.job.gradient_accumulation_steps
-        with_offload = trust.engine_of(case.shape, case.engine) == "offload"
+        with_offload = intervals.engine_of(case.shape, case.engine) == "offload"
         if computed < choose.SHORTEST * case.shape.layers and not with_offload:
             assert case.outside or case.grade == "C", case.name  # no interval rests on it
-            ratios.append(cross_validation.of_case(case).seconds / step.total)
+            ratios.append(case.seconds / step.total)
     assert len(ratios) > 10
     assert 2.5 < statistics.median(ratios) < max(ratios) < 6
 

@@ -16,11 +16,9 @@ import pytest
 import yaml
 
 from study import cli, config
-from study.claims import frozen, ledger, sample, say, verdicts
+from study.claims import ledger, sentences, verdicts
 from study.claims.ledger import Claim
-from study.claims.observed import Observed
-from study.claims.rules import arithmetic, memory, others, paper, record, speed, theory, trees
-from study.claims.rules.cases import Case, prediction_of
+from study.claims.rules import Observed, by_arithmetic, by_others, by_records, by_theory
 from study.errors import Refusal
 from study.running import studies
 from study.theory import measured_by_others
@@ -88,65 +86,38 @@ def expected(**content):
     return lambda claim, source: claim["expected"].update(content)
 
 
-REFUSED = {
-    "no unit": (lambda c, s: c["expected"].pop("unit"), "expected.unit: is missing; add it"),
-    "an empty unit": (expected(unit=""), "expected.unit: '': string should have at least 1 character"),
-    "no tolerance": (lambda c, s: c["expected"].pop("tolerance"), "expected.tolerance: is missing"),
-    "two tolerances": (expected(tolerance={"relative": 0.1, "exact": True}), "relative and exact given; give"),
-    "no number": (expected(value=[1, 2, 3]), "value [1, 2, 3]: give a number, [low, high], true, false or a word"),
-    "ends turned round": (expected(value=[2, 1]), "the lower end comes first"),
-    "a word with a tolerance": (expected(value="accepted"), "'accepted' has none but exact"),
-    "an unknown rule": (rule(type="guess"), "rule.type: 'guess' is no rule; take one of"),
-    "an unknown function": (rule(type="theory", function="fit", arguments={}), "function 'fit' is unknown; take one"),
-    "an argument too many": (
-        rule(
-            type="record",
-            function="volume",
-            arguments={"strategy": "ddp", "world_size": 2, "accumulation": 1, "seeds": 3},
-        ),
-        "arguments: got an unexpected keyword argument 'seeds', of volume",
-    ),
-    "an argument of a case too few": (
-        rule(type="theory", function="fits", arguments={k: v for k, v in FITS.items() if k != "gpu"}),
-        "arguments: gpu is missing",
-    ),
-    "an argument of a case of another type": (
-        rule(type="theory", function="speed_ratio", arguments={"of": FITS, "to": {**FITS, "gpus": "8"}}),
-        "arguments.to: gpus='8': input should be a valid integer",
-    ),
-    "an argument of a case that there is not": (
-        rule(type="theory", function="peak", arguments={**FITS, "seeds": 3}),
-        "arguments: unknown key 'seeds'",
-    ),
-    "a model without its shape": (
-        rule(type="theory", function="fits", arguments={**FITS, "model": {"name": "gpt-10b"}}),
-        "arguments.model: architecture is missing",
-    ),
-    "a case that is none": (
-        rule(type="theory", function="memory_ratio", arguments={"of": FITS, "to": 2}),
-        "arguments.to: 2 is not a case; give model, strategy",
-    ),
-    "an unknown kind": (lambda c, s: c.update(kind="speed"), "kind: 'speed'"),
-    "an unknown key": (lambda c, s: c.update(extra=1), "extra: unknown key; take it out"),
-    "a long quotation": (lambda c, s: c.update(phrase="word " * 13), "13 words, of which 12 may be quoted"),
-    "another source's id": (lambda c, s: c.update(id="large.speed.ratio"), "id: must begin with small."),
-    "a number that is not there": (
-        rule(type="arithmetic", formula="fast / slower"),
-        "slower is not among the source's",
-    ),
-}
+REFUSED = [
+    (lambda c, s: c["expected"].pop("unit"), "expected.unit"),
+    (expected(unit=""), "expected.unit"),
+    (lambda c, s: c["expected"].pop("tolerance"), "expected.tolerance"),
+    (expected(tolerance={"relative": 0.1, "exact": True}), "relative and exact"),
+    (expected(value=[1, 2, 3]), "value [1, 2, 3]"),
+    (expected(value=[2, 1]), "the lower end comes first"),
+    (expected(value="accepted"), "'accepted' has none but exact"),
+    (rule(type="guess"), "'guess'"),
+    (rule(type="theory", function="fit", arguments={}), "function 'fit'"),
+    (rule(type="record", function="volume", arguments={"strategy": "ddp", "seeds": 3}), "arguments: "),
+    (rule(type="theory", function="fits", arguments={k: v for k, v in FITS.items() if k != "gpu"}), "gpu is missing"),
+    (rule(type="theory", function="speed_ratio", arguments={"of": FITS, "to": {**FITS, "gpus": "8"}}), "to: gpus='8'"),
+    (rule(type="theory", function="peak", arguments={**FITS, "seeds": 3}), "'seeds'"),
+    (rule(type="theory", function="fits", arguments={**FITS, "model": {"name": "gpt-10b"}}), "model: architecture"),
+    (rule(type="theory", function="memory_ratio", arguments={"of": FITS, "to": 2}), "arguments.to: 2 is not a case"),
+    (lambda c, s: c.update(kind="speed"), "kind='speed'"),
+    (lambda c, s: c.update(extra=1), "extra"),
+    (lambda c, s: c.update(phrase="word " * 13), "13 words, of which 12"),
+    (lambda c, s: c.update(id="large.speed.ratio"), "must begin with small."),
+    (rule(type="arithmetic", formula="fast / slower"), "slower is not among the source's"),
+]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_wrong_entry_is_refused(what, tmp_path):
-    change, message = REFUSED[what]
-    path = write(tmp_path, change)
-    with pytest.raises(Refusal, match=re.escape(message)) as refusal:
-        ledger.read(tmp_path)
-    text = str(refusal.value)
-    name = yaml.safe_load(path.read_text())["claims"][0]["id"]
-    assert text.startswith(f"{path}: {name}: ")
-    assert "\n" not in text
+def test_a_wrong_entry_is_refused_by_file_claim_and_key(tmp_path):
+    for change, fact in REFUSED:
+        path = write(tmp_path, change)
+        with pytest.raises(Refusal, match=re.escape(fact)) as refusal:
+            ledger.read(tmp_path)
+        name = yaml.safe_load(path.read_text())["claims"][0]["id"]
+        assert str(refusal.value).startswith(f"{path}: {name}: ")
+        assert "\n" not in str(refusal.value)
 
 
 def test_a_ledger_that_is_none_is_refused(tmp_path):
@@ -160,13 +131,7 @@ def test_a_ledger_that_is_none_is_refused(tmp_path):
     with pytest.raises(Refusal, match=r"source 'other': must be the file's name, 'small'"):
         ledger.read(tmp_path)
     write(tmp_path, lambda claim, source: source["numbers"].update(slow=None))
-    with pytest.raises(Refusal, match=r"small.yaml: numbers.slow: None: input should be a valid number"):
-        ledger.read(tmp_path)
-
-
-def test_an_id_that_is_there_twice_is_refused(tmp_path):
-    write(tmp_path, lambda claim, source: source["claims"].append(claim))
-    with pytest.raises(Refusal, match=r"small.speed.ratio: id: is there already, in small.yaml"):
+    with pytest.raises(Refusal, match=r"small.yaml: numbers.slow=None"):
         ledger.read(tmp_path)
 
 
@@ -182,52 +147,23 @@ def test_a_formula_may_name_the_numbers_of_what_is_cited(tmp_path):
 
 
 # What only following the rule tells.
-UNDECIDED = {
-    "a strategy without records": (
-        rule(
-            type="record",
-            function="volume",
-            arguments={"strategy": "fsdp2_cpu_offload", "world_size": 2, "accumulation": 1},
-        ),
-        "arguments: no committed record of communication under fsdp2_cpu_offload on 2 processes",
-    ),
-    "a workload without records": (
-        rule(
-            type="record",
-            function="loss_difference",
-            arguments={"workload": "vision", "strategy": "zero2", "control": "ddp"},
-        ),
-        "workload 'vision': must be one of bert-imdb, gpt-wikitext",
-    ),
-    "a model that nobody knows": (
-        rule(type="theory", function="num_params", arguments={"model": "owner/gpt"}),
-        "model 'owner/gpt': is none that theory knows",
-    ),
-    "a GPU that nobody knows": (
-        rule(type="theory", function="link_bandwidth", arguments={"gpu": "k80", "directions": "one"}),
-        "unknown GPU 'k80'",
-    ),
-    "a strategy that nobody knows": (
-        rule(type="theory", function="fits", arguments={**FITS, "strategy": "zero9"}),
-        "strategy 'zero9' is unknown",
-    ),
-    "a number for a yes or no": (
-        rule(type="theory", function="fits", arguments=FITS),
-        "expected.value 2.0: the rule finds True; they cannot be compared",
-    ),
-    "bytes in no unit": (
-        rule(type="theory", function="peak", arguments=FITS),
-        "expected.unit 'times': begins with none of bytes, GB, TB, GiB",
-    ),
-}
+UNDECIDED = [
+    ("record", "volume", {"strategy": "fsdp2_cpu_offload", "world_size": 2, "accumulation": 1}, "no committed record"),
+    ("record", "loss_difference", {"workload": "vision", "strategy": "zero2", "control": "ddp"}, "workload 'vision'"),
+    ("theory", "num_params", {"model": "owner/gpt"}, "model 'owner/gpt'"),
+    ("theory", "link_bandwidth", {"gpu": "k80", "directions": "one"}, "unknown GPU 'k80'"),
+    ("theory", "fits", {**FITS, "strategy": "zero9"}, "strategy 'zero9'"),
+    ("theory", "fits", FITS, "expected.value 2.0: the rule finds True"),
+    ("theory", "peak", FITS, "expected.unit 'times'"),
+]
 
 
-@pytest.mark.parametrize("what", UNDECIDED)
-def test_a_rule_that_cannot_be_followed_is_refused(what, tmp_path):
-    change, message = UNDECIDED[what]
-    path = write(tmp_path, change)
-    with pytest.raises(Refusal, match=re.escape(f"{path}: small.speed.ratio: rule: {message}")):
-        verdicts.decide_all(tmp_path)
+def test_a_rule_that_cannot_be_followed_is_refused(tmp_path):
+    for kind, function, arguments, fact in UNDECIDED:
+        path = write(tmp_path, rule(type=kind, function=function, arguments=arguments))
+        with pytest.raises(Refusal, match=re.escape(fact)) as refusal:
+            verdicts.decide_all(tmp_path)
+        assert str(refusal.value).startswith(f"{path}: small.speed.ratio: rule: ")
 
 
 # ---------------------------------------------------------------- formulas
@@ -239,49 +175,22 @@ def test_a_rule_that_cannot_be_followed_is_refused(what, tmp_path):
         ("a * 2 + b / 4 - 1", 6.0),
         ("-(a - b) ** 2", -1.0),
         ("max(a, b, 7) + min(a, 1)", 8.0),
-        ("round(b / 3, 1)", 1.3),
-        ("round(2.6)", 3.0),
         ("1e3", 1000.0),
     ],
 )
 def test_a_formula_is_evaluated(formula, value):
-    assert arithmetic.observe(formula, {"a": 3, "b": 4}).value == pytest.approx(value)
+    assert by_arithmetic.observe(formula, {"a": 3, "b": 4}).value == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("formula", "message"),
-    [
-        ("__import__('os').system('true')", "is not allowed"),
-        ("open('x')", "is not allowed"),
-        ("abs(a)", "'abs(a)' is not allowed"),
-        ("a.real", "'a.real' is not allowed"),
-        ("a[0]", "'a[0]' is not allowed"),
-        ("[a]", "'[a]' is not allowed"),
-        ("a if a else 1", "is not allowed"),
-        ("a and 1", "is not allowed"),
-        ("a < 1", "is not allowed"),
-        ("(lambda: 1)()", "is not allowed"),
-        ("min(*[1, 2])", "is not allowed"),
-        ("max(a, key=a)", "is not allowed"),
-        ("a // 2", "is not allowed"),
-        ("True", "True is no number"),
-        ("'a'", "'a' is no number"),
-        ("max(a)", "max of 1 numbers"),
-        ("round(a, 1, 2)", "round"),
-        ("a / (a - 3)", "divides by zero"),
-        ("a ** 65", "the power 65 is beyond 64"),
-        ("1e300 * 1e300", "no finite value"),
-        ("(1e300) ** 2", "beyond what a number holds"),
-        ("(0 - a) ** 0.5", "a root of the negative number -3"),
-        ("a +", "is no formula"),
-        ("a = 1", "is no formula"),
-        ("1 + " * 300 + "1", "at most 1000 are read"),
-        ("unknown", "unknown is not among the source's numbers"),
-    ],
-)
-def test_a_formula_holds_nothing_else(formula, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        arithmetic.observe(formula, {"a": 3})
+def test_a_formula_holds_nothing_else():
+    for formula in (
+        "__import__('os').system('true')", "open('x')", "abs(a)", "a.real", "a[0]", "[a]", "a if a else 1", "a and 1",
+        "a < 1", "(lambda: 1)()", "min(*[1, 2])", "max(a, key=a)", "a // 2", "True", "'a'", "max(a)", "round(a)",
+        "a / (a - 3)", "9 ** 9 ** 9", "1e300 * 1e300", "(1e300) ** 2", "(0 - a) ** 0.5", "a +", "a = 1",
+        "unknown",
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^formula"):
+            by_arithmetic.observe(formula, {"a": 3})
 
 
 # ---------------------------------------------------------------- from what was observed to a verdict
@@ -298,7 +207,7 @@ def claim(value, *, unit="times", **tolerance) -> Claim:
 
 
 def judged(monkeypatch, found: Observed, of: Claim) -> verdicts.Verdict:
-    monkeypatch.setitem(theory.FUNCTIONS, "num_params", lambda model: found)
+    monkeypatch.setitem(by_theory.FUNCTIONS, "num_params", lambda model: found)
     return verdicts.decide(ledger.Source.model_validate({**SOURCE, "claims": []}), of)
 
 
@@ -346,57 +255,28 @@ def test_bytes_are_compared_in_the_unit_of_the_claim(monkeypatch):
         assert found.verdict == "predicted to hold"
 
 
-@pytest.mark.parametrize(
-    ("value", "observed", "interval", "why"),
-    [
-        (4, 8, None, "times: theory gives 8, where the source has 4 within 5 %."),
-        (
-            [2000, 3000],
-            4000,
-            (3500, 4500),
-            "times: theory gives 4,000 (between 3,500 and 4,500, so), where the source has 2,000 to 3,000 within 5 %.",
-        ),
-        (
-            4,
-            3.9,
-            (3.5, 4.5),
-            "times: theory gives 3.9 (between 3.5 and 4.5, so), which neither agrees with nor leaves out 4 within 5 %.",
-        ),
-    ],
-)
-def test_why_is_made_from_the_numbers(monkeypatch, value, observed, interval, why):
-    found = judged(monkeypatch, Observed(observed, (), interval, told="so"), claim(value, relative=0.05))
-    assert found.why == why
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.2345678, "0.2346"), (1234.5, "1,234"), (9.24e9, "9.24e9"), (1e-5, "1e-5"), (-0.5, "-0.5")],
-)
-def test_numbers_are_written_as_a_person_does(value, text):
-    assert verdicts._number(value) == text
-
-
 # ---------------------------------------------------------------- functions
 
 
 def test_what_the_papers_count():
-    figure_1 = [paper.paper_total_bytes(7.5e9, stage, 64, "fp16").value / 1e9 for stage in range(4)]
+    figure_1 = [by_theory.paper_total_bytes(7.5e9, stage, 64, "fp16").value / 1e9 for stage in range(4)]
     assert figure_1 == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
-    assert paper.paper_saving_share(1, 3, 4, "bf16").value == pytest.approx(9 / 12)
-    assert paper.paper_offload_reduction(1, "fp16").value == 8
-    ratio = paper.paper_volume_ratio({"zero_stage": 3, "accumulation": 1}, {"zero_stage": 0, "accumulation": 1})
+    assert by_theory.paper_saving_share(1, 3, 4, "bf16").value == pytest.approx(9 / 12)
+    assert by_theory.paper_offload_reduction(1, "fp16").value == 8
+    ratio = by_theory.paper_volume_ratio({"zero_stage": 3, "accumulation": 1}, {"zero_stage": 0, "accumulation": 1})
     assert ratio.value == 1.5
-    assert paper.paper_peak_reduction(3, 8, "bf16").interval == (1, 8)
+    assert by_theory.paper_peak_reduction(3, 8, "bf16").interval == (1, 8)
 
 
 def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
-    same = speed.speed_ratio(FITS, FITS)
+    same = by_theory.speed_ratio(FITS, FITS)
     assert same.value == 1
     assert same.interval == pytest.approx((1 / 1.3, 1.3))
     for other in ({"strategy": "zero2_cpu_offload"}, {"gpus": 16}, {"precision": "fp32"}, {"model": "mpt-1b"}):
-        found = speed.speed_ratio({**FITS, **other}, FITS)
-        sides = [prediction_of(Case.of(case)).step.evidence.spread for case in ({**FITS, **other}, FITS)]
+        found = by_theory.speed_ratio({**FITS, **other}, FITS)
+        sides = [
+            by_theory.prediction_of(by_theory.Case.of(case)).step.evidence.spread for case in ({**FITS, **other}, FITS)
+        ]
         both = np.exp(np.hypot(*np.log(sides)))  # nothing is taken to cancel
         assert max(sides) < both
         assert found.interval[1] / found.value == pytest.approx(both)
@@ -404,59 +284,38 @@ def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
 
 def test_a_change_is_that_of_the_ratio_at_both_ends():
     of, to = {**FITS, "strategy": "zero3"}, FITS
-    found = speed.speed_ratio_change(of, to, "micro_batch", 1, 8)
-    ends = [speed.speed_ratio({**of, "micro_batch": n}, {**to, "micro_batch": n}).value for n in (1, 8)]
+    found = by_theory.speed_ratio_change(of, to, "micro_batch", 1, 8)
+    ends = [by_theory.speed_ratio({**of, "micro_batch": n}, {**to, "micro_batch": n}).value for n in (1, 8)]
     assert found.value == pytest.approx(ends[1] - ends[0])
     assert found.interval[0] < found.value < found.interval[1]
-    least = speed.least_speed_ratio(of, to, "micro_batch", [1, 8])
-    assert least.value == min(ends)
 
 
 def test_fewer_gpus_may_have_all_of_a_host():
     case = {**FITS, "model": "mpt-13b", "strategy": "zero3_cpu_offload", "gpu": "a100-40gb", "gpus": 1}
-    assert not memory.fits(**case).value
-    assert "too little host memory" in memory.fits(**case).evidence[0]
-    assert memory.fits(**case, node="whole").value
-
-
-def test_larger_cards_hold_larger_models_on_fewer_gpus():
-    small, large = (memory.largest_model("zero3", gpu, 8) for gpu in ("a100-40gb", "a100-80gb"))
-    assert small.interval[0] <= small.value <= small.interval[1] < large.value
-    fewest = [memory.fewest_gpus("mpt-13b", "zero3", gpu).value for gpu in ("a100-40gb", "a100-80gb")]
-    assert fewest[1] < fewest[0]
-
-
-def test_what_a_tree_does_not_answer_is_not_held_against_it():
-    found = trees.tree_share("zero3-blog-takeaways")
-    _, counts = found.evidence[0].split(": ")
-    kinds = {kind: int(count.replace(",", "")) for count, kind in re.findall(r"([\d,]+) ([a-z ]+)", counts)}
-    assert kinds["no answer"] > 0
-    assert found.value == kinds["agrees"] / (sum(kinds.values()) - kinds["no answer"])
-
-
-def test_a_share_is_as_uncertain_as_the_times_that_it_counts():
-    for found in (trees.tree_share("stages-analysis-need"), trees.strategy_share("zero2")):
-        low, high = found.interval
-        assert 0 < low < found.value < high < 1
+    assert not by_theory.fits(**case).value
+    assert "too little host memory" in by_theory.fits(**case).evidence[0]
+    assert by_theory.fits(**case, node="whole").value
 
 
 def test_a_peak_of_an_unknown_batch_is_anything_from_the_least_to_the_card():
     case = {name: value for name, value in FITS.items() if name not in ("micro_batch", "checkpointing")}
-    least = memory.peak(**FITS)  # micro batch 1, checkpointed
-    found = memory.peak_of_any_batch(**case)
+    least = by_theory.peak(**FITS)  # micro batch 1, checkpointed
+    found = by_theory.peak_of_any_batch(**case)
     assert (found.value, found.interval[0]) == (least.value, least.interval[0])
     assert found.interval[1] == 80 * 2**30
-    too_large = memory.peak_of_any_batch(**{**case, "strategy": "ddp", "model": "mpt-70b"})
+    too_large = by_theory.peak_of_any_batch(**{**case, "strategy": "ddp", "model": "mpt-70b"})
     assert too_large.interval[1] > 80 * 2**30
 
 
 def test_records_say_where_they_are_from():
-    found = record.loss_difference("gpt-wikitext", "zero2", "ddp")
+    found = by_records.loss_difference("gpt-wikitext", "zero2", "ddp")
     assert found.interval[0] <= found.value <= found.interval[1]
     assert {name.split("-2x")[0] for name in found.evidence} == {"gpt-wikitext-tiny-zero2", "gpt-wikitext-tiny-ddp"}
-    first = record.loss_difference("gpt-wikitext", "zero2", "ddp", steps=10)
+    first = by_records.loss_difference("gpt-wikitext", "zero2", "ddp", steps=10)
     assert abs(first.value) < 1e-5
-    assert record.volume("accelerate_configs/buckets/zero1_owners.yaml", 2, 1) == record.volume("zero1_owners", 2, 1)
+    assert by_records.volume("accelerate_configs/buckets/zero1_owners.yaml", 2, 1) == by_records.volume(
+        "zero1_owners", 2, 1
+    )
 
 
 # ---------------------------------------------------------------- the committed ledger
@@ -499,15 +358,15 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
     name = next(name for name, one in now.items() if one.observed and one.observed.low is not None)
     one = now[name]
     changes = {
-        "is committed as adds up": one.model_copy(update={"verdict": "adds up"}),
-        "is committed with ": one.model_copy(update={"observed": one.observed.model_copy(update={"low": -1.0})}),
-        "rests on other evidence": one.model_copy(update={"evidence": ["another run"]}),
-        "another sentence of why": one.model_copy(update={"why": "Because."}),
+        "verdict": one.model_copy(update={"verdict": "adds up"}),
+        "numbers": one.model_copy(update={"observed": one.observed.model_copy(update={"low": -1.0})}),
+        "evidence": one.model_copy(update={"evidence": ["another run"]}),
+        "reason": one.model_copy(update={"why": "Because."}),
     }
-    for said, changed in changes.items():
-        assert said in verdicts.stale({**now, name: changed}, now)[name]
-    assert verdicts.stale({key: one for key, one in now.items() if key != name}, now)[name].startswith("has no")
-    assert verdicts.stale({**now, "gone.claim": one}, now) == {"gone.claim": "is no claim of the ledger"}
+    for part, changed in changes.items():
+        assert verdicts.stale({**now, name: changed}, now)[name].endswith(f"with other {part}")
+    assert set(verdicts.stale({key: one for key, one in now.items() if key != name}, now)) == {name}
+    assert set(verdicts.stale({**now, "gone.claim": one}, now)) == {"gone.claim"}
     assert verdicts.stale(now, now) == {}
 
 
@@ -562,27 +421,11 @@ def test_claims_are_printed_as_asked(capsys):
     assert f"| all | {len(some)} | {len(some)} |" in printed(capsys, "papers")
     overview = printed(capsys)
     assert all(f"| {word} |" in overview for word in {one["verdict"] for one in everything})
-    assert say.rested(say.sentences()) in overview
-
-
-def test_a_claim_shows_everything_by_its_name(capsys):
-    told = next(one for one in say.sentences("hf-analysis") if one.head.verdict.evidence and one.head.claim.note)
-    claim, verdict = told.head.claim, told.head.verdict
-    said = printed(capsys, claim.id)
-    for known in (
-        claim.phrase,
-        claim.conditions,
-        claim.note,
-        verdict.verdict,
-        verdict.why,
-        *verdict.evidence,
-        "frozen: ",
-    ):
-        assert known in said
+    assert sentences.rested(sentences.read()) in overview
 
 
 def test_words_find_a_sentence(capsys):
-    told = say.sentences("hf-analysis")[0]
+    told = sentences.read("hf-analysis")[0]
     phrase = told.head.claim.phrase
     assert f'{told.head.claim.id}: "{phrase}": {told.word}' in printed(capsys, "--search", phrase.upper()).splitlines()
     assert printed(capsys, "--search", "qwertz") == "no sentence has all of these words: qwertz\n"
@@ -599,13 +442,6 @@ def test_the_command_refuses_what_makes_no_sense():
     for words in (["--check", "--write"], ["--check", "--json"], ["--write", "papers"], ["--search", "x", "papers"]):
         with pytest.raises(Refusal, match="--check and --write decide every claim"):
             cli.run(["claims", *words])
-
-
-def test_a_claim_without_a_verdict_is_refused(monkeypatch, now):
-    name = next(iter(now))
-    monkeypatch.setattr(verdicts, "read", lambda: {key: one for key, one in now.items() if key != name})
-    with pytest.raises(Refusal, match=re.escape(f"{name}: has no verdict; run `zero-study claims --write`")):
-        say.sentences()
 
 
 # ---------------------------------------------------------------- sentences
@@ -747,7 +583,7 @@ def test_rows_that_differ_in_more_than_is_asked_are_no_pair(rows_of, other):
 
 
 def test_grade_c_decides_nothing(rows_of):
-    with pytest.raises(Refusal, match=r"rule\.others\.grade: 'C'"):
+    with pytest.raises(Refusal, match=r"rule\.others\.grade='C'"):
         rows_of(measured("zero3", 1200), measured("zero2", 1000), grade="C")
     found = rows_of(measured("zero3", 1200, grade="B"), measured("zero2", 1000), grade="B")
     assert found.verdict == "measured by others to hold"
@@ -755,7 +591,7 @@ def test_grade_c_decides_nothing(rows_of):
 
 
 def test_whether_it_fits_is_what_a_row_says(monkeypatch):
-    rule = others.ByOthers.model_validate(
+    rule = by_others.ByOthers.model_validate(
         {
             "type": "others",
             "quantity": "fits",
@@ -768,10 +604,10 @@ def test_whether_it_fits_is_what_a_row_says(monkeypatch):
     rows = [dataclasses.replace(real, published=False), dataclasses.replace(real, published=True)]
     for listed, expected in ((rows[:1], (False, False)), (rows[1:], (True, True)), (rows, (False, True))):
         monkeypatch.setattr(measured_by_others, "cases", lambda kind="times", listed=listed: listed)
-        assert others.observe(rule, None).interval == expected
+        assert by_others.observe(rule, None).interval == expected
     monkeypatch.setattr(measured_by_others, "cases", lambda kind="times": [])
     with pytest.raises(ValueError, match="no row of grade AB"):
-        others.observe(rule, None)
+        by_others.observe(rule, None)
 
 
 def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
@@ -779,28 +615,15 @@ def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     # Its repeated row is another time and another binding of cores; no claim rests on it.
     rows = [case for case in rows if case.family != "DeepSpeed core binding"]
     assert not any("DeepSpeed core binding" in line for one in verdicts.read().values() for line in one.evidence)
-    pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if a.family == b.family and not others._differ(a, b)]
+    pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if a.family == b.family and not by_others._differ(a, b)]
     apart = [abs(math.log(a.published / b.published)) for a, b in pairs if a.quantity == b.quantity]
     assert len(apart) >= 6
-    assert 0.01 < max(apart) < others.REPEAT
-
-
-def test_what_others_measured_is_in_no_count_of_runs_or_predictions(now):
-    for name in (name for name, verdict in now.items() if "measured by others" in verdict.verdict):
-        told = [say.Told("a", None, [say.Decided("a", next_claim(name), now[name])])]
-        said = say.rested(told)
-        assert "0 are reproduced by runs here" in said
-        assert "1 hold and 0 fail by what others measured; " in said
-        assert "; 0 hold and 0 fail by theory" in said
-
-
-def next_claim(name: str) -> Claim:
-    return next(claim for source in ledger.read() for claim in source.claims if claim.id == name)
+    assert 0.01 < max(apart) < by_others.REPEAT
 
 
 def test_a_reading_by_others_has_the_expectation_of_the_one_before(sources):
     claims = {claim.id: claim for source in sources for claim in source.claims}
-    readings = {name: claim for name, claim in claims.items() if isinstance(claim.rule, ledger.ByOthers)}
+    readings = {name: claim for name, claim in claims.items() if isinstance(claim.rule, by_others.ByOthers)}
     assert len(readings) == 6
     for name, claim in readings.items():
         before = claims[name.removesuffix(".others")]
@@ -811,71 +634,32 @@ def test_a_reading_by_others_has_the_expectation_of_the_one_before(sources):
         )
 
 
-# ---------------------------------------------------------------- freezing
+# ---------------------------------------------------------------- corrections
 
 
-def test_an_expectation_that_changes_without_a_correction_is_found(tmp_path):
-    write(tmp_path)
-    path = tmp_path / "frozen.json"
-    before = ledger.read(tmp_path)
-    assert frozen.changed(before, {}, []) == {"small.speed.ratio": "is not frozen yet; run `zero-study claims --write`"}
-    frozen.write(before, path)
-    fixed = frozen.read(path)
-    assert frozen.changed(before, fixed, []) == {}
-    write(tmp_path, expected(value=3))
-    after = ledger.read(tmp_path)
-    frozen.write(after, path)
-    assert frozen.read(path) == fixed  # what is frozen stays
-    (said,) = frozen.changed(after, fixed, []).values()
-    assert said.startswith("has another expectation than was frozen on 20")
-    sha256 = frozen.digest(after[0], after[0].claims[0])
-    assert said.endswith(f"sha256: {sha256}")
-    listed = {"id": "small.speed.ratio", "on": "2026-11-21", "before": "2", "after": "3", "was": "adds up", "why": "so"}
-    correction = frozen.Correction.model_validate(listed | {"became": None, "sha256": sha256})
-    assert frozen.changed(after, fixed, [correction]) == {}
-    write(tmp_path, lambda claim, source: claim.update(note="Another note."))
-    assert frozen.changed(ledger.read(tmp_path), fixed, []) == {}  # a note is no expectation
-    assert frozen.changed(ledger.read(tmp_path), fixed, [correction])  # back at what it was, unlisted
-    write(tmp_path, lambda claim, source: source["numbers"].update(fast=30))
-    assert frozen.changed(ledger.read(tmp_path), fixed, [])  # what the formula names is a part of it
-    write(tmp_path, sorted_out())
-    assert frozen.changed(ledger.read(tmp_path), fixed, [])  # and so is which reading is the headline's
-    write(tmp_path, lambda claim, source: source.update(claims=[]))
-    none = ledger.read(tmp_path)
-    assert "is gone; list it" in frozen.changed(none, fixed, [])["small.speed.ratio"]
-    old = frozen.Correction.model_validate(listed | {"became": None})  # from before there was freezing
-    assert frozen.changed(none, fixed, [old])
-    assert frozen.changed(none, fixed, [old.model_copy(update={"gone": True})]) == {}
-
-
-def test_the_committed_sample_says_what_was_done():
-    found = sample.read()
-    known = {one.id for one in frozen.corrections()} | {
-        one.claim.id for told in say.sentences() for one in told.readings
-    }
-    assert len(found.sentences) == 60
-    assert {one.id for one in found.sentences} <= known
-    assert all((one.done is not None) == (one.decided != one.was) for one in found.sentences)
-
-
-def test_committed_corrections_say_what_moved():
-    """Those of the second reading: verdicts went from failing to not failing, and none the other way."""
-    second = [one for one in frozen.corrections() if one.on == "2026-11-20" and one.after != "taken out"]
+def test_committed_corrections_say_what_moved(now):
+    """Those of the second reading went from failing to not failing, none the other way; the last are of today's."""
+    listed = ledger.corrections()
+    second = [one for one in listed if one.on == "2026-11-20" and one.after != "taken out"]
     failed = {"differs", "inconsistent"}
     assert len(second) == 79
     assert sum(one.was in failed and one.became not in failed for one in second) == 49
     assert not [one for one in second if one.was not in failed and one.became in failed]
+    of_trees = [one for one in listed if one.on == "2026-11-23"]
+    assert len(of_trees) == 10
+    assert all(now[one.id].verdict == one.became for one in of_trees)
+    assert [one.id for one in of_trees if one.was != one.became] == ["hf-analysis.advice.production-agrees"]
 
 
 def test_the_ledger_takes_nothing_from_a_study_that_is_not_whole(monkeypatch, tmp_path):
     """Five of ten starts once decided three claims; the other five opened two of them again."""
     part = tmp_path / "learning-bert"
     part.mkdir()
-    for path in (record.RECORDS / "learning-bert").iterdir():
+    for path in (by_records.RECORDS / "learning-bert").iterdir():
         lines = path.read_text().splitlines(keepends=True)
         (part / path.name).write_text("".join(line for line in lines if "-seed9" not in line))
-    monkeypatch.setattr(record, "RECORDS", tmp_path)
-    record._table.cache_clear()
+    monkeypatch.setattr(by_records, "RECORDS", tmp_path)
+    by_records._table.cache_clear()
     with pytest.raises(Refusal, match="planned runs have no outcome yet"):
-        record.loss_difference("bert-imdb", "zero2", "ddp", part="evaluation")
-    record._table.cache_clear()
+        by_records.loss_difference("bert-imdb", "zero2", "ddp", part="evaluation")
+    by_records._table.cache_clear()

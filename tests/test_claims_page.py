@@ -5,15 +5,14 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from typing import get_args
 from urllib.parse import urlencode
 
 import pytest
 
-from study.claims import frozen, ledger, say
+from study.claims import ledger, sentences
 from study.claims.ledger import Sentence
-from study.claims.say import Decided, Told
-from study.claims.verdicts import MEANINGS, NEEDS, WORDS, Seen, Verdict, holds
+from study.claims.sentences import Decided, Told
+from study.claims.verdicts import MEANINGS, WORDS, Verdict, holds
 from study.report.pages import claims
 
 GOOD, BAD = "reproduced", "contradicted by runs"
@@ -51,18 +50,12 @@ def sentence(*readings: Decided, **facts) -> Told:
 
 @pytest.fixture(scope="module")
 def committed() -> list[Told]:
-    return say.sentences()
+    return sentences.read()
 
 
 def text_of(piece: str) -> str:
     """What a reader reads."""
     return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece).split()))
-
-
-def entry(one: Decided) -> dict[str, str]:
-    """What the list says of a claim, by term."""
-    shown = claims.listed(alone(one)).text
-    return {term: text_of(said) for term, said in re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown, re.DOTALL)}
 
 
 # ---------------------------------------------------------------- the overview and the pages of articles
@@ -78,48 +71,11 @@ def test_tally_counts_every_sentence_and_each_number_is_a_filter(committed):
     assert tuple(MEANINGS) == WORDS
 
 
-def test_opening_says_what_became_of_them_and_the_tally_by_what():
-    found = alone(decided("a.x"), decided("a.y", BAD), decided("a.z", "adds up"), decided("a.w", "open"))
-    opened = claims.opening(found).text
-    assert "Of 4 sentences in which 1 published text say" in text_of(opened)
-    assert "2 hold, 1 do not, and 1 could not be decided here." in text_of(opened)
-    assert '<title id="verdicts-title">Sentences by source. a: 2 hold, 1 do not, 1 open.</title>' in opened
-    said = text_of(claims.tally(found).text)
-    assert (
-        "Of 4 sentences, 1 are reproduced by runs here or work as printed, and 1 are contradicted by runs here" in said
-    )
-    assert "1 hold and 0 fail by theory" in said
-
-
 def test_every_correction_is_listed():
     said = text_of(claims.corrected().text)
-    for one in frozen.corrections():
+    for one in ledger.corrections():
         assert one.id in said
         assert " ".join(one.why.split()) in said
-
-
-def test_an_article_has_its_faults_in_order_with_what_to_do(monkeypatch):
-    worst = sentence(decided("a.x", BAD), rank=1, reason="First.", remedy="Do that.")
-    other = sentence(decided("a.y", BAD), rank=2, reason="Second.")
-    least = sentence(decided("a.z", BAD))
-    told = [other, least, worst]
-    assert say.faults(told) == [worst, other]
-    source = ledger.Source.model_validate(
-        {
-            "source": "a",
-            "title": "An article",
-            "url": None,
-            "numbers": {},
-            "claims": [],
-            "trust": "It.",
-            "distrust": "That.",
-        }
-    )
-    monkeypatch.setattr(ledger, "read", lambda: [source])
-    monkeypatch.setattr(say, "sentences", lambda name: told)
-    said = text_of(claims.article("a").text)
-    assert said.startswith("An article Trust. It. Do not trust. That. The faults that matter most the words of a.x")
-    assert said.index("Do that.") < said.index("Second.")
 
 
 # ---------------------------------------------------------------- the list
@@ -155,55 +111,8 @@ def test_other_readings_are_folded_under_the_headline():
     assert {holds(word) for word in WORDS} == {"yes", "no", "open"}
 
 
-def test_lines_of_one_phrase_are_told_apart(committed):
-    lines = re.findall("<summary><span>(.*?)</span> <small>(.*?)</small>", claims.listed(committed).text)
-    assert len(set(lines)) == len(lines) == len(committed)
-
-
-def test_page_is_small_enough(committed):
-    assert len((claims.listed(committed).text + claims.side_by_side(committed).text).encode()) < 1e6
-
-
 def test_nothing_of_a_source_is_markup():
     shown = claims.listed(alone(decided("a.x", phrase='<script>alert("x")</script>'))).text
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "Because of &lt; and &gt;." in shown
-
-
-def test_a_number_has_its_tolerance_and_its_interval():
-    seen = Seen(value=1234567.0, low=1.5, high=2e9, told="least to most")
-    said = entry(decided("a.x", value=[1, 2.5], tolerance={"absolute": 0.5}, observed=seen))
-    assert said["expected"] == "times: 1 to 2.5, within 0.5"
-    assert said["observed"] == "1.23457e6, between 1.5 and 2e9 (least to most)"
-    assert entry(decided("a.x", tolerance={"relative": 0.05}))["expected"] == "times: 2, within 5 %"
-    assert "observed" not in entry(decided("a.x"))
-
-
-def test_yes_and_words_are_said_as_such():
-    seen = Seen(value=False, low=False, high=False, told="")
-    said = entry(decided("a.x", value=True, unit="fits", observed=seen))
-    assert (said["expected"], said["observed"]) == ("fits: yes", "no")
-    assert entry(decided("a.x", value="accepted", unit="outcome"))["expected"] == "outcome: accepted"
-
-
-def test_each_rule_says_what_it_did():
-    theory = {"type": "theory", "function": "paper_volume", "arguments": {"zero_stage": 3, "accumulation": 1}}
-    assert entry(decided("a.x", rule=theory))["decided by"] == "theory: paper_volume(zero_stage=3, accumulation=1)"
-    execution = {"type": "execution", "snippet": 'x = "<x>"', "through": "python", "wants": {"x": "<x>"}}
-    assert entry(decided("a.x", rule=execution, value="accepted"))["decided by"] == 'execution (python) x = "<x>"'
-    assert entry(decided("a.x"))["decided by"] == "arithmetic"
-
-
-def test_what_would_decide_it_is_said_in_full():
-    rule = {"type": "undecidable", "box": "8 x H100", "run": "both arms", "command": "zero-study run paper"}
-    said = entry(decided("a.x", NEEDS, rule=rule))
-    assert said["would decide it"] == "8 x H100: both arms zero-study run paper"
-    assert "why" not in said
-    without = entry(decided("a.x", NEEDS, rule={**rule, "command": None}))
-    assert without["would decide it"] == "8 x H100: both arms this study has no command for it"
-
-
-def test_every_rule_is_explained():
-    rules = get_args(ledger.Rule)
-    assert tuple(say.RULES) == tuple(get_args(rule.model_fields["type"].annotation)[0] for rule in rules)

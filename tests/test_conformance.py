@@ -29,11 +29,9 @@ from study.engines.conformance import (
     committed,
     installation,
     judge,
-    matrix_text,
     probe,
     reference,
     releases,
-    start_probe,
     toy,
 )
 from study.engines.conformance.cells import Cell
@@ -200,7 +198,7 @@ def test_a_loss_that_is_another_is_wrong(wrong):
     verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected, losses=losses)])
     assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 3, ["loss"])
     assert verdict["ranks_apart"] is False
-    assert "wrong from step 3" in matrix_text.how(verdict)
+    assert "wrong from step 3" in committed.how(verdict)
     json.dumps(verdict, allow_nan=False)
 
 
@@ -228,7 +226,7 @@ def test_replicas_that_differ_are_wrong_however_near():
     assert verdict["verdict"] == "wrong"
     assert (verdict["first_step"], verdict["beyond"]) == (3, [])
     assert verdict["ranks_apart"] == {"step": 3, "of": ["head.weight"]}
-    assert "ranks have different weights from step 3 (head.weight)" in matrix_text.how(verdict)
+    assert "ranks have different weights from step 3 (head.weight)" in committed.how(verdict)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +268,7 @@ def test_values_are_sampled_of_every_row_and_column():
     ],
 )
 def test_a_refusal_is_one_that_says_why(message, stage, verdict):
-    assert installation.failed(start_probe.Failure(message, stage))["verdict"] == verdict
+    assert installation.failed(installation.Failure(message, stage))["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -292,7 +290,7 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
 def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
     for rank, each in enumerate(said):
         (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
-    assert start_probe._failure(tmp_path, 7, len(said)).message == message
+    assert installation._failure(tmp_path, 7, len(said)).message == message
 
 
 def test_every_engine_has_a_configuration():
@@ -535,7 +533,7 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     assert collections.Counter(cell["verdict"] for cell in matrix["cells"].values()) == {
         "same": 42
     }  # through accelerate, too
-    assert done.stdout.splitlines()[-len(matrix_text.lines(matrix)) :] == matrix_text.lines(matrix)
+    assert done.stdout.splitlines()[-len(committed.lines(matrix)) :] == committed.lines(matrix)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from launching import ROOT
 from markdown_it.token import Token
 
 from study import cli, config
+from study.claims import snippets
+from study.claims.published import __main__ as published
 from study.errors import Refusal
 from study.strategy import file
 
@@ -88,7 +90,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path.resolve()), f"{page}: {target}"
 
 
-FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/")
+FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/", "tools/")
 MADE = ("reports/smoke/", "reports/single-gpu/", "reports/my_study/")  # by the commands beside them
 
 
@@ -100,6 +102,10 @@ def test_paths_are_there(page):
 
 
 # ---------------------------------------------------------------- commands
+
+
+# The command lines of modules of their own.
+MODULES = {"study.claims.published": published.published, "study.claims.snippets": snippets.command}
 
 
 def commands() -> list[str]:
@@ -135,7 +141,12 @@ def check_launch(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    if words[0] == "-m":
+    if words[0] == "-m" and words[1] in MODULES:
+        command, arguments = MODULES[words[1]], words[2:]
+        if isinstance(command, click.Group):
+            command = command.commands[arguments.pop(0)]
+        command.make_context(words[1], arguments)
+    elif words[0] == "-m":
         assert (ROOT / f"{words[1].replace('.', '/')}.py").read_text().count('if __name__ == "__main__":') == 1
         return
     (path,) = [word for word in words if word.endswith(".py")]

@@ -12,7 +12,7 @@ import shlex
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,29 @@ from typing import Any
 import doctor_observed
 import pytest
 from launching import ROOT
-from test_docs import PAGES, WIDEST_LINE
+from test_docs import PAGES
 from test_layout import MAY_IMPORT
 
 from study import cli
-from study.claims import say
+from study.claims import sentences
+from study.claims.published import defects
 from study.compare import answer, communication, differences, model_states, network, parity, peaks, table, theory
-from study.engines import allowed, known_bad
+from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
-from study.engines.conformance.matrix_text import FAULTS
-from study.planner import accuracy, check
-from study.planner.cross_validation import PREDICTORS, SPLITS
-from study.published import effects
+from study.engines.conformance.committed import FAULTS
+from study.engines.keys import allowed
+from study.engines.keys import table as keys
+from study.planner import published_rows
+from study.planner.published_rows import PREDICTORS, SPLITS
 from study.records import find as records
 from study.records.schema import Record
 from study.report.pages import published
 from study.report.pages.planner.accuracy import AIM, DISTANCES, ENGINES
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
-from study.theory.shapes.model_types import MODEL_TYPES, REFUSED
+from study.theory.intervals import Evidence
+from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
 CPU = ROOT / "reports" / "cpu" / "records"
 NEARLY_EXACT = 0.01  # of a peak: more than this is counted too much in runs whose threads were not waited for
@@ -404,7 +407,7 @@ def off(summary: dict[str, Any]) -> str:
 
 def planner_times() -> str:
     """Errors of step times by what was left out of the fits, beside the rules of thumb."""
-    found = accuracy.load()
+    found = published_rows.load()
     unseen, every = (found.summary("family", "planner", "grade", grade) for grade in ("A", "A, all"))
     assert min(unseen["percentile_90"], every["percentile_90"]) > AIM  # as the page says above this table
     rows = []
@@ -421,14 +424,14 @@ def planner_times() -> str:
             sides = f"{ours['too_slow']} / {ours['too_fast']}"
             name = "nothing: in sample" if split == "nothing" else split
             rows.append([name, kind, str(ours["count"]), cells[0], sides, *cells[1:]])
-    head = ["left out", "of", "times", "planner", "too slow / fast", *list(PREDICTORS)[1:]]
+    head = ["left out", "of", "times", "planner", "too slow / fast", *PREDICTORS[1:]]
     return tabulate(head, rows)
 
 
 def planner_families() -> str:
     """The planner's errors of each family, by a fit without it."""
     rows = []
-    for row in accuracy.load().content["errors"]:
+    for row in published_rows.load().content["errors"]:
         if (row["predictor"], row["left_out"], row["by"]) == ("planner", "family", "family"):
             rows.append([row["group"], str(row["count"]), off(row), row["worst_case"]])
     return tabulate(["family, grade", "times", "planner", "the worst"], rows)
@@ -437,17 +440,17 @@ def planner_families() -> str:
 def planner_memory() -> str:
     """Errors of predicted memory, beside those of two estimators of peaks."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in accuracy.memory():
+    for row in published_rows.memory():
         groups.setdefault(row["group"], []).append(row)
     rows = [[name, str(each[0]["count"]), *map(off, each), *[""] * (3 - len(each))] for name, each in groups.items()]
-    return tabulate(["of", "amounts", *accuracy.ESTIMATORS], rows)
+    return tabulate(["of", "amounts", *published_rows.ESTIMATORS], rows)
 
 
 def planner_fits() -> str:
     """What is said to fit, against what trained; LLM Foundry's rows first."""
     foundry = [bool(on_box.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
                for row in measured_by_others.throughput_rows()]  # fmt: skip
-    verdicts = accuracy.fits_verdicts()
+    verdicts = published_rows.fits_verdicts()
     rows = [["LLM Foundry, trained", str(len(foundry)), str(sum(foundry)), str(foundry.count(False)), ""]]
     for what, trained in (("others, trained", True), ("others, out of memory", False)):
         mine = [one for one in verdicts if one.trained == trained]
@@ -478,7 +481,7 @@ WHY = {  # as far as it is known; a family that is not here is to be looked at
 
 def planner_worst() -> str:
     """The ten published times of grades A and B that are missed most, each by a fit without its family."""
-    rows = [row for row in accuracy.load().content["unseen"] if row["grade"] != "C" and not row["outside"]]
+    rows = [row for row in published_rows.load().content["unseen"] if row["grade"] != "C" and not row["outside"]]
     rows.sort(key=lambda row: -abs(math.log(1 + row["error"])))
     return tabulate(
         ["time", "grade", "off by", "why, as far as is known"],
@@ -490,8 +493,8 @@ def planner_worst() -> str:
 def planner_intervals() -> str:
     """The interval of each kind of case, and how often it held."""
     rows = []
-    for found in accuracy.load().content["intervals"]:
-        rests = accuracy.evidence(found)
+    for found in published_rows.load().content["intervals"]:
+        rests = Evidence.of(found)
         inside, held = f"{rests.inside} of {rests.predictions}", f"{found['held']} of {found['tried']}"
         kind, every = [ENGINES[rests.engine], DISTANCES[rests.distance]], f"{found['held_all']} of {found['tried_all']}"
         rows.append([*kind, f"{rests.spread:g}", str(rests.cases), inside, held, every])
@@ -507,16 +510,16 @@ def both(summary: dict[str, Any]) -> str:
 def doors() -> str:
     """What stands behind two of README's three doors."""
     unseen, every, collected, assumed, supposed, indicative = (
-        accuracy.load().summary("family", "planner", "grade", grade)
+        published_rows.load().summary("family", "planner", "grade", grade)
         for grade in ("A", "A, all", "A, all, as collected", "B", "B, all", "C")
     )
-    offload = accuracy.load().summary("family", "planner", "engine", "offload")
+    offload = published_rows.load().summary("family", "planner", "engine", "offload")
     met = sum(summary["percentile_90"] <= AIM for summary in (unseen, every))
     right = len(runs()) - len(wrong_states())
     found = settings(against_theory().peaks)
     far = [error for error in found if abs(error.error) > peaks.WANTED]
     above = sum(abs(error.beyond) <= peaks.WANTED for error in far)
-    rested = say.rested([one for one in say.sentences() if one.sentence])
+    rested = sentences.rested([one for one in sentences.read() if one.sentence])
     said = [
         f"- The planner **predicts**. In {right} of {len(runs())} runs here the bytes that a process holds are "
         f"right to 0.001 %. Of their {len(found)} settings (starts and repeats counted once, by the worst) the "
@@ -552,47 +555,25 @@ def rooms() -> str:
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
 
 
-TABLES = ROOT / "tests" / "tables"
-CERTAINTIES = ("certain", "likely", "unexpected")
-SHOWN = ("llm_c_scripts", "deepspeed_muon", "fms_liger", "llama_2_70b")
-
-
-def said_of_tables() -> str:
-    """What `zero-study check` prints of four tables, what was looked at only once."""
-    lines = []
-    for name in SHOWN:
-        said = check.text(check.check(TABLES / f"{name}.csv")).splitlines()
-        lines += [f"$ zero-study check tests/tables/{name}.csv", *(said if name == SHOWN[-1] else said[:-1])]
-    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDEST_LINE, subsequent_indent="    ")]
-    return "\n".join(["```text", *wrapped, "```"])
-
-
-def suspicions_by_table() -> str:
-    """How many suspicions each table gives, by how sure they are."""
-    rows = []
-    for path in sorted(TABLES.glob("*.csv")):
-        checked = check.check(path)
-        told = [sum(one.certainty == kind for one in checked.suspicions) for kind in CERTAINTIES]
-        rows.append([f"`{path.stem}`", str(checked.num_rows), *map(str, told)])
-    return tabulate(["table", "rows", *CERTAINTIES], rows)
-
-
-def decided(rule: allowed.Rule) -> list[str]:
-    return ["accepted" if rule.is_accepted else "refused", rule.why]
+def decided(what: str, rules: Mapping[str, allowed.Allowed]) -> str:
+    """One row for each verdict and its reason, with all that have it."""
+    groups: dict[allowed.Allowed, list[str]] = {}
+    for name, rule in rules.items():
+        groups.setdefault(rule, []).append(f"`{name}`")
+    rows = [
+        ["accepted" if rule.is_accepted else "refused", ", ".join(names), rule.why] for rule, names in groups.items()
+    ]
+    return tabulate(["", what, "proven by, or what it does and what to do"], sorted(rows, key=lambda row: row[0]))
 
 
 def flags() -> str:
-    """One row for each flag of the installed launcher."""
-    from accelerate.commands.launch import launch_command_parser
-
-    names = dict.fromkeys(action.dest for action in launch_command_parser()._actions if action.option_strings)
-    rows = [[f"`--{name}`", *decided(allowed.of_flag(name))] for name in names]
-    return tabulate(["flag", "", "proven by, or what it does and what to do"], rows)
+    """The flags of the launcher, as the table has them of the installed one."""
+    names = keys.installed("accelerate", "flags")
+    return decided("flags", {f"--{name}": allowed.of_flag(name) for name in names})
 
 
 def variables() -> str:
-    rows = [[f"`{name}`", *decided(rule)] for name, rule in allowed.VARIABLES.items()]
-    return tabulate(["variable", "", "proven by, or what it does and what to do"], rows)
+    return decided("variables", allowed.rules("variables"))
 
 
 def lower_bound(package: str) -> str:
@@ -650,12 +631,10 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner.md", "intervals"): planner_intervals,
     ("docs/planner.md", "peaks"): every_strategy,
     ("docs/planner.md", "models"): models,
-    ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.sentences())),
+    ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
-        published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
+        published.markdown(defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
-    ("docs/check.md", "example"): said_of_tables,
-    ("docs/check.md", "tables"): suspicions_by_table,
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,

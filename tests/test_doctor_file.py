@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import doctor_observed
@@ -13,10 +16,14 @@ import pytest
 import yaml
 
 from study import cli
-from study.engines.doctor import engine, examine, known, launcher
+from study.engines.doctor import examine, findings, written_files
 from study.engines.doctor.findings import KEEP, Finding
+from study.engines.keys import table
 from study.errors import Refusal
-from study.strategy.file import CONFIGS
+from study.strategy.file import CONFIGS, read_strategy
+
+sys.path.insert(0, str(launching.ROOT / "tools"))
+import keys as tools_keys
 
 # What doctor gets wrong of the real files, and why it stays so.
 MISSED = {
@@ -48,69 +55,46 @@ def deepspeed(**section) -> dict:
 # ---------------------------------------------------------------- the installed libraries
 
 
+def test_the_table_is_what_its_source_says():
+    """Where this fails: python tools/keys.py --rules."""
+    assert tools_keys.written(tools_keys.made(rules_only=True)) + "\n" == tools_keys.TABLE.read_text()
+
+
 @pytest.mark.launches
-def test_known_keys_are_the_installed_ones():
+def test_the_table_is_that_of_the_installed_engines():
     """In a process of its own: importing deepspeed takes seconds, warns, and leaves hooks behind."""
-    code = """
-import dataclasses, json, torch
-from accelerate.commands.config.config_args import ClusterConfig
-from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import DeepSpeedPlugin, DistributedType
-from deepspeed.comm.config import CommsLoggerConfig
-from deepspeed.monitor import config as monitors
-from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
-from deepspeed.runtime import config, lr_schedules, precision_config
-from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, DeepSpeedZeroLeafModuleConfig
-from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
-names = lambda c: sorted({n for key, field in c.model_fields.items() for n in (key, field.alias) if n})
-flags = sorted(vars(launch_command_parser().parse_args(["train.py"])))
-print("KEYS", json.dumps({
-    "accelerate": [field.name for field in dataclasses.fields(ClusterConfig)],
-    "types": [kind.value for kind in DistributedType],
-    "flags": flags,
-    "zero_optimization": names(DeepSpeedZeroConfig),
-    "zero_optimization.offload_optimizer": names(DeepSpeedZeroOffloadOptimizerConfig),
-    "zero_optimization.offload_param": names(DeepSpeedZeroOffloadParamConfig),
-    "zero_optimization.leaf_module": names(DeepSpeedZeroLeafModuleConfig),
-    "fp16": names(precision_config.DeepSpeedFP16Config),
-    "bf16": names(precision_config.DeepSpeedBF16Config),
-    "compile": names(config.CompileConfig),
-    "comms_logger": names(CommsLoggerConfig),
-    "tensorboard": names(monitors.TensorBoardConfig),
-    "csv_monitor": names(monitors.CSVConfig),
-    "wandb": names(monitors.WandbConfig),
-    "comet": names(monitors.CometConfig),
-    "aio": sorted(AIO_DEFAULT_DICT),
-    "flops_profiler": sorted(vars(DeepSpeedFlopsProfilerConfig({}))),
-    "removed": sorted(config._REMOVED_TOP_LEVEL_CONFIG_KEYS),
-    "removed_zero": sorted(config._REMOVED_ZERO_CONFIG_KEYS),
-    "optimizers": config.DEEPSPEED_OPTIMIZERS,
-    "torch": [n for n, c in vars(torch.optim).items() if isinstance(c, type) and n != "Optimizer"],
-    "schedulers": lr_schedules.VALID_LR_SCHEDULES,
-    "constants": [value for value in vars(config).values() if isinstance(value, str)],
-}))
-"""
-    done = launching.attempt(["python", "-c", code], env={"DS_ACCELERATOR": "cpu"})
-    assert done.returncode == 0, done.stderr
-    keys = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("KEYS ")).removeprefix("KEYS "))
-    assert set(keys["accelerate"]) == known.ACCELERATE
-    assert set(keys["types"]) == known.DISTRIBUTED_TYPES
-    flags = set(keys["flags"])
-    assert flags >= known.DEEPSPEED_SECTION | known.FSDP_SECTION | known.DYNAMO_SECTION | known.PARALLELISM_SECTION
-    assert {flag for flag in flags if flag.startswith("fsdp_")} == known.FSDP_SECTION
-    assert {flag for flag in flags if flag.startswith("dynamo_")} == known.DYNAMO_SECTION
-    assert {flag for flag in flags if flag.startswith("parallelism_config_")} == known.PARALLELISM_SECTION
-    assert {flag for flag in flags if flag.startswith("deepspeed_")} <= known.DEEPSPEED_SECTION
-    for name, section in known.DEEPSPEED_SECTIONS.items():
-        if name in keys:
-            assert section.keys == set(keys[name]), name
-    assert set(keys["removed"]) == known.REMOVED
-    assert set(keys["removed_zero"]) == known.REMOVED_ZERO
-    assert set(keys["optimizers"]) == known.OPTIMIZERS
-    assert set(keys["torch"]) == known.TORCH_OPTIMIZERS
-    assert set(keys["schedulers"]) == known.SCHEDULERS
-    assert known.DEEPSPEED_VALUES - {"sequence_parallel_size"} <= set(keys["constants"])
+    done = launching.attempt(["python", "tools/keys.py", "--check"], cwd=launching.ROOT)
+    assert done.returncode == 0, f"{done.stderr}\nmend it: python tools/keys.py"
+
+
+def test_every_name_in_the_table_is_one_of_the_engines():
+    """Of keys that rules, the strict reader, the proof and the facts speak of; REMOVED ones are DeepSpeed's own."""
+    known = {
+        "accelerate": {*table.installed("accelerate", "fields"), *table.read()["named"]["converted"]}
+        | {f"{section}.{key}" for section, keys in table.accelerate_sections().items() for key in keys},
+        "json": {*table.read()["named"]["top"], *table.json_sections()}
+        | {f"{section}.{key}" for section, known in table.json_sections().items() for key in known.keys},
+    }
+    inside = ("optimizer.params.", "scheduler.params.")  # which DeepSpeed hands on as they are
+    for place, names in known.items():
+        examined = {rule.key for rule in findings.rules(place) if rule.said.get("error") != "has been removed"}
+        spoken_of = {*table.taken(place), *table.read()["study"][place]["needed"], *table.read()["facts"][place]}
+        examined -= {key for key in examined if key.startswith(inside)}
+        nothing = {key for key in examined | spoken_of if not any(fnmatchcase(name, key) for name in names)}
+        whole = {rule.key for rule in findings.rules(place) if rule.effect == "not examined"}
+        assert nothing <= whole
+
+
+def test_every_condition_names_what_a_file_has():
+    kinds = {"accelerate": written_files.AccelerateFile, "json": written_files.DeepSpeedFile}
+    own = {"value", "text", "lower", "upper"}
+    for place, kind in kinds.items():
+        subjects = {name for rule in findings.rules(place) for name in rule.when}
+        keys = {rule.key for rule in findings.rules(place)} | set(table.taken(place))
+        strange = {
+            name for name in subjects - own - keys if not (name.startswith(".") or "." in name or hasattr(kind, name))
+        }
+        assert strange <= {"zero_optimization", "bf16", "deepspeed_config", "fsdp_config"}
 
 
 @pytest.mark.launches
@@ -254,10 +238,6 @@ def test_a_json_that_is_named_is_examined_too():
     assert found["train_micro_batch_size_per_gpu"].effect == "crashes"
 
 
-def test_every_section_of_a_file_has_its_keys():
-    assert set(launcher.SECTIONS) < known.ACCELERATE
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -361,19 +341,24 @@ def test_odd_content_is_no_traceback():
         for value in odd:
             examined({"zero_optimization": {"stage": 2}} | {key: value}, "odd.json")
             assert examine.text(examine.examine(Path("odd.json")), everything=True)
+            Path("mine.yaml").write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="odd.json")))
+            with suppress(Refusal):
+                read_strategy(Path("mine.yaml"))
     for key in ("distributed_type", "deepspeed_config", "fsdp_config", "num_machines", "mixed_precision", "gpu_ids"):
         for value in odd:
             examined(deepspeed(zero_stage=2) | {key: value})
             assert examine.mended(examine.examine(Path("mine.yaml")))
+            with suppress(Refusal):
+                read_strategy(Path("mine.yaml"))
 
 
 def test_adamw_is_adamw_whatever_its_mode_says():
     optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "adam_w_mode": False}}
-    found = {finding.key: finding.effect for finding in engine.findings("x.json", {"optimizer": optimizer})}
+    found = {finding.key: finding.effect for finding in written_files.of_json("x.json", {"optimizer": optimizer})}
     assert found["optimizer.params.adam_w_mode"] == "overridden"
 
 
 def test_stage_3_stops_as_it_saves_an_elastic_checkpoint():
     content = {"zero_optimization": {"stage": 3, "elastic_checkpoint": True}}
-    (found,) = (each for each in engine.findings("x.json", content) if each.key.endswith("elastic_checkpoint"))
+    (found,) = (each for each in written_files.of_json("x.json", content) if each.key.endswith("elastic_checkpoint"))
     assert (found.effect, found.matters) == ("means something else", True)

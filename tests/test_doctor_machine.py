@@ -10,8 +10,9 @@ import launching
 import pytest
 
 from study import cli
-from study.engines import allowed, extensions
+from study.engines import extensions
 from study.engines.doctor import checkup
+from study.engines.keys import allowed
 from study.errors import Refusal
 
 

@@ -7,22 +7,22 @@ import re
 import pytest
 from reported import read as text_of
 
-from study.planner import others
+from study.planner import published_rows
 from study.report.pages import others as page
 
 
 def test_rows_are_of_their_family_and_in_order():
-    rows = others.runs("InternEvo")
+    rows = published_rows.runs("InternEvo")
     assert len(rows) == 20
-    counts = [row.num_gpus for row in rows if others.engine_words(row.case) == "ZeRO-1"]
+    counts = [row.num_gpus for row in rows if published_rows.engine_words(row.case) == "ZeRO-1"]
     assert counts == sorted(counts)
     assert all(0 < row.share_of_peak < 1 for row in rows)
-    assert others.runs("nobody") == []
+    assert published_rows.runs("nobody") == []
 
 
 def test_precision_classes_are_told_apart():
-    mistral = [row for row in others.runs("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
-    assert {others.state_bytes(row.case) for row in mistral} == {8, 16}
+    mistral = [row for row in published_rows.runs("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
+    assert {published_rows.state_bytes(row.case) for row in mistral} == {8, 16}
 
 
 @pytest.mark.parametrize("draw", [page.data_parallel, page.states_split, page.sharded_memory])
@@ -34,7 +34,11 @@ def test_figures_say_whose_figures_they_are(draw):
 
 
 def test_the_opening_follows_from_the_rows():
-    rows = {row.num_gpus: row for row in others.runs("InternEvo") if others.engine_words(row.case) == "ZeRO-1"}
+    rows = {
+        row.num_gpus: row
+        for row in published_rows.runs("InternEvo")
+        if published_rows.engine_words(row.case) == "ZeRO-1"
+    }
     share = 100 * rows[1024].published_speed / 4062  # of its printed rate on 8
     said = text_of(page.opening()).replace("\N{NO-BREAK SPACE}", " ")
     assert f"each of 1024 kept {share:.0f} %" in said

@@ -48,19 +48,13 @@ COMMANDS = {
     f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}": None,
     f"advise --model gpt2 {GPU}": None,
     f"advise --model gpt2 {GPU} --trace": "train",
-    "trace --output traces.json": "train",
     f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml": None,
     f"advise {GPU}": None,
     "advise --model gpt2 --gpu l4": None,
     f"predict buckets {GPU}": None,
-    "accuracy": "report",
-    f"check {launching.ROOT / 'tests' / 'tables' / 'torchtitan_h100.csv'}": None,
     "claims": None,
     "claims --json": None,
     "claims --check": "report",
-    "snippets": "train",
-    "protocol --output protocol.json": "train",
-    "traps --output traps.json": "train",
 }
 
 # Runs every command in one process from which the modules are hidden, in the current folder.

@@ -12,15 +12,11 @@ from reported import read as text_of
 
 from study import planner
 from study.errors import Refusal
-from study.planner import accuracy as planner_accuracy
-from study.planner import say, sweeps, trees
+from study.planner import advice_text, choose, published_rows
 from study.report import markup
 from study.report.pages import planner as page
-from study.report.pages.planner import accuracy
-from study.report.pages.planner import trees as tree_pages
 from study.report.words import signed_percent
 from study.theory import measured_by_others, model_states, step_time
-from study.theory.decision_trees import TREES, TreeOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,16 +34,6 @@ def advice():
 @pytest.fixture(scope="module")
 def found():
     return page.load()
-
-
-@pytest.fixture(scope="module")
-def grid():
-    """Two models instead of nine: what fits in any way, and what is too large for most."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trees, "MODELS", ("mpt-125m", "mpt-30b"))
-        patch.setattr(trees, "GPU_COUNTS", (1, 16))
-        patch.setattr(trees, "BATCHES", (64,))
-        yield trees.evaluate()
 
 
 def rows_of(piece: markup.Html) -> dict[str, list[str]]:
@@ -138,8 +124,8 @@ def test_speed_table_gives_none_to_what_does_not_fit(advice):
 
 
 def test_front_is_beaten_by_nothing_that_fits(advice):
-    every = sweeps.choices(advice)
-    front = sweeps.pareto(every)
+    every = choose.choices(advice)
+    front = choose.pareto(every)
     assert 1 < len(front) < len(every)
     for kept in front:
         one = kept.prediction
@@ -184,13 +170,12 @@ def test_signed_percent(share, shown):
 
 
 @pytest.fixture(scope="module")
-def drawn(advice, found, grid):
+def drawn(advice, found):
     return {
         "memory_by_part": page.memory_by_part(advice),
         "memory_by_gpus": page.memory_by_gpus(advice),
         "speed_against_memory": page.speed_against_memory(advice),
         "published_speed": page.published_speed(found),
-        "tree_outcomes": page.tree_outcomes(grid),
     }
 
 
@@ -199,7 +184,6 @@ AXES = {
     "memory_by_gpus": ["number of GPUs (axis logarithmic)", "predicted memory of a GPU, GiB", "fsdp2_no_reshard"],
     "speed_against_memory": ["predicted memory of a GPU, GiB", "predicted tokens/s per GPU", "does not fit"],
     "published_speed": ["published tokens/s per GPU (axis logarithmic)", "predicted over published", "fp8"],
-    "tree_outcomes": ["number of GPUs", "parameters", "out of memory", "hf-tree", "blog-nvme", "stages-need"],
 }
 
 
@@ -224,7 +208,7 @@ def test_figures_of_other_questions_have_other_names(drawn):
 
 
 def test_memory_falls_with_more_gpus_only_where_something_is_sharded(advice):
-    needed = sweeps.needed_by_gpus(advice)
+    needed = choose.needed_by_gpus(advice)
     assert set(needed["single"]) == {1}
     assert needed["zero3"][64] < needed["zero3"][2] / 4
     assert needed["ddp"][64] == needed["ddp"][2]
@@ -238,7 +222,7 @@ def test_validation_is_of_the_models_as_they_are(found):
     for row, entry in zip(found.rows, found.content["rows"], strict=True):
         time = step_time.seconds(row.shape, row.engine, row.job, row.box)
         now = step_time.tokens_per_second_per_gpu(row.job, time.total)
-        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {accuracy.COMMAND}"
+        assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {published_rows.COMMAND}"
         assert entry["error"] == pytest.approx(row.tokens_per_second_per_gpu / now - 1, abs=1e-3)
     assert [case["name"] for case in found.content["cases"]] == [case.name for case in measured_by_others.cases()]
 
@@ -282,8 +266,8 @@ def test_an_answer_says_which_errors_its_times_rest_on(advice, capsys):
     sentences = {option.prediction.step.evidence.sentence for option in advice.options}
     assert len(sentences) >= 3  # FSDP, other engines, offload; and of each what no published row has
     shown = text_of(page.speed(advice))
-    said = " ".join(say.text(advice).split())
-    content = say.content(advice)
+    said = " ".join(advice_text.text(advice).split())
+    content = advice_text.content(advice)
     for option, entry in zip(advice.options, content["strategies"], strict=True):
         sentence = option.prediction.step.evidence.sentence
         assert entry["seconds_per_step_rests_on"] == sentence
@@ -301,14 +285,14 @@ def test_published_numbers_stand_beside_predicted(found):
 
 
 def test_memory_counts_what_was_measured_twice_alike_once():
-    cases = planner_accuracy.amounts()
+    cases = published_rows.amounts()
     peaks_of_tensors = [case for case in cases if case.quantity == "peak_allocated_bytes" and case.grade == "A"]
     assert len(peaks_of_tensors) == 29
-    assert 0 < sum(map(planner_accuracy.activations_decide, peaks_of_tensors)) < 29
+    assert 0 < sum(map(published_rows.activations_decide, peaks_of_tensors)) < 29
 
 
 def test_what_trained_and_is_said_not_to_fit_is_counted():
-    wrong = [one for one in planner_accuracy.fits_verdicts() if one.trained != one.predicted]
+    wrong = [one for one in published_rows.fits_verdicts() if one.trained != one.predicted]
     assert wrong
     assert all(one.trained for one in wrong)  # none that ran out of memory is said to fit
     assert {"fms-acceleration liger", "BigScience GPT"} <= {one.case.family for one in wrong}
@@ -323,72 +307,12 @@ def test_published_memory_stands_beside_estimators():
 
 def test_validation_of_something_else_is_refused(tmp_path):
     path = tmp_path / "there.json"
-    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run zero-study accuracy"):
+    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run python tools/planner_acc"):
         page.load(path)
     for content in ("{", "{}", "[1]"):
         path.write_text(content)
-        with pytest.raises(Refusal, match=r"^there.json: not what zero-study accuracy writes; run "):
+        with pytest.raises(Refusal, match=r"^there.json: not what python tools/planner_accuracy.py writes; run "):
             page.load(path)
     path.write_text(json.dumps({"rows": [{"row": "another"}]}))
     with pytest.raises(Refusal, match=r"^there.json: has other rows than mpt_throughput.csv; run "):
         page.load(path)
-
-
-# ---------------------------------------------------------------- decision trees
-
-
-def test_grid_has_every_box_and_judges_where_something_fits(grid):
-    assert len(grid.cases) == 2 * 2 * len(trees.GPUS) * 2
-    fitting = [case for case in grid.cases if any(fits for fits, _ in case.results.values())]
-    assert len(fitting) > 0
-    assert all(len(judged) == 4 * len(fitting) for judged in grid.judged.values())
-    assert set(grid.judged) == set(TREES)
-    for case in grid.cases:
-        assert set(case.results) == set(trees.STRATEGIES) - {"ddp" if case.box.num_gpus == 1 else "single"}
-
-
-def test_grid_is_what_the_planner_says(grid):
-    """The grid goes round the planner for speed; here is one cell of it through the planner."""
-    case = next(
-        case
-        for case in grid.cases
-        if (case.shape.name, case.box.num_gpus, case.box.gpu.name, case.has_fast_link)
-        == ("mpt-30b", 16, "h100-sxm", True)
-    )
-    through = planner.advise("mpt-30b", asked("h100-sxm", 16, batch=64, strategy="zero3"))
-    (option,) = through.options
-    fits, speed = case.results["zero3"]
-    assert fits
-    assert speed == pytest.approx(option.prediction.tokens_per_second_per_gpu)
-    assert case.results["ddp"] == (False, 0.0)
-
-
-def test_slow_links_are_slower(grid):
-    fast, slow = (
-        next(
-            case.results["zero3"][1]
-            for case in grid.cases
-            if case.shape.name == "mpt-125m" and case.box.num_gpus == 16 and case.has_fast_link is link
-        )
-        for link in (True, False)
-    )
-    assert slow < fast
-
-
-def test_tables_of_trees_add_up(grid):
-    rows = rows_of(tree_pages.published_trees(grid))
-    head = rows.pop("decision tree")
-    shown = {name: cells for name, cells in rows.items() if len(cells) > 1}
-    assert head
-    assert len(shown) == len(TREES)
-    for cells in shown.values():
-        assert sum(int(cell.split()[0]) for cell in cells[:4]) == pytest.approx(100, abs=2)  # rounded
-    fastest = rows_of(tree_pages.fastest(grid))
-    assert len(fastest["mpt-30b"]) == 2
-    assert "fastest" in text_of(tree_pages.fastest(grid))
-
-
-def test_usual_outcome_is_the_commonest(grid):
-    case = grid.cases[0]
-    judged = [trees.Judged(case, TreeOutcome(kind, "ddp", "ddp", None)) for kind in ("slower", "agrees", "slower")]
-    assert trees.usual(judged) == {(case.shape.name, case.box.num_gpus): "slower"}

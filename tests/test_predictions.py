@@ -11,9 +11,8 @@ import pytest
 from study import files
 from study.config import build_config
 from study.errors import Refusal
-from study.planner import predictions
 from study.records import schema
-from study.running import studies
+from study.running import predictions, studies
 from study.strategy import engines, file
 from study.theory import hardware, on_box
 

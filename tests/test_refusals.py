@@ -126,7 +126,7 @@ def test_subcommands(folder):
     [
         ("zero3.yaml", "zero_stage: 3", "zero_stag: 3", "unknown key 'deepspeed_config.zero_stag'"),
         ("zero3.yaml", "num_processes: 2", "num_proceses: 2", "unknown key 'num_proceses'"),
-        ("zero3.yaml", "zero_stage: 3", "zero_stage: 4", "deepspeed_config.zero_stage=4"),
+        ("zero3.yaml", "zero_stage: 3", "zero_stage: 4", "deepspeed_config.zero_stage: 4: there are stages 0 to 3"),
         ("zero3.yaml", "zero_stage: 3", "zero_stage: [", "cannot be read as YAML"),
         (
             "zero3_tuned.yaml",
@@ -147,13 +147,9 @@ def test_yaml_files(folder, name, old, new, expected):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('"gradient_clipping"', '"gradient_cliping"', "unknown key 'gradient_cliping'; known: aio, "),
-        (
-            '"stage3_max_reuse_distance"',
-            '"stage3_max_reuse"',
-            "unknown key 'zero_optimization.stage3_max_reuse'; known: ",
-        ),
-        ('"stage": 3', '"stage": "3"', "zero_optimization.stage must be 0, 1, 2 or 3"),
+        ('"gradient_clipping"', '"gradient_cliping"', "unknown key 'gradient_cliping'; write gradient_clipping"),
+        ('"stage3_max_reuse_distance"', '"stage3_max_reuse"', "unknown key 'zero_optimization.stage3_max_reuse'; "),
+        ('"stage": 3', '"stage": "3"', "zero_optimization.stage: 3: DeepSpeed reads the number"),
         ('"stage": 3,', '"stage": 3', "cannot be read as JSON"),
     ],
 )

@@ -105,7 +105,7 @@ def test_page_shows_results_and_folds_code(site, name):
         "planner": "planner.advise(",
         "others": "page.opening()",
         "protocol": "published.load_protocol(",
-        "claims": "say.sentences(",
+        "claims": "sentences.read(",
         "conformance": "page.opening()",
     }
     source = "times or records" if name == "runtime" else "records"

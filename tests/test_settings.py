@@ -8,37 +8,25 @@ from typing import Any
 
 import pytest
 from launching import ROOT
-from pydantic import BaseModel
 from test_strategy import FOUND, beside
 
 from study import files
-from study.compare import cases, table
+from study.compare import cases
+from study.compare import table as runs_table
 from study.config import build_config
-from study.engines import settings
+from study.engines.keys import engine_settings, table
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Record
 from study.run import Run
-from study.strategy import file
 from study.strategy.file import read_strategy
 from study.training import proof
 
 
-def keys_of(section: type[BaseModel], above: str = "") -> set[str]:
-    """The keys of a DeepSpeed JSON as the strategy's reader knows them, with those of their sections."""
-    keys = set()
-    for name, field in section.model_fields.items():
-        inner: Any = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys |= keys_of(inner, f"{above}{name}.")
-        else:
-            keys.add(above + name)
-    return keys
-
-
 def test_every_key_that_a_file_may_set_is_read_from_the_engine():
     """Any other key is refused as unknown when the file is read."""
-    assert keys_of(file._DeepSpeedFile) == set(settings.READERS) | settings.PRINTS
+    unread = {key for key, paths in table.read()["read"].items() if not paths}
+    assert set(table.taken("json")) == set(engine_settings.readers()) | unread
 
 
 ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}
@@ -61,7 +49,10 @@ ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}
 def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual, tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps({"zero_optimization": ZERO2, **content}))
     run = Run(build_config(), read_strategy(path), 2, tmp_path)
-    everything = {**dict.fromkeys(settings.READERS), **dict(settings.asked(run.strategy.deepspeed_json))}
+    everything = {
+        **dict.fromkeys(engine_settings.readers()),
+        **dict(engine_settings.asked(run.strategy.deepspeed_json)),
+    }
     found = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
     proof.verify(found, run)
     with pytest.raises(Refusal) as caught:
@@ -74,7 +65,7 @@ def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual,
 # ---------------------------------------------------------------- what is one strategy
 
 TEMPLATE = json.loads((ROOT / "tests" / "fixtures" / "records" / "auto-zero2" / "record.json").read_text())
-DEFAULTS = {**dict.fromkeys(settings.READERS, 1), "communication_data_type": "float32"}
+DEFAULTS = {**dict.fromkeys(engine_settings.readers(), 1), "communication_data_type": "float32"}
 
 
 def write(folder: Path, name: str, proven: dict[str, Any] | None, **changes: Any) -> Record:
@@ -93,7 +84,7 @@ def test_runs_of_one_name_whose_engines_differ_are_not_repeats(tmp_path):
     write(tmp_path, "a", DEFAULTS, started_at="2026-11-21T10:00:00+00:00")
     write(tmp_path, "b", DEFAULTS, started_at="2026-11-21T10:01:00+00:00")
     write(tmp_path, "c", other, started_at="2026-11-21T10:02:00+00:00")
-    runs = table.read([tmp_path]).set_index("run_id")
+    runs = runs_table.read([tmp_path]).set_index("run_id")
     name = TEMPLATE["strategy"]
     assert runs["strategy"].to_dict() == {
         "a": f"{name} (reduce_scatter 1, communication_data_type as computed)",
@@ -106,7 +97,7 @@ def test_runs_of_one_name_whose_engines_differ_are_not_repeats(tmp_path):
 def test_older_records_go_on_as_they_did(tmp_path):
     write(tmp_path, "a", None)
     write(tmp_path, "b", DEFAULTS)
-    runs = table.read([tmp_path])
+    runs = runs_table.read([tmp_path])
     assert set(runs["strategy"]) == {TEMPLATE["strategy"]}
     assert sorted(runs["repeat"]) == [0, 1]
 

@@ -6,11 +6,12 @@ import os
 import shutil
 from pathlib import Path
 
+import planned_answers
 import pytest
 import reported
 
-from study.claims import say
-from study.planner import grid
+from study.claims import sentences
+from study.planner.asked import PLANNED
 from study.report import build as report
 from study.report import index
 
@@ -193,8 +194,8 @@ def test_the_planner_answers_without_a_server_as_the_command_does(visit):
     page = seen.page
     for name, value in (("model", "llama-3-8b"), ("gpu", "h100-sxm"), ("gpus", "16"), ("network", "100")):
         page.locator(f"#asked [name={name}]").select_option(value)
-    key = grid.Key("h100-sxm", 16, grid.LENGTHS[0], grid.PER_GPU[0], 100)
-    expected = grid.answer("llama-3-8b", key)
+    key = planned_answers.Key("h100-sxm", 16, PLANNED.lengths[0], PLANNED.per_gpu[0], 100)
+    expected = planned_answers.answer("llama-3-8b", key)
     page.wait_for_selector("#answered tbody tr")
     rows = page.locator("#answered tbody tr")
     assert rows.count() == len(expected["rows"])
@@ -270,7 +271,7 @@ def claims(visit):
 
 
 def counted(**asked: str) -> int:
-    found = [one for one in say.sentences(asked.get("source")) if asked.get("verdict") in (None, one.word)]
+    found = [one for one in sentences.read(asked.get("source")) if asked.get("verdict") in (None, one.word)]
     return len([one for one in found if asked.get("kind") in (None, one.head.claim.kind)])
 
 
@@ -367,7 +368,7 @@ def test_a_question_leads_to_the_sentence_on_its_articles_page(claims):
 
 
 def test_another_reading_opens_with_its_sentence(visit):
-    told = next(one for one in say.sentences("hf-analysis") if len(one.readings) > 1)
+    told = next(one for one in sentences.read("hf-analysis") if len(one.readings) > 1)
     other = told.readings[1].claim.id
     seen = visit("hf-analysis", f"#{other}", viewport=DESKTOP)
     seen.page.locator(f'[id="{other}"]').wait_for(state="visible")

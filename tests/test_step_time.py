@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
+import cross_validation
 import numpy as np
+import planner_accuracy
 import pytest
 
-from study import cli
 from study.compare import cases
-from study.errors import Refusal
-from study.planner import accuracy, cross_validation
+from study.planner import published_rows
 from study.records import find as records
-from study.theory import communication, flops, hardware, measured_by_others, shapes, step_time, trust
+from study.theory import communication, flops, hardware, intervals, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +73,8 @@ def test_checkpointing_multiplies_the_blocks_once_more():
 
 def test_every_published_row_is_read():
     assert (len(ROWS), sum(row.fp8 for row in ROWS)) == (108, 5)
+    with open(measured_by_others.THROUGHPUT, newline="") as file:
+        assert [row.shape.num_params for row in ROWS] == [int(line["num_params"]) for line in csv.DictReader(file)]
 
 
 @pytest.fixture(scope="module")
@@ -91,41 +95,27 @@ def judged(times) -> list[cross_validation.Judged]:
 
 
 def test_errors_on_the_published_rows_are_small_in_sample():
-    found = accuracy.judge(ROWS)["as_they_stand"]
+    found = planner_accuracy.judge(ROWS)["as_they_stand"]
     assert (found["count"], found["too_slow"] + found["too_fast"]) == (103, 103)
     assert found["median"] < 0.04
     assert found["percentile_90"] < 0.10
 
 
 def test_the_constants_are_what_a_fit_gives(fitted):
-    assert set(fitted.constants) == set(step_time.FITTED) == set(trust.GENERATIONS)
+    assert set(fitted.constants) == set(step_time.FITTED) == set(intervals.GENERATIONS)
     for name, constants in fitted.constants.items():
         expected = pytest.approx(dataclasses.astuple(constants), rel=0.03)
         assert dataclasses.astuple(step_time.FITTED[name]) == expected, name
     assert pytest.approx(fitted.host_thread_bandwidth, rel=0.03) == step_time.HOST_THREAD_BANDWIDTH
 
 
-def test_counts_and_generations_of_the_rows_are_those_that_trust_knows(times):
-    rows = [timed for timed in times if timed.fitted]
-    counts = {row.box.num_gpus for row in rows}
-    assert (min(counts), max(counts)) == (1, trust.MOST_GPUS)
-    assert {row.generation for row in rows} == set(trust.GENERATIONS)
-    of: dict[tuple[str, str], set[int]] = {}
-    for row in times:
-        if row.generation in trust.GENERATIONS and (row.fitted or row.kind == "offload"):
-            of.setdefault((trust.name_of(row.shape, row.engine), row.generation), set()).add(row.box.num_gpus)
-    assert {name: (min(each), max(each)) for name, each in of.items()} == trust.COUNTS_OF
-    assert {row.engine.optimizer for row in times} == trust.OPTIMIZERS
-    assert {row.box.gpu.name for row in times} - {"t4"} == trust.CARDS  # a T4 stands in for one row's Titan RTX
-
-
 def test_an_answer_says_what_of_it_no_published_row_has():
     shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 16)
     engine = Engine("deepspeed", 3, 16, "bf16", 2, optimizer="muon")
-    sentence = trust.evidence(shape, engine, box).sentence
+    sentence = intervals.evidence(shape, engine, box).sentence
     assert sentence.endswith("; no published row has the optimizer muon or ZeRO-3 on 16 GPUs of Ampere")
     known = dataclasses.replace(engine, zero_stage=1, optimizer="adamw")
-    assert "no published row" not in trust.evidence(shape, known, box).sentence
+    assert "no published row" not in intervals.evidence(shape, known, box).sentence
 
 
 def test_a_time_outside_the_model_keeps_its_grade_and_is_not_fitted(times):
@@ -151,8 +141,8 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
         of_card = any(generation == mine[0] for generation, _ in cards - {mine})
         kept = {"family"} if one.timed.family == cross_validation.FOUNDRY else set()
         kept |= set() if of_card else {"card"}
-        assert set(one.left_out) == set(cross_validation.SPLITS) - kept
-    for split, group in cross_validation.SPLITS.items():
+        assert set(one.left_out) == set(published_rows.SPLITS) - kept
+    for split, group in cross_validation.GROUP_OF.items():
         for name in {group(one.timed) for one in judged if split in one.left_out}:
             assert {id(timed) for timed in times if group(timed) == name} in absent, (split, name)
 
@@ -167,19 +157,22 @@ def test_a_rule_of_thumb_says_where_it_cannot_predict(times, fitted):
     assert cross_validation.by_planner(kept, hopper) > 0 < cross_validation.by_share(kept, hopper)
 
 
-def test_intervals_are_those_that_held_under_cross_validation(judged):
-    """What `advise` prints is what `zero-study accuracy` finds; nine of ten predictions lie in it."""
-    found = [accuracy.evidence(entry) for entry in cross_validation.intervals(judged)]
-    assert {(one.engine, one.distance) for one in found} == set(trust.EVIDENCE)
-    for one in found:
-        expected = trust.EVIDENCE[one.engine, one.distance]
-        for field in dataclasses.fields(trust.Evidence):
-            now, then = getattr(one, field.name), getattr(expected, field.name)
-            assert now == (pytest.approx(then, abs=2e-3) if isinstance(then, float) else then), (expected, field.name)
+def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
+    """`advise` prints these intervals; tools/planner_accuracy.py --write makes them anew."""
+    found = planner_accuracy.evidence(times, cross_validation.intervals(judged))
+    assert planner_accuracy.is_same(found, json.loads(planner_accuracy.EVIDENCE.read_text()))
+    assert found["generations"] == sorted(step_time.FITTED)
+    assert {(one["engine"], one["distance"]) for one in found["intervals"]} == set(intervals.EVIDENCE)
+    for one in intervals.EVIDENCE.values():
         assert one.inside >= 0.9 * one.predictions
-    for engine in trust.ENGINES:  # the farther case never has the narrower interval
-        spreads = [trust.EVIDENCE[engine, distance].spread for distance in trust.DISTANCES]
+    for engine in get_args(intervals.EngineKind):  # the farther case never has the narrower interval
+        spreads = [intervals.EVIDENCE[engine, distance].spread for distance in get_args(intervals.Distance)]
         assert spreads == sorted(spreads)
+
+
+def test_the_committed_errors_are_what_cross_validation_finds(judged):
+    """Median, 90th percentile, worst and counts of every group, by whatever was left out."""
+    assert planner_accuracy.is_same(cross_validation.tables(judged), published_rows.load().content["errors"])
 
 
 def test_of_few_times_the_interval_has_the_worst():
@@ -194,60 +187,18 @@ def test_of_few_times_the_interval_has_the_worst():
 
 
 def test_errors_are_summed_with_their_sign_and_the_worst_by_name():
-    found = cross_validation.summarize([("a", 0.1), ("b", -0.4), ("c", 0.0)])
+    found = published_rows.summarize([("a", 0.1), ("b", -0.4), ("c", 0.0)])
     assert (found["count"], found["median"], found["worst"], found["worst_case"]) == (3, 0.1, -0.4, "b")
     assert (found["too_slow"], found["too_fast"]) == (1, 1)
 
 
 def test_single_published_numbers_are_of_the_right_size():
     """Nine of ten of grades A and B that the model describes within the interval of their kind, as constants stand."""
-    found = [accuracy.compare(case) for case in measured_by_others.cases()]
+    found = [planner_accuracy.compare(case) for case in measured_by_others.cases()]
     sure = [result for result in found if result["grade"] != "C" and not result["outside"]]
     assert (len(found), len(sure)) == (157, 109)
     assert sum(result["inside_interval"] for result in sure) >= 0.9 * len(sure)
     assert max(abs(result["error"]) for result in sure) < 0.8
-
-
-def test_rows_of_another_model_are_refused(tmp_path):
-    head, first = measured_by_others.THROUGHPUT.read_text().splitlines()[:2]
-    path = tmp_path / "rows.csv"
-    path.write_text(f"{head}\n{first.replace('124131840', '124131841')}\n")
-    with pytest.raises(ValueError, match=r"num_params 124131841: mpt-125m has 124131840, in .*rows.csv, line 2"):
-        measured_by_others.throughput_rows(path)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("a100_40gb", "a100_41gb", "'a100_41gb': not known, or a column that is missing, in .*, line 2"),
-        (",104,", ",many,", "int.*'many', in .*, line 2"),
-        (",104,", ",0,", "the length, the batch and the speed must be above 0, in .*, line 2"),
-        (",104,", "\n104,", "int.*'', in .*, line 2"),
-        ("125m", "\udcff", "'utf-8' codec can't decode .*, in .*rows.csv"),
-    ],
-)
-def test_rows_that_cannot_be_read_are_refused_with_their_line(tmp_path, old, new, expected):
-    head, first = measured_by_others.THROUGHPUT.read_text().splitlines()[:2]
-    path = tmp_path / "rows.csv"
-    path.write_text(f"{head}\n{first.replace(old, new)}\n", errors="surrogateescape")
-    with pytest.raises(ValueError, match=expected):
-        measured_by_others.throughput_rows(path)
-
-
-def test_the_benchmark_judges_rows_of_a_file(tmp_path, capsys):
-    lines = measured_by_others.THROUGHPUT.read_text().splitlines()
-    path, output = tmp_path / "rows.csv", tmp_path / "result.json"
-    path.write_text("\n".join(lines[:4]) + "\n")
-    assert cli.run(["accuracy", str(path), "--output", str(output)]) == 0
-    assert "3 times: median" in capsys.readouterr().out
-    written = json.loads(output.read_text())
-    assert [entry["published"] for entry in written["rows"]] == [156735, 136334, 130535]
-    assert "fit" not in written
-    with pytest.raises(Refusal, match=r"absent\.csv: no such file .*; give a CSV with the columns of mpt"):
-        cli.run(["accuracy", str(tmp_path / "absent.csv")])
-    path.write_text(lines[0] + "\n")
-    with pytest.raises(Refusal, match="no row to judge by; give rows with the columns of mpt_throughput"):
-        cli.run(["accuracy", str(path)])
 
 
 # ---------------------------------------------------------------- physics
@@ -361,7 +312,7 @@ def test_the_interval_is_that_of_the_kind_of_case():
 
     def kind(engine: Engine, box: hardware.Box = BOX) -> tuple[str, str]:
         evidence = seconds(engine, job, box).evidence
-        assert dataclasses.replace(evidence, lacks=()) == trust.EVIDENCE[evidence.engine, evidence.distance]
+        assert dataclasses.replace(evidence, lacks=()) == intervals.EVIDENCE[evidence.engine, evidence.distance]
         return evidence.engine, evidence.distance
 
     def box_of(gpu: str, num_gpus: int = 8) -> hardware.Box:

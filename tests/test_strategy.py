@@ -15,6 +15,7 @@ import torch
 
 from study import files, models
 from study.config import build_config
+from study.engines.keys import table
 from study.errors import Refusal
 from study.records.schema import Proof
 from study.run import Run, make_run
@@ -61,31 +62,40 @@ def checking(name: str, world_size: int = 2, **flags) -> str:
 # ---------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "holds no keys; copy one of accelerate_configs/"),
-        ("- a", "holds no keys"),
-        ("a: [", "cannot be read as YAML"),
-        (HEAD, "distributed_type is missing"),
-        (HEAD + "distributed_type: TPU", "distributed_type='TPU': input should be 'NO', 'MULTI_GPU', "),
-        (HEAD + "distributed_type: DEEPSPEED", "distributed_type: DEEPSPEED and a deepspeed_config section belong"),
-        (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "belong together"),
-        (HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: 2", "deepspeed_config=2: input should be a valid dict"),
-        (
-            HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, gradient_clipping: none}",
-            "deepspeed_config.gradient_clipping='none': input should be a valid number or 'auto'",
-        ),
-        (HEAD + "distributed_type: FSDP", "distributed_type: FSDP and an fsdp_config section belong together"),
-        (HEAD.replace("2", "'2'") + "distributed_type: 'NO'", "num_processes='2': input should be a valid integer"),
-        (
-            HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, gradient_accumulation_steps: auto}",
-            "deepspeed_config.gradient_accumulation_steps: auto crashes accelerate; remove it",
-        ),
-    ],
-)
-def test_files_are_read_strictly(tmp_path, text, expected):
-    assert expected in reading(tmp_path, text)
+DS = HEAD + "distributed_type: DEEPSPEED\n"
+# What is refused, and what the message names: the key, what is wrong with it.
+REFUSED = [
+    ("", "holds no keys; copy one of accelerate_configs/"),
+    ("- a", "holds no keys"),
+    ("a: [", "cannot be read as YAML"),
+    (HEAD, "distributed_type is missing"),
+    (HEAD + "distributed_type: TPU", "distributed_type: TPU", "XLA"),
+    (HEAD + "distributed_type: MULTI_CPU", "starts one process", "write MULTI_GPU"),
+    (DS, "a deepspeed_config section belong together"),
+    (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "belong together"),
+    (DS + "deepspeed_config: 2", "deepspeed_config=2", "a section"),
+    (DS + "deepspeed_config: {zero3_init_flag: true}", "zero_stage is missing, and accelerate would take 2"),
+    (DS + "deepspeed_config: {zero_stage: 2, gradient_clipping: none}", "gradient_clipping: none", "is no number"),
+    (
+        DS + "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: auto}",
+        "steps: auto",
+        "remove it",
+    ),
+    (HEAD + "distributed_type: FSDP", "distributed_type: FSDP and an fsdp_config section belong together"),
+    (HEAD.replace("2", "'2'") + "distributed_type: 'NO'", "num_processes='2'", "a whole number >= 1"),
+    (HEAD + "distributed_type: 'NO'\nuse_cpu: true", "use_cpu: true", "turns every strategy into plain DDP"),
+    (HEAD.replace("'no'", "no") + "distributed_type: 'NO'", "mixed_precision: false", "write 'no'"),
+    (HEAD.replace("'no'", "fp8") + "distributed_type: 'NO'", "mixed_precision: fp8", "pass --precision"),
+]
+
+
+def test_files_are_read_strictly(tmp_path):
+    missing = {text: (words, said) for text, *words in REFUSED if not has(said := reading(tmp_path, text), words)}
+    assert not missing
+
+
+def has(message: str, words: list[str]) -> bool:
+    return all(word in message for word in words)
 
 
 def test_all_errors_of_a_file_are_listed_at_once(tmp_path, monkeypatch):
@@ -100,10 +110,11 @@ def test_all_errors_of_a_file_are_listed_at_once(tmp_path, monkeypatch):
     for expected in (
         "unknown key 'ipex_config'",
         "unknown key 'deepspeed_config.zero3_int_flag'",
-        "deepspeed_config.offload_param_nvme_path is dropped by accelerate",
-        "num_processes='2': input should be a valid integer",
-        "use_cpu: true is not handed on",
-        "mine.json: 'optimizer' belongs to the run",
+        "deepspeed_config.offload_param_nvme_path: /fast",
+        "num_processes='2': should be a whole number",
+        "use_cpu: true",
+        "mine.json: ",
+        "optimizer belongs to the run",
     ):
         assert expected in message
     Path("mine.json").write_text(json.dumps({"zero_optimization": {"stage": 4, "overlap_com": True}}))
@@ -111,9 +122,8 @@ def test_all_errors_of_a_file_are_listed_at_once(tmp_path, monkeypatch):
     Path("mine.yaml").write_text(text)
     with pytest.raises(Refusal) as caught:
         read_strategy(Path("mine.yaml"))
-    assert str(caught.value).startswith(
-        "mine.json: unknown key 'zero_optimization.overlap_com'; zero_optimization.stage must be 0, 1, 2 or 3, is 4; "
-    )
+    assert str(caught.value).startswith("mine.json: unknown key 'zero_optimization.overlap_com'; write overlap_comm; ")
+    assert "zero_optimization.stage: 4" in str(caught.value)
 
 
 # As `accelerate config` writes a file: every section, keys of TPUs, the precision.
@@ -178,7 +188,7 @@ def test_a_json_that_everybody_copies_is_a_strategy_where_the_run_agrees(tmp_pat
         checks.check(make_run(build_config(), read, 2))
     for section, key in ((content["fp16"], "hysteresis"), (content, "wall_clock_breakdown")):
         section[key] = 4
-        with pytest.raises(Refusal, match=f"{key}=4: input should be"):
+        with pytest.raises(Refusal, match=f"{key}=4: should be"):
             read_strategy(beside(tmp_path / key, monkeypatch, "zero2_tuned", json.dumps(content)))
 
 
@@ -239,55 +249,62 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ZERO = "zero_optimization"
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ([1], "holds no keys; copy one of accelerate_configs/"),
-        ({}, "zero_optimization is missing"),
-        ({ZERO: None}, "zero_optimization=None: input should be a valid dictionary"),
-        ({ZERO: {}}, "zero_optimization.stage is missing"),
-        ({ZERO: {"stage": True}}, "zero_optimization.stage must be 0, 1, 2 or 3, is True"),
-        (
-            {ZERO: {"stage": 3, "stage3_max_live_paramters": 0}},
-            "unknown key 'zero_optimization.stage3_max_live_paramters'; known: allgather_bucket_size, ",
-        ),
-        (
-            {ZERO: {"stage": 3, "offload_param": {"devise": "cpu"}}},
-            "unknown key 'zero_optimization.offload_param.devise'; known: buffer_count, buffer_size, device, ",
-        ),
-        ({ZERO: {"stage": 3, "offload_optimizer": None}}, "zero_optimization.offload_optimizer=None: input should be "),
-        (
-            {ZERO: {"stage": 3, "offload_optimizer": {"device": "nvm"}}},
-            "zero_optimization.offload_optimizer.device='nvm': input should be 'none', 'cpu' or 'nvme'",
-        ),
-        ({ZERO: {"stage": 3, "reduce_bucket_size": "huge"}}, "zero_optimization.reduce_bucket_size='huge': input"),
-        ({ZERO: {"stage": 3, "reduce_bucket_size": 0}}, "zero_optimization.reduce_bucket_size=0: input should be"),
-        (
-            {ZERO: {"stage": 3, "allgather_bucket_size": "auto"}},  # which nothing fills in
-            "zero_optimization.allgather_bucket_size='auto': input should be a valid integer",
-        ),
-        ({ZERO: {"stage": 3, "sub_group_size": 0.5}}, "zero_optimization.sub_group_size=0.5: input should be a valid"),
-        ({ZERO: {"stage": 3, "overlap_comm": 1}}, "zero_optimization.overlap_comm=1: input should be a valid boolean"),
-        ({ZERO: {"stage": 3}, "gradient_clipping": "none"}, "gradient_clipping='none': input should be a valid"),
-        ({ZERO: {"stage": 3}, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0: input should be"),
-        ({ZERO: {"stage": 2, "zero_hpz_partition_size": 2}}, "zero_optimization.zero_hpz_partition_size is stage"),
-        ({ZERO: {"stage": 3, "zero_hpz_partition_size": 0}}, "zero_optimization.zero_hpz_partition_size=0: input"),
-        ({ZERO: {"stage": 3, "zero_quantized_gradients": True}}, "zero_optimization.zero_quantized_gradients needs"),
-        ({ZERO: {"stage": 3, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size was removed from DeepSpeed,"),
-        (
-            {ZERO: {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            "zero_optimization.offload_optimizer.ratio leaves a part of the states to a second AdamW, whose",
-        ),
-        ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size=8: input should be 'auto'"),
-        ({ZERO: {"stage": 3}, "aio": {"queue_depth": "8"}}, "aio.queue_depth='8': input should be a valid integer"),
-    ],
-)
-def test_a_json_is_read_strictly(content, expected, tmp_path, monkeypatch):
-    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps(content))
-    with pytest.raises(Refusal) as caught:
-        read_strategy(path)
-    assert str(caught.value).startswith(f"{path.with_suffix('.json')}: {expected}")
-    assert "\n" not in str(caught.value)
+REFUSED_JSON = [
+    ([1], "holds no keys; copy one of accelerate_configs/"),
+    ({}, "zero_optimization is missing"),
+    ({ZERO: None}, "zero_optimization=None", "a section"),
+    ({ZERO: {}}, "zero_optimization.stage is missing"),
+    ({ZERO: {"stage": True}}, "zero_optimization.stage=True", "0, 1, 2 or 3"),
+    ({ZERO: {"stage": "2"}}, "zero_optimization.stage: 2", "the text"),
+    ({ZERO: {"stage": 3, "stage3_max_live_paramters": 0}}, "unknown key", "write stage3_max_live_parameters"),
+    ({ZERO: {"stage": 3, "offload_param": {"devise": "cpu"}}}, "unknown key", "offload_param.devise", "write device"),
+    ({ZERO: {"stage": 3, "offload_optimizer": None}}, "zero_optimization.offload_optimizer=None", "a section"),
+    (
+        {ZERO: {"stage": 3, "offload_optimizer": {"device": "nvm"}}},
+        "offload_optimizer.device: nvm",
+        "none, cpu and nvme",
+    ),
+    (
+        {ZERO: {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
+        "param.nvme_path",
+        "pass --swap-dir",
+    ),
+    ({ZERO: {"stage": 3, "reduce_bucket_size": "huge"}}, "reduce_bucket_size='huge'", "a whole number > 0 or 'auto'"),
+    ({ZERO: {"stage": 3, "reduce_bucket_size": 0}}, "reduce_bucket_size: 0", "a number above 0"),
+    ({ZERO: {"stage": 3, "allgather_bucket_size": "auto"}}, "allgather_bucket_size: auto", "nothing fills it in"),
+    ({ZERO: {"stage": 3, "sub_group_size": 0.5}}, "sub_group_size=0.5", "a whole number"),
+    ({ZERO: {"stage": 3, "overlap_comm": 1}}, "overlap_comm=1", "true or false"),
+    ({ZERO: {"stage": 3}, "gradient_clipping": "none"}, "gradient_clipping='none'", "a number >= 0"),
+    ({ZERO: {"stage": 3}, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0", ">= 1"),
+    ({ZERO: {"stage": 2, "zero_hpz_partition_size": 2}}, "zero_hpz_partition_size", "is for stage 3"),
+    ({ZERO: {"stage": 3, "zero_hpz_partition_size": 0}}, "zero_hpz_partition_size=0", "> 0"),
+    (
+        {ZERO: {"stage": 3, "zero_quantized_gradients": True}},
+        "zero_quantized_gradients needs DeepSpeed's CUDA",
+    ),
+    ({ZERO: {"stage": 3, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size: 2", "was removed from DeepSpeed"),
+    (
+        {ZERO: {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+        "offload_optimizer.ratio",
+        "second AdamW",
+    ),
+    ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size: 8", 'write "auto"'),
+    ({ZERO: {"stage": 3}, "aio": {"queue_depth": "8"}}, "aio.queue_depth='8'", "a whole number"),
+    ({ZERO: {"stage": 3}, "optimizer": {"type": "AdamW"}}, "optimizer belongs to the run"),
+]
+
+
+def test_a_json_is_read_strictly(tmp_path, monkeypatch):
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", "")
+    missing = {}
+    for content, *words in REFUSED_JSON:
+        path.with_suffix(".json").write_text(json.dumps(content))
+        with pytest.raises(Refusal) as caught:
+            read_strategy(path)
+        said = str(caught.value)
+        if not (said.startswith(f"{path.with_suffix('.json')}: ") and has(said, words) and "\n" not in said):
+            missing[str(content)] = (words, said)
+    assert not missing
 
 
 def test_numbers_of_a_json(tmp_path, monkeypatch):
@@ -295,6 +312,20 @@ def test_numbers_of_a_json(tmp_path, monkeypatch):
     read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", text))
     assert read.deepspeed_json == json.loads(text)
     assert (read.gradient_clipping, read.gradient_accumulation_steps) == (1.0, None)
+
+
+def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, monkeypatch):
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}
+    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero, "gradient_accumulation_steps": 4}))
+    in_json = read_strategy(path)
+    section = (
+        "{zero_stage: 3, offload_optimizer_device: nvme, offload_param_device: cpu, gradient_accumulation_steps: 3}"
+    )
+    path.write_text(DS + f"num_machines: 1\ndeepspeed_config: {section}")
+    in_yaml = read_strategy(path)
+    found = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
+             for s in (in_json, in_yaml)]  # fmt: skip
+    assert found == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
 
 
 def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
@@ -310,18 +341,19 @@ def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[]", "holds no keys; copy one of accelerate_configs/"),
+        ("[]", "holds no keys"),
         ("{", "cannot be read as JSON"),
-        ("{}", "gradient_as_bucket_view is missing"),
-        ('{"gradient_as_bucket_view": "yes"}', "gradient_as_bucket_view='yes': input should be a valid boolean"),
-        ('{"gradient_as_bucket_views": true}', "unknown key 'gradient_as_bucket_views'; known:"),
+        ("{}", "write gradient_as_bucket_view"),
+        ('{"gradient_as_bucket_view": "yes"}', "true or false"),
+        ('{"gradient_as_bucket_view": true, "static_graph": true}', "'static_graph'"),
     ],
 )
 def test_ddps_json_is_read_strictly(text, expected, tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "ddp_tuned", text)
     with pytest.raises(Refusal) as caught:
         read_strategy(path)
-    assert str(caught.value).startswith(f"{path.with_suffix('.json')}: {expected}")
+    assert str(caught.value).startswith(f"{path.with_suffix('.json')}: ")
+    assert expected in str(caught.value)
 
 
 def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
@@ -353,26 +385,21 @@ def test_what_a_record_keeps_of_a_file_names_no_place_of_the_machine(tmp_path, m
 # ---------------------------------------------------------------- FSDP
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ("fsdp_version: 2", "fsdp_version: 1", "fsdp_config.fsdp_version=1: input should be 2"),
-        ("fsdp_version: 2", "fsdp_versoin: 2", "unknown key 'fsdp_config.fsdp_versoin'"),
-        ("fsdp_version: 2", "fsdp_version:", "fsdp_config.fsdp_version=None: input should be 2"),
+def test_fsdp_section_is_read_strictly(tmp_path):
+    changes = [
+        ("fsdp_version: 2", "fsdp_version: 1", "fsdp_config.fsdp_version=1"),
+        ("fsdp_version: 2", "fsdp_versoin: 2", "unknown key 'fsdp_config.fsdp_versoin'; write fsdp_version"),
+        ("fsdp_version: 2", "fsdp_version:", "fsdp_config.fsdp_version=None"),
         ("fsdp_reshard_after_forward: true", "", "fsdp_config.fsdp_reshard_after_forward is missing"),
-        (": true", ": FULL_SHARD", "fsdp_config.fsdp_reshard_after_forward='FULL_SHARD': input should be a valid bool"),
-        ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "fsdp_config.fsdp_auto_wrap_policy='NO_WRAP': input should be 'TRANS"),
-        ("params: false", "params: 1", "fsdp_config.fsdp_offload_params=1: input should be a valid boolean"),
-        ("loading: false", "loading: true", "fsdp_config.fsdp_cpu_ram_efficient_loading=True: input should be False"),
-        (
-            "SHARDED_STATE",
-            "LOCAL_STATE",
-            "fsdp_config.fsdp_state_dict_type='LOCAL_STATE_DICT': input should be 'FULL_ST",
-        ),
-    ],
-)
-def test_fsdp_section_is_read_strictly(tmp_path, before, after, expected):
-    assert expected in reading(tmp_path, find_strategy("fsdp2").read_text().replace(before, after, 1))
+        (": true", ": FULL_SHARD", "fsdp_config.fsdp_reshard_after_forward: FULL_SHARD"),
+        ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "fsdp_config.fsdp_auto_wrap_policy: NO_WRAP"),
+        ("params: false", "params: 1", "fsdp_config.fsdp_offload_params=1"),
+        ("loading: false", "loading: true", "fsdp_config.fsdp_cpu_ram_efficient_loading=True"),
+        ("SHARDED_STATE", "LOCAL_STATE", "fsdp_config.fsdp_state_dict_type: LOCAL_STATE_DICT"),
+    ]
+    text = find_strategy("fsdp2").read_text()
+    said = {expected: reading(tmp_path, text.replace(before, after, 1)) for before, after, expected in changes}
+    assert not {expected: message for expected, message in said.items() if expected not in message}
 
 
 def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
@@ -381,9 +408,9 @@ def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     section = shipped("fsdp2").content["fsdp_config"]
-    assert set(section) <= set(file._FSDPSection.model_fields)
+    taken = {key.removeprefix("fsdp_config.") for key in table.taken("accelerate") if key.startswith("fsdp_config.")}
     flags = vars(launch_command_parser().parse_args(["study/train.py"]))
-    assert set(file._FSDPSection.model_fields) <= set(flags)
+    assert set(section) <= taken <= set(flags)
     for key, value in section.items():
         monkeypatch.setenv(key.upper(), str(value))  # as the launcher passes it on
     plugin = FullyShardedDataParallelPlugin()
@@ -711,7 +738,7 @@ def test_a_launcher_that_writes_the_environment_is_refused(tmp_path, launcher):
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("deepspeed_multinode_launcher: standard", f"deepspeed_multinode_launcher: {launcher}"))
     with pytest.raises(
-        Refusal, match=rf"{launcher} is DeepSpeed's to start, which writes .*; write deepspeed_multinode_l"
+        Refusal, match=rf"multinode_launcher: {launcher} is DeepSpeed's to start, which writes .*; write deepspeed_m"
     ):
         read_strategy(path)
     path.write_text(

@@ -11,14 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from study.claims.rules import arithmetic, execution, record, theory
-from study.claims.rules.execution import Execution, Text
-from study.claims.rules.others import ByOthers
-from study.errors import Refusal, refusing
+from study.claims.rules import Text, by_arithmetic, by_execution, by_records, by_theory
+from study.claims.rules.by_execution import Execution
+from study.claims.rules.by_others import ByOthers
+from study.errors import Refusal, describe, refusing
 from study.files import Written, read_yaml
 
 FOLDER = Path(__file__).parent / "ledger"
 QUESTIONS = Path(__file__).parent / "questions.yaml"
+CORRECTIONS = Path(__file__).parent / "corrections.yaml"
 LONGEST_PHRASE = 12  # words of a source that are quoted
 TRUE = 1e-9  # relative; exact, but for the rounding of a float
 CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
@@ -79,9 +80,10 @@ class Expected(Written):
         """The values that count as the expected one; only where that is a number or a range."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
         relative = TRUE if self.tolerance.exact else self.tolerance.relative
-        if relative is None:
-            return low - self.tolerance.absolute, high + self.tolerance.absolute
-        return low - relative * abs(low), high + relative * abs(high)
+        if relative is not None:
+            return low - relative * abs(low), high + relative * abs(high)
+        absolute = self.tolerance.absolute or 0.0
+        return low - absolute, high + absolute
 
 
 def _is_number(value: Any) -> bool:
@@ -108,21 +110,21 @@ class _Call(Written):
             inspect.signature(self.functions[self.function]).bind(**self.arguments)
         except TypeError as error:
             raise ValueError(f"arguments: {error}, of {self.function}") from None
-        theory.check_cases(self.function, self.arguments)
+        by_theory.check_cases(self.function, self.arguments)
         return self
 
 
 class Theory(_Call):
     """It is held against the models of study/theory, the papers' or the engine's."""
 
-    functions = theory.FUNCTIONS
+    functions = by_theory.FUNCTIONS
     type: Literal["theory"]
 
 
 class OfRecords(_Call):
     """It is held against the committed records of runs."""
 
-    functions = record.FUNCTIONS
+    functions = by_records.FUNCTIONS
     type: Literal["record"]
 
 
@@ -169,10 +171,10 @@ class Claim(Written):
         if not isinstance(self.rule, Execution):
             return self
         value = self.expected.value
-        if value not in execution.OUTCOMES and self.rule.measures is None:
-            words = ", ".join(execution.OUTCOMES)
+        if value not in by_execution.OUTCOMES and self.rule.measures is None:
+            words = ", ".join(by_execution.OUTCOMES)
             raise ValueError(f"expected.value {value!r}: is none of {words}; write one, or give rule.measures")
-        if value in execution.OUTCOMES and self.rule.measures is not None:
+        if value in by_execution.OUTCOMES and self.rule.measures is not None:
             raise ValueError(f"rule.measures: {value!r} is an outcome, for which nothing is measured; take it out")
         if value in ("accepted", "ignored") and not self.rule.wants:
             raise ValueError("rule.wants: is empty, and nothing would show whether the lines take effect; add one")
@@ -253,7 +255,7 @@ def read(folder: Path = FOLDER) -> list[Source]:
             known[claim.id] = path.name
             if isinstance(claim.rule, Arithmetic):
                 with refusing(f"{path}: {claim.id}: rule"):
-                    arithmetic.check(claim.rule.formula, source.numbers)
+                    by_arithmetic.observe(claim.rule.formula, source.numbers)
     return sources
 
 
@@ -288,21 +290,27 @@ def _with_cited(sources: list[Source]) -> list[Source]:
 
 def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> str:
     """One line: the file, the claim by its id, the key and what is wrong."""
-    first = error.errors()[0]
-    place = first["loc"]
+    place = error.errors()[0]["loc"]
     where = str(path)
     if place[:1] == ("claims",) and len(place) > 1:
         entry = content["claims"][place[1]]
-        named = entry.get("id") if isinstance(entry, dict) else None
-        where += f": {named or f'claim {place[1] + 1}'}"
-        place = place[2:]
-    key = ".".join(str(part) for part in place)
-    if first["type"] == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{first['ctx']['error']}"
-    if first["type"] == "extra_forbidden":
-        return f"{where}: {key}: unknown key; take it out"
-    if first["type"] == "missing":
-        return f"{where}: {key}: is missing; add it"
-    if first["type"] == "union_tag_invalid":
-        return f"{where}: {key}.type: {first['ctx']['tag']!r} is no rule; take one of {first['ctx']['expected_tags']}"
-    return f"{where}: {key}: {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        where += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
+    return describe(error, where)
+
+
+class Correction(Written):
+    """One expectation that was changed, added or taken out after it had been decided."""
+
+    id: Text  # the claim's
+    on: Text  # the day
+    before: Text  # the expectation and, where that changed, how it was decided
+    after: Text
+    was: Text | None  # its verdict before; None: it was not known
+    became: Text | None  # and after; None: the claim was taken out, or its verdict is the ledger's
+    why: Text
+
+
+def corrections(path: Path = CORRECTIONS) -> list[Correction]:
+    """Read the corrections, in the order of the file. Raises Refusal."""
+    with refusing(str(path)):
+        return [Correction.model_validate(one) for one in read_yaml(path, path.parent)["corrections"]]

@@ -1,8 +1,8 @@
-"""What do today's engines do with the lines that the sources print? Each claim's are given to them, in a fresh process.
+"""What do today's engines do with the lines that the sources print? Each claim's are given to them, in fresh processes.
 
-    zero-study snippets [--claim ID] [--output FILE]
+    python -m study.claims.snippets [--claim ID] [--output FILE]
 
-On a CPU, a few seconds each. The results are a file from which `zero-study claims` makes its verdicts.
+On a CPU, some ten seconds each. The results are a file from which `zero-study claims` makes its verdicts.
 """
 
 from __future__ import annotations
@@ -10,32 +10,30 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 import yaml
 
 from study import files, processes
-from study.claims import child, ledger
-from study.claims.ledger import Execution
-from study.claims.rules import execution
-from study.claims.rules.execution import Result, Results
+from study.claims import ledger
+from study.claims.rules import by_execution
+from study.claims.rules.by_execution import Execution, Result, Results
 from study.engines import extensions
-from study.errors import Refusal, RunFailed
-from study.files import write_json
+from study.errors import Refusal, RunFailed, run_command
 from study.running.launch import QUIET
 
-FRESH = multiprocessing.get_context("forkserver")
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub")
 TIMEOUT_SECONDS = 300
 
@@ -63,21 +61,16 @@ def execute_all(asked: Sequence[str], path: Path) -> None:
     """
     files.require_folder(path)
     extensions.use_own_folder()
-    os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(execution.ROOT)})
-    FRESH.set_forkserver_preload(["deepspeed", "transformers.trainer"])
+    os.environ.update(QUIET | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
     extensions.check(extensions.EXTENSIONS)
-    rules = {
-        claim.id: claim.rule for source in ledger.read() for claim in source.claims if isinstance(claim.rule, Execution)
-    }
-    for name in asked:
-        if name not in rules:
-            raise Refusal(
-                f"--claim {name}: no such claim is executed; those of the ledger with rule.type: execution are"
-            )
+    claims = [claim for source in ledger.read() for claim in source.claims]
+    rules = {claim.id: claim.rule for claim in claims if isinstance(claim.rule, Execution)}
+    if unknown := [name for name in asked if name not in rules]:
+        raise Refusal(f"--claim {unknown[0]}: is not executed; those of the ledger with rule.type: execution are")
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     known: dict[str, Result] = {}
     if asked and path.exists():
-        before = execution.read(path)
+        before = by_execution.read(path)
         if before.versions != versions:
             raise Refusal(f"{path}: versions: these are not installed here; leave --claim out to execute every claim")
         known = before.results
@@ -86,11 +79,11 @@ def execute_all(asked: Sequence[str], path: Path) -> None:
         print(f"{name}: {result.outcome}" + (f": {result.message}" if result.message else ""), flush=True)
         results = Results(
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            command=execution.COMMAND,
+            command=by_execution.COMMAND,
             versions=versions,
             results={name: known[name] for name in rules if name in known},
         )
-        write_json(path, results.model_dump())  # after each, so that whatever ends this loses one at most
+        files.write_json(path, results.model_dump())  # after each, so that whatever ends this loses one at most
 
 
 def execute(name: str, rule: Execution) -> Result:
@@ -116,7 +109,7 @@ def execute(name: str, rule: Execution) -> Result:
     found = {asked: _shared([answer["found"][asked] for answer in by_rank]) for asked in rule.wants if by_rank}
     return Result(
         rule_sha256=rule.sha256,
-        outcome=execution.outcome(rule.wants, found, message),
+        outcome=by_execution.outcome(rule.wants, found, message),
         message=message,
         found=found,
         measured=_shared([answer["measured"] for answer in by_rank]) if by_rank else None,
@@ -138,60 +131,48 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
 
 def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[int]:
     """Run the processes of a claim to their end; return their exit statuses. Raises RunFailed after a time limit."""
+    module = ["study.claims.snippet_process", str(place)]
+    ranks: list[dict[str, str]] = [{}]
+    command = [sys.executable, "-m", *module]
     if rule.through == "accelerate-yaml":
-        return [_launch(name, {**LEAST, "num_processes": rule.processes, **yaml.safe_load(snippet)}, place, folder)]
-    launched: dict[str, str] = {}
-    if rule.processes == 2 or rule.through == "deepspeed-json":  # otherwise as in a notebook: no launcher
+        file = place / "accelerate.yaml"
+        file.write_text(yaml.safe_dump({**LEAST, "num_processes": rule.processes, **yaml.safe_load(snippet)}))
+        launcher = ["accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0", "--module"]
+        command = [sys.executable, "-m", *launcher, *module]
+    elif rule.processes == 2 or rule.through == "deepspeed-json":  # otherwise as in a notebook: no launcher
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(rule.processes)}
-    ranks = [launched and {**launched, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(rule.processes)]
-    # Forked from a process that has imported the engines and done nothing else: seconds less for each.
-    started = [FRESH.Process(target=_become, args=(rank, place, folder), daemon=True) for rank in ranks]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(rule.processes)}
+        ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(rule.processes)]
+    started = []
     try:
-        for process in started:
-            process.start()
-        for process in started:
-            process.join(TIMEOUT_SECONDS)
-        if any(process.is_alive() for process in started):
-            raise RunFailed(f"{name}: not done after {TIMEOUT_SECONDS} s")
-        return [process.exitcode for process in started]
+        for rank, variables in enumerate(ranks):
+            with open(place / f"stderr-{rank}.log", "w") as stderr:
+                settings: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "stderr": stderr}
+                started.append(subprocess.Popen(processes.bound(command), stdout=subprocess.DEVNULL, **settings))
+        until = time.monotonic() + TIMEOUT_SECONDS
+        return [process.wait(max(0.0, until - time.monotonic())) for process in started]
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{name}: not done after {TIMEOUT_SECONDS} s") from None
     finally:
         for process in started:
-            process.kill()
-
-
-def _become(launched: dict[str, str], place: Path, folder: Path) -> None:
-    """Take the place of a process that a user or a launcher started."""
-    import numpy
-    import torch
-
-    torch.seed()  # a fork has its parent's numbers ahead, a process that is started its own
-    numpy.random.seed()
-    os.environ.update(launched)
-    os.chdir(folder)
-    for stream, number in (("stdout", 1), ("stderr", 2)):
-        with open(place / f"{stream}-{launched.get('RANK', '0')}.log", "w") as file:
-            os.dup2(file.fileno(), number)
-    child.main(place)
-
-
-def _launch(name: str, content: dict[str, Any], place: Path, folder: Path) -> int:
-    file = place / "accelerate.yaml"
-    file.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
-    command += ["--main_process_port", "0", "--module", child.__name__, str(place)]
-    with (
-        open(place / "stderr-0.log", "w") as stderr,
-        subprocess.Popen(processes.bound(command), cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr) as process,
-    ):
-        try:
-            return process.wait(TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise RunFailed(f"{name}: not done after {TIMEOUT_SECONDS} s") from None
-        finally:
             with suppress(psutil.NoSuchProcess):
                 for left in [*psutil.Process(process.pid).children(recursive=True), process]:
-                    with suppress(psutil.NoSuchProcess):
+                    with suppress(psutil.NoSuchProcess, ProcessLookupError):
                         left.kill()
+            process.wait()
+
+
+@click.command()
+@click.option("--claim", "claims", multiple=True, metavar="ID", help="only this one, again for more; others stay")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=by_execution.RESULTS, help="JSON file of the results"
+)
+def command(claims: tuple[str, ...], output: Path) -> None:
+    """Give today's engines the lines that the sources print, and note what becomes of them."""
+    execute_all(claims, output)
+
+
+if __name__ == "__main__":
+    run_command(command)

@@ -9,9 +9,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from study.claims import ledger
-from study.claims.ledger import Arithmetic, ByOthers, Claim, Execution, Held, OfRecords, Source, Theory, Undecidable
-from study.claims.observed import Observed
-from study.claims.rules import arithmetic, execution, others
+from study.claims.ledger import Arithmetic, Claim, Held, OfRecords, Source, Theory, Undecidable
+from study.claims.rules import Observed, by_arithmetic, by_execution, by_others
+from study.claims.rules.by_execution import Execution
+from study.claims.rules.by_others import ByOthers
 from study.errors import Refusal, refusing
 from study.files import load, write_json
 
@@ -113,22 +114,22 @@ def decide(source: Source, claim: Claim) -> Verdict:
         word = NEEDS if rule.needs == "hardware" else NEEDS_SOURCE
         return Verdict(verdict=word, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
     if isinstance(rule, Arithmetic):
-        observed = arithmetic.observe(rule.formula, source.numbers)
+        observed = by_arithmetic.observe(rule.formula, source.numbers)
     elif isinstance(rule, Execution):
-        observed = execution.observe(claim.id, rule)
+        observed = by_execution.observe(claim.id, rule)
     elif isinstance(rule, ByOthers):
-        observed = others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
+        observed = by_others.observe(rule, None if isinstance(claim.expected.value, bool) else claim.expected.band)
     else:
         observed = rule.functions[rule.function](**rule.arguments)
     seen = _seen(observed, claim)
-    agrees = _holds(seen, claim)
+    agrees = _agrees(seen, claim)
     if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
         agrees = None  # that nobody measured such a case leaves none out
     by = decided_by(source, claim)
     word = OPEN if agrees is None else HOLDS[by] if agrees else FAILS[by]
     why = _why(claim, seen, agrees)
     if word == FAILS["execution"]:
-        why = f"{why[:-1]} (today: {execution.versions()})."
+        why = f"{why[:-1]} (today: {by_execution.versions()})."
     return Verdict(verdict=word, observed=seen, why=why, evidence=list(observed.evidence))
 
 
@@ -155,49 +156,26 @@ def _seen(observed: Observed, claim: Claim) -> Seen:
         if word not in UNITS:
             raise ValueError(f"expected.unit {expected.unit!r}: begins with none of {', '.join(UNITS)}")
         unit = UNITS[word]
-    values = [observed.value, *(observed.interval or (None, None))]
-    value, low, high = (
-        end if end is None or isinstance(end, bool) else float(f"{end / unit:.{DIGITS}g}") for end in values
-    )
-    return Seen(value=value, low=low, high=high, told=observed.told)
+
+    def rounded(value: float) -> float:
+        return value if isinstance(value, bool) else float(f"{value / unit:.{DIGITS}g}")
+
+    low, high = (None, None) if observed.interval is None else map(rounded, observed.interval)
+    return Seen(value=rounded(observed.value), low=low, high=high, told=observed.told)
 
 
-def _holds(seen: Seen, claim: Claim) -> bool | None:
+def _agrees(seen: Seen, claim: Claim) -> bool | None:
     """Whether what was observed is what was expected; None where its interval allows both."""
-    low, high = (seen.value if end is None else end for end in (seen.low, seen.high))
     expected = claim.expected.value
     if isinstance(seen.value, str):
         return seen.value == expected
+    low, high = (seen.value if end is None else end for end in (seen.low, seen.high))
     if isinstance(expected, bool):
         return None if low != high else low == expected
     least, most = claim.expected.band
     if least <= low and high <= most:
         return True
     return False if high < least or low > most else None
-
-
-def _why(claim: Claim, seen: Seen, holds: bool | None) -> str:
-    """One sentence, from the numbers."""
-    expected, unit = claim.expected, claim.expected.unit
-    who = WHO.get(type(claim.rule), "theory")
-    if isinstance(seen.value, str):
-        return _why_word(claim, seen, holds)
-    if isinstance(expected.value, bool):
-        how = f" ({seen.told})" if seen.told else ""
-        said = f"{unit}: {who} say{_s(who)} {_yes(seen.value)}{how}, the source {_yes(expected.value)}"
-        return f"{said}." if holds is not None else f"{said}, but the amounts are too near one another to be sure."
-    between = ""
-    if seen.low is not None and _number(seen.low) != _number(seen.high):
-        how = f", {seen.told}" if seen.told else ""
-        between = f" (between {_number(seen.low)} and {_number(seen.high)}{how})"
-    wanted = _wanted(claim)
-    if holds is None:
-        judged = f"which neither agrees with nor leaves out {wanted}"
-    elif holds:
-        judged = f"which agrees with {wanted}" + (" on these rows" if isinstance(claim.rule, ByOthers) else "")
-    else:
-        judged = f"where the source has {wanted}"
-    return f"{unit}: {who} give{_s(who)} {_number(seen.value)}{between}, {judged}."
 
 
 _DONE = {
@@ -207,26 +185,40 @@ _DONE = {
 }
 
 
-def _why_word(claim: Claim, seen: Seen, holds: bool) -> str:
-    """One sentence of lines that were executed: what became of them, and the message or whatever shows it."""
-    done = _DONE.get(seen.value, f"gives {seen.value}") + (f" ({seen.told})" if seen.told else "")
-    value = claim.expected.value
-    wanted = value if isinstance(value, str) else _yes(value) if isinstance(value, bool) else _wanted(claim)
-    them = "them " if value in execution.OUTCOMES else ""
-    judged = "as the source has it" if holds else f"where the source has {them}{wanted}"
-    return f"{claim.expected.unit}: today's engine {done}, {judged}."
-
-
-def _s(who: str) -> str:
-    return "" if who.endswith("s") else "s"
+def _why(claim: Claim, seen: Seen, agrees: bool | None) -> str:
+    """One sentence, from the numbers."""
+    value, unit, wanted = claim.expected.value, claim.expected.unit, _wanted(claim)
+    who = WHO.get(type(claim.rule), "theory")
+    s = "" if who.endswith("s") else "s"
+    told = f" ({seen.told})" if seen.told else ""
+    if isinstance(seen.value, str):
+        them = "them " if value in by_execution.OUTCOMES else ""
+        judged = "as the source has it" if agrees else f"where the source has {them}{wanted}"
+        return f"{unit}: today's engine {_DONE.get(seen.value, f'gives {seen.value}')}{told}, {judged}."
+    if isinstance(seen.value, bool):
+        said = f"{unit}: {who} say{s} {_yes(seen.value)}{told}, the source {wanted}"
+        return f"{said}." if agrees is not None else f"{said}, but the amounts are too near one another to be sure."
+    between = ""
+    if seen.low is not None and seen.high is not None and _number(seen.low) != _number(seen.high):
+        how = f", {seen.told}" if seen.told else ""
+        between = f" (between {_number(seen.low)} and {_number(seen.high)}{how})"
+    on_rows = " on these rows" if isinstance(claim.rule, ByOthers) else ""
+    judged = {
+        None: f"which neither agrees with nor leaves out {wanted}",
+        True: f"which agrees with {wanted}{on_rows}",
+        False: f"where the source has {wanted}",
+    }[agrees]
+    return f"{unit}: {who} give{s} {_number(seen.value)}{between}, {judged}."
 
 
 def _wanted(claim: Claim) -> str:
     value, tolerance = claim.expected.value, claim.expected.tolerance
+    if isinstance(value, (str, bool)):
+        return value if isinstance(value, str) else _yes(value)
     text = f"{_number(value[0])} to {_number(value[1])}" if isinstance(value, tuple) else _number(value)
     if tolerance.relative is not None:
         return f"{text} within {100 * tolerance.relative:g} %"
-    return text if tolerance.exact else f"{text} within {_number(tolerance.absolute)}"
+    return text if tolerance.absolute is None else f"{text} within {_number(tolerance.absolute)}"
 
 
 def _number(value: float) -> str:
@@ -289,32 +281,29 @@ def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, s
             changes[name] = f"has no committed verdict, and is {now[name].verdict}"
         elif name not in now:
             changes[name] = "is no claim of the ledger"
-        elif committed[name].verdict != now[name].verdict:
-            changes[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}"
-        elif not _is_same(committed[name].observed, now[name].observed):
-            changes[name] = f"is committed with {_in_words(committed[name])}, and has {_in_words(now[name])}"
-        elif committed[name].evidence != now[name].evidence:
-            changes[name] = "rests on other evidence than is committed"
-        elif committed[name].why != now[name].why:
-            changes[name] = "is committed with another sentence of why"
+        elif other := _differing(committed[name], now[name]):
+            changes[name] = f"is committed as {committed[name].verdict}, and is {now[name].verdict}, with other {other}"
     return changes
 
 
-def _in_words(verdict: Verdict) -> str:
-    seen = verdict.observed
-    if seen is None:
-        return "nothing observed"
-    return str(seen.value) + ("" if seen.low is None else f" ({seen.low} to {seen.high})")
+def _differing(one: Verdict, other: Verdict) -> str:
+    """The parts in which two verdicts differ by more than the last digits of what was observed."""
+    parts = {
+        "verdict": one.verdict == other.verdict,
+        "numbers": _numbers_are_same(one.observed, other.observed),
+        "evidence": one.evidence == other.evidence,
+        "reason": one.why == other.why,
+    }
+    return ", ".join(name for name, is_same in parts.items() if not is_same)
 
 
-def _is_same(one: Seen | None, other: Seen | None) -> bool:
+def _numbers_are_same(one: Seen | None, other: Seen | None) -> bool:
     if one is None or other is None:
         return one is other
-    pairs = [(getattr(one, name), getattr(other, name)) for name in ("value", "low", "high")]
-    return all(_is_near(a, b) for a, b in pairs)
-
-
-def _is_near(one: float | bool | str | None, other: float | bool | str | None) -> bool:
-    if not all(isinstance(value, float) for value in (one, other)):
-        return type(one) is type(other) and one == other
-    return abs(one - other) <= SAME * max(abs(one), abs(other)) + 1e-9
+    for a, b in ((one.value, other.value), (one.low, other.low), (one.high, other.high)):
+        if isinstance(a, float) and isinstance(b, float):
+            if abs(a - b) > SAME * max(abs(a), abs(b)) + 1e-9:
+                return False
+        elif type(a) is not type(b) or a != b:
+            return False
+    return True

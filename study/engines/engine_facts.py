@@ -1,8 +1,9 @@
-"""What does an engine say of itself: DeepSpeed's, and PyTorch's FSDP2? It needs torch alone."""
+"""What an engine says of itself (DeepSpeed's, PyTorch's FSDP2), and which tensors are a rank's model states."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -93,3 +94,116 @@ def facts_of_sharding(model: torch.nn.Module, block: str | None) -> dict[str, An
         ),
         "offloads": bool(groups) and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
     }
+
+
+# ---------------------------------------------------------------- model states
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested lists and dicts."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from (t for value in values.values() for t in _tensors(value))
+    elif isinstance(values, (list, tuple)):
+        yield from (t for value in values for t in _tensors(value))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor (FSDP2) that this rank holds; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class Ledger:
+    """Counts storages once, in the category that claims them first."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self.by_device: dict[str, int] = {}
+
+    def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
+        """Return the bytes of new storages, and how many of them the tensors themselves cover."""
+        held = 0
+        covered: dict[tuple[int, Any], int] = {}
+        new: set[int] = set()
+        for tensor in map(_local, tensors):
+            storage = tensor.untyped_storage()
+            if tensor.device.type == "meta" or storage.nbytes() == 0:
+                continue
+            pointer = storage.data_ptr()
+            if pointer not in self._seen:
+                self._seen.add(pointer)
+                new.add(pointer)
+                held += storage.nbytes()
+                kind = tensor.device.type
+                self.by_device[kind] = self.by_device.get(kind, 0) + storage.nbytes()
+            if pointer in new:
+                size = tensor.numel() * tensor.element_size()
+                covered[(pointer, tensor.storage_offset())] = max(
+                    size, covered.get((pointer, tensor.storage_offset()), 0)
+                )
+        return held, min(held, sum(covered.values()))
+
+
+def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
+    """Collect the tensors of each model state from wherever the engine keeps them.
+
+    Takes the prepared model and the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are read by the names
+    of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, for bf16 stage 1 bf16_optimizer.py, and for 16
+    bits at stage 0 fp16/unfused_optimizer.py or, with a fused Adam, fused_optimizer.py).
+    """
+    parameters = list(model.parameters())
+    base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
+    masters = [
+        *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
+        *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
+        *_tensors(getattr(optimizer, "fp32_groups_flat_partition", [])),
+        *_tensors(getattr(optimizer, "fp32_groups", [])),
+        *_tensors(getattr(optimizer, "fp32_groups_flat", [])),
+    ]
+    states = list(_tensors([dict(state) for state in base.state.values()]))
+    working = [
+        *(p.data for p in parameters),
+        *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")),
+        *(t for p in parameters if (t := getattr(p, "ds_secondary_tensor", None)) is not None),
+        *_tensors(getattr(optimizer, "bit16_groups_flat", [])),
+        *_tensors(getattr(optimizer, "bf16_groups_flat", [])),
+        *_tensors(getattr(optimizer, "lp_param_buffer", None)),
+    ]
+    gradients = [
+        *_tensors(getattr(optimizer, "averaged_gradients", {})),
+        *_tensors(getattr(optimizer, "all_grad_tensors", {})),
+        *_tensors(getattr(optimizer, "grad_partitions_flat_buffer", None)),
+        *_tensors(getattr(optimizer, "accumulated_grads_in_cpu", {})),
+        *_tensors(getattr(optimizer, "fp32_groups_gradients_flat", [])),
+        *(t.grad for t in [*parameters, *masters] if t.grad is not None),
+    ]
+    buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+    return {
+        "parameters": working,
+        "gradients": gradients,
+        "optimizer_states": [*masters, *states],
+        "communication_buffers": list(_tensors(buckets)),
+    }
+
+
+def count_states(model: Any, optimizer: Any, bucket_bytes: int | None = None) -> dict[str, Any]:
+    """Count the bytes of model states in this rank's memory, by their names in `ModelStateBytes`.
+
+    `bucket_bytes`: of DDP's buckets; None: not DDP, or its buckets are not asked for.
+    """
+    ledger = Ledger()
+    tensors = engine_tensors(model, optimizer)
+    counts = {name: ledger.claim(tensors[name])[0] for name in ("parameters", "optimizer_states")}
+    # Stages 1 and 2 keep their gradients as views of whole buffers; what these hold beyond is no gradient of theirs.
+    held, counts["gradients"] = ledger.claim(tensors["gradients"])
+    counts["communication_buffers"] = held - counts["gradients"] + ledger.claim(tensors["communication_buffers"])[0]
+    if bucket_bytes is not None:
+        gradients = tensors["gradients"]
+        # Gradients that share storages are views of the buckets, which are then among them.
+        if len({g.untyped_storage().data_ptr() for g in gradients}) < len(gradients):
+            bucket_bytes -= held
+        counts["communication_buffers"] += bucket_bytes
+        kind = tensors["parameters"][0].device.type
+        ledger.by_device[kind] = ledger.by_device.get(kind, 0) + bucket_bytes
+    return {**counts, "by_device": ledger.by_device}

@@ -1,4 +1,4 @@
-"""Can the DeepSpeed extensions that a run needs be compiled and loaded here, and are they built?
+"""DeepSpeed's extensions: whether those that a run needs are built and load here; `python -m` builds them.
 
 DeepSpeed compiles them at their first use, silently and for minutes; where such a build was killed, every later one
 waits for ever. So setup builds them once, into a folder of the project's own, and a run asks `check` before it starts.

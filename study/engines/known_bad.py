@@ -1,4 +1,4 @@
-"""Which releases are known to train wrongly and to say nothing? What `zero-study conformance` found, in a short table.
+"""The releases of DeepSpeed known to train wrongly without a word: what `zero-study conformance` found, in a table.
 
 A test holds known_bad.json against the committed matrices. A script that is proven may have no package but DeepSpeed's
 own, so it takes Python's alone to look something up.

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +78,8 @@ def _replace(owner: Any, name: str) -> _Place:
     return _Place(by, listeners, put_back)
 
 
-class Issued(NamedTuple):
+@dataclass(frozen=True)
+class Issued:
     """The collectives of one kind that a rank issued."""
 
     kind: str  # subgroup_ before it: among some of the ranks only
@@ -111,20 +113,23 @@ def _kind(operator: str) -> str:
 
 def _is_of_some_ranks(args: Sequence[Any]) -> bool:
     """Whether an operator's process group, where it is given one as an object, is smaller than the world."""
-    objects = (value for value in args if isinstance(value, torch.ScriptObject))
-    groups = (dist.ProcessGroup.unbox(value) for value in objects if value._type().name() == "ProcessGroup")
+    groups = (dist.ProcessGroup.unbox(value) for value in args if _is_script_object(value, "ProcessGroup"))
     return any(group.size() < dist.get_world_size() for group in groups)
+
+
+def _is_script_object(value: Any, name: str) -> bool:
+    return isinstance(value, torch.ScriptObject) and str(value._type()).rpartition(".")[2] == name
 
 
 def _wait(result: Any) -> None:
     """Wait until a collective is done and only its caller holds what it worked on."""
     for leaf in tree_leaves(result):
-        if isinstance(leaf, torch.ScriptObject) and leaf._type().name() == "Work":
+        if _is_script_object(leaf, "Work"):
             dist.Work.unbox(leaf).wait()
             time.sleep(LETTING_GO_SECONDS)
 
 
-class CollectiveProbe(TorchDispatchMode):
+class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the collectives that this rank issues inside a `with` block, whichever library issues them.
 
     DDP's reducer, DeepSpeed and FSDP all go through the `c10d::` operators of PyTorch's dispatcher. It slows every
@@ -135,7 +140,7 @@ class CollectiveProbe(TorchDispatchMode):
     """
 
     def __init__(self, waits: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._waits = waits
         self._count: dict[str, int] = defaultdict(int)
         self._bytes: dict[str, int] = defaultdict(int)

@@ -86,7 +86,7 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
 
 def _host_memory_bytes() -> int:
     """The host's memory, or what a control group leaves of it."""
-    limits = [psutil.virtual_memory().total]
+    limits: list[int] = [psutil.virtual_memory().total]
     for folder in control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
             with suppress(OSError, ValueError):  # not there, or "max"

@@ -1,4 +1,4 @@
-"""Which strategy suits a model and a box? What `zero-study advise` answers, before anybody rents GPUs."""
+"""Strategies for a model and a box before anybody rents GPUs: what `zero-study advise` answers."""
 
 from study.planner.asked import Asked
 from study.planner.choose import advise, fewest_gpus, largest_models

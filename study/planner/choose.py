@@ -1,4 +1,4 @@
-"""Which strategies fit, how fast are they, and which is to be taken? And the largest model, and the fewest GPUs."""
+"""Every strategy on a box, and the one to take; the largest model of a box; the fewest GPUs of a model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import bisect
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from study.errors import Refusal, refusing
 from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
 from study.strategy import engines, file
 from study.strategy.file import Strategy
-from study.theory import on_box, peaks, shapes, trust
-from study.theory.case import Engine, Job
+from study.theory import intervals, on_box, peaks, shapes
+from study.theory.case import Engine, Job, Numbers
 from study.theory.hardware import Box
 from study.theory.on_box import Prediction
 from study.theory.peaks import Peak
@@ -90,7 +91,7 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
         largest = on_box.largest_micro_batch(shape, engine, best.job, box)
     computed = best.step.forward + best.step.backward + best.step.recompute
     is_short = computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps
-    return Option(chosen, best, largest, bool(is_short) and trust.engine_of(shape, engine) != "offload")
+    return Option(chosen, best, largest, bool(is_short) and intervals.engine_of(shape, engine) != "offload")
 
 
 def _short(options: Sequence[Option]) -> list[str]:
@@ -127,12 +128,12 @@ def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
     )
 
 
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f}"
+def gib(num_bytes: Numbers) -> str:
+    return f"{float(num_bytes) / 2**30:.1f}"
 
 
-def _speed(option: Option) -> float:
-    return option.prediction.tokens_per_second_per_gpu
+def _speed(option: Option | Choice) -> float:
+    return float(option.prediction.tokens_per_second_per_gpu)
 
 
 def _complexity(option: Option) -> tuple:
@@ -178,14 +179,17 @@ def gpt(hidden: int, positions: int) -> ModelShape:
 
 def largest_models(asked: Asked) -> LargestModels:
     """Find the largest GPT by strategy, with one sequence a GPU, and checkpointed unless that is refused."""
-    asked = dataclasses.replace(asked, sequence_length=asked.sequence_length or DEFAULT_LENGTH)
+    length = asked.sequence_length or DEFAULT_LENGTH
+    asked = dataclasses.replace(asked, sequence_length=length)
     box, job = asked.box(), _smallest_job(asked, "--model")
-    family = [gpt(hidden, max(2048, asked.sequence_length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
+    family = [gpt(hidden, max(2048, length)) for hidden in range(256, LARGEST_HIDDEN + 1, 256)]
     largest = {}
     for chosen in asked.strategies(asked.num_gpus):
-        fitting = bisect.bisect_left(
-            family, True, key=lambda shape, chosen=chosen: not _fits(_peak(shape, asked, chosen, job, box), box)
-        )
+
+        def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
+            return not on_box.fits(_peak(shape, asked, chosen, job, box), box)
+
+        fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
     return LargestModels(asked, largest)
 
@@ -203,7 +207,9 @@ def fewest_gpus(model: str, asked: Asked) -> FewestGpus:
             if fewest.get(chosen.name) is None:
                 box = asked.box(num_gpus)
                 peak = _peak(shape, asked, chosen, job, box)
-                fewest[chosen.name] = (num_gpus, float(on_box.free_bytes(peak, box))) if _fits(peak, box) else None
+                fewest[chosen.name] = (
+                    (num_gpus, float(on_box.free_bytes(peak, box))) if on_box.fits(peak, box) else None
+                )
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, asked, file.read_by_name(name), counts[-1]).zero_stage
     )
@@ -235,5 +241,54 @@ def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int)
     )
 
 
-def _fits(peak: Peak, box: Box) -> bool:
-    return bool(on_box.fits(peak, box))
+# ---------------------------------------------------------------- every split of the batch, every number of GPUs
+
+SWEPT_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Choice(NamedTuple):
+    """One way to run a strategy."""
+
+    strategy: str
+    prediction: Prediction
+
+
+def choices(advice: Advice) -> list[Choice]:
+    """Predict every strategy at every split of the batch, with and without activation checkpointing."""
+    sequences, _, _ = advice.asked.batch()
+    choices = []
+    for option in advice.options:
+        best = option.prediction
+        for checkpointed in (False, True):
+            for micro, accumulation in on_box.splits(sequences):
+                job = dataclasses.replace(
+                    best.job,
+                    micro_batch_size=micro,
+                    gradient_accumulation_steps=accumulation,
+                    activation_checkpointing=checkpointed,
+                )
+                choices.append(Choice(option.strategy.name, on_box.predict(advice.shape, best.engine, job, best.box)))
+    return choices
+
+
+def pareto(choices: list[Choice]) -> list[Choice]:
+    """Keep those that fit and that no other one that fits beats in both memory and speed; the smallest first."""
+    kept: list[Choice] = []
+    fitting = [choice for choice in choices if choice.prediction.fits]
+    for choice in sorted(fitting, key=lambda one: (one.prediction.peak.total, -_speed(one))):
+        if not kept or _speed(choice) > _speed(kept[-1]):
+            kept.append(choice)
+    return kept
+
+
+def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
+    """Predict what each strategy needs of a GPU for one sequence at a time, by the number of GPUs; bytes."""
+    asked, shape = advice.asked, advice.shape
+    job = dataclasses.replace(asked, activation_checkpointing="none").job()
+    needed_bytes: dict[str, dict[int, float]] = {}
+    for num_gpus in SWEPT_COUNTS:
+        for chosen in asked.strategies(num_gpus):
+            engine = engine_for(shape, asked, chosen, num_gpus)
+            needed = on_box.needed_bytes(peaks.peak(shape, engine, job))
+            needed_bytes.setdefault(chosen.name, {})[num_gpus] = float(needed)
+    return needed_bytes

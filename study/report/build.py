@@ -16,7 +16,7 @@ from study.claims import ledger
 from study.compare import network, verdict_text
 from study.errors import Refusal
 from study.files import ROOT
-from study.planner import grid
+from study.planner.asked import PLANNED
 from study.records import find
 from study.report import colab, index, markup, notebook
 from study.report.shell import STYLE, Frame, Page
@@ -154,7 +154,7 @@ def build_site(output: Path) -> Path:
     parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
     parameters |= {name: {"source": name} for name in article_pages()}
     _make(Frame(_command(output=output), of_site=OF_SITE), parameters, output, SITE_PAGES | article_pages())
-    planned, copied = (reports / grid.PLACE for reports in (ROOT / "reports", output))
+    planned, copied = (reports / PLANNED.folder for reports in (ROOT / "reports", output))
     if planned.is_dir() and planned.resolve() != copied.resolve():
         shutil.copytree(planned, copied, dirs_exist_ok=True)
     write_index(output)

@@ -1,4 +1,4 @@
-"""Can a run start here, as it is asked for? Refused before anything is started or written."""
+"""The checks before a run: what cannot run here as asked is refused before anything is started or written."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from typing import Literal
 import psutil
 
 from study import processes
-from study.engines import allowed, this_machine
+from study.engines import this_machine
+from study.engines.keys import allowed
 from study.errors import Refusal
 from study.files import is_removed, refuses_more, shown_text
 from study.records import schema

@@ -1,1 +1,1 @@
-"""Which strategy was asked for: its accelerate file, the launcher's request, and the Accelerator that comes of both."""
+"""The strategy that was asked for: its accelerate file, and the engine that it configures."""

@@ -1,10 +1,12 @@
-"""Which engine does a strategy's file configure? What the models of theory are asked, without a launch."""
+"""The engine, model and job that a strategy and a run configure, as the models of theory take them."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from study.config import RunConfig
+from study.engines.keys import table
 from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
@@ -13,23 +15,21 @@ from study.theory.case import Engine, Job, Precision, parameter_bytes
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
 
-# What DeepSpeed 0.19.8 takes where a file is silent (runtime/zero/config.py); elements.
-DEEPSPEED_DEFAULTS = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-    "sub_group_size": Engine.sub_group_size,
-}
+# Where a file is silent; elements.
+_SILENT = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+           "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")  # fmt: skip
+_ZERO = table.installed("deepspeed", "strict")["zero_optimization"]
+DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
+
+
+_AUTOCAST: dict[Precision, Precision] = {"bf16": "bf16-autocast", "fp16": "fp16-autocast"}
 
 
 def precision_class(chosen: Strategy, asked: Precision) -> Precision:
     """The class in which a strategy trains in 16 bits: fp32 masters of what is computed in 16 bits have DeepSpeed's
     stages 1 to 3, and FSDP2; the others compute under autocast."""
-    if asked in ("bf16", "fp16") and not chosen.zero_stage and chosen.distributed_type != "FSDP":
-        return f"{asked}-autocast"
-    return asked
+    has_masters = chosen.zero_stage or chosen.distributed_type == "FSDP"
+    return asked if has_masters else _AUTOCAST.get(asked, asked)
 
 
 def engine_of(
@@ -54,9 +54,11 @@ def engine_of(
             reduces_in_fp32=True,
         )
     if chosen.distributed_type != "DEEPSPEED":
-        kind = "torch" if chosen.distributed_type == "NO" else "ddp"
         view = bool(chosen.gradient_as_bucket_view)
-        return Engine(kind, 0, world_size, precision, accumulation_bytes, gradient_as_bucket_view=view)
+        is_alone = chosen.distributed_type == "NO"
+        return Engine(
+            "torch" if is_alone else "ddp", 0, world_size, precision, accumulation_bytes, gradient_as_bucket_view=view
+        )
     zero = (chosen.deepspeed_json or {}).get("zero_optimization", {})
     written = {key: value for key, value in zero.items() if value != "auto"}
     suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}
@@ -106,7 +108,7 @@ def shape_of(config: RunConfig) -> ModelShape:
     )  # fmt: skip
 
 
-def job_of(config: RunConfig, world_size: int, device: str) -> Job:
+def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:
     """What a rank computes in a step of a run."""
     micro_batch_size, accumulation = config.batches(world_size)
     return Job(

@@ -1,1 +1,1 @@
-"""What should happen, by the papers and by what engines are known to do? Nothing here imports torch or the study."""
+"""Formulas of memory, communication and time, by the papers and by what engines do; without torch or the study."""

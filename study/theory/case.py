@@ -1,4 +1,4 @@
-"""What is asked of the models? An engine as it is configured, and a job that it does: how much, and how computed."""
+"""An engine as it is configured, and the job that a rank does with it: how much, and how computed."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ class Engine:
     gradient_as_bucket_view: bool = False  # ddp
     optimizer: Optimizer = "adamw"
     optimizer_kernel: OptimizerKernel = "fused"
+
+    @property
+    def name(self) -> str:
+        """The engine as tables name it: FSDP, DDP, one process, ZeRO-0 to ZeRO-3."""
+        return {"fsdp": "FSDP", "ddp": "DDP", "torch": "one process"}.get(self.kind, f"ZeRO-{self.zero_stage}")
 
     @property
     def num_shards(self) -> int:

@@ -1,4 +1,4 @@
-"""How many floating-point operations does training on one sequence take, by the shape of the model?"""
+"""FLOPs of training on one sequence, by the shape of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can a GPU and the machine around it do at most? Memory, dense peaks, links, disks and prices, with sources.
+"""GPUs and the machines around them: memory, dense peaks, links, disks and prices, with sources.
 
 Rates are bytes per second in one direction of a link: half of what data sheets count in both. What software reaches of
 them is for the models to say. Unknown is None.
@@ -6,10 +6,10 @@ them is for the models to say. Unknown is None.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # ---------------------------------------------------------------- GPUs
 
@@ -61,7 +61,7 @@ _AWS_CATALOG = "Amazon EC2, price list as in SkyPilot's catalog v8"
 _AWS_REMEMBERED = "Amazon EC2, as remembered, not looked up"
 
 
-def _known(rows: list[tuple]) -> dict[str, Gpu]:
+def _known(rows: list[tuple[Any, ...]]) -> dict[str, Gpu]:
     gpus = {}
     for name, torch_name, gib, torch_gib, context_gib, tera, bandwidth, link, pcie, source, price in rows:
         gpus[name] = Gpu(
@@ -194,6 +194,14 @@ def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float 
     return gpu.peak_flops_per_second.get("tf32" if kind == "fp32" and tf32 else kind)
 
 
+def product_flops_per_second(gpu: Gpu, precision: str) -> float:
+    """The peak in which a run of this precision class multiplies, fp32 without TF32; raises ValueError for none."""
+    found = peak_flops_per_second(gpu, precision, tf32=False)
+    if found is None:
+        raise ValueError(f"{precision}: {gpu.name} has no unit for it; it has {', '.join(gpu.peak_flops_per_second)}")
+    return found
+
+
 # What NCCL takes outside torch's allocator once a process has joined others: such a message of an H200 under Megatron
 # has 1.14 GiB outside the allocator, the context above included. One case; it grows with channels and communicators.
 NCCL_BYTES = round(0.6 * 2**30)
@@ -243,29 +251,39 @@ _PCIE_3_DRIVE = (3.2e9, 2.0e9)
 _PCIE_4_DRIVE = (6.8e9, 4.0e9)
 
 
-def _node(
-    gpu: str,
-    gpus: int,
-    gigabits: float,
-    host: tuple[int, int, float],  # GiB, physical cores, GB/s by the processors' memory channels
-    drives: tuple[int, float, tuple[float, float]] | None,  # how many, TB each, read and write of one
-    source: str,
-) -> Box:
-    gib, cores, gigabytes_per_second = host
-    num_drives, terabytes, (read, write) = drives or (0, 0, (0, 0))
-    return Box(
-        gpu=GPUS[gpu],
-        num_gpus=gpus,
-        gpus_per_node=gpus,
-        node_bandwidth=gigabits * 1e9 / 8,
-        host_memory_bytes=gib * 2**30,
-        host_memory_bandwidth=gigabytes_per_second * 1e9,
-        host_cores=cores,
-        disk_bytes=round(num_drives * terabytes * 1e12),
-        disk_read_bandwidth=num_drives * read,
-        disk_write_bandwidth=num_drives * write,
-        source=source,
-    )
+@dataclass(frozen=True)
+class _Node:
+    """One node, as a cloud rents it out."""
+
+    gpu: str
+    gpus: int
+    gigabits: float
+    host: tuple[int, int, float]  # GiB, physical cores, GB/s by the processors' memory channels
+    drives: tuple[int, float, tuple[float, float]] | None  # how many, TB each, read and write of one
+    source: str
+
+    def box(self, num_gpus: int) -> Box:
+        """The box of so many GPUs; fewer than a node's have their share of its host, as clouds cut them."""
+        share = min(1.0, num_gpus / self.gpus)
+        gib, cores, gigabytes_per_second = self.host
+        num_drives, terabytes, (read, write) = self.drives or (0, 0, (0, 0))
+        return Box(
+            gpu=GPUS[self.gpu],
+            num_gpus=num_gpus,
+            gpus_per_node=self.gpus,
+            node_bandwidth=self.node_bandwidth,
+            host_memory_bytes=int(share * (gib * 2**30)),
+            host_memory_bandwidth=share * (gigabytes_per_second * 1e9),
+            host_cores=max(1, int(share * cores)),
+            disk_bytes=int(share * round(num_drives * terabytes * 1e12)),
+            disk_read_bandwidth=share * (num_drives * read),
+            disk_write_bandwidth=share * (num_drives * write),
+            source=self.source if share == 1.0 else f"{num_gpus} of {self.gpus} parts of {self.source}",
+        )
+
+    @property
+    def node_bandwidth(self) -> float:
+        return self.gigabits * 1e9 / 8
 
 
 # One node as clouds rent it out. Memory and processors of p3.16xlarge, p5, p5en and p6-b200 are from SkyPilot's catalog
@@ -274,19 +292,19 @@ def _node(
 # channels, two sockets: Broadwell 4 x DDR4-2400, Skylake 6 x DDR4-2666, Cascade Lake 6 x DDR4-2933, Rome and Milan 8 x
 # DDR4-3200, Sapphire Rapids 8 x DDR5-4800, Emerald Rapids 8 x DDR5-5600.
 _NODES = {
-    box.gpu.name: box
-    for box in (
-        _node("t4", 8, 100, (384, 48, 281.6), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 g4dn.metal"),
-        _node("v100-16gb", 8, 25, (488, 32, 153.6), None, "Amazon EC2 p3.16xlarge, which has no local disk"),
-        _node("v100-32gb", 8, 100, (768, 48, 256), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 p3dn.24xlarge"),
-        _node("a10g", 8, 100, (768, 96, 409.6), (2, 3.8, _PCIE_3_DRIVE), "Amazon EC2 g5.48xlarge"),
-        _node("l4", 8, 100, (768, 96, 409.6), (8, 0.94, _PCIE_3_DRIVE), "Amazon EC2 g6.48xlarge"),
-        _node("a100-40gb", 8, 1600, (900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96asr A100 v4"),
-        _node("a100-80gb", 8, 1600, (1900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96amsr A100 v4"),
-        _node("a100-pcie-80gb", 4, 80, (880, 96, 409.6), (4, 0.96, _PCIE_4_DRIVE), "Azure NC96ads A100 v4"),
-        _node("h100-sxm", 8, 3200, (2048, 96, 409.6), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5.48xlarge"),
-        _node("h200", 8, 3200, (2048, 96, 614.4), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5en.48xlarge"),
-        _node("b200", 8, 3200, (2048, 96, 716.8), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p6-b200.48xlarge"),
+    node.gpu: node
+    for node in (
+        _Node("t4", 8, 100, (384, 48, 281.6), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 g4dn.metal"),
+        _Node("v100-16gb", 8, 25, (488, 32, 153.6), None, "Amazon EC2 p3.16xlarge, which has no local disk"),
+        _Node("v100-32gb", 8, 100, (768, 48, 256), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 p3dn.24xlarge"),
+        _Node("a10g", 8, 100, (768, 96, 409.6), (2, 3.8, _PCIE_3_DRIVE), "Amazon EC2 g5.48xlarge"),
+        _Node("l4", 8, 100, (768, 96, 409.6), (8, 0.94, _PCIE_3_DRIVE), "Amazon EC2 g6.48xlarge"),
+        _Node("a100-40gb", 8, 1600, (900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96asr A100 v4"),
+        _Node("a100-80gb", 8, 1600, (1900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96amsr A100 v4"),
+        _Node("a100-pcie-80gb", 4, 80, (880, 96, 409.6), (4, 0.96, _PCIE_4_DRIVE), "Azure NC96ads A100 v4"),
+        _Node("h100-sxm", 8, 3200, (2048, 96, 409.6), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5.48xlarge"),
+        _Node("h200", 8, 3200, (2048, 96, 614.4), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5en.48xlarge"),
+        _Node("b200", 8, 3200, (2048, 96, 716.8), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p6-b200.48xlarge"),
     )
 }
 
@@ -298,22 +316,8 @@ def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Bo
     the GPUs do not fill nodes.
     """
     node = _NODES.get(gpu.name)
-    if gpus_per_node is not None and (node is None or gpus_per_node != node.gpus_per_node):
-        network = {} if node is None else {"node_bandwidth": node.node_bandwidth}
-        return Box(gpu, num_gpus, gpus_per_node, **network)
     if node is None:
-        return Box(gpu, num_gpus)
-    box = dataclasses.replace(node, num_gpus=num_gpus)
-    if num_gpus >= node.gpus_per_node:
-        return box
-    share = num_gpus / node.gpus_per_node
-    return dataclasses.replace(
-        box,
-        host_memory_bytes=int(share * node.host_memory_bytes),
-        host_memory_bandwidth=share * node.host_memory_bandwidth,
-        host_cores=max(1, int(share * node.host_cores)),
-        disk_bytes=int(share * node.disk_bytes),
-        disk_read_bandwidth=share * node.disk_read_bandwidth,
-        disk_write_bandwidth=share * node.disk_write_bandwidth,
-        source=f"{num_gpus} of {node.gpus_per_node} parts of {node.source}",
-    )
+        return Box(gpu, num_gpus) if gpus_per_node is None else Box(gpu, num_gpus, gpus_per_node)
+    if gpus_per_node is not None and gpus_per_node != node.gpus:
+        return Box(gpu, num_gpus, gpus_per_node, node_bandwidth=node.node_bandwidth)
+    return node.box(num_gpus)

@@ -1,4 +1,4 @@
-"""How many bytes of model states should a rank hold: by the paper, and by what DeepSpeed 0.19 and accelerate do?
+"""Bytes of model states that a rank holds, by the paper, and by what DeepSpeed 0.19 and accelerate do.
 
 The engine's bytes are the paper's plus differences, each with a named reason; a measurement that these do not add up to
 is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.

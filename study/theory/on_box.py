@@ -1,10 +1,9 @@
-"""What would a strategy need and reach on a box: does it fit, with which batch, and how long is a step?"""
+"""Memory, largest micro batch, step time and price of one strategy on a box of GPUs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from study.theory import communication, flops, peaks, step_time
 from study.theory.case import Engine, Job, Numbers
 from study.theory.communication import ExpectedCollective
-from study.theory.hardware import Box, peak_flops_per_second, usable_memory_bytes
+from study.theory.hardware import Box, product_flops_per_second, usable_memory_bytes
 from study.theory.measured_by_others import MeasuredCase
 from study.theory.peaks import Peak
 from study.theory.shapes import ModelShape
@@ -74,9 +73,8 @@ class Prediction:
     @property
     def mfu(self) -> Numbers:
         """Model FLOPs over the dense peak of the type that is multiplied (arXiv:2204.02311, appendix B)."""
-        return self.model_flops_per_step / self.step.total / peak_flops_per_second(
-            self.box.gpu, self.engine.precision, tf32=False
-        )  # fmt: skip
+        peak = product_flops_per_second(self.box.gpu, self.engine.precision)
+        return self.model_flops_per_step / self.step.total / peak
 
     @property
     def communicated_bytes(self) -> Numbers:
@@ -155,7 +153,8 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -
     """Find the largest micro batch that fits a GPU, whatever the job's own is; 0: not even one sequence does."""
 
     def has_room(batches: np.ndarray) -> np.ndarray:
-        return free_bytes(peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches)), box) >= 0
+        peak = peaks.peak(shape, engine, dataclasses.replace(job, micro_batch_size=batches))
+        return np.greater_equal(free_bytes(peak, box), 0)
 
     powers = 1 << np.arange(LARGEST_MICRO_BATCH.bit_length())
     fitting = int(has_room(powers).sum())  # memory grows with the batch
@@ -178,21 +177,8 @@ def best_split(shape: ModelShape, engine: Engine, job: Job, box: Box, sequences_
     job = dataclasses.replace(job, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
     grid = predict(shape, engine, job, box)
     seconds = np.where(grid.fits, grid.step.total, np.inf)
-    chosen = int(seconds.argmin()) if grid.fits.any() else len(micro) - 1
+    chosen = int(seconds.argmin()) if np.any(grid.fits) else len(micro) - 1
+    size, steps = int(micro[chosen]), int(accumulation[chosen])
     return predict(
-        shape,
-        engine,
-        dataclasses.replace(
-            job, micro_batch_size=int(micro[chosen]), gradient_accumulation_steps=int(accumulation[chosen])
-        ),
-        box,
+        shape, engine, dataclasses.replace(job, micro_batch_size=size, gradient_accumulation_steps=steps), box
     )
-
-
-def pareto(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Keep those that no other beats in both memory and speed."""
-    kept: list[Prediction] = []
-    for prediction in sorted(predictions, key=lambda p: (p.peak.total, -p.tokens_per_second_per_gpu)):
-        if not kept or prediction.tokens_per_second_per_gpu > kept[-1].tokens_per_second_per_gpu:
-            kept.append(prediction)
-    return kept

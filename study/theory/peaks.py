@@ -1,4 +1,4 @@
-"""How many bytes does a rank hold at the highest moment of a step: model states, buffers and residual states together?
+"""Peak bytes of a rank in a step: model states, buffers and residual states together.
 
 A step has five moments at which it can be highest: as backward begins, in the last and in the first block's backward,
 as backward ends, and as the optimizer steps. Each is a sum; the peak is the largest. What DeepSpeed 0.19.8 allocates
@@ -12,9 +12,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from study.theory import communication, residual
+from study.theory import residual
 from study.theory.case import Engine, Job, Numbers
-from study.theory.communication import ENGINE_BUCKET_ELEMENTS
+from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
+from study.theory.communication.model_order import model_of
+from study.theory.communication.sharded import whole_elements
 from study.theory.model_states import PARTS as STATES
 from study.theory.model_states import (
     Moment,
@@ -27,6 +29,7 @@ from study.theory.model_states import (
     reduced_gradient_bytes,
     secondary_bytes,
 )
+from study.theory.model_states import Part as ModelStatePart
 from study.theory.shapes import ModelShape
 
 Part = Literal[
@@ -65,7 +68,7 @@ class Peak:
 class States:
     """Model states of one rank by where they are, in bytes."""
 
-    device: dict[str, float]
+    device: dict[ModelStatePart, float]
     host: float
     disk: float
 
@@ -76,7 +79,7 @@ def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> 
     Without what accumulation adds to them on the host: `peak` knows whether a step has several micro steps.
     """
     paper = paper_bytes(engine, shape.num_params, moment)
-    held = {part: getattr(paper, part) for part in STATES}
+    held: dict[ModelStatePart, float] = {part: getattr(paper, part) for part in STATES}
     disk = 0.0
     for difference in engine_differences(engine, shape.parameters, rank, moment, accumulates=False):
         if difference.reason != "swap-buffers":  # all of them are counted below
@@ -114,7 +117,7 @@ def fullest_rank(engine: Engine, shape: ModelShape) -> int:
     if engine.kind != "deepspeed" or engine.zero_stage not in (1, 2):
         return 0
     ranks = {*range(min(engine.world_size, RANKS_LOOKED_AT)), engine.world_size - 1}
-    return max(ranks, key=lambda rank: (reduced_gradient_bytes(engine, shape.parameters, rank), rank))
+    return int(max(ranks, key=lambda rank: (reduced_gradient_bytes(engine, shape.parameters, rank), rank)))
 
 
 def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -> Peak:
@@ -123,13 +126,13 @@ def peak(shape: ModelShape, engine: Engine, job: Job, rank: int | None = None) -
     resting = states(engine, shape, "resting", rank)
     stepping = states(engine, shape, "stepping", rank)
     rows = _moments(shape, engine, job, rank, resting, stepping)
-    kept = accumulated_on_host(engine, shape.parameters, rank)
+    kept: Numbers = accumulated_on_host(engine, shape.parameters, rank)
     if kept:
         kept = kept * (np.asarray(job.gradient_accumulation_steps) > 1)
     grid = np.broadcast_shapes(np.shape(job.tokens), np.shape(job.gradient_accumulation_steps))
     stacked = np.array([[np.broadcast_to(value, grid) for value in row.values()] for row in rows], dtype=float)
-    hosts = [*[resting.host + kept] * (len(rows) - 1), stepping.host + kept]
-    hosts = np.array([np.broadcast_to(host, grid) for host in hosts])
+    on_host = [*[resting.host + kept] * (len(rows) - 1), stepping.host + kept]
+    hosts = np.array([np.broadcast_to(host, grid) for host in on_host])
     # A CPU's "device" is the host.
     highest = (stacked.sum(axis=1) + (hosts if job.device == "cpu" else 0.0)).argmax(axis=0)
     chosen = np.take_along_axis(stacked, highest[None, None], axis=0)[0]
@@ -154,7 +157,9 @@ def _moments(
     bucket = gradients.bucket
     head = 0 if shape.is_pooled else gradients.size * shape.output_width * shape.hidden
     # The embedding's gradient is the last to come, unless the embedding is the head too, whose comes first.
-    embeddings = 0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
+    embeddings: float = (
+        0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
+    )
     if engine.kind == "fsdp":  # and with it what surrounds the blocks is reduced
         embeddings += gradients.accumulated * shape.outside_params / shape.num_params
     # An accumulated gradient is there from the first micro step on.
@@ -312,7 +317,7 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied:
 
 def _owns_last_block(shape: ModelShape, engine: Engine, rank: int) -> bool:
     """Whether gradients that backward makes first are in a rank's partition, and more of them than a bucket holds."""
-    model = communication.model_of(shape, autocast=False)
+    model = model_of(shape, autocast=False)
     last = [item for item in model.blocks[-1] if not isinstance(item, str)]
     if sum(p.numel for module in last for p in module) <= engine.reduce_bucket_size:
         return False
@@ -392,7 +397,7 @@ def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
         return _Whole(size * around, size * (around + 2 * shape.block_params), first, size * around)
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return _Whole()  # one process uses its shards themselves
-    whole = communication.whole_elements(engine, shape, job)
+    whole = whole_elements(engine, shape, job)
     return _Whole(*(engine.parameter_bytes * elements for elements in whole))
 
 

@@ -1,4 +1,4 @@
-"""How many bytes do activations, logits and temporaries take: the residual states of arXiv:1910.02054, sec. 3.2?
+"""Bytes of activations, logits and temporaries: the residual states of arXiv:1910.02054, sec. 3.2.
 
 Counted on the modules of transformers 5.23 as autograd saves their tensors; tests count them again. For BERT in 16 bits
 with dropout and eager attention the sum is that of arXiv:2205.05198: s b h (34 + 5 a s / h).
@@ -13,7 +13,7 @@ import numpy as np
 
 from study.theory.case import Engine, Job, LossKernel, Numbers
 from study.theory.shapes import Architecture, ModelShape
-from study.theory.shapes.sizes import HEAD_NORMS
+from study.theory.shapes.shape import HEAD_NORMS
 
 # How a precision class computes: all in fp32; 16-bit products between fp32 parameters; all in 16 bits.
 Arithmetic = Literal["fp32", "autocast", "half"]
@@ -137,7 +137,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     eager = is_eager(shape, job)
     if eager:  # keys and values are repeated for every query head
         queries, keys = queries + keys, 0
-    token_bytes = shape.hidden * (4 * full + size * short) + 4 * block.norms
+    token_bytes: Numbers = shape.hidden * (4 * full + size * short) + 4 * block.norms
     token_bytes += size * shape.head_size * (queries * shape.heads + keys * shape.kv_heads)
     token_bytes += _inside_bytes(shape, engine, job)
     if shape.architecture in HEAD_NORMS:

@@ -1,8 +1,8 @@
-"""How long does an optimizer step take, and how much of it is computing, communicating and offloading?
+"""Seconds of an optimizer step: computing, communicating and offloading.
 
 A GPU multiplies at a share of its peak and moves bytes at a share of its memory bandwidth, and the two add up; what is
 left of communication once it has run beside them adds to that. Five constants per generation of GPUs are fitted to
-published throughput (study/planner/accuracy.py); all others below say where they are from.
+published throughput (tools/planner_accuracy.py); all others below say where they are from.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.theory import communication, flops, hardware, model_states, residual, trust
-from study.theory.case import Engine, Job, Numbers, parameter_bytes
-from study.theory.hardware import Box, Gpu, generation_of, peak_flops_per_second
+from study.theory import communication, flops, hardware, intervals, model_states, residual
+from study.theory.case import Engine, Job, LossKernel, Numbers, parameter_bytes
+from study.theory.communication.sharded import gathered_elements
+from study.theory.hardware import Box, Gpu, generation_of, product_flops_per_second
+from study.theory.intervals import Evidence
 from study.theory.shapes import GATED, ModelShape
-from study.theory.shapes.sizes import FOUR_NORMS, HEAD_NORMS
-from study.theory.trust import Evidence
+from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Constants:
     unhidden: float  # as UNHIDDEN, between nodes, where collectives wait for a network
 
 
-# Fitted by `zero-study accuracy` to the rows of grades A and B of measured_by_others: to those of A100, both 40 and 80
-# GB, of H100 and H200, and of V100. Rows of V100 determine little: products are at the bound, attention and what is
+# Fitted by tools/planner_accuracy.py to the rows of grades A and B of measured_by_others: to those of A100, both 40 and
+# 80 GB, of H100 and H200, and of V100. Rows of V100 determine little: products are at the bound, attention and what is
 # hidden between nodes stay where the fit begins.
 AMPERE = Constants(0.873, 0.322, 0.484, 121e-6, 0.36)
 HOPPER = Constants(0.729, 0.182, 0.468, 54e-6, 0.39)
@@ -79,7 +80,7 @@ HOST_STEP_BYTES = 28 + 12 + 6
 # The published CPU-Adam updates 1e10 parameters in 2.57 s (arXiv:2101.06840, its table of Adam latencies; as
 # remembered, not looked up) on a host of 256 GB/s: 30 bytes per parameter at 0.46 of the bandwidth.
 HOST_MEMORY_EFFICIENCY = 0.46
-# Per thread: fitted by `zero-study accuracy` to the published times with offload (measured_by_others/published.yaml).
+# Per thread: fitted by the same to the published times with offload (measured_by_others/published.yaml).
 HOST_THREAD_BANDWIDTH = 1.91e9
 
 
@@ -179,13 +180,13 @@ def seconds(
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial + zero,
         exposed_communication=added - by_pcie + serial,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
-        evidence=trust.evidence(shape, engine, box),
+        evidence=intervals.evidence(shape, engine, box),
     )
 
 
 def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: _Speed) -> float:
     """Seconds of the optimizer step on the GPU."""
-    moved = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
+    moved: float = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
     if engine.optimizer_kernel != "fused" and engine.kind != "deepspeed":  # which brings its own
         moved += FOREACH_BYTES - FUSED_BYTES["adamw"]
     moved *= model_states.master_bytes(engine) / model_states.MASTER_BYTES
@@ -212,12 +213,7 @@ class _Speed:
 
     @classmethod
     def of(cls, engine: Engine, box: Box, constants: Constants) -> _Speed:
-        peak = peak_flops_per_second(box.gpu, engine.precision, tf32=False)
-        if peak is None:
-            raise ValueError(
-                f"{engine.precision}: {box.gpu.name} has no unit for it; it has "
-                f"{', '.join(box.gpu.peak_flops_per_second)}"
-            )
+        peak = product_flops_per_second(box.gpu, engine.precision)
         attention = box.gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
         return cls(
             peak * constants.product_efficiency,
@@ -258,12 +254,13 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
 
     if shape.is_pooled:
         head = flops.head_flops_per_sequence(shape, job.sequence_length) * job.micro_batch_size / speed.products
-        loss = loss_backward = 0.0
+        loss: Numbers = 0.0
+        loss_backward: Numbers = 0.0
     else:
         head = sum(product(one) for one in flops.head_products(shape))
-        read, read_backward = LOGIT_BYTES_MOVED[job.loss](size)
-        loss = tokens * shape.output_width * read / speed.memory
-        loss_backward = tokens * shape.output_width * read_backward / speed.memory
+        logit_read, logit_read_backward = _logit_bytes_moved(job.loss, size)
+        loss = tokens * shape.output_width * logit_read / speed.memory
+        loss_backward = tokens * shape.output_width * logit_read_backward / speed.memory
     casts = 0.0
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
         # Of fp32 weights forward; of their gradients, and their addition to what is there, backward.
@@ -279,12 +276,13 @@ def _compute(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> _Com
 # Bytes per logit, forward and backward, beside the product, by the bytes of a number. fused and chunked: the loss reads
 # them, its gradient takes their place. eager: cast to fp32, log-softmax, its gradient, cast back; upcast: cast, read,
 # its gradient in their place, cast back.
-LOGIT_BYTES_MOVED = {
-    "fused": lambda size: (size, 2 * size),
-    "chunked": lambda size: (size, 2 * size),
-    "upcast": lambda size: (size + 8, size + 12) if size == 2 else (4, 8),
-    "eager": lambda size: (size + 12, size + 16) if size == 2 else (8, 12),
-}
+def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
+    match loss:
+        case "upcast":
+            return (size + 8, size + 12) if size == 2 else (4, 8)
+        case "eager":
+            return (size + 12, size + 16) if size == 2 else (8, 12)
+    return size, 2 * size
 
 
 def _attention(shape: ModelShape, engine: Engine, job: Job, speed: _Speed) -> tuple[Numbers, Numbers]:
@@ -383,7 +381,7 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: Job) -> float:
         return 0.0
     if engine.kind == "fsdp":
         return 2.0 if engine.reshard_after_forward else 1.0
-    return communication.gathered_elements(engine, shape, job) / shape.num_params
+    return gathered_elements(engine, shape, job) / shape.num_params
 
 
 def _communication(shape: ModelShape, engine: Engine, job: Job, box: Box, speed: _Speed) -> _Moved:
@@ -446,7 +444,8 @@ def _pcie(shape: ModelShape, engine: Engine, job: Job, box: Box) -> _Pcie:
     """Count what crosses PCIe as DeepSpeed 0.19.8 sends it: runtime/zero/stage_1_and_2.py and stage3.py."""
     rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / shape.num_params  # parameters of a rank
     once = parameter_bytes(engine.precision) / rate
-    forward, backward = 0.0, 0.0
+    forward: float = 0.0
+    backward: Numbers = 0.0
     if engine.offload_param != "none":  # a shard is sent up before each gather
         forward, backward = once, max(0.0, _num_gathers(shape, engine, job) - 1) * once
     if engine.offload_optimizer == "none":
@@ -485,7 +484,8 @@ def _disk(shape: ModelShape, engine: Engine, box: Box, num_gathers: Numbers) -> 
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
         raise ValueError(f"{box.gpu.name}: no local disk is known; give disk_read_bandwidth and disk_write_bandwidth")
     share = shape.num_params * min(engine.world_size, box.gpus_per_node) / engine.num_shards
-    read = written = 0.0
+    read: Numbers = 0.0
+    written = 0.0
     if engine.offload_optimizer == "nvme":  # gradient, master and moments, in fp32; the gradient is written before
         read, written = 16 * share, 16 * share
     if engine.offload_param == "nvme":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ class Observer:
             stack.enter_context(probe)
             yield
         hook.remove()
-        self.collectives = [Collective(**issued._asdict()) for issued in probe.issued()]
+        self.collectives = [Collective(**asdict(issued)) for issued in probe.issued()]
         self.resting_states = self._states()
         if peak is not None:
             self._memory.note_tensors("steady_steps", peak)

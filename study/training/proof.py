@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from study.engines import settings
-from study.engines.engine_facts import backend, dtype_names, facts_of_deepspeed
-from study.engines.tensors import engine_tensors
+from study.engines.engine_facts import backend, dtype_names, engine_tensors, facts_of_deepspeed
+from study.engines.keys import engine_settings
 from study.errors import Failed, Refusal
 from study.models import SIZES
 from study.records.schema import Proof, Sharding
@@ -61,7 +60,7 @@ def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) ->
         facts["precision"] = "fp32" if autocast == "no" else f"{autocast}-autocast"
         return Proof(**facts)
     facts |= facts_of_deepspeed(model)
-    facts["settings"] = settings.read(model, innermost(optimizer))
+    facts["settings"] = engine_settings.read(model, innermost(optimizer))
     if facts["zero_stage"]:
         facts |= _facts_of_zero(model, innermost(optimizer), facts["zero_stage"])
     if run.strategy.offloads_to_nvme:
@@ -100,7 +99,7 @@ def _facts_of_zero(engine: Any, optimizer: Any, stage: int) -> dict[str, Any]:
         "max_live_parameters": offload._max_available_parameters_in_numel,
         "max_reuse_distance": offload._max_reuse_distance_in_numel,
         "sub_group_size": int(optimizer.sub_group_size),
-        "secondary_partition_size": settings.READERS["zero_optimization.zero_hpz_partition_size"](engine, optimizer),
+        "secondary_partition_size": engine_settings.value(engine_settings.HPZ, engine, optimizer),
         "partitioned_parameters": sum(hasattr(p, "ds_tensor") and not p.ds_persist for p in engine.parameters()),
     }
 
@@ -130,7 +129,7 @@ def verify(proof: Proof, run: Run) -> None:
         actual = getattr(proof.sharding if name in Sharding.model_fields else proof, name)
         if actual != wanted:
             raise Refusal(f"{name}: the run asks for {wanted}, the engine has {actual}; {remedy}")
-    for key, wanted in settings.asked(run.strategy.deepspeed_json or {}):
+    for key, wanted in engine_settings.asked(run.strategy.deepspeed_json or {}):
         actual = (proof.settings or {}).get(key)
         if actual != wanted:
             raise Refusal(

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig
-from study.engines import allowed
+from study.engines.keys import allowed
 from study.errors import Refusal
 from study.run import Run, make_run
 from study.strategy.file import Strategy, read_strategy

@@ -1,1 +1,1 @@
-"""Do the engines that are installed here train what they say? A matrix of ways, against a reference without engines."""
+"""Conformance: whether installed engines train what they say, a matrix of cells against a reference without engines."""

@@ -1,4 +1,4 @@
-"""How is the toy given to each engine? As its documentation has it, with one batch, optimizer and clipping for all.
+"""The adapters of the engines: each is given the toy as its documentation has it, with one batch, optimizer, clipping.
 
 Only torch, DeepSpeed and accelerate, of whatever release is installed.
 """

@@ -1,4 +1,4 @@
-"""Which ways of training are asked? A cell is one: engine, precision class, ranks, accumulation, clipping, and a twist.
+"""The cells of the matrix: one is an engine, a precision class, ranks, accumulation, clipping, and a twist.
 
 The processes that train a cell run under any release of the engines: nothing here needs more than Python.
 """

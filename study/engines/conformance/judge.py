@@ -1,4 +1,4 @@
-"""Is what an engine trained the same as the reference, within what rounding explains? A verdict for each cell."""
+"""The verdict on a cell: whether an engine trained the reference, within what rounding explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What should a cell give? One process, the whole batch, sums in fp64, AdamW written out: no engine.
+"""The reference of a cell: one process, the whole batch, sums in fp64, AdamW written out, no engine.
 
 How far may an engine be from it? As far as rounding goes in its precision class, found by Monte Carlo arithmetic
 (Parker, 1997): the training is done again, cut into the cell's micro batches, with every result of an operation wrong

@@ -1,4 +1,4 @@
-"""How are other releases of the engines examined? Installed beside these, for the processes that train alone."""
+"""Other releases of the engines, installed beside these for the processes that train, which alone see them."""
 
 from __future__ import annotations
 

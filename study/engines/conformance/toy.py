@@ -1,4 +1,4 @@
-"""What is trained: a model of some thousand parameters that has what engines trip over, and sixteen steps of tokens.
+"""The toy: a model of some thousand parameters that has what engines trip over, and sixteen steps of tokens.
 
 An embedding, a block with a nonlinearity and a residual path, a head that may share the embedding's weights. Nothing is
 drawn from a library's generator, whose numbers change between releases.

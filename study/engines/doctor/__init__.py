@@ -1,1 +1,1 @@
-"""What will anybody's accelerate file or DeepSpeed JSON really do, and what to write instead?"""
+"""Doctor: what anybody's accelerate file or DeepSpeed JSON, and this machine, will really do; what to write instead."""

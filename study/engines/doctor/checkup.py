@@ -1,4 +1,4 @@
-"""What would bite here before a run? This machine's checks, each with its remedy; nothing is trained."""
+"""The check of this machine: what would bite before a run, each with its remedy; nothing is trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from typing import Literal
 
 import psutil
 
-from study.engines import allowed, extensions, this_machine
+from study.engines import extensions, this_machine
+from study.engines.keys import allowed
 from study.errors import Refusal
 from study.files import refuses_more
 

@@ -1,4 +1,4 @@
-"""What is wrong with a file, and what does it become when that is mended? `zero-study doctor FILE`."""
+"""`zero-study doctor FILE`: the findings of a file, and the file mended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from study.engines.doctor import engine, launcher
-from study.engines.doctor.findings import ABSENT, KEEP, REMOVE, Finding, Instead, Settings, cut
+from study.engines.doctor import written_files
+from study.engines.doctor.findings import KEEP, REMOVE, Finding, Instead, Settings, cut
+from study.engines.keys.patterns import ABSENT
 from study.errors import Refusal
 from study.files import ROOT, load, read_yaml, write_whole
 
@@ -57,7 +58,11 @@ def examine(path: Path) -> Examined:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = load(path, "JSON", _Section)
+    return with_keys(path, load(path, "JSON", _Section))
+
+
+def with_keys(path: Path, content: Any) -> dict[str, Any]:
+    """What a JSON holds. Raises Refusal where that is no keys."""
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys; copy one of {CONFIGS.name}/")
     return content
@@ -69,16 +74,16 @@ def _examine(path: Path, content: dict[str, Any]) -> Examined:
         found += [Finding(file=str(path), key=key, value=value, effect="honoured", message="zero-study hands it to DDP")
                   for key, value in content.items()]  # fmt: skip
     elif path.suffix == ".json" and not OF_ACCELERATE & set(content):
-        found += engine.findings(str(path), content)
+        found += written_files.of_json(str(path), content)
     else:
-        found += launcher.findings(str(path), content)
-        named = launcher.AccelerateFile(content).json_named
+        found += written_files.of_accelerate(str(path), content)
+        named = written_files.AccelerateFile(content).json_named
         if named is not None and not Path(named).is_file():
             missing = _missing(path, named)
             found = [*(finding for finding in found if finding.key != missing.key), missing]
         elif named is not None:
             inner = _read_json(Path(named))
-            found += _written_twice(Path(named), inner) + engine.findings(named, inner)
+            found += _written_twice(Path(named), inner) + written_files.of_json(named, inner)
     return Examined(path, content, [_as_shipped(finding) for finding in found])
 
 

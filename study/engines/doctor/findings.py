@@ -1,27 +1,19 @@
-"""What is said of a key, and how is it said? Findings, and the rules of which they are made."""
+"""What is said of the keys of a file: findings, made of the table's rules."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache, lru_cache
 from typing import Any, Literal
+
+from study.engines.keys import table
+from study.engines.keys.patterns import ABSENT, Mark, Pattern, holds
 
 Effect = Literal["honoured", "ignored", "overridden", "crashes", "means something else", "not examined"]
 
-
-class Mark:
-    """A value that no file can hold."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-ABSENT = Mark("(absent)")  # the key is not in the file
 REMOVE = Mark("remove")  # --fix takes the key out
 KEEP = Mark("keep")  # --fix leaves it: what to write instead is for its owner to decide
 UNSAID = Mark("unsaid")  # what the engine has then is not said
@@ -93,52 +85,82 @@ def _nodes(content: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any, b
             yield from _nodes(value, f"{above}{key}.")
 
 
-Condition = Callable[[Any, Any], bool]  # of the key's value, and of the whole file
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """What a key does under a condition. The first rule of a key whose condition holds is the one that counts."""
 
     key: str  # dotted; a * stands for anything
     effect: Effect
-    message: str = ""  # with {value} for what is written
-    remedy: str = ""
-    when: Condition = lambda value, settings: True
-    of_absent: bool = False  # it is said where the key is missing
-    matters: bool = True
-    whole: bool = False  # it says all there is to say of a section
-    mend: Any = KEEP
-    engine_has: Any = UNSAID
-    error: str = ""
+    of_absent: bool  # it is said where the key is missing
+    when: Mapping[str, Pattern]
+    whole: bool  # it says all there is to say of a section
+    said: Mapping[str, Any]  # the rule as the table has it
 
     def finding(self, file: str, key: str, value: Any) -> Finding:
         """What the rule says of a key."""
+        said = self.said
+        mend = REMOVE if said.get("mend") == "remove" else said.get("mend", KEEP)
+        if "instead" in said:
+            other = said["instead"]
+            mend = Instead(other) if isinstance(other, str) else Instead(*next(iter(other.items())))
+        unsaid = value if self.effect == "honoured" else UNSAID
         return Finding(
             file=file,
             key=key,
             value=value,
             effect=self.effect,
-            message=self.message.replace("{value}", str(cut(value))),
-            remedy=self.remedy.replace("{value}", str(cut(value))),
-            matters=self.matters and self.effect not in ("honoured", "not examined"),
-            mend=self.mend,
-            engine_has=value if self.engine_has is UNSAID and self.effect == "honoured" else self.engine_has,
-            error=self.error,
+            message=_filled_in(said.get("says", ""), key, value),
+            remedy=_filled_in(said.get("remedy", ""), key, value),
+            matters=not said.get("minor") and self.effect not in ("honoured", "not examined"),
+            mend=mend,
+            engine_has=said.get("has", unsaid),
+            error=said.get("error", ""),
         )
+
+
+def _filled_in(text: str, key: str, value: Any) -> str:
+    text = text.replace("{value}", str(cut(value))).replace("{section}", key.partition(".")[0])
+    for name in ("distributed_types", "schedulers"):
+        text = text.replace(f"{{{name}}}", ", ".join(table.listed(name)) if f"{{{name}}}" in text else "")
+    return text
+
+
+@cache
+def rules(place: table.Place) -> list[Rule]:
+    """The rules of a place, in their order."""
+    found = []
+    for names, said in table.read()["rules"][place].items():
+        for name in _removed() if names == "<removed>" else names.split():
+            for rule in said:
+                of_absent = "absent" in rule
+                effect = rule["absent" if of_absent else "does"]
+                found.append(Rule(name, effect, of_absent, rule.get("when", {}), rule.get("whole", False), rule))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _of_key(place: table.Place, key: str) -> list[Rule]:
+    """The rules of a key that is written."""
+    return [rule for rule in rules(place) if not rule.of_absent and fnmatchcase(key, rule.key)]
+
+
+def _removed() -> list[str]:
+    in_zero = (f"zero_optimization.{name}" for name in table.listed("removed_zero"))
+    return [*table.listed("removed"), *in_zero]
 
 
 Unknown = Callable[[str, Any], Finding | None]
 
 
-def examine(file: str, settings: Any, rules: Sequence[Rule], unknown: Unknown) -> list[Finding]:
+def examine(file: str, settings: Settings, place: table.Place, unknown: Unknown) -> list[Finding]:
     """Say what each key of a file does: by its rule, as an unknown key, or else that it is honoured."""
     findings = []
     said_whole: tuple[str, ...] = ()
     for key, value, is_section in settings.nodes():
         if key.startswith(said_whole):
             continue
-        rule = next((r for r in rules if not r.of_absent and _applies(r, key, value, settings)), None)
+        of_key = (rule for rule in _of_key(place, key) if holds(rule.when, rule.key, value, settings, table.listed))
+        rule = next(of_key, None)
         found = rule.finding(file, key, value) if rule else unknown(key, value)
         if found and is_section and (rule is None or rule.whole):
             said_whole += (f"{key}.",)
@@ -146,14 +168,11 @@ def examine(file: str, settings: Any, rules: Sequence[Rule], unknown: Unknown) -
             found = Finding(file=file, key=key, value=value, effect="honoured", engine_has=value)
         if found:
             findings.append(found)
-    for rule in rules:
-        if rule.of_absent and settings.get(rule.key) is ABSENT and rule.when(ABSENT, settings):
+    for rule in rules(place):
+        is_missing = rule.of_absent and settings.get(rule.key) is ABSENT
+        if is_missing and holds(rule.when, rule.key, ABSENT, settings, table.listed):
             findings.append(rule.finding(file, rule.key, ABSENT))
     return findings
-
-
-def _applies(rule: Rule, key: str, value: Any, settings: Any) -> bool:
-    return fnmatchcase(key, rule.key) and rule.when(value, settings)
 
 
 def misspelt(

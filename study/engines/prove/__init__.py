@@ -1,4 +1,4 @@
-"""What did anybody's script really build, and what did one of its optimizer steps hold and send?
+"""The proof of anybody's script: what it built, and what one of its optimizer steps held and sent.
 
     from study.engines import prove
 

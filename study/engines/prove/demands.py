@@ -1,4 +1,4 @@
-"""What was asked for, and by whom? A file, the script's TrainingArguments, and the launcher's environment."""
+"""The demands on an engine, and by whom: a file, the script's TrainingArguments, the launcher's environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.engines import settings
+from study.engines.keys import engine_settings, table
 
 Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or what one would hold
 
@@ -21,29 +21,6 @@ class Demand(NamedTuple):
     source: str
 
 
-# What the launcher passes on, and keys of an accelerate file -> facts.
-_ENVIRONMENT = {
-    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "zero_stage",
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "offload_optimizer_device",
-    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "offload_param_device",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
-    "ACCELERATE_GRADIENT_CLIPPING": "gradient_clipping",
-    "ACCELERATE_MIXED_PRECISION": "precision",
-    "FSDP_RESHARD_AFTER_FORWARD": "reshard_after_forward",
-    "FSDP_OFFLOAD_PARAMS": "offloads",
-    "WORLD_SIZE": "world_size",
-}
-_FILE = {
-    "deepspeed_config.zero_stage": "zero_stage",
-    "deepspeed_config.offload_optimizer_device": "offload_optimizer_device",
-    "deepspeed_config.offload_param_device": "offload_param_device",
-    "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
-    "deepspeed_config.gradient_clipping": "gradient_clipping",
-    "fsdp_config.fsdp_reshard_after_forward": "reshard_after_forward",
-    "fsdp_config.fsdp_offload_params": "offloads",
-    "mixed_precision": "precision",
-    "num_processes": "world_size",
-}
 _OPEN = (None, "auto")  # values that leave it to others
 
 
@@ -52,7 +29,7 @@ def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
     has = {name: environment.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("DEEPSPEED", "FSDP")}
     demands = [
         Demand(fact, _read(environment[name]), f"the launcher ({name})")
-        for name, fact in _ENVIRONMENT.items()
+        for name, fact in table.read()["facts"]["variables"].items()
         if name in environment and (has["FSDP"] or not name.startswith("FSDP_"))
     ]
     engine = None
@@ -102,11 +79,11 @@ def by_file(asked: Asked) -> list[Demand]:
 def by_json(content: dict[str, Any], source: str) -> list[Demand]:
     """What a DeepSpeed JSON asks for, key by key; "auto" asks for nothing."""
     engine = [Demand("engine", "DeepSpeed", source)] if "zero_optimization" in content else []
-    return [*engine, *(Demand(key, value, source) for key, value in settings.asked(content))]
+    return [*engine, *(Demand(key, value, source) for key, value in engine_settings.asked(content))]
 
 
 def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:
-    for key, fact in _FILE.items():
+    for key, fact in table.read()["facts"]["accelerate"].items():
         section, _, name = key.rpartition(".")
         value = (content.get(section) or {} if section else content).get(name)
         if value not in _OPEN:

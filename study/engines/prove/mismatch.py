@@ -1,4 +1,4 @@
-"""Is what was built what was asked? Differences, and what a user may not expect though nobody asked otherwise."""
+"""Where what was built is not what was asked, what a user may not expect all the same, and a proof's lines of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from study.engines.keys import table
 from study.engines.prove.demands import Demand
 from study.engines.prove.read_back import precision
-
-# Keys of a DeepSpeed JSON -> facts that have a value without DeepSpeed too.
-_FACTS = {
-    "zero_optimization.stage": "zero_stage",
-    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
-    "zero_optimization.offload_param.device": "offload_param_device",
-}
 
 
 class NotAsAsked(RuntimeError):
@@ -149,10 +143,10 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
     `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
     """
-    from study.engines.doctor.engine import findings
+    from study.engines.doctor.written_files import of_json
 
     names = {demand.name for demand in demands}
-    ignored = [f for f in findings("", content) if f.effect == "ignored" and f.key in names]
+    ignored = [f for f in of_json("", content) if f.effect == "ignored" and f.key in names]
     keys: dict[str, list[str]] = {}
     for finding in ignored:
         keys.setdefault(finding.message or "nothing reads it", []).append(finding.key)
@@ -160,7 +154,8 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
 
 def _fact(demand: Demand) -> str:
-    return _FACTS.get(demand.name, demand.name)
+    name: str = table.read()["facts"]["json"].get(demand.name, demand.name)
+    return name
 
 
 def _built(name: str, facts: dict[str, Any]) -> tuple[bool, Any]:
@@ -182,3 +177,68 @@ def _same(name: str, asked: Any, actual: Any, facts: dict[str, Any]) -> bool:
 
 def _named(facts: dict[str, Any]) -> str:
     return facts["engine"] if facts["engine"] != "none" else f"a plain {facts['engine_class']}"
+
+
+# ---------------------------------------------------------------- the lines of a proof
+
+
+def of_built(facts: dict[str, Any]) -> list[str]:
+    """Who trains, how the model is split, and in which precision."""
+    engine = facts["engine_class"]
+    if facts["engine"] == "DeepSpeed":
+        engine += f", ZeRO stage {facts['zero_stage']}"
+        for part, word in (("optimizer", "optimizer states"), ("param", "parameters")):
+            device = facts[f"offload_{part}_device"]
+            engine += f", {word} on {device}" if device != "none" else ""
+    elif facts["engine"] == "FSDP2":
+        units = sum(facts["units"].values())
+        engine = f"FSDP2 ({engine}), {units} units{', on the host' if facts['offloads'] else ''}"
+    ranks = f"{facts['world_size']} over {facts['backend']}" if facts["backend"] else f"{facts['world_size']}, no group"
+    types = "+".join(facts["parameter_dtypes"])
+    masters = f", masters {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
+    steps = "".join(
+        f", {word} {facts[name]}"
+        for name, word in (("gradient_clipping", "clips at"), ("gradient_accumulation_steps", "accumulates"))
+        if facts[name] is not None
+    )
+    return [
+        _line("engine", engine),
+        _line("ranks", f"{ranks}, on {facts['device']}"),
+        _line("precision", f"{facts['precision'] or 'seen in the step'} (parameters {types}{masters})"),
+        _line("optimizer", f"{facts['optimizer_class']}{steps}"),
+    ]
+
+
+def of_asked(sources: list[str], num_agreed: int) -> str:
+    """By whom something was asked, and how much of it was built."""
+    if not sources:
+        return _line("asked", "unknown: no file and no launcher says it (asked= names a file)")
+    return _line("asked", f"{num_agreed} setting(s) as asked by {', '.join(sources)}")
+
+
+def of_findings(wrong: Sequence[str], differences: list[str], notes: list[str]) -> list[str]:
+    """What trains wrongly and what is not as asked, in capitals, and what a user may not expect."""
+    words: dict[str, Sequence[str]] = {"KNOWN WRONG": wrong, "NOT AS ASKED": differences, "note": notes}
+    return [_line(word, text) for word, texts in words.items() for text in texts]
+
+
+def of_step(step: dict[str, Any], precision: str, num_params: int) -> list[str]:
+    """What the step did, what this rank holds, and what it sent."""
+    states = step["model_states"]
+    parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
+    each = " + ".join(f"{value:.3f} {name.replace('_', ' ')}" for name, value in parts.items())
+    sent = "; ".join(
+        f"{c['count']} {c['kind']} of {c['bytes'] / 1e6:.3f} MB" if c["bytes"] else f"{c['count']} {c['kind']}"
+        for c in step["collectives"]
+    )
+    clipped = "" if step["clipped_at"] is None else f", gradients clipped at {step['clipped_at']}"
+    return [
+        _line(f"step {step['number']}", f"{step['forward_passes']} forward pass(es) in {precision}{clipped}"),
+        _line("held", f"{sum(parts.values()):.3f} bytes per parameter of {num_params:,}, by rank 0"),
+        _line("of which", each),
+        _line("sent", sent or "nothing"),
+    ]
+
+
+def _line(word: str, text: str) -> str:
+    return f"proof  {word:<12}  {text}"

@@ -1,4 +1,4 @@
-"""What does one optimizer step do? Seen from the end of the update before it to the end of its own.
+"""One optimizer step, seen from the end of the update before it to the end of its own.
 
 The probe is on only while a call lasts that may send something. Held on from one update to the next, it would stay on
 where the script raises in between, until the process ends. Nothing is put on the model or the optimizer themselves: a

@@ -1,4 +1,4 @@
-"""What was built? Facts read from the engine, the model and the optimizer themselves; what is unknown is None."""
+"""What was built, read from the engine, the model and the optimizer themselves; what is unknown is None."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from study.engines import settings
-from study.engines.engine_facts import backend, dtype_names, facts_of_deepspeed, facts_of_sharding
-from study.engines.tensors import engine_tensors
+from study.engines.engine_facts import backend, dtype_names, engine_tensors, facts_of_deepspeed, facts_of_sharding
+from study.engines.keys import engine_settings
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
@@ -112,9 +111,9 @@ def _engine(model: Any) -> str:
 def _facts_of_zero(engine: Any) -> dict[str, Any]:
     optimizer = engine.optimizer
     read = {}
-    for key in settings.READERS:
+    for key in engine_settings.readers():
         with suppress(AttributeError, KeyError, TypeError):  # another release keeps it elsewhere: unknown
-            read[key] = settings.value(key, engine, optimizer)
+            read[key] = engine_settings.value(key, engine, optimizer)
     facts: dict[str, Any] = {"settings": read}
     if engine.zero_optimization_stage():
         facts["zero_optimizer_class"] = type(optimizer).__name__

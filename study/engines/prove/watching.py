@@ -1,4 +1,4 @@
-"""When is a script looked at? As it begins, and over one optimizer step; then nothing of it is left in the training."""
+"""`watch` and `callback`: a script is looked at as it begins and over one step; then nothing is left in training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study import __version__
-from study.engines.engine_facts import dtype_names
-from study.engines.prove import proof_text, read_back
+from study.engines.engine_facts import count_states, dtype_names
+from study.engines.prove import mismatch, read_back
 from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
 from study.engines.prove.mismatch import (
     KnownBad,
@@ -30,7 +31,6 @@ from study.engines.prove.mismatch import (
     unread_keys,
 )
 from study.engines.prove.proved_step import Step
-from study.engines.tensors import count_states
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
@@ -131,7 +131,7 @@ class _Watch:
             notes = [*held.notes, *surprises(self._demands, self._facts), *([note] if note else [])]
             if read_back.is_deepspeed(self._model):
                 notes += unread_keys(self._model._config._param_dict, self._demands)
-            lines = [*proof_text.of_built(self._facts), proof_text.of_asked(sources, held.num_agreed)]
+            lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, held.num_agreed)]
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
             self._base = read_back.base_optimizer(self._optimizer)
             # Of all optimizers: one on this would be copied with it.
@@ -207,9 +207,9 @@ class _Watch:
             "forward_passes": step.forward_passes,
             "clipped_at": step.clipped_at,
             "model_states": step.states,
-            "collectives": [issued._asdict() for issued in step.collectives()],
+            "collectives": [asdict(issued) for issued in step.collectives()],
         }
-        lines = proof_text.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
+        lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
         self._tell(lines, [*held.differences, *differences], [*held.notes, *notes])
         _print(f"proof: all of it is in {self._output}")
 
@@ -219,7 +219,7 @@ class _Watch:
         self._content["notes"] += notes
         if _rank() == 0:
             # A progress bar may stand in the line.
-            print("", *lines, *proof_text.of_findings(wrong, differences, notes), sep="\n", flush=True)
+            print("", *lines, *mismatch.of_findings(wrong, differences, notes), sep="\n", flush=True)
             try:
                 self._output.parent.mkdir(parents=True, exist_ok=True)
                 self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")

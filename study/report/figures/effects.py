@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
+from study.claims.published.defects import Effect
 from study.compare.words import three_digits
-from study.published.effects import Effect
 from study.report.figures.drawing import INK, Figure, at_edge, beside, finish, house_style, panels, rows
 
 COLOURS = {"better": "#009E73", "worse": "#D55E00"}  # of ZeRO; everything else is ink

@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from study.compare.words import three_digits
-from study.planner import others
-from study.planner.others import PublishedRun
+from study.planner import published_rows
+from study.planner.published_rows import PublishedRun
 from study.report.figures.drawing import INK, Figure, below, finish, house_style, panels
 
 # Of series: hollow marks for what others measured, dashed lines without marks for what is predicted.
@@ -67,7 +67,7 @@ def memory(name: str, what: str, rows: Sequence[PublishedRun]) -> Figure:
     series: dict[str, list[PublishedRun]] = {}
     for row in rows:
         if row.peak_bytes is not None:
-            label = f"{row.case.shape.name}, {others.state_bytes(row.case):g} bytes"
+            label = f"{row.case.shape.name}, {published_rows.state_bytes(row.case):g} bytes"
             series.setdefault(label, []).append(row)
     with house_style(name):
         canvas, (ax,) = panels([3.2])

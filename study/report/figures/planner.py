@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from study.compare.order import in_order
 from study.compare.words import bytes_text, three_digits
-from study.planner import sweeps, trees
-from study.planner.accuracy import Validation
+from study.planner import choose
 from study.planner.choose import Advice
-from study.planner.trees import JUDGED, Grid
+from study.planner.published_rows import Validation
 from study.report.figures.drawing import (
     INK,
-    POINTS_PER_INCH,
-    WIDTH_INCHES,
     Figure,
     below,
     beside,
@@ -34,7 +29,6 @@ from study.report.figures.drawing import (
     style,
 )
 from study.report.words import GIB, batch, listed, percent
-from study.theory.decision_trees import Kind
 from study.theory.on_box import ALLOCATOR_SLACK
 from study.theory.peaks import PARTS, Part
 
@@ -56,13 +50,6 @@ LARGE, SMALL = 7.0, 4.0  # markers: without and with activation checkpointing
 BANDS = (0.12, 0.25)  # of the published value; what the median and the 90th percentile are to stay within
 DEVICES = (("#2E86D0", "o"), ("#009E73", "s"), ("#D55E00", "^"))
 PREDICTED = "Predicted, nothing measured."
-OUTCOMES: dict[Kind, str] = {
-    "agrees": "#009E73",
-    "slower": "#DDB95A",
-    "out of memory": "#D55E00",
-    "no answer": "#B0B0B0",
-}
-ACROSS = 3  # maps in a row
 
 
 def _name(kind: str, advice: Advice) -> str:
@@ -125,7 +112,7 @@ def memory_by_part(advice: Advice) -> Figure:
 
 def memory_by_gpus(advice: Advice) -> Figure:
     """Draw what each strategy needs of a GPU as there are more of them."""
-    needed = sweeps.needed_by_gpus(advice)
+    needed = choose.needed_by_gpus(advice)
     order = in_order(needed)
     usable = advice.options[0].prediction.usable_bytes / GIB
     name = _name("planner-gpus", advice)
@@ -153,11 +140,11 @@ def memory_by_gpus(advice: Advice) -> Figure:
         ax.set_ylabel("predicted memory of a GPU, GiB")
         below(canvas, *ax.get_legend_handles_labels())
 
-        last = {strategy: needed[strategy][sweeps.GPU_COUNTS[-1]] for strategy in order if strategy != "single"}
+        last = {strategy: needed[strategy][choose.SWEPT_COUNTS[-1]] for strategy in order if strategy != "single"}
         least, most = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
         alt = (
-            f"Predicted memory of a GPU under {len(order)} strategies on {sweeps.GPU_COUNTS[0]} to "
-            f"{sweeps.GPU_COUNTS[-1]} GPUs: on {sweeps.GPU_COUNTS[-1]} from {bytes_text(last[least])} ({least}) to "
+            f"Predicted memory of a GPU under {len(order)} strategies on {choose.SWEPT_COUNTS[0]} to "
+            f"{choose.SWEPT_COUNTS[-1]} GPUs: on {choose.SWEPT_COUNTS[-1]} from {bytes_text(last[least])} ({least}) to "
             f"{bytes_text(last[most])} ({most})."
         )
         caption = (
@@ -170,15 +157,15 @@ def memory_by_gpus(advice: Advice) -> Figure:
 
 
 def _gpu_ticks(ax: Axes) -> None:
-    ax.xaxis.set_major_locator(FixedLocator(sweeps.GPU_COUNTS))
+    ax.xaxis.set_major_locator(FixedLocator(choose.SWEPT_COUNTS))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
 
 
 def speed_against_memory(advice: Advice) -> Figure:
     """Draw throughput against memory: every strategy at every split of the batch, and the front of what fits."""
-    choices = sweeps.choices(advice)
-    front = sweeps.pareto(choices)
+    choices = choose.choices(advice)
+    front = choose.pareto(choices)
     order = in_order(choice.strategy for choice in choices)
     usable = choices[0].prediction.usable_bytes / GIB
     name = _name("planner-front", advice)
@@ -279,53 +266,3 @@ def published_speed(validation: Validation) -> Figure:
             "divides a prediction by it."
         )
         return finish(canvas, name, alt, caption)
-
-
-def tree_outcomes(grid: Grid) -> Figure:
-    """Draw, for each tree, what came of its advice by model and number of GPUs."""
-    name = "planner-trees"
-    num_rows = -(-len(grid.judged) // ACROSS)
-    with house_style(name):
-        canvas = Canvas(figsize=(WIDTH_INCHES, 1.25 * num_rows + 0.4), dpi=POINTS_PER_INCH, layout="constrained")
-        axes = canvas.subplots(num_rows, ACROSS, sharex=True, sharey=True, squeeze=False)
-        for ax in axes.flat[len(grid.judged) :]:
-            ax.set_visible(False)
-        for ax, (tree, judged) in zip(axes.flat, grid.judged.items(), strict=False):
-            kinds = trees.usual(judged)
-            for row, model in enumerate(trees.MODELS):
-                _strip(ax, row, [kinds.get((model, count)) for count in trees.GPU_COUNTS])
-            ax.set_title(tree.replace("-analysis", "").replace("zero3-", ""), fontsize=9.5)
-            ax.set_xticks(range(0, len(trees.GPU_COUNTS), 2), trees.GPU_COUNTS[::2], fontsize=9)
-            ax.set_yticks(
-                range(0, len(trees.MODELS), 4), [m.removeprefix("mpt-") for m in trees.MODELS[::4]], fontsize=9
-            )
-            ax.set_xlim(-0.5, len(trees.GPU_COUNTS) - 0.5)
-            ax.set_ylim(-0.5, len(trees.MODELS) - 0.5)
-            ax.grid(False)
-        axes[-1, ACROSS // 2].set_xlabel("number of GPUs", fontsize=10.5)
-        axes[num_rows // 2, 0].set_ylabel("parameters", fontsize=10.5)
-        below(canvas, [Patch(facecolor=colour, linewidth=0) for colour in OUTCOMES.values()], list(OUTCOMES))
-
-        shares = {
-            kind: [sum(case.outcome.kind == kind for case in judged) / len(judged) for judged in grid.judged.values()]
-            for kind in JUDGED
-        }
-        ranges = [f"{kind} {percent(min(each))} to {percent(max(each))}" for kind, each in shares.items()]
-        alt = (
-            f"Outcomes of {len(grid.judged)} published decision trees by model and number of GPUs: {', '.join(ranges)}."
-        )
-        caption = (
-            "What comes of each tree's advice: the commonest outcome over GPUs, links, batches, purposes and "
-            f"priorities of each model on each number of GPUs. Blank: nothing fits. {PREDICTED}"
-        )
-        return finish(canvas, name, alt, caption)
-
-
-def _strip(ax: Axes, row: int, kinds: list[Kind | None]) -> None:
-    """One model's outcomes; equal neighbours are one rectangle."""
-    start = 0
-    for kind, group in itertools.groupby(kinds):
-        width = len(list(group))
-        if kind is not None:
-            ax.add_patch(Rectangle((start - 0.5, row - 0.5), width, 1, facecolor=OUTCOMES[kind], linewidth=0))
-        start += width

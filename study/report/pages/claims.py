@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 from urllib.parse import urlencode
 
-from study.claims import frozen, ledger, sample, say
-from study.claims.ledger import Arithmetic, ByOthers, Claim, Execution, Rule, Source, Undecidable
-from study.claims.say import RULES, THREE, Decided, Told
+from study.claims import ledger, sentences
+from study.claims.ledger import Arithmetic, Claim, Rule, Source, Undecidable
+from study.claims.rules.by_execution import Execution
+from study.claims.rules.by_others import ByOthers
+from study.claims.sentences import RULES, THREE, Decided, Told
 from study.claims.verdicts import MEANINGS, WORDS, Seen, holds
 from study.report import markup
 from study.report.figures.verdicts import verdicts as draw_verdicts
@@ -66,7 +68,7 @@ def tally(told: Sequence[Told]) -> Html:
     return Html(
         "\n".join(
             [
-                markup.paragraphs(say.rested([one for one in told if one.sentence is not None] or told)),
+                markup.paragraphs(sentences.rested([one for one in told if one.sentence is not None] or told)),
                 markup.table("Verdicts by source", ["verdict", *names], [("", rows)]),
                 markup.details("What a verdict means", markup.items(meanings)),
                 markup.details("How a claim is decided", markup.items(rules)),
@@ -109,7 +111,7 @@ def side_by_side(told: Sequence[Told]) -> Html:
 
 def corrected() -> Html:
     """List every expectation that was changed after it had been decided."""
-    listed = frozen.corrections()
+    listed = ledger.corrections()
     groups: dict[str, list[list[object]]] = {}
     for one in listed:
         verdict = (
@@ -120,30 +122,12 @@ def corrected() -> Html:
     moved = sum(one.was != one.became and one.became is not None for one in listed)
     words = (
         f"{count(len(listed), 'expectation')} were changed, added or taken out after others had been decided, and "
-        f"{moved} verdicts moved with them. Up to 2026-11-21 that was done with the results in view. Since then an "
-        "expectation is frozen, and a change of it is listed here or fails the check."
+        f"{moved} verdicts moved with them. Up to 2026-11-21 that was done with the results in view. The "
+        "ledger's history has the expectations as they stood then, and every change since is listed here."
     )
     table = markup.table("Corrections", head, list(groups.items()), words=head)
     every = markup.details("Every one, with its reason", f'<div class="prose">{table}</div>')
     return Html(markup.paragraphs(words) + every)
-
-
-def second_reading() -> Html:
-    """How often a reader who saw no verdict decided as the ledger did, and every disagreement with what was done."""
-    found = sample.read()
-    if found is None:
-        return Html(markup.paragraphs("No second reader has sampled the verdicts yet."))
-    apart = [one for one in found.sentences if one.decided != one.was]
-    turned = sum({one.decided, one.was} == {"yes", "no"} for one in apart)
-    words = (
-        f"On {found.on} a reader who saw neither verdicts nor rules decided {len(found.sentences)} sentences again, "
-        f"drawn by chance (seed {found.seed}): {len(found.sentences) - len(apart)} came out as in the ledger; in "
-        f"{turned} one of the two said yes and the other no, in {len(apart) - turned} one of them left it open."
-    )
-    head = ["sentence", "ledger", "second reader", "why", "what was done"]
-    rows = [[one.id, one.was, one.decided, one.why, one.done or ""] for one in apart]
-    table = markup.table("Disagreements", head, [("", rows)], words=head)
-    return Html(markup.paragraphs(words) + (markup.details("Every disagreement", table) if apart else ""))
 
 
 # ---------------------------------------------------------------- an article
@@ -152,12 +136,12 @@ def second_reading() -> Html:
 def article(name: str) -> Html:
     """An article in three sentences, and the faults that matter most."""
     source = next(source for source in ledger.read() if source.source == name)
-    told = say.sentences(name)
+    told = sentences.read(name)
     three = [markup.led(head, getattr(source, key)) for head, key in THREE if getattr(source, key)]
     parts = [f"<h1>{escape(source.title)}</h1>", markup.paragraphs(*three, kind="lead")]
-    if worst := say.faults(told):
+    if worst := sentences.faults(told):
         parts += ["<h2>The faults that matter most</h2>", *map(_fault, worst)]
-    said = f"{say.rested(told)} {source.was_read or ''}"
+    said = f"{sentences.rested(told)} {source.was_read or ''}"
     return Html("\n".join([*parts, "<h2>What stands behind that</h2>", markup.paragraphs(said)]))
 
 
@@ -171,7 +155,7 @@ def _fault(told: Told) -> str:
 
 
 _QUOTED = re.compile(r"`([^`]+)`")
-_COMMAND = re.compile(r"zero-study \w+( [\w./-]+\.\w+)?( --[\w-]+( [\w./-]*\w)?)*")
+_COMMAND = re.compile(r"(zero-study|python -m [\w.]+) \w+( [\w./-]+\.\w+)?( --[\w-]+( [\w./-]*\w)?)*")
 
 
 def _instead(remedy: str) -> Html:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from study.compare.words import three_digits
-from study.planner import others
-from study.planner.others import PublishedRun
+from study.planner import published_rows
+from study.planner.published_rows import PublishedRun
 from study.report import markup
 from study.report.figures import others as figures
 from study.report.figures.drawing import Figure
@@ -17,11 +17,11 @@ from study.report.words import percent, signed_percent
 
 def opening() -> Html:
     """What the rows say together, for who knows none of the words."""
-    bert, zero = others.runs("NVIDIA BERT", "bert-large"), others.runs("InternEvo")
+    bert, zero = published_rows.runs("NVIDIA BERT", "bert-large"), published_rows.runs("InternEvo")
     one, many = (
         next(r for r in bert if r.num_gpus == n and r.case.engine.precision == "fp16-autocast") for n in (1, 128)
     )
-    whole = [row for row in zero if "within" not in others.engine_words(row.case)]
+    whole = [row for row in zero if "within" not in published_rows.engine_words(row.case)]
     few, most = min(whole, key=lambda row: row.num_gpus), max(whole, key=lambda row: row.num_gpus)
     kept, left = (percent(a.published_speed / b.published_speed) for a, b in ((many, one), (most, few)))
     alike = [(times, slow) for fast, slow, times, _ in _slowdowns() if _sequences(fast) == _sequences(slow)]
@@ -39,7 +39,7 @@ def opening() -> Html:
 
 def data_parallel() -> Figure:
     """BERT-large under DDP."""
-    rows = [row for row in others.runs("NVIDIA BERT", "bert-large") if row.case.collected_as == "A"]
+    rows = [row for row in published_rows.runs("NVIDIA BERT", "bert-large") if row.case.collected_as == "A"]
     series: dict[str, list[PublishedRun]] = {}
     for row in sorted(rows, key=lambda row: row.num_gpus):
         if row.case.box.gpu.name == "a100-80gb":
@@ -57,9 +57,9 @@ def states_split() -> Figure:
 def _split() -> dict[str, list[PublishedRun]]:
     """InternEvo's rows of four micro steps, by how far the states are split."""
     series: dict[str, list[PublishedRun]] = {}
-    for row in others.runs("InternEvo"):
+    for row in published_rows.runs("InternEvo"):
         if not row.case.job.activation_checkpointing and row.case.job.gradient_accumulation_steps == 4:
-            series.setdefault(others.engine_words(row.case), []).append(row)
+            series.setdefault(published_rows.engine_words(row.case), []).append(row)
     return series
 
 
@@ -92,7 +92,7 @@ def split_over_all() -> Html:
 
 def sharded_memory() -> Figure:
     """Peaks of one GPU and of FSDP on two and four."""
-    rows = [row for family in ("fms-acceleration", "fms-acceleration liger") for row in others.runs(family)
+    rows = [row for family in ("fms-acceleration", "fms-acceleration liger") for row in published_rows.runs(family)
             if row.case.shape.name in ("mistral-7b", "llama-3-8b")]  # fmt: skip
     return figures.memory("others-fsdp", "Full fine-tuning on A100 with checkpointing, by fms-acceleration.", rows)
 
@@ -112,9 +112,9 @@ def _slowdowns() -> list[tuple[PublishedRun, PublishedRun, float, float]]:
     """Pairs of one family: resident, offloaded, how many times as long a token takes, and as predicted."""
     found = []
     for family, resident, offloaded in _OFFLOADED:
-        rows = others.runs(family)
-        for slow in (row for row in rows if others.engine_words(row.case) == offloaded):
-            alike = [row for row in rows if others.engine_words(row.case) == resident
+        rows = published_rows.runs(family)
+        for slow in (row for row in rows if published_rows.engine_words(row.case) == offloaded):
+            alike = [row for row in rows if published_rows.engine_words(row.case) == resident
                      and row.case.shape == slow.case.shape
                      and row.case.job.activation_checkpointing == slow.case.job.activation_checkpointing]  # fmt: skip
             if not alike:
@@ -132,7 +132,7 @@ def offloaded() -> Html:
         rows.append(
             [
                 f"{slow.case.shape.name}, {slow.num_gpus} x {slow.case.box.gpu.name}",
-                others.engine_words(slow.case),
+                published_rows.engine_words(slow.case),
                 slow.case.grade,
                 f"{_batch(fast)} / {_batch(slow)}",
                 three_digits(times),
@@ -162,7 +162,7 @@ def checked() -> Html:
     groups: dict[str, list[list[Any]]] = {}
     for family in ("NVIDIA BERT", "InternEvo", "fms-acceleration", "fms-acceleration liger", "LLaMA on A800",
                    "DeepSpeed core binding", "BigScience GPT"):  # fmt: skip
-        for row in others.runs(family):
+        for row in published_rows.runs(family):
             total = float(row.predicted.total)
             groups.setdefault(f"{family}: {row.case.source}", []).append(
                 [
@@ -170,7 +170,7 @@ def checked() -> Html:
                     row.case.grade,
                     three_digits(row.published_speed),
                     percent(row.share_of_peak) if row.share_of_peak <= 1 else _above_peak(row),
-                    others.states_in_words(row.case),
+                    published_rows.states_in_words(row.case),
                     "yes" if row.fits else Html("no<small>it trained</small>"),
                     Html(f"<em>{three_digits(row.predicted_speed)}</em>"),
                     signed_percent(total / row.seconds - 1),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from study.claims.published import defects as effects
+from study.claims.published import traps
+from study.claims.published.defects import DEFECTS, GROUPS, METRICS, PROGRAMS, Effect, Metric
 from study.compare.words import bytes_text, three_digits
-from study.published import effects, trap_effects
-from study.published.effects import DEFECTS, METRICS, PROGRAMS, Comparison, Effect, Metric
 from study.report import markup
 from study.report.figures import Figure
 from study.report.figures.effects import effects as draw_effects
@@ -26,21 +27,6 @@ LABELS = {
 }
 HIDDEN = "zero-8"  # the row that is commented out
 
-GROUPS: tuple[tuple[str, Mapping[str, Comparison]], ...] = (
-    ("as published", {"all defects": effects.AS_PUBLISHED}),
-    ("one defect mended, the others left", effects.MENDED_ALONE),
-    (
-        "all mended",
-        {
-            "batch 8": effects.MENDED,
-            "batch 16": effects.MENDED_AT_16,
-            "plain twice, other heads": effects.CHANCE,
-            "one process, ZeRO first": effects.ZERO_FIRST,
-        },
-    ),
-    ("all mended but one", effects.LEFT_ALONE),
-)
-
 
 def load_protocol(path: str) -> dict[str, Any]:
     """Read the results of the protocol; a file that is not there is looked for in the project. Raises Refusal."""
@@ -51,7 +37,7 @@ def effects_of(results: Mapping[str, Any], metric: Metric) -> list[tuple[str, di
     """Every comparison's effect on one metric, group by group."""
     return [
         (title, {name: effects.effect(results, comparison, metric) for name, comparison in comparisons.items()})
-        for title, comparisons in GROUPS
+        for title, comparisons in GROUPS.items()
     ]
 
 
@@ -92,9 +78,8 @@ def protocol_scope(results: Mapping[str, Any]) -> Html:
         )
     if head is not None:
         lines.append(f"One start says little: arms that differ in the head's first weights alone are {_effect(head)}.")
-    there = markup.paragraphs(
-        Html("To run it there: <code>zero-study protocol --size large --epochs 5 --data hub</code>.")
-    )
+    command = "python -m study.claims.published protocol --size large --epochs 5 --data hub"
+    there = markup.paragraphs(Html(f"To run it there: <code>{command}</code>."))
     return Html(markup.items(lines) + there)
 
 
@@ -131,7 +116,7 @@ def protocol_in_words(results: Mapping[str, Any]) -> Html:
 
 def _in_short(names: Sequence[str], between: str = " or ") -> str:
     """Defects as a sentence names them, each with its label in the tables."""
-    return between.join(f"{DEFECTS[name].short} ({name})" for name in names)
+    return between.join(f"{DEFECTS[name]['short']} ({name})" for name in names)
 
 
 def _mislabelled(results: Mapping[str, Any]) -> str:
@@ -224,7 +209,7 @@ def effects_table(results: Mapping[str, Any]) -> Html:
     of = {metric: effects_of(results, metric) for metric in METRICS}
     groups = [
         (title, [[name, *(_cell(of[metric][number][1][name]) for metric in METRICS)] for name in comparisons])
-        for number, (title, comparisons) in enumerate(GROUPS)
+        for number, (title, comparisons) in enumerate(GROUPS.items())
     ]
     return Html(
         markup.table(
@@ -270,14 +255,14 @@ def markdown(results: Mapping[str, Any]) -> list[str]:
 
 def defects() -> Html:
     """List what is wrong in the program and what the mended one does."""
-    rows = [[name, defect.published, defect.mended] for name, defect in {**DEFECTS, **effects.IN_WORDS}.items()]
+    rows = [[name, defect["published"], defect["mended"]] for name, defect in DEFECTS.items()]
     return Html(markup.table("Defects", ["", "as published", "mended"], [("", rows)], words=("as published", "mended")))
 
 
 def trapped(path: str) -> Html:
     """Tabulate the difference that each parity trap makes, and what is left of it once the setting is matched."""
     place = runs.in_project(path)
-    content, effects_found = trap_effects.read(place), trap_effects.effects(place)
+    content, effects_found = traps.read(place), traps.effects(place)
     groups = []
     for name, of_trap in effects_found.groupby("trap", sort=False):
         rows = []

@@ -1,9 +1,8 @@
-"""Which collectives should an optimizer step run, and how many bytes do they carry: by the paper, and as engines do it?
+"""Collectives of an optimizer step and their bytes, by the paper and as engines run them.
 
 The engines' steps are followed rather than summed up: which module a pass visits (`model_order`), where a bucket is
-full (`buckets`), and what is sent unsharded, at stages 1 and 2, at stage 3 (whose `coordinator` gathers, prefetches and
-lets go of parameters), and by FSDP2. Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of
-2.13 and accelerate/ of 1.15.
+full (`buckets`: DDP, stages 0 to 2), and what is gathered, prefetched and let go of (`sharded`: stage 3, FSDP2).
+Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of 2.13 and accelerate/ of 1.15.
 """
 
 from __future__ import annotations
@@ -15,24 +14,11 @@ from functools import lru_cache
 import numpy as np
 
 from study.theory.case import Engine, Job, Numbers
-from study.theory.communication import fsdp, stage_3, stages_1_and_2, unsharded
-from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS, Collective
+from study.theory.communication import buckets, sharded
+from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
-from study.theory.communication.stage_3 import Whole, gathered_elements, whole_elements
 from study.theory.model_states import is_bf16_optimizer
 from study.theory.shapes import ModelShape
-
-__all__ = [
-    "ENGINE_BUCKET_ELEMENTS",
-    "ExpectedCollective",
-    "Whole",
-    "collectives",
-    "gathered_elements",
-    "model_of",
-    "paper_volume",
-    "parts",
-    "whole_elements",
-]
 
 
 @dataclass(frozen=True)
@@ -98,26 +84,26 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
     once: list[Collective] = []
     each: list[Collective] = []
     if engine.kind == "ddp":
-        once += unsharded.ddp_step(engine, shape, model)
+        once += buckets.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
-        each += fsdp.micro_step(engine, shape, model)
-        once += [fsdp.norm(engine)]
+        each += sharded.fsdp_micro_step(engine, shape, model)
+        once += [sharded.fsdp_norm(engine)]
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
-        once += unsharded.stage_0_step(engine, model)
+        once += buckets.stage_0_step(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:
         if engine.world_size > 1:
-            each += stage_3.gathers(engine, shape, checkpointing, dropout)
-        each += stage_3.reductions(engine, model)
-        once += stage_3.step(engine, model)
+            each += sharded.gathers(engine, shape, checkpointing, dropout)
+        each += sharded.reductions(engine, model)
+        once += sharded.step(engine, model)
         if engine.secondary_partition_size > 1:
-            first, later = (_sums(stage_3.gathers(engine, shape, checkpointing, dropout, at)) for at in (True, False))
+            first, later = (_sums(sharded.gathers(engine, shape, checkpointing, dropout, at)) for at in (True, False))
             return _added(_sums(once), first, later), _sums(each)
     elif is_bf16_optimizer(engine):
-        once += stages_1_and_2.bf16_reductions(engine, model)
-        once += stages_1_and_2.step(engine, model)
+        once += buckets.bf16_reductions(engine, model)
+        once += buckets.partitioned_step(engine, model)
     elif engine.kind == "deepspeed":
-        (each if engine.zero_stage == 2 else once).extend(stages_1_and_2.reductions(engine, model))
-        once += stages_1_and_2.step(engine, model)
+        (each if engine.zero_stage == 2 else once).extend(buckets.partitioned_reductions(engine, model))
+        once += buckets.partitioned_step(engine, model)
     return _sums(once), _sums(each)
 
 

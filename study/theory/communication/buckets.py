@@ -1,4 +1,7 @@
-"""When is a bucket of gradients full, and what is then sent? Sizes in elements, and in bytes where that is said."""
+"""Gradients in buckets: what DistributedDataParallel and DeepSpeed's stages 0, 1 and 2 send; sizes in elements.
+
+DeepSpeed's are in engine.py, zero/stage_1_and_2.py and bf16_optimizer.py.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from study.theory.case import Engine
-from study.theory.communication.model_order import Parameter
+from study.theory.communication.model_order import Model, Parameter, modules_of
+from study.theory.model_states import is_bf16_optimizer
+from study.theory.shapes import ModelShape
+from study.theory.shapes.shape import FOUR_NORMS
 
 Collective = tuple[str, int]  # its kind, and the bytes of its whole tensor
 
 ENGINE_BUCKET_ELEMENTS = 500_000_000  # engine.py, MEMORY_OPT_ALLREDUCE_SIZE: without ZeRO, whatever is configured
+DDP_FIRST_BUCKET_BYTES = 1 << 20  # torch/csrc/distributed/c10d/reducer.hpp, kDefaultFirstBucketBytes
+DDP_BUCKET_BYTES = 25 << 20  # bucket_cap_mb, which the study leaves alone
 
 
 def sent_bytes(engine: Engine, parameter: Parameter) -> int:
@@ -42,3 +50,97 @@ def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[i
         held[size].append(parameter)
         elements[size] += parameter.numel
     yield from held.items()
+
+
+# ---------------------------------------------------------------- nothing sharded
+
+
+def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collective]:
+    """Follow DistributedDataParallel: buckets in the order of gradients, as rebuilt after the first step."""
+    held, limit = 0, DDP_FIRST_BUCKET_BYTES
+    for parameter in model.gradient_order():
+        held += parameter.numel * engine.parameter_bytes
+        if held >= limit:
+            yield "all_reduce", held
+            held, limit = 0, DDP_BUCKET_BYTES
+    if held:
+        yield "all_reduce", held
+    buffers = buffer_bytes(shape)
+    if buffers:  # rank 0's, at the first forward pass after a reduction
+        yield "broadcast", buffers
+
+
+def buffer_bytes(shape: ModelShape) -> int:
+    """Bytes of the tensors that a model of `transformers` keeps beside its parameters, and DDP makes equal."""
+    if shape.architecture in ("gpt2", "opt"):
+        return 0
+    if shape.architecture == "bert":  # positions and token types, as int64
+        return 2 * 8 * shape.positions
+    if shape.architecture == "gpt-neo":  # each block has a causal mask of booleans
+        return shape.layers * shape.positions**2
+    if shape.architecture == "gpt-j":  # sines and cosines of its 64 rotary dimensions in each block
+        return shape.layers * shape.positions * 64 * 4
+    if shape.architecture == "gpt-neox":  # rotates a quarter of a head
+        return 2 * 4 * (shape.head_size // 8)
+    frequencies = 2 * 4 * (shape.head_size // 2)
+    if shape.architecture == "gemma3":  # of blocks with a window, and of those without
+        frequencies *= 2
+    return frequencies + (4 if shape.architecture in FOUR_NORMS else 0)  # the embedding's scale
+
+
+def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
+    """Follow engine.py's allreduce_no_retain; it takes parameters as declared, which is about as visited."""
+    order = dict.fromkeys(p for module in modules_of(model.layout) for p in module)
+    for elements in chunks((p.numel for p in order), ENGINE_BUCKET_ELEMENTS):
+        yield "all_reduce", elements * engine.parameter_bytes
+
+
+# ---------------------------------------------------------------- stages 1 and 2
+
+
+def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
+    """Follow average_tensor: a bucket goes to every rank, or its slices to their owners.
+
+    Stage 2 reduces in hooks of the backward pass; stage 1 when it is over and by group, unless it overlaps.
+    """
+    in_hooks = engine.zero_stage == 2 or engine.overlap_comm
+    order = model.gradient_order() if in_hooks else model.parameters
+    partitions = [_partition_elements(engine, group) for group in model.groups]
+    for size, bucket in full_buckets(engine, order):
+        if engine.multi_rank_allreduce:
+            yield "all_reduce", size * sum(p.numel for p in bucket)
+            continue
+        owned: dict[int, int] = defaultdict(int)  # owner -> elements
+        for p in bucket:
+            partition = partitions[p.group]
+            for owner in range(p.start // partition, -(-p.end // partition)):
+                inside = min(p.end, partition * (owner + 1)) - max(p.start, partition * owner)
+                owned[owner] += inside
+        for elements in owned.values():
+            yield "reduce", size * elements
+
+
+def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
+    """Follow bf16_optimizer.py, whose fp32 gradients are flat, padded and cast to be averaged."""
+    flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
+    for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
+        yield "all_reduce", elements * engine.parameter_bytes
+
+
+def partitioned_step(engine: Engine, model: Model) -> Iterator[Collective]:
+    """Follow the optimizer's step: norms, the check for overflow, and the gather of the parameters."""
+    if not is_bf16_optimizer(engine):
+        yield from [("all_reduce", 4)] * len(model.groups)  # the norm of each group
+        if engine.parameter_bytes == 2:  # check_grad_overflow
+            yield "all_reduce", 1
+    if engine.num_shards > 1:
+        among = "subgroup_" if engine.replicas > 1 else ""
+        for group in model.groups:
+            size = engine.parameter_bytes * _partition_elements(engine, group) * engine.num_shards
+            yield f"{among}all_gather", size
+
+
+def _partition_elements(engine: Engine, group: Sequence[Parameter]) -> int:
+    """Elements of a group's flat buffer that one rank owns; nccl_start_alignment_factor."""
+    alignment = 2 * engine.num_shards
+    return -(-sum(p.numel for p in group) // alignment) * alignment // engine.num_shards

@@ -1,4 +1,4 @@
-"""In which order does an engine meet a model's modules, their parameters, and the gradients of these?
+"""The order in which an engine meets a model's modules, their parameters, and the gradients of these.
 
 Modules and parameters of `transformers` 5.23, models/*/modeling_*.py.
 """

@@ -1,4 +1,4 @@
-"""How many bytes does a backend send for what ranks ask, and how many of them pass from machine to machine?
+"""Bytes that gloo and NCCL send for what ranks ask, and how many of them pass from machine to machine.
 
 Collectives are counted as engines ask for them. By the sources of torch 2.13 (ProcessGroupGloo) and gloo: a
 reduce-scatter is an all-reduce of all, a reduce to one rank scatters first and then gathers there, a broadcast goes

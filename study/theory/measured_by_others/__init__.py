@@ -1,10 +1,9 @@
-"""Which published measurements are the models held against? Each with its source and conditions; see README.md."""
+"""Published measurements that the models are held against, each with its source and conditions; see README.md."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 import yaml
 
-from study.theory import hardware, shapes
+from study.theory import flops, hardware, shapes
 from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.hardware import Box
 from study.theory.shapes import ModelShape
@@ -43,6 +42,11 @@ class MeasuredRow:
     mfu: float
 
     @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return float(self.job.tokens * self.job.gradient_accumulation_steps / self.tokens_per_second_per_gpu)
+
+    @property
     def title(self) -> str:
         checkpointing = " checkpointing" if self.job.activation_checkpointing else ""
         batch = f"{self.job.micro_batch_size} x {self.job.gradient_accumulation_steps}"
@@ -52,23 +56,10 @@ class MeasuredRow:
         )
 
 
-def throughput_rows(path: Path = THROUGHPUT) -> list[MeasuredRow]:
-    """Read the published MPT tables, or other rows of the same tables.
-
-    Raises OSError, and ValueError with file and line for what is no such row: its number of parameters is not that of
-    its shape, it names what is not known, or a number is none.
-    """
-    rows, where = [], str(path)
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            for number, line in enumerate(csv.DictReader(file, restval=""), 2):
-                where = f"{path}, line {number}"
-                rows.append(_row(line))
-    except KeyError as error:
-        raise ValueError(f"{error}: not known, or a column that is missing, in {where}") from None
-    except (ValueError, csv.Error) as error:
-        raise ValueError(f"{error}, in {where}") from None
-    return rows
+def throughput_rows() -> list[MeasuredRow]:
+    """Read the published MPT tables."""
+    with open(THROUGHPUT, encoding="utf-8", newline="") as file:
+        return [_row(line) for line in csv.DictReader(file)]
 
 
 def _row(line: dict[str, str]) -> MeasuredRow:
@@ -77,14 +68,9 @@ def _row(line: dict[str, str]) -> MeasuredRow:
     # The tables' models have as many positions as their sequences have tokens.
     shape = dataclasses.replace(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
     resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
-    num_params, checkpointing = int(line["num_params"]), _BOOLEANS[line["activation_checkpointing"]]
+    checkpointing = {"True": True, "False": False}[line["activation_checkpointing"]]
     micro_batch_size = int(line["micro_batch_size"])
     micro_steps = int(line["gradient_accumulation_steps"])
-    speed, mfu = float(line["tokens_per_second_per_gpu"]), float(line["mfu_percent"]) / 100
-    if shape.num_params != num_params:
-        raise ValueError(f"num_params {num_params}: mpt-{line['model']} has {shape.num_params}")
-    if not all(0 < number < math.inf for number in (sequence_length, micro_batch_size, micro_steps, speed)):
-        raise ValueError("the length, the batch and the speed must be above 0")
     return MeasuredRow(
         model=line["model"],
         fp8=line["precision"] == "amp_fp8",
@@ -95,12 +81,9 @@ def _row(line: dict[str, str]) -> MeasuredRow:
         ),
         job=Job(micro_batch_size, sequence_length, micro_steps, checkpointing, attention="flash-1", kernels="fused"),
         box=Box(hardware.find_gpu(gpu), num_gpus, node_bandwidth=node_bandwidth),
-        tokens_per_second_per_gpu=speed,
-        mfu=mfu,
+        tokens_per_second_per_gpu=float(line["tokens_per_second_per_gpu"]),
+        mfu=float(line["mfu_percent"]) / 100,
     )
-
-
-_BOOLEANS = {"True": True, "False": False}
 
 
 Grade = Literal["A", "B", "C"]
@@ -129,6 +112,24 @@ class MeasuredCase:
     engine: Engine
     job: Job
     box: Box
+
+    @property
+    def sequences(self) -> float:
+        """Of a GPU and step."""
+        return float(self.job.micro_batch_size * self.job.gradient_accumulation_steps)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, whichever quantity of time was published."""
+        if self.quantity == "seconds_per_step":
+            return self.published
+        if self.quantity == "samples_per_second":
+            return self.sequences * self.engine.world_size / self.published
+        if self.quantity == "tokens_per_second_per_gpu":
+            return self.sequences * float(self.job.sequence_length) / self.published
+        assert self.quantity == "tflops_per_gpu", self.quantity
+        each = flops.hardware_flops_per_sequence(self.shape, self.job.sequence_length, self.job.recomputed)
+        return float(self.sequences * each / (self.published * 1e12))
 
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:

@@ -1,22 +1,15 @@
-"""What does theory know of a model? Its shape, found by a known name, by a config.json, or by its id on the hub."""
+"""Shapes of models: by a known name, by a config.json, or by an id on the hub."""
 
-from study.theory.shapes.config_json import from_config
-from study.theory.shapes.known import KNOWN, find, find_known
-from study.theory.shapes.shape import ModelShape, architecture_of, parameter_sizes, plain, with_vocabulary
-from study.theory.shapes.sizes import GATED, Architecture, Head, ParameterSizes
-
-__all__ = [
-    "GATED",
-    "KNOWN",
-    "Architecture",
-    "Head",
-    "ModelShape",
-    "ParameterSizes",
-    "architecture_of",
-    "find",
-    "find_known",
-    "from_config",
-    "parameter_sizes",
-    "plain",
-    "with_vocabulary",
-]
+from study.theory.shapes.config_json import from_config as from_config
+from study.theory.shapes.known_models import KNOWN as KNOWN
+from study.theory.shapes.known_models import find as find
+from study.theory.shapes.known_models import find_known as find_known
+from study.theory.shapes.shape import GATED as GATED
+from study.theory.shapes.shape import Architecture as Architecture
+from study.theory.shapes.shape import Head as Head
+from study.theory.shapes.shape import ModelShape as ModelShape
+from study.theory.shapes.shape import ParameterSizes as ParameterSizes
+from study.theory.shapes.shape import architecture_of as architecture_of
+from study.theory.shapes.shape import parameter_sizes as parameter_sizes
+from study.theory.shapes.shape import plain as plain
+from study.theory.shapes.shape import with_vocabulary as with_vocabulary

@@ -1,16 +1,137 @@
-"""Which shape does a config.json of `transformers` describe? What it leaves out is as its model_type has it."""
+"""The shape that a config.json of `transformers` describes; what it leaves out is as its model_type has it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from study.theory.shapes.model_types import COUNTED, MODEL_TYPES, REFUSED, ModelType
-from study.theory.shapes.shape import ModelShape
-from study.theory.shapes.sizes import Head
+from study.theory.shapes.shape import Architecture, Head, ModelShape
 
+# What the classes of transformers 5.23 mean where a file leaves a setting out; tools/config_defaults.py writes it.
+DEFAULTS_FILE = Path(__file__).with_name("config_defaults.json")
+# How most files call the parts of a shape.
+_KEYS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "positions": "max_position_embeddings",
+    "feed_forward": "intermediate_size",
+    "activation": "hidden_act",
+    "vocabulary": "vocab_size",
+    "tied": "tie_word_embeddings",
+}
+_LLAMA_KEYS = {**_KEYS, "kv_heads": "num_key_value_heads", "head_size": "head_dim"}
+_EXPERT_KEYS = {**_LLAMA_KEYS, "experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
+_GPT2_KEYS = {
+    **_KEYS,
+    "hidden": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "positions": "n_positions",
+    "feed_forward": "n_inner",
+    "activation": "activation_function",
+}
+_GPT_NEO_KEYS = {**_KEYS, "layers": "num_layers", "heads": "num_heads", "activation": "activation_function"}
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """What a model_type's config.json calls the parts of a shape, and what it means where it leaves one out."""
+
+    architecture: Architecture
+    classes: dict[str, Head]  # that `architectures` may name; the first is meant where it names none
+    keys: dict[str, str]  # by part of a shape
+    derived: frozenset[str] = frozenset()  # parts that may be null: 4 hidden, as many as heads, hidden / heads
+    counted: dict[str, Any] = field(default_factory=dict)  # beside COUNTED, or otherwise
+    window_switch: str | None = None  # the setting without which its sliding_window is not meant
+
+
+def _decoder(prefix: str, output: str = "ForCausalLM", labels_tokens: bool = True) -> dict[str, Head]:
+    """Name a decoder's classes as most of them are named."""
+    classes: dict[str, Head] = {
+        f"{prefix}{output}": "tokens",
+        f"{prefix}Model": "none",
+        f"{prefix}ForSequenceClassification": "sequence classes",
+    }
+    return {**classes, f"{prefix}ForTokenClassification": "token classes"} if labels_tokens else classes
+
+
+MODEL_TYPES = {
+    "bert": ModelType(
+        "bert",
+        {
+            "BertForSequenceClassification": "sequence classes", "BertForMaskedLM": "tokens", "BertModel": "none",
+            "BertForTokenClassification": "token classes", "BertForQuestionAnswering": "token classes",
+        },
+        _KEYS,
+    ),
+    "gpt2": ModelType("gpt2", _decoder("GPT2", "LMHeadModel"), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
+    "gpt_neo": ModelType("gpt-neo", _decoder("GPTNeo"), _GPT_NEO_KEYS, derived=frozenset({"feed_forward"})),
+    "gptj": ModelType("gpt-j", _decoder("GPTJ", labels_tokens=False), _GPT2_KEYS, derived=frozenset({"feed_forward"})),
+    "llama": ModelType("llama", _decoder("Llama"), _LLAMA_KEYS, derived=frozenset({"kv_heads", "head_size"})),
+    "mistral": ModelType("mistral", _decoder("Mistral"), _LLAMA_KEYS, derived=frozenset({"head_size"})),
+    "qwen2": ModelType(
+        "qwen2",
+        _decoder("Qwen2"),
+        _LLAMA_KEYS,
+        derived=frozenset({"kv_heads", "head_size"}),
+        window_switch="use_sliding_window",
+    ),
+    "gemma2": ModelType("gemma2", _decoder("Gemma2"), {**_LLAMA_KEYS, "activation": "hidden_activation"}),
+    "qwen3": ModelType(
+        "qwen3",
+        _decoder("Qwen3"),
+        _LLAMA_KEYS,
+        derived=frozenset({"kv_heads"}),
+        window_switch="use_sliding_window",
+    ),
+    "gemma3_text": ModelType(
+        "gemma3",
+        {
+            "Gemma3ForCausalLM": "tokens", "Gemma3TextModel": "none",
+            "Gemma3TextForSequenceClassification": "sequence classes",
+        },
+        {**_LLAMA_KEYS, "activation": "hidden_activation"},
+        counted={"use_bidirectional_attention": False},
+    ),
+    "mixtral": ModelType("mixtral", _decoder("Mixtral"), _EXPERT_KEYS, derived=frozenset({"kv_heads", "head_size"})),
+    "qwen3_moe": ModelType(
+        "qwen3-moe",
+        _decoder("Qwen3Moe"),
+        {**_EXPERT_KEYS, "feed_forward": "moe_intermediate_size"},
+        derived=frozenset({"head_size"}),
+        counted={"decoder_sparse_step": 1, "mlp_only_layers": []},
+        window_switch="use_sliding_window",
+    ),
+    "gpt_neox": ModelType("gpt-neox", _decoder("GPTNeoX"), _KEYS, counted={"attention_bias": True}),
+    "opt": ModelType(
+        "opt",
+        _decoder("OPT", labels_tokens=False),
+        {**_KEYS, "feed_forward": "ffn_dim", "activation": "activation_function"},
+        counted={
+            "do_layer_norm_before": True, "_remove_final_layer_norm": False, "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+    ),
+}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
+# Settings that add parameters, or change what is multiplied, with the one value of each that is counted: the default.
+COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
+# What is asked for and not counted, with what to say of it.
+REFUSED = {
+    "t5": "an encoder and a decoder, which are not counted",
+    "modernbert": "an encoder whose blocks differ, which is not counted",
+    "gemma3": "text and images in one model, which is not counted; its text alone is: make a config.json of its "
+    'text_config, with model_type "gemma3_text"',
+}
 LARGEST_WIDTH = 100_000_000  # of anything that a config.json counts, positions included
 MOST_LAYERS = 10_000
+
+
+# ---------------------------------------------------------------- reading a file
 
 
 def from_config(content: dict[str, Any], where: str) -> ModelShape:
@@ -21,27 +142,27 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
     or is not counted here.
     """
     model_type = _model_type(content, where)
-    settings = {**model_type.defaults, **_in_own_words(content, model_type.synonyms, where)}
+    of_class = _DEFAULTS[content["model_type"]]
+    settings = {**of_class["defaults"], **_in_own_words(content, of_class["own_names"], where)}
     _check_counted(settings, model_type, where)
     keys = model_type.keys
 
-    def number(part: str) -> int | None:
-        """None: it follows from the others."""
-        key = keys.get(part)
-        if key is None or (settings.get(key) is None and part in model_type.derived):
-            return None
+    def number(part: str) -> int:
+        key = keys[part]
         return _number(settings[key], f"{where}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
 
-    hidden, heads, kv_heads, head_size = map(number, ("hidden", "heads", "kv_heads", "head_size"))
-    if head_size is None and hidden % heads:
-        raise ValueError(
-            f"{where}: {keys['hidden']} {hidden} is not a multiple of {keys['heads']} {heads}; correct one"
-        )
-    if kv_heads is not None and heads % kv_heads:
-        raise ValueError(
-            f"{where}: {keys['heads']} {heads} is not a multiple of {keys['kv_heads']} {kv_heads}; correct one"
-        )
-    experts, experts_per_token = number("experts") or 0, number("experts_per_token") or 0
+    def number_or(part: str, otherwise: int) -> int:
+        """The number, or what follows from the others."""
+        key = keys.get(part)
+        return otherwise if key is None or (settings.get(key) is None and part in model_type.derived) else number(part)
+
+    hidden, heads = number("hidden"), number("heads")
+    kv_heads, head_size = number_or("kv_heads", heads), number_or("head_size", 0)
+    if not head_size:
+        _check_multiple(f"{keys['hidden']} {hidden}", f"{keys['heads']} {heads}", hidden % heads, where)
+    if kv_heads != heads:
+        _check_multiple(f"{keys['heads']} {heads}", f"{keys['kv_heads']} {kv_heads}", heads % kv_heads, where)
+    experts, experts_per_token = number_or("experts", 0), number_or("experts_per_token", 0)
     if experts_per_token > experts:
         raise ValueError(
             f"{where}: {keys['experts_per_token']} {experts_per_token} is more than {keys['experts']} {experts}; "
@@ -61,8 +182,8 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
         heads=heads,
         vocabulary=number("vocabulary"),
         positions=number("positions"),
-        feed_forward=number("feed_forward") or 4 * hidden,
-        kv_heads=kv_heads or heads,
+        feed_forward=number_or("feed_forward", 4 * hidden),
+        kv_heads=kv_heads,
         head_size=head_size or hidden // heads,
         tied=tied,
         activation=activation,
@@ -72,6 +193,11 @@ def from_config(content: dict[str, Any], where: str) -> ModelShape:
         experts_per_token=experts_per_token,
         notes=tuple(_notes(settings, model_type, experts)),
     )
+
+
+def _check_multiple(one: str, other: str, rest: int, where: str) -> None:
+    if rest:
+        raise ValueError(f"{where}: {one} is not a multiple of {other}; correct one")
 
 
 def _model_type(content: dict[str, Any], where: str) -> ModelType:
@@ -131,13 +257,13 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
         )
 
 
-def _in_own_words(content: dict[str, Any], synonyms: dict[str, str], where: str) -> dict[str, Any]:
+def _in_own_words(content: dict[str, Any], own_names: dict[str, str], where: str) -> dict[str, Any]:
     """The content with each setting under its type's own key."""
-    for usual, own in synonyms.items():
+    for usual, own in own_names.items():
         if usual in content and content[usual] != content.get(own, content[usual]):
             both = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"
             raise ValueError(f"{where}: {both}, which are one setting; leave one out")
-    return {synonyms.get(key, key): value for key, value in content.items()}
+    return {own_names.get(key, key): value for key, value in content.items()}
 
 
 def _number(value: Any, what: str, most: int) -> int:

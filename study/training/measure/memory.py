@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch.autograd.profiler import profile
 
-from study.engines.tensors import Ledger, count_states
+from study.engines.engine_facts import Ledger, count_states
 from study.records.schema import ModelStateBytes, PeakMemory
 
 

@@ -1,15 +1,12 @@
 """What does the planner page say? Tables and figures of predictions, and how far to trust them; no number is typed."""
 
-from study.planner.accuracy import load
-from study.planner.trees import evaluate
+from study.planner.published_rows import load
 from study.report.figures.planner import (
     memory_by_gpus,
     memory_by_part,
     published_speed,
     speed_against_memory,
-    tree_outcomes,
 )
 from study.report.pages.planner.accuracy import cases, errors, intervals, memory_cases, trust_in_words
 from study.report.pages.planner.played import played
 from study.report.pages.planner.tables import differences, front, in_words, memory, memory_parts, reasons, speed
-from study.report.pages.planner.trees import fastest, published_trees, trees_in_words

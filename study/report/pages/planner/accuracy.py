@@ -1,17 +1,17 @@
-"""How far were the predictions from what others published? As study/planner/accuracy.py found it."""
+"""How far were the predictions from what others published? As tools/planner_accuracy.py found it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from study.planner import accuracy
-from study.planner.accuracy import COMMAND, Validation, evidence
-from study.planner.cross_validation import BASELINES, COMPARED, FOUNDRY, PREDICTORS, SPLITS
+from study.planner import published_rows
+from study.planner.published_rows import BASELINES, COMMAND, COMPARED, FOUNDRY, PREDICTORS, SPLITS, Validation
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import number
 from study.report.words import listed, percent, signed_percent
 from study.theory import measured_by_others, on_box, peaks
+from study.theory.intervals import Evidence
 
 WITHOUT = {"nothing": "in sample: fitted to all of them"} | {split: f"fitted without their {split}" for split in SPLITS}
 GRADES = {
@@ -37,13 +37,13 @@ def trust_in_words(validation: Validation) -> Html:
     every = validation.summary("family", "planner", "grade", "A, all")
     off = [f"{percent(one['median'], 1)} in the median, {percent(abs(one['worst']))} at worst" for one in found]
     fitting = sum(bool(on_box.fits(peaks.peak(row.shape, row.engine, row.job), row.box)) for row in validation.rows)
-    held = [row for row in accuracy.memory() if row["by"] == "metric" and row["predictor"] == "planner"]
+    held = [row for row in published_rows.memory() if row["by"] == "metric" and row["predictor"] == "planner"]
     amounts = "; ".join(
         f"{row['group']}: {percent(row['median'], 1)} in the median and {percent(abs(row['worst']))} at worst of "
         f"{row['count']}"
         for row in held
     )
-    verdicts = accuracy.fits_verdicts()
+    verdicts = published_rows.fits_verdicts()
     refused = sum(one.trained and not one.predicted for one in verdicts)
     promised = sum(one.predicted and not one.trained for one in verdicts)
     trained = sum(one.trained for one in verdicts)
@@ -157,7 +157,7 @@ def intervals(validation: Validation) -> Html:
     """Tabulate the intervals that times have, by the kind of case, and how often they held."""
     groups: dict[str, list[list[Any]]] = {}
     for found in validation.content["intervals"]:
-        rests = evidence(found)
+        rests = Evidence.of(found)
         groups.setdefault(ENGINES[rests.engine], []).append(
             [
                 DISTANCES[rests.distance],
@@ -232,7 +232,7 @@ def memory_cases() -> Html:
             error = signed_percent(predicted / case.published - 1)
         rows.setdefault(case.family, []).append([case.name, case.grade, QUANTITIES[case.quantity], *cells, error])
     errors: dict[str, list[list[Any]]] = {}
-    for row in accuracy.memory():
+    for row in published_rows.memory():
         errors.setdefault(row["group"], []).append(_summary(row["predictor"], row))
     note = (
         "Predicted over published, less one; what a source measured alike twice counts once. Nothing is fitted to "

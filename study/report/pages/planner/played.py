@@ -1,30 +1,40 @@
-"""The form of the planner's page that answers without a server: grid.py has the answers, planner.js asks."""
+"""The form of the planner's page that answers without a server; tools/planned_answers.py makes the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from study.files import ROOT
-from study.planner import grid
+from study.planner.asked import PLANNED
 from study.report import markup
 from study.report.markup import Html
 
 
 def played() -> Html:
     """The form and the place of its answer; hidden where no script runs."""
-    sizes = [path.stat().st_size for path in (ROOT / "reports" / grid.PLACE).glob("*.js")]
+    sizes = [path.stat().st_size for path in (ROOT / "reports" / PLANNED.folder).glob("*.js")]
     size = f" A model's answers are a file of at most {max(sizes, default=0) / 1000:.0f} kB, loaded when it is chosen."
-    networks = [("" if rate is None else rate, _network(rate)) for rate in grid.NETWORKS]
+    networks = [("" if rate is None else rate, _network(rate)) for rate in PLANNED.networks]
     fields = [
-        _field("model", "Model", ((name, name) for name in grid.MODELS), "gpt2-xl"),
-        _field("gpu", "GPU", ((name, name) for name in grid.GPUS), "a100-80gb"),
-        _field("gpus", "How many", ((count, f"{count}") for count in grid.COUNTS), 8),
-        _field("length", "Tokens a sequence", ((count, f"{count:,}") for count in grid.LENGTHS), grid.LENGTHS[0]),
-        _field("batch", "Sequences a GPU and step", ((count, f"{count}") for count in grid.PER_GPU), grid.PER_GPU[0]),
+        _field("model", "Model", ((name, name) for name in PLANNED.models), "gpt2-xl"),
+        _field("gpu", "GPU", ((name, name) for name in PLANNED.gpus), "a100-80gb"),
+        _field("gpus", "How many", ((count, f"{count}") for count in PLANNED.counts), 8),
+        _field(
+            "length",
+            "Tokens a sequence",
+            ((count, f"{count:,}") for count in PLANNED.lengths),
+            PLANNED.lengths[0],
+        ),
+        _field(
+            "batch",
+            "Sequences a GPU and step",
+            ((count, f"{count}") for count in PLANNED.per_gpu),
+            PLANNED.per_gpu[0],
+        ),
         _field("network", "Between nodes", networks, ""),
     ]
     return Html(
-        f'<form id="asked" class="filters" data-folder="{grid.PLACE}" hidden>\n'
+        f'<form id="asked" class="filters" data-folder="{PLANNED.folder}" hidden>\n'
         + "\n".join(fields)
         + "\n<button>Answer</button>\n</form>\n"
         '<div id="answered" aria-live="polite"></div>\n'

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from study.planner import say, sweeps
-from study.planner.choose import Advice, Option
-from study.planner.sweeps import Choice
+from study.planner import advice_text, choose
+from study.planner.choose import Advice, Choice, Option
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import number
@@ -31,7 +30,7 @@ def in_words(advice: Advice) -> Html:
     )
     warning = Html(
         "<strong>Nothing on this page is measured</strong>, except what is called published: it is what "
-        f"study/theory says, before anybody rents a GPU. Assumed: {markup.escape(say.assumed(asked, box))}."
+        f"study/theory says, before anybody rents a GPU. Assumed: {markup.escape(advice_text.assumed(asked, box))}."
     )
     notes = [f"Note: {note}." for note in advice.notes]
     return Html(
@@ -131,7 +130,7 @@ def speed(advice: Advice) -> Html:
 
 def front(advice: Advice) -> Html:
     """Tabulate the choices that nothing beats in both memory and speed, the fastest first."""
-    choices = sweeps.pareto(sweeps.choices(advice))
+    choices = choose.pareto(choose.choices(advice))
     if not choices:
         return Html(markup.paragraphs("No strategy fits at any split of the batch.", kind="note"))
     rows = [_choice(choice) for choice in reversed(choices)]

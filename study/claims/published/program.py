@@ -1,0 +1,300 @@
+"""What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
+
+    python -m study.claims.published.program SPEC RESULT
+
+One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: one of PROGRAMS
+in defects.py, the repeat, the workload and the starting weights. RESULT gets what is observed of each arm.
+
+The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
+differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
+on a CPU `use_cpu` is set, and the peak is the kernel's, of resident memory; no cache is emptied before an arm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study import files
+from study.claims.published.defects import BODY_SHARE, Program
+from study.config import RunConfig
+from study.engines import extensions
+from study.running.launch import QUIET
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from study.training.measure.trainer import Watched
+    from study.workloads.sources import Examples, Splits
+
+PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
+# The appendix's dictionary. Where it is honoured DeepSpeed demands a batch size, which Trainer puts in for "auto".
+SETTINGS = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+BATCH_SIZE = {"train_micro_batch_size_per_gpu": "auto"}
+WARMUP_STEPS = 5  # left out of the median step
+MOST_HELD_OUT = 2000  # reviews on which a mended evaluation rests
+# How the body is trained where there are no published weights, on reviews that the protocol never sees.
+BODY_SEED = 0
+BODY_TRAINING: dict[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-3,
+    "warmup_steps": 10,
+    "save_strategy": "no",
+}
+
+
+class ArmFailed(Exception):
+    """Trainer did not train an arm. That is a result: earlier arms have used the same process."""
+
+    def __init__(self, error: Exception) -> None:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        super().__init__(f"{type(error).__name__}: {first.strip()}")
+
+
+def main() -> None:
+    spec, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    warnings.simplefilter("ignore")  # the engine's own, several lines a step
+    extensions.use_own_folder()
+    os.environ.update(QUIET | dict(os.environ))
+    config, body = RunConfig(**spec["config"]), Path(spec["body"]) if spec["body"] else None
+    if spec["program"] is not None:
+        facts = run(Program(**spec["program"]), spec["repeat"], config, body)
+    else:
+        assert body is not None
+        facts = train_body(config, body)
+    files.write_json(result, facts)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as train.py ends, and for the same reason
+
+
+def run(program: Program, repeat: int, config: RunConfig, body: Path | None) -> dict[str, Any]:
+    """Run the arms of a program; return what is observed of each, up to the first that fails, with its error."""
+    from study.records import machine
+
+    seed = repeat + 1 if program.own_seeds else PUBLISHED_SEED  # not the body's, which has learned to suit its head
+    splits, held_out = load(config, seed, body is not None)
+    model = None
+    arms: list[dict[str, Any]] = []
+    life_peak = 0
+    for position, arm in enumerate(program.arms):
+        if model is None or program.fresh_model:
+            # The appendix draws the head before any seed is set: another one at each start, and for each model built.
+            unseeded = 1000 * (repeat + 1) + 10 * program.start + position
+            model = build(config, splits, body, seed if program.seeded_head else unseeded)
+        try:
+            facts = train(model, arm, program, seed, config, splits, held_out)
+        except ArmFailed as failure:
+            arms.append({"arm": arm, "error": str(failure)})
+            break
+        life_peak = max(life_peak, facts["peak_bytes"])
+        arms.append({"arm": arm, **facts, "life_peak_bytes": life_peak})
+    return {"arms": arms, "data": splits.description["digest"], "machine": machine.describe()}
+
+
+# ---------------------------------------------------------------- data and weights
+
+
+def _reviews(config: RunConfig, of_body: bool | None) -> Any:
+    """The labelled reviews: those that train the body, the others, or (None) all of them."""
+    from study.workloads import sources
+
+    reviews = sources.load_reviews(config)
+    if of_body is None:
+        return reviews
+    shuffled, share = reviews.shuffle(seed=BODY_SEED), len(reviews) // BODY_SHARE
+    return shuffled.select(range(share) if of_body else range(share, len(reviews)))
+
+
+def load(config: RunConfig, seed: int, has_body: bool) -> tuple[Splits, Examples]:
+    """Draw reviews as the appendix does (split 80/20, shuffle, take the first), and more of the held-out part.
+
+    Those more are without reviews that are trained on too.
+    """
+    from study.workloads import bert_imdb, sources
+
+    tokenizer = sources.load_tokenizer(config)
+    parts = _reviews(config, False if has_body else None).train_test_split(test_size=sources.HELD_OUT, seed=seed)
+    train = parts["train"].shuffle(seed=seed).select(range(config.num_train_examples))
+    held_out = parts["test"].shuffle(seed=seed)
+    trained_on = set(train["text"])
+    others = [number for number, text in enumerate(held_out["text"]) if text not in trained_on]
+    drawn = {
+        "train": train,
+        "eval": held_out.select(range(config.num_eval_examples)),
+        "held_out": held_out.select(others[:MOST_HELD_OUT]),
+    }
+    examples = {name: bert_imdb.tokenise(part, tokenizer, config.sequence_length) for name, part in drawn.items()}
+    description = sources.describe(config, examples)
+    splits = sources.Splits(
+        train=examples["train"],
+        evaluation=examples["eval"],
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        description=description,
+    )
+    return splits, examples["held_out"]
+
+
+def build(config: RunConfig, splits: Splits, body: Path | None, head_seed: int) -> Any:
+    """Build the classifier: a published or a trained body, and a head drawn from this seed."""
+    import torch
+
+    from study.workloads import bert_imdb
+
+    torch.manual_seed(head_seed)
+    model: Any = bert_imdb.build_model(config, splits)
+    if body is not None:
+        model.bert.load_state_dict(torch.load(body, weights_only=True))
+    return model
+
+
+def train_body(config: RunConfig, path: Path) -> dict[str, Any]:
+    """Train a classifier on the reviews of the body's share and write its body's weights to `path`."""
+    import torch
+    from transformers import Trainer, TrainingArguments, set_seed
+
+    from study.workloads import bert_imdb, sources
+
+    tokenizer = sources.load_tokenizer(config)
+    examples = bert_imdb.tokenise(_reviews(config, True), tokenizer, config.sequence_length)
+    vocabulary = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    splits = sources.Splits(train=examples, evaluation=examples, description={}, **vocabulary)
+    set_seed(BODY_SEED)
+    # From scratch, dropout keeps BERT at chance for long.
+    model: Any = bert_imdb.build_model(config.model_copy(update={"dropout": 0.0}), splits)
+    with tempfile.TemporaryDirectory() as folder:
+        own: dict[str, Any] = {"use_cpu": not torch.cuda.is_available(), "report_to": "none", "disable_tqdm": True}
+        settings = TrainingArguments(output_dir=folder, **BODY_TRAINING, **own)
+        trained = Trainer(model, settings, train_dataset=examples).train()
+    torch.save(model.bert.cpu().state_dict(), path)
+    return {"num_reviews": len(examples), "loss": trained.training_loss}
+
+
+# ---------------------------------------------------------------- one arm
+
+
+def train(
+    model: Any, arm: str, program: Program, seed: int, config: RunConfig, splits: Splits, held_out: Examples
+) -> dict[str, Any]:
+    """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
+    from study.training.measure.clock import make_clock
+    from study.training.measure.memory import PhaseMemory
+    from study.training.measure.trainer import StepEdges, Watched
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            training_args = _training_arguments(arm, program, seed, config, folder)
+            edges = StepEdges(make_clock(training_args.device))
+            memory = PhaseMemory(training_args.device, enabled=True)
+            data = {"train_dataset": splits.train, "eval_dataset": splits.evaluation}
+            trainer = Watched(model=model, args=training_args, callbacks=[edges], **data)
+            # One number that differs where weights do.
+            first_weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
+            memory.begin("arm")
+            started, started_cpu = time.time(), time.process_time()
+            trainer.train()
+            seconds, cpu_seconds = time.time() - started, time.process_time() - started_cpu
+            memory.begin(None)
+        except Exception as error:
+            raise ArmFailed(error) from error
+        written = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    peak = memory.phases()["arm"]
+    steps, cpu_steps = edges.seconds()
+    return {
+        "ran": _read_back(trainer),
+        "first_weights": first_weights,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "step_seconds": statistics.median(steps[WARMUP_STEPS:]),
+        "step_cpu_seconds": statistics.median(cpu_steps[WARMUP_STEPS:]),
+        "peak_bytes": peak.resident_bytes if peak.allocated_bytes is None else peak.allocated_bytes,
+        "checkpoint_bytes": written,
+        **_learned(trainer, held_out),
+    }
+
+
+def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig, folder: str) -> TrainingArguments:
+    """The appendix's TrainingArguments of an arm; ZeRO's settings where it puts them, or where they are read."""
+    import torch
+    from transformers import TrainingArguments
+
+    kind, batch_size = arm.split("-")
+    honoured: dict[str, Any] = {}
+    if kind == "zero" and program.honoured:
+        # What a launcher sets for one process: without it DeepSpeed looks for MPI.
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+        honoured = {"deepspeed": {**SETTINGS, **BATCH_SIZE}}
+    training_args = TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=int(batch_size),
+        per_device_eval_batch_size=int(batch_size),
+        num_train_epochs=config.epochs,
+        eval_strategy="steps",
+        logging_strategy="steps",
+        logging_steps=10,
+        eval_steps=50,
+        save_total_limit=1,
+        report_to="none",
+        seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        **honoured,
+    )
+    if kind == "zero" and not program.honoured:
+        training_args.deepspeed = SETTINGS  # as published: nothing reads it any more
+    return training_args
+
+
+def _read_back(trainer: Watched) -> dict[str, Any]:
+    """What the arm really was, read from the engine."""
+    from study.training.proof import base_optimizer
+
+    engine: Any = trainer.model_wrapped
+    facts = {
+        "engine_class": type(engine).__name__,
+        "optimizer_class": type(base_optimizer(trainer.optimizer)).__name__,
+        "zero_stage": None,
+        "offload_optimizer_device": "none",
+        "gradient_clipping": trainer.args.max_grad_norm,
+        "batch_size": trainer.args.train_batch_size,
+        "num_steps": trainer.state.global_step,
+        "num_evaluations": sum("eval_loss" in entry for entry in trainer.state.log_history),
+    }
+    if hasattr(engine, "zero_optimization_stage"):
+        offload = engine.zero_offload_optimizer()
+        facts["zero_stage"] = engine.zero_optimization_stage()
+        device = getattr(offload, "device", "none")  # a word, or an enumeration's
+        facts["offload_optimizer_device"] = str(getattr(device, "value", device))
+        facts["gradient_clipping"] = engine.gradient_clipping()
+        facts["batch_size"] = engine.train_micro_batch_size_per_gpu()
+    return facts
+
+
+def _learned(trainer: Watched, held_out: Examples) -> dict[str, Any]:
+    """Losses as Trainer reports them last, and mended: the mean of each epoch, and over many held-out reviews."""
+    import torch
+
+    history = trainer.state.log_history
+    step_losses: Any = torch.stack(trainer.seen_losses).double()
+    steps_per_epoch = len(step_losses) // int(trainer.args.num_train_epochs)
+    reviews: Any = held_out
+    predicted: Any = trainer.predict(reviews)
+    return {
+        "logged_train_loss": next(entry["loss"] for entry in reversed(history) if "loss" in entry),
+        "logged_eval_loss": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
+        "epoch_losses": [epoch.mean().item() for epoch in step_losses.split(steps_per_epoch)],
+        "held_out_loss": predicted.metrics["test_loss"],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""How large a difference does each parity trap make, between runs that read as the same training?
+
+A trap is an arm and its control that differ in a setting which nobody wrote down, and a pair of arms in which that
+setting is matched; traps.yaml has them. Arms are small trainings from scratch, started by accelerate as published
+scripts are (trap_arm.py); the file gets what each engine was and what it learned.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+
+from study import files
+from study.claims.published import run_python
+from study.compare.differences import t_interval
+from study.compare.parity import WITHIN
+from study.config import RunConfig
+from study.engines import extensions, this_machine
+from study.errors import Refusal
+from study.records.machine import SAME
+from study.running.launch import QUIET
+from study.workloads import sources
+
+TIMEOUT_SECONDS = 3600  # of one arm, with all its seeds
+COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "size", "verdict")
+
+
+class Trap(NamedTuple):
+    """Arms by name, and what they are compared by: keys of a seed's facts or of what the engine was."""
+
+    what: str
+    control: str
+    trapped: str
+    matched: str
+    matched_control: str | None = None  # None: the control
+    quantities: Sequence[str] = ("train_loss", "eval_loss")
+
+    @property
+    def arms(self) -> list[str]:
+        return [arm for arm in (self.control, self.trapped, self.matched, self.matched_control) if arm]
+
+
+_DATA = files.read_yaml(Path(__file__).with_name("traps.yaml"), Path(__file__).parent)
+SETTINGS: dict[str, Any] = _DATA["settings"]
+ARMS: dict[str, dict[str, Any]] = _DATA["arms"]
+TRAPS = {name: Trap(**keys) for name, keys in _DATA["traps"].items()}
+
+
+def asked_of(arm: str) -> dict[str, Any]:
+    """What an arm is started with: an accelerate file, a DeepSpeed JSON if it names one, and what the script does."""
+    asked = ARMS[arm]
+    processes = asked.get("processes", 1)
+    script = {"micro_batch_size": 16 // processes, **_DATA["script"], **asked.get("script", {})}
+    file = {"distributed_type": asked.get("type", "NO"), "num_processes": processes}
+    content = None
+    if "section" in asked:
+        file |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, **asked["section"]}}
+    if "stage" in asked:
+        file["distributed_type"] = "DEEPSPEED"
+        content = {
+            "zero_optimization": {"stage": asked["stage"], "reduce_bucket_size": 5_000_000},
+            "gradient_clipping": 0.0,
+            "gradient_accumulation_steps": script["gradient_accumulation_steps"],
+            "train_micro_batch_size_per_gpu": "auto",
+            "train_batch_size": "auto",
+        }
+        engine = dict(asked.get("engine", {}))
+        content["zero_optimization"] |= engine.pop("zero_optimization", {})
+        content |= engine
+    return {"accelerate_file": file, "deepspeed_json": content, "program": script}
+
+
+# ---------------------------------------------------------------- effects
+
+
+def effects(path: Path) -> pd.DataFrame:
+    """Tabulate what each measured trap changes: one row per trap, quantity and arm, "trapped" or "matched".
+
+    `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
+    Student's t; both are the difference itself where all seeds agree, and None with one seed. `size` is the mean of the
+    differences without their sign: what one pair of runs shows. Raises Refusal.
+    """
+    content = read(path)
+    rows = []
+    for name, trap in content["traps"].items():
+        matched_control = trap["matched_control"] or trap["control"]
+        couples = (("trapped", trap["trapped"], trap["control"]), ("matched", trap["matched"], matched_control))
+        for quantity in trap["quantities"]:
+            for kind, arm, control in couples:
+                values, of_control = (_values(content["arms"][side], quantity) for side in (arm, control))
+                seeds = [seed for seed in values if seed in of_control]
+                differences = np.array([values[seed] / of_control[seed] - 1 for seed in seeds])
+                mean, low, high = t_interval(differences)
+                size = np.abs(differences).mean()
+                row = (name, quantity, kind, control, len(seeds), mean, low, high, size, verdict(low, high))
+                rows.append(dict(zip(COLUMNS, row, strict=True)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a file of measured traps. Raises Refusal."""
+    content = files.load(path, "measured traps")
+    if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
+        raise Refusal(f"{path}: holds no measured traps; make them with study.claims.published traps")
+    return content
+
+
+def _values(arm: dict[str, Any], quantity: str) -> dict[str, float]:
+    """The value of a quantity, by seed; what the engine was is the same for every seed."""
+    return {
+        seed: facts[quantity] if quantity in facts else arm["ran"][quantity] for seed, facts in arm["seeds"].items()
+    }
+
+
+def verdict(low: float | None, high: float | None) -> str:
+    """The interval of a relative difference, in words."""
+    if low is None or high is None:
+        return "one seed: no interval"
+    if max(-low, high) <= WITHIN:
+        return "no difference"
+    if low <= 0 <= high:
+        return f"not told from 0 ({100 * low:+.3g} % to {100 * high:+.3g} %)"
+    return f"makes a difference of {100 * low:+.3g} %" + ("" if low == high else f" to {100 * high:+.3g} %")
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output: Path) -> None:
+    """Measure what the file lacks of these traps, or of all. Raises Refusal, and RunFailed where a launch failed."""
+    if unknown := [name for name in names if name not in TRAPS]:
+        raise Refusal(f"--trap {unknown[0]}: is unknown; take one of {', '.join(TRAPS)}")
+    files.require_folder(output)
+    text: dict[str, Any] = {"data": "files", "data_dir": data_dir} if data_dir else {}
+    sources.check(RunConfig(**text, **{name: SETTINGS[name] for name in SETTINGS if name in RunConfig.model_fields}))
+    arms = list(dict.fromkeys(arm for name in names or TRAPS for arm in TRAPS[name].arms))
+    content = read_or_begin(output, data_dir is not None)
+    extensions.use_own_folder()
+    check_machine(arms)
+    for number, arm in enumerate(arms, 1):
+        measured = content["arms"].get(arm, {}).get("seeds", {})
+        if lacking := [seed for seed in range(num_seeds) if str(seed) not in measured]:
+            print(f"{number} of {len(arms)}: {arm}, seeds {', '.join(map(str, lacking))}", flush=True)
+            add(content, arm, start(arm, lacking, data_dir))
+            content["traps"] = {
+                name: trap._asdict() for name, trap in TRAPS.items() if set(trap.arms) <= set(content["arms"])
+            }
+            content["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+            # Lists of plain values on one line.
+            shown = json.dumps(content, indent=1, allow_nan=False)
+            shown = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), shown)
+            files.write_whole(output, f"{shown}\n".encode())
+
+
+def check_machine(arms: Sequence[str]) -> None:
+    """Refuse arms that would fail on this machine, or would first compile for minutes."""
+    num_gpus = len(this_machine.find().gpu_memory_bytes)
+    asked = {arm: asked_of(arm) for arm in arms}
+    of_two = [arm for arm in arms if asked[arm]["accelerate_file"]["num_processes"] == 2]
+    if num_gpus == 1 and of_two:
+        raise Refusal(f"{of_two[0]} needs 2 GPUs, this machine has 1; hide it (CUDA_VISIBLE_DEVICES=) to take the CPU")
+    needed = set()
+    for one in asked.values():
+        if one["accelerate_file"]["distributed_type"] == "DEEPSPEED" and not num_gpus:
+            needed.add("deepspeed_shm_comm")
+        if "offload_optimizer" in (one["deepspeed_json"] or {}).get("zero_optimization", {}):
+            needed.add("cpu_adam")
+    extensions.check(needed)
+
+
+def read_or_begin(path: Path, from_files: bool) -> dict[str, Any]:
+    """The content of the file so far, or of a new one. Raises Refusal where it was made with other settings."""
+    command = "python -m study.claims.published traps" + (" --data-dir DIR" if from_files else "") + " --output FILE"
+    if not path.exists():
+        begun = {"command": command, "date": None, "machine": None, "settings": SETTINGS, "data": None}
+        return {**begun, "arms": {}, "traps": {}}
+    content = read(path)
+    alike = all(arm in ARMS and asked_of(arm) == facts["asked"] for arm, facts in content["arms"].items())
+    if content["settings"] != SETTINGS or ("--data-dir" in content["command"]) != from_files or not alike:
+        raise Refusal(f"{path}: was made with other settings or another kind of text; choose another --output")
+    return content
+
+
+def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
+    """Launch one arm, which trains the seeds one after the other; return what it wrote. Raises RunFailed."""
+    asked = asked_of(arm)
+    with tempfile.TemporaryDirectory(prefix="zero-study-traps-") as name:
+        folder = Path(name)
+        content = {"compute_environment": "LOCAL_MACHINE", "num_machines": 1, "machine_rank": 0}
+        content |= asked["accelerate_file"]
+        if engine := asked["deepspeed_json"]:
+            files.write_json(folder / "deepspeed.json", engine)
+            is_partitioned = engine["zero_optimization"]["stage"] == 3
+            named = {"deepspeed_config_file": str(folder / "deepspeed.json"), "zero3_init_flag": is_partitioned}
+            content |= {"deepspeed_config": named}
+        files.write_json(folder / "accelerate.yaml", content)  # JSON is YAML
+        job = {"program": asked["program"], "settings": SETTINGS, "seeds": seeds, "result": str(folder / "result.json")}
+        files.write_json(folder / "job.json", {**job, "data_dir": str(data_dir.resolve()) if data_dir else None})
+        launch = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
+        script = [str(Path(__file__).with_name("trap_arm.py")), str(folder / "job.json")]
+        command = [*launch, "--main_process_port", "0", *script]
+        environment = QUIET | {"OMP_NUM_THREADS": "1"} | os.environ
+        remedy = "try fewer --seeds at once: the file keeps what it has"
+        found = run_python(command, folder / "result.json", arm, TIMEOUT_SECONDS, remedy, environment)
+        return cast(dict[str, Any], found)
+
+
+def add(content: dict[str, Any], arm: str, launched: dict[str, Any]) -> None:
+    """Put one launch into the file's content. Raises Refusal where it does not belong to what is in there."""
+    known = content["arms"].setdefault(arm, {"asked": asked_of(arm), "ran": launched["ran"], "seeds": {}})
+    machine = {name: launched["machine"][name] for name in SAME}
+    for where, key, value in (
+        (content, "machine", machine), (content, "data", launched["data"]), (known, "ran", launched["ran"]),
+    ):  # fmt: skip
+        where[key] = where[key] or value
+        if where[key] != value:
+            raise Refusal(f"{arm}, {key}: the file has {where[key]}, this launch has {value}; choose another --output")
+    known["seeds"] |= launched["seeds"]

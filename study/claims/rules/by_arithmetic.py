@@ -1,0 +1,56 @@
+"""What does a formula over the numbers of a source, and of what it cites, give? + - * / **, min and max only."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+
+from study.claims.rules import Observed
+
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
+_ALLOWED = (
+    ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.UnaryOp, ast.USub, ast.Call, ast.Name,
+    ast.Load, ast.Constant,
+)  # fmt: skip
+
+
+def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
+    """Evaluate a formula. Raises ValueError for what it may not hold, and where it has no finite value."""
+    try:
+        tree = ast.parse(formula.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError):
+        raise ValueError(f"formula {formula!r}: is no formula; write numbers, names and + - * / **") from None
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Call) and not isinstance(node.func, ast.Name)):
+            wanted = "write numbers, names, + - * / **, min and max"
+            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; {wanted}")
+        if isinstance(node, ast.Constant):
+            if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
+                raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
+            node.value = float(node.value)  # a power of whole numbers may have no end
+        if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in called else numbers):
+            raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers; add it there")
+    try:
+        value = eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **numbers})
+        if isinstance(value, complex) or not math.isfinite(value):
+            raise OverflowError
+    except (ArithmeticError, TypeError) as error:  # divided by zero, beyond what a number holds, a root below 0
+        raise ValueError(f"formula {formula!r}: has no finite value ({error})") from None
+    filled = ast.unparse(_Filled(numbers).visit(ast.parse(formula.strip(), mode="eval")))
+    shown = formula if filled == formula else f"{formula} = {filled}"
+    return Observed(float(value), (f"{shown} = {value:.6g}",))
+
+
+class _Filled(ast.NodeTransformer):
+    """Put the numbers in the place of their names."""
+
+    def __init__(self, numbers: Mapping[str, float]) -> None:
+        self._numbers = numbers
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self._numbers.get(node.id)
+        if value is None:
+            return node
+        return ast.Constant(int(value) if value == int(value) and abs(value) < 1e15 else value)

@@ -1,0 +1,142 @@
+"""What did today's engines do with the lines of a claim? The committed results of snippets.py.
+
+A result is of the rule as it then stood: one whose digest differs decides nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from study.claims.rules import Observed, Text
+from study.errors import refusing
+from study.files import ROOT, Written, load
+from study.records.schema import Facts
+
+RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
+COMMAND = "python -m study.claims.snippets"
+
+Outcome = Literal["accepted", "rejected", "ignored"]
+OUTCOMES: tuple[Outcome, ...] = ("accepted", "rejected", "ignored")
+Scalar = bool | int | float | str | None
+
+
+class Execution(Written):
+    """Its lines are given to today's engine, by study/claims/snippets.py."""
+
+    type: Literal["execution"]
+    through: Literal["deepspeed-json", "accelerate-yaml", "training-arguments", "python"]
+    snippet: Text
+    processes: Literal[1, 2] = 1
+    wants: dict[Text, Scalar] = Field(default_factory=dict)  # by expression: what it is where the lines are in effect
+    measures: Text | None = None  # the expression of what is observed, where that is no outcome
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> Execution:
+        try:
+            if self.through == "deepspeed-json":
+                can = isinstance(json.loads(self.snippet), dict)
+            elif self.through == "accelerate-yaml":
+                can = isinstance(yaml.safe_load(self.snippet), dict)
+            elif self.through == "training-arguments":
+                can = isinstance(ast.parse(self.snippet, mode="eval").body, ast.Call)
+            else:  # whatever it is, Python is asked
+                can = True
+        except (ValueError, SyntaxError, yaml.YAMLError):
+            can = False
+        if not can:
+            kind = {"deepspeed-json": "JSON object", "accelerate-yaml": "YAML of keys"}.get(self.through, "call")
+            raise ValueError(f"snippet: is no {kind}, as through: {self.through} takes it; correct it")
+        for asked in [*self.wants, *([self.measures] if self.measures else [])]:
+            try:
+                ast.parse(asked, mode="eval")
+            except SyntaxError:
+                raise ValueError(f"wants or measures: {asked!r} is no expression; correct it") from None
+        return self
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+class Result(Facts, strict=True):
+    """What came of one claim's lines."""
+
+    rule_sha256: str  # of the rule that was followed
+    outcome: Outcome
+    message: str | None  # the engine's own, where it refused
+    found: dict[str, Scalar | list[Scalar]]  # by expression of the rule's `wants`; by rank where the ranks differ
+    measured: Scalar | list[Scalar]
+
+
+class Results(Facts, strict=True):
+    """The file of results."""
+
+    date: str
+    command: str
+    versions: dict[str, str]
+    results: dict[str, Result]
+
+
+def outcome(wants: Mapping[str, Any], found: Mapping[str, Any], message: str | None) -> Outcome:
+    """Accepted is only what then is in effect."""
+    if message is not None:
+        return "rejected"
+    return "accepted" if found == wants else "ignored"
+
+
+def read(path: Path = RESULTS) -> Results:
+    """Read the file of results. Raises Refusal naming the file and the key."""
+    content = load(path, f"results; run `{COMMAND}`")
+    with refusing(str(path)):
+        return Results.model_validate(content)
+
+
+@lru_cache(maxsize=1)
+def _committed() -> Results:
+    return read()
+
+
+def versions() -> str:
+    """The versions that the results are of, as a sentence names them."""
+    return ", ".join(f"{name} {version}" for name, version in _committed().versions.items())
+
+
+def observe(name: str, rule: Execution) -> Observed:
+    """Find what came of a claim's lines. Raises ValueError where there is no result, or one of another rule."""
+    again = f"run `{COMMAND} --claim {name}`"
+    shown = RESULTS.relative_to(ROOT)
+    result = _committed().results.get(name)
+    if result is None:
+        raise ValueError(f"snippet: no result of it in {shown}; {again}")
+    if result.rule_sha256 != rule.sha256:
+        raise ValueError(f"snippet: the result in {shown} is of another rule; {again}")
+    if result.outcome != outcome(rule.wants, result.found, result.message):
+        raise ValueError(f"snippet: the result in {shown} is {result.outcome}, which does not follow; {again}")
+    if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
+        raise ValueError(f"measures: {result.measured} in {shown} is no one value; ask for one that all ranks share")
+    observed: bool | float | str = result.outcome
+    if rule.measures is not None and result.outcome == "accepted":
+        assert result.measured is not None  # as nothing was refused
+        observed = result.measured
+    return Observed(observed, (f"{shown}: {name}: {result.outcome}",), told=_what_shows_it(rule, result))
+
+
+def _what_shows_it(rule: Execution, result: Result) -> str:
+    """What shows it, for the sentence of a verdict."""
+    if result.message is not None:
+        return result.message
+    values = [
+        f"{asked} is {result.found[asked]!r}" + ("" if result.found[asked] == wanted else f", not {wanted!r}")
+        for asked, wanted in rule.wants.items()
+        if result.outcome == "accepted" or result.found[asked] != wanted
+    ]
+    return "; ".join(values)

@@ -1,0 +1,189 @@
+"""What did others measure of it? Their published rows, beside nothing of ours: pairs that differ in what a claim asks.
+
+No row is picked by hand: of each source all pairs are taken that differ in what the rule names and in nothing else.
+Grade C, where too much is assumed, decides nothing. A row is one run on its box, so every rate has the allowance of
+REPEAT; and rows show what was seen there, not what holds elsewhere: a claim of everything fails by one pair against it,
+and where none is, it holds on these rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from study.claims.rules import Observed, Text, around
+from study.files import Written
+from study.planner.published_rows import engine_words
+from study.theory import measured_by_others
+from study.theory.measured_by_others import TIMES, MeasuredCase
+from study.theory.step_time import tokens_per_second_per_gpu
+
+A_LIST = Field(strict=False)  # so that a list of the file becomes a tuple
+REPEAT = 0.02  # relative; rows of one setting that a source measured twice are up to 1.7 % apart
+
+Part = Literal[
+    "model", "engine", "precision", "gpus", "micro_batch", "accumulation", "batch", "sequence_length", "checkpointing"
+]
+Several = Annotated[tuple[Text, ...], A_LIST]
+
+
+class Rows(Written):
+    """Which rows; None: any."""
+
+    model: Text | None = None
+    engine: Text | Several | None = None  # as the page of what others measured names it
+    precision: Text | Several | None = None
+    gpu: Text | None = None
+    micro_batch: int | None = None
+    sequence_length: int | None = None
+
+    def has(self, case: MeasuredCase) -> bool:
+        """Whether a row is one of them."""
+        facts = _facts(case)
+        asked = self.model_dump(exclude_none=True)
+        return all(
+            facts[name] in (wanted if isinstance(wanted, tuple) else (wanted,)) for name, wanted in asked.items()
+        )
+
+
+class ByOthers(Written):
+    """It is held against rows that others published."""
+
+    type: Literal["others"]
+    quantity: Literal["speed", "fits"]  # tokens of a GPU and second, `of` over `to`; or whether `of` trained
+    asks: Literal["every", "one"]  # every: the worst pair decides; one: the best does, where it is as expected
+    grade: Literal["A", "B"]  # the lowest that is let in
+    of: Rows
+    to: Rows | None = None
+    differs: Annotated[tuple[Part, ...], A_LIST] = ()  # batch: of a GPU and step, which otherwise is equal
+
+    @model_validator(mode="after")
+    def _whole(self) -> ByOthers:
+        if (self.quantity == "speed") != (self.to is not None and bool(self.differs)):
+            raise ValueError("to, differs: speed is of pairs, which need both, and fits is of rows, which have neither")
+        return self
+
+
+class Pair(NamedTuple):
+    """Two rows of one source, and the rate of the first over that of the second."""
+
+    of: MeasuredCase
+    to: MeasuredCase
+    ratio: float
+
+
+def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
+    """Find what the rows say; `band` is what is expected of a ratio. Raises ValueError where there is no such row."""
+    if rule.quantity == "fits":
+        return _fits(rule)
+    assert band is not None
+    found = sorted(pairs(rule), key=lambda pair: _against(pair.ratio, band))
+    if not found:
+        raise ValueError(f"no two rows of grade {_grades(rule)} differ in {', '.join(rule.differs)} alone; name others")
+    decides = found[-1 if rule.asks == "every" else 0]
+    ratios = [pair.ratio for pair in found]
+    which = "the worst" if rule.asks == "every" else "the best"
+    least, most = min(ratios), max(ratios)
+    pair = "the only pair" if len(found) == 1 else f"{which} of {len(found)} pairs at {least:.4g} to {most:.4g}"
+    told = f"{pair}, each run taken as up to {100 * REPEAT:g} % off; {_scope(decides.of)}"
+    evidence = (*map(_in_words, reversed(found)), *_sources([pair.of for pair in found]))
+    return Observed(decides.ratio, evidence, around(decides.ratio, (1 + REPEAT) ** 2), told=told)
+
+
+def pairs(rule: ByOthers) -> Iterator[Pair]:
+    """All pairs of a source that differ in what the rule names and in nothing else."""
+    assert rule.to is not None
+    rows = [case for case in measured_by_others.cases() if case.quantity in TIMES and case.grade in _grades(rule)]
+    rows = [case for case in rows if not case.outside]  # such times differ by more than REPEAT from run to run
+    for of, to in itertools.permutations(rows, 2):
+        if of.family == to.family and rule.of.has(of) and rule.to.has(to) and _differ(of, to) <= {*rule.differs}:
+            yield Pair(of, to, _speed(of) / _speed(to))
+
+
+def _fits(rule: ByOthers) -> Observed:
+    rows = [case for case in measured_by_others.cases("memory") if case.quantity == "fits"]
+    rows = [case for case in rows if case.grade in _grades(rule) and rule.of.has(case)]
+    if not rows:
+        raise ValueError(f"no row of grade {_grades(rule)} says of this whether it fits; name others")
+    values = [bool(case.published) for case in rows]
+    said = [f"{case.family}, grade {case.grade}: {case.name}: {'trained' if fits else 'out of memory'}"
+            for case, fits in zip(rows, values, strict=True)]  # fmt: skip
+    count = "the only row" if len(rows) == 1 else f"{len(rows)} rows"
+    told = f"{count}; {_scope(rows[0])}"
+    return Observed(values[0], (*said, *_sources(rows)), (all(values), any(values)), told=told)
+
+
+def _against(ratio: float, band: tuple[float, float]) -> float:
+    """How far a ratio is beyond the nearer end of what is expected, as a logarithm; within it below 0."""
+    below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
+    return max(below, math.log(ratio / band[1]))
+
+
+def _grades(rule: ByOthers) -> str:
+    return "A" if rule.grade == "A" else "AB"
+
+
+def _speed(case: MeasuredCase) -> float:
+    """Tokens per second of a GPU, as published."""
+    return float(tokens_per_second_per_gpu(case.job, case.seconds))
+
+
+def _facts(case: MeasuredCase) -> dict[str, Any]:
+    """A row, part by part, each part without what is in another."""
+    engine, job, box = case.engine, case.job, case.box
+    return {
+        "model": case.shape.name,
+        "engine": engine_words(case),
+        "precision": engine.precision,
+        "gpu": box.gpu.name,
+        "gpus": box.num_gpus,
+        "micro_batch": job.micro_batch_size,
+        "accumulation": job.gradient_accumulation_steps,
+        "batch": job.micro_batch_size * job.gradient_accumulation_steps,
+        "sequence_length": job.sequence_length,
+        "checkpointing": job.activation_checkpointing,
+    }
+
+
+def _differ(one: MeasuredCase, other: MeasuredCase) -> set[str]:
+    """The parts in which two rows differ."""
+
+    def parts(case: MeasuredCase) -> dict[str, Any]:
+        settings = dataclasses.replace(case.engine, precision="fp32", world_size=1, accumulation_bytes=0)
+        kernels = dataclasses.replace(
+            case.job,
+            micro_batch_size=1,
+            gradient_accumulation_steps=1,
+            sequence_length=1,
+            activation_checkpointing=False,
+        )
+        box = dataclasses.replace(case.box, num_gpus=1)
+        return _facts(case) | {"model": case.shape, "engine": settings, "kernels": kernels, "box": box}
+
+    first, second = parts(one), parts(other)
+    return {name for name, value in first.items() if value != second[name]}
+
+
+def _scope(case: MeasuredCase) -> str:
+    """What decides: whose row, of which grade, of what."""
+    facts = _facts(case)
+    what = (
+        f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"
+    )
+    return f"measured by others, {case.family}, grade {case.grade}: {what}"
+
+
+def _in_words(pair: Pair) -> str:
+    sides = (f"{case.name}: {_speed(case):,.0f} tokens/s per GPU" for case in (pair.of, pair.to))
+    grade = max(pair.of.grade, pair.to.grade)
+    return f"{pair.of.family}, grade {grade}: {' over '.join(sides)} = {pair.ratio:.4g}"
+
+
+def _sources(cases: Sequence[MeasuredCase]) -> list[str]:
+    """Where each source is, and what it says of its stack or what is assumed."""
+    return list(dict.fromkeys(f"{case.family}: {case.url}: {' '.join(case.conditions.split())}" for case in cases))

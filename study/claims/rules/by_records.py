@@ -1,0 +1,294 @@
+"""What do the committed records of runs say of a claim? The functions that the ledger may name, with their arguments.
+
+All records are of a CPU. Losses: fp32, the models of the studies in LEARNED, two processes, by compare/differences.py,
+seed by seed. Bytes: where the models of a study differ, or the ranks, the interval is from least to most.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from study.claims.rules import Observed
+from study.files import ROOT
+from study.records import find as records
+from study.records.find import RecordFile
+from study.records.schema import Record
+from study.running import studies
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from study.claims.published import defects
+
+T = TypeVar("T")
+
+CPU = ROOT / "reports" / "cpu"
+RECORDS = CPU / "records"
+PROTOCOL = CPU / "published" / "protocol.json"
+LEARNED = {"bert-imdb": "learning-bert", "gpt-wikitext": "learning-gpt"}  # the study that tells what a model learns
+WORLD_SIZE = 2  # of the runs whose losses are compared
+PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
+SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+@lru_cache(maxsize=16)
+def _finished(study: str) -> list[RecordFile]:
+    return [run for run in records.find([RECORDS / study]) if run.record.status == "ok"]
+
+
+def _some(candidates: Iterable[RecordFile], what: str) -> list[RecordFile]:
+    kept = list(candidates)
+    if not kept:
+        raise ValueError(f"arguments: no committed record of {what}; name runs that there are")
+    return kept
+
+
+def _known(value: T | None) -> T:
+    """What every record of a run that ended well has."""
+    assert value is not None
+    return value
+
+
+def _name(path: str) -> str:
+    """A strategy's name; the ledger may name its file."""
+    return Path(path).stem
+
+
+# ---------------------------------------------------------------- what is learned
+
+
+def loss_difference(
+    workload: str, strategy: str, control: str, part: str = "training", steps: int | None = None
+) -> Observed:
+    """Relative difference of loss, strategy less control, with its interval over seeds.
+
+    part: training, the mean of the last ten steps, or of the first `steps`; evaluation, the held-out loss at the end.
+    """
+    if part not in ("training", "evaluation"):
+        raise ValueError(f"part {part!r}: must be 'training' or 'evaluation'")
+    from study.compare.table import CURVE
+
+    table = _table(workload)
+    if steps is not None:  # compared in the place of the last losses
+        at = CURVE.index("loss")
+        table = table.assign(final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
+    return _compared(table, workload, strategy, control, "final_loss" if part == "training" else "eval_loss")
+
+
+def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
+    """The mean gradient norm of a run over the control's, with its interval over seeds."""
+    difference = _compared(_table(workload), workload, strategy, control, "mean_grad_norm")
+    low, high = difference.ends
+    return Observed(1 + difference.number, difference.evidence, (1 + low, 1 + high), told=difference.told)
+
+
+@lru_cache(maxsize=2)
+def _table(workload: str) -> pd.DataFrame:
+    """The runs of a workload's study; of one fixed in advance those of its arms alone: neighbours are no controls.
+
+    An arm's runs stand for every strategy that was shown to end with its weights.
+    """
+    import pandas as pd
+
+    from study.compare import table, verdict, verdict_text
+
+    if workload not in LEARNED:
+        raise ValueError(f"workload {workload!r}: must be one of {', '.join(LEARNED)}")
+    folder, chosen = RECORDS / LEARNED[workload], studies.find(LEARNED[workload])
+    runs = table.read([folder])
+    if chosen.protocol is None:
+        return runs
+    admitted = verdict_text.admit([folder], chosen)
+    verdict.require_whole(admitted)
+    arms = runs[runs["run_id"].isin([run.run_id for run in admitted.taken if not run.label])]
+    told = [
+        arms[(arms["strategy"] == arm) & (arms["world_size"] == WORLD_SIZE)].assign(strategy=other)
+        for other, arm in verdict.arms_of_same(admitted, chosen.protocol).items()
+    ]
+    return pd.concat([arms, *told], ignore_index=True)
+
+
+def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, metric: str) -> Observed:
+    from study.compare import differences, pairs
+
+    kept = table[(table["workload"] == workload) & table["strategy"].isin([strategy, control])]
+    compared = differences.compare(kept, control, [metric])
+    rows = compared[
+        (compared["strategy"] == strategy)
+        & (compared["world_size"] == (1 if strategy == "single" else WORLD_SIZE))
+        & (compared["control_world_size"] == WORLD_SIZE)
+    ]
+    if len(rows) != 1 or rows["relative_low"].isna().any():
+        raise ValueError(
+            f"arguments: no committed records of {workload} under {strategy} and {control} in several seeds"
+        )
+    row = rows.iloc[0]
+    couples = pairs.pair(kept, control).compared
+    ids = {name for column in ("run", "control_run") for name in kept.loc[couples[column], "run_id"]}
+    runs = kept[kept["run_id"].isin(ids) & (kept["world_size"] <= WORLD_SIZE)]
+    interval = float(row["relative_low"]), float(row["relative_high"])
+    evidence = tuple(sorted(set(runs["run_id"])))
+    return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 %, {row['interval']}")
+
+
+# ---------------------------------------------------------------- what is held
+
+
+def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
+    """Bytes that the largest rank holds per parameter as the optimizer is about to step.
+
+    part: one of PARTS; model_states are the first three together, which is what the paper counts.
+    """
+    if part not in PARTS:
+        raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
+    asked = (_name(strategy), world_size, precision)
+    runs = _some(
+        (
+            f
+            for f in _finished("model-states")
+            if (f.record.strategy, f.record.world_size, _known(f.record.proof).precision) == asked
+        ),
+        f"model states under {strategy} on {world_size} processes in {precision}",
+    )
+    held = [max(getattr(rank, part) for rank in _known(f.record.model_state_bytes)) for f in runs]
+    values = [most / _known(f.record.num_params) for most, f in zip(held, runs, strict=True)]
+    return _from_least_to_most(values, runs)
+
+
+def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
+    """Bytes per parameter of a part of the states on so many ranks over those on another number."""
+    above, below = (
+        state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
+    )
+    if not min(below.ends):
+        raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes")
+    return _ratio(above, below, above.told)
+
+
+def _ratio(above: Observed, below: Observed, told: str) -> Observed:
+    """One observed value over another, from the least to the most that both allow."""
+    (low, high), (least, most) = above.ends, below.ends
+    interval = None if (low, least) == (high, most) else (low / most, high / least)
+    return Observed(above.number / below.number, above.evidence + below.evidence, interval, told=told)
+
+
+def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed:
+    interval = None if len(set(values)) == 1 else (min(values), max(values))
+    evidence = tuple(f.record.run_id for f in runs)
+    return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
+
+
+# ---------------------------------------------------------------- what is sent
+
+
+def _sending(strategy: str, world_size: int, accumulation: int) -> list[RecordFile]:
+    wanted = (_name(strategy), world_size, accumulation, False)
+    return _some(
+        (f for f in _finished("communication") if _of_step(f.record) == wanted),
+        f"communication under {strategy} on {world_size} processes, micro steps: {accumulation}",
+    )
+
+
+def _of_step(r: Record) -> tuple[str, int, int, bool]:
+    return r.strategy, r.world_size, _known(r.proof).gradient_accumulation_steps, r.config["activation_checkpointing"]
+
+
+def volume(strategy: str, world_size: int, accumulation: int) -> Observed:
+    """Bytes of a step's collectives over those of all parameters, an all-reduce counted twice."""
+    runs = _sending(strategy, world_size, accumulation)
+    values = [_moved(f.record) / (4 * _known(f.record.num_params)) for f in runs]  # all are in fp32
+    return _from_least_to_most(values, runs)
+
+
+def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
+    return sum(c.moved_bytes for c in _known(r.collectives_per_step) if kinds is None or c.kind in kinds)
+
+
+def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
+    """`volume` of one case over that of another."""
+    return _ratio(volume(**of), volume(**to), "least to most")
+
+
+def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
+    """Bytes that reduce gradients in a step of so many micro steps over those of a step of one."""
+    accumulated, plain = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
+    values = [
+        _moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(accumulated, plain, strict=True)
+    ]
+    return _from_least_to_most(values, [*accumulated, *plain])
+
+
+def uses_collective(strategy: str, world_size: int, collective: str) -> Observed:
+    """Whether a step has a collective for more than losses and norms."""
+    runs = _sending(strategy, world_size, 1)
+    kind = collective.replace("-", "_")
+    shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in runs]
+    evidence = tuple(f.record.run_id for f in runs)
+    is_used = [share > SEEN for share in shares]
+    return Observed(all(is_used), evidence, (all(is_used), any(is_used)))
+
+
+# ---------------------------------------------------------------- accumulation
+
+
+def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> Observed:
+    """The largest relative difference of loss, over all steps, that accumulation makes at one global batch."""
+    accumulated, plain = _parity_pair(workload, strategy, micro_batch)
+    losses = [[line["loss"] for line in records.steps_of(f)] for f in (accumulated, plain)]
+    value = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
+    return Observed(value, (accumulated.record.run_id, plain.record.run_id))
+
+
+def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[RecordFile, RecordFile]:
+    """The runs of the study `parity`, without dropout and clipping, with accumulation and without."""
+    alike = [
+        f
+        for f in _finished("parity")
+        if (f.record.workload, f.record.strategy, f.record.world_size) == (workload, strategy, WORLD_SIZE)
+        and not f.record.config["dropout"]
+    ]
+    what = f"{workload} under {strategy} in the study parity"
+    proofs = [(f, _known(f.record.proof)) for f in alike]
+    accumulated = _some(
+        (f for f, p in proofs if p.gradient_accumulation_steps > 1 and p.micro_batch_size == micro_batch),
+        f"{what}, accumulated, micro batch {micro_batch}",
+    )
+    plain = _some((f for f, p in proofs if p.gradient_accumulation_steps == 1), what)
+    return accumulated[0], plain[0]
+
+
+# ---------------------------------------------------------------- a published program, mended
+
+
+def protocol_effect(program: str, metric: defects.Metric) -> Observed:
+    """What ZeRO's arm of a published program has over the plain one's, less 1, with its interval over repeats.
+
+    program: published, or mended, of all its defects.
+    """
+    from study.claims.published import defects
+
+    programs = {"published": defects.AS_PUBLISHED, "mended": defects.MENDED}
+    for name, value, known in (("program", program, programs), ("metric", metric, get_args(defects.Metric))):
+        if value not in known:
+            raise ValueError(f"{name} {value!r}: must be one of {', '.join(known)}")
+    effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
+    if effect is None or effect.low is None or effect.high is None:
+        raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
+    how = f"95 % over {len(effect.values)} repeats"
+    runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
+    evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)
+    return Observed(effect.mean, evidence, (effect.low, effect.high), told=how)
+
+
+FUNCTIONS: dict[str, Callable[..., Observed]] = {
+    function.__name__: function
+    for function in (
+        loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
+        reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
+    )
+}  # fmt: skip

@@ -1,0 +1,439 @@
+"""What do the papers' formulas and the models of study/theory say of a claim? The functions that the ledger may name.
+
+They are asked of a case: a model, a strategy's file, GPUs and a batch, in the precision class in which that strategy
+trains. Gradients accumulate in the parameters' type, as DeepSpeed does unless it is told otherwise. What is predicted
+has an interval: of memory as far as predictions were seen to be off on a CPU, of time the spread of its model.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from study.claims.rules import Observed, around
+from study.errors import refusing
+from study.planner.choose import gpt
+from study.strategy import engines, file
+from study.theory import (
+    communication,
+    flops,
+    hardware,
+    measured_by_others,
+    model_states,
+    on_box,
+    peaks,
+    shapes,
+    step_time,
+)
+from study.theory.case import Engine, Job, Precision
+from study.theory.hardware import Box
+from study.theory.intervals import EVIDENCE
+from study.theory.on_box import Prediction
+from study.theory.peaks import Peak
+from study.theory.shapes import ModelShape
+
+POSITIONS, VOCABULARY = 1024, 50257  # of a model that is given by its shape
+GIB = 2**30
+MEMORY_ERROR = 0.10  # relative; what compare/peaks.py allows a prediction, and 6 of 7 published ones keep to
+_WORST_AND_BEST = (1 + MEMORY_ERROR, 1 - MEMORY_ERROR)
+_LEAST = {"micro_batch": 1, "checkpointing": True}  # what takes the least memory
+_LEAST_JOB = Job(1, POSITIONS, activation_checkpointing=True, kernels="fused")
+WIDEST = 1 << 17  # hidden size of the largest model that is looked for
+
+# ---------------------------------------------------------------- cases
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Typed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class GivenModel(_Typed):
+    """A model that theory knows by no name."""
+
+    name: str
+    architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"]
+    layers: Count
+    hidden: Count
+    heads: Count
+
+
+class Case(_Typed):
+    """What the models of memory and time are asked, named as in the ledger."""
+
+    model: str | GivenModel
+    strategy: str
+    gpu: str
+    gpus: Count
+    micro_batch: Count
+    sequence_length: Count
+    precision: Precision
+    checkpointing: bool
+    accumulation: Count = 1
+    kernels: Literal["fused", "transformers"] = "fused"  # transformers: its own modules, which hold and move more
+    node: Literal["dgx-2", "whole"] | None = None  # whole: fewer GPUs have all of a rented node; None: their share
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], where: str = "arguments") -> Case:
+        """Read a case of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"{where}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
+        if "model" in arguments:
+            arguments = {**arguments, "model": model_of(arguments["model"], f"{where}.model")}
+        with refusing(where):
+            return cls.model_validate(arguments)
+
+    @property
+    def shape(self) -> ModelShape:
+        shape = shape_of(self.model)
+        return dataclasses.replace(shape, positions=max(shape.positions, self.sequence_length))
+
+    @property
+    def engine(self) -> Engine:
+        return engine_of(self.strategy, self.shape.hidden, self.gpus, self.precision)
+
+    @property
+    def job(self) -> Job:
+        return Job(self.micro_batch, self.sequence_length, self.accumulation, self.checkpointing, kernels=self.kernels)
+
+    @property
+    def box(self) -> Box:
+        return box_of(self.gpu, self.gpus, self.node)
+
+    @property
+    def is_offloaded(self) -> bool:
+        return (self.engine.offload_optimizer, self.engine.offload_param) != ("none", "none")
+
+    def __str__(self) -> str:
+        accumulated = f" x {self.accumulation}" if self.accumulation > 1 else ""
+        batch = f"{self.micro_batch} x {self.sequence_length}{accumulated} tokens"
+        checkpointed = ", checkpointed" if self.checkpointing else ""
+        gpus = f"{self.gpus} x {self.gpu}"
+        return f"{self.shape.name}, {self.strategy}, {gpus}, {batch}, {self.engine.precision}{checkpointed}"
+
+
+@lru_cache(maxsize=4096)
+def peak_of(case: Case) -> Peak:
+    """Predict the highest moment of a rank of the case."""
+    return peaks.peak(case.shape, case.engine, case.job)
+
+
+@lru_cache(maxsize=4096)
+def prediction_of(case: Case) -> Prediction:
+    """Predict memory and time of the case."""
+    return on_box.predict(case.shape, case.engine, case.job, case.box)
+
+
+def model_of(model: str | Mapping[str, Any], where: str = "model") -> str | GivenModel:
+    """Read a model of the ledger. Raises ValueError naming the key that is missing, unknown or of another type."""
+    if not isinstance(model, Mapping):
+        return model
+    with refusing(where):
+        return GivenModel.model_validate(model)
+
+
+def shape_of(model: str | GivenModel) -> ModelShape:
+    """Find the shape of a model. Raises ValueError for a name that is none of theory's."""
+    if isinstance(model, GivenModel):
+        return shapes.plain(**model.model_dump(), positions=POSITIONS, vocabulary=VOCABULARY)
+    if model not in shapes.KNOWN:
+        raise ValueError(f"model {model!r}: is none that theory knows; name one of them or give its shape")
+    return shapes.find(model)
+
+
+def engine_of(strategy: str, hidden: int, world_size: int, precision: Precision) -> Engine:
+    """Describe the engine of a strategy, in the class in which it trains and with gradients in 16 bits."""
+    chosen = file.read_by_name(strategy)
+    return engines.engine_of(chosen, hidden, world_size, engines.precision_class(chosen, precision), "bf16")
+
+
+def box_of(gpu: str, gpus: int, node: str | None) -> Box:
+    """Find the box of a case. Raises ValueError for an unknown GPU or node, and for GPUs that fill no nodes."""
+    card = hardware.find_gpu(gpu)
+    box = hardware.typical_box(card, gpus)
+    match node:
+        case None:
+            return box
+        case "whole":
+            return dataclasses.replace(hardware.typical_box(card, box.gpus_per_node), num_gpus=gpus)
+        case "dgx-2":
+            # As theory/measured_by_others/published.yaml has it: 16 V100, 1.5 TB of memory, eight drives of 3.84 TB, of
+            # which the papers count 28 TB; two sockets of 24 cores and six channels of DDR4-2666.
+            return Box(
+                card,
+                gpus,
+                gpus_per_node=16,
+                host_memory_bytes=1_500_000_000_000,
+                host_memory_bandwidth=256e9,
+                host_cores=48,
+                disk_bytes=28_000_000_000_000,
+                disk_read_bandwidth=8 * 3.2e9,
+                disk_write_bandwidth=8 * 2.0e9,
+            )
+    raise ValueError(f"node {node!r}: must be 'dgx-2' or 'whole'")
+
+
+# ---------------------------------------------------------------- the papers' formulas, and counts
+
+
+def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Observed:
+    """Bytes of model states that a rank holds per parameter."""
+    parts = model_states.paper_bytes_per_parameter(zero_stage, world_size, precision)
+    return Observed(parts.total, (f"{parts.parameters:.6g} + {parts.gradients:.6g} + {parts.optimizer_states:.6g}",))
+
+
+def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, precision: str) -> Observed:
+    """Bytes of model states that a rank holds."""
+    each = paper_bytes_per_parameter(zero_stage, world_size, precision)
+    return Observed(num_params * each.number, (f"{num_params:g} x ({each.evidence[0]})",), in_bytes=True)
+
+
+def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
+    """Bytes at stage 0 over those at this stage."""
+    shared = {"world_size": world_size, "precision": precision}
+    return paper_ratio({"zero_stage": 0, **shared}, {"zero_stage": zero_stage, **shared})
+
+
+def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
+    """A peak at stage 0 over that at this stage: between none, where activations are all, and that of the states."""
+    states = paper_reduction(zero_stage, world_size, precision)
+    ends = (1.0, states.number)
+    return Observed(states.value, states.evidence, ends, told="from activations alone to states alone")
+
+
+def paper_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
+    """Bytes per parameter of one case over another's."""
+    above, below = paper_bytes_per_parameter(**of), paper_bytes_per_parameter(**to)
+    return Observed(above.number / below.number, (f"({above.evidence[0]}) / ({below.evidence[0]})",))
+
+
+def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precision: str) -> Observed:
+    """What one stage saves against stage 0, over what another saves."""
+    whole, mine, theirs = (
+        paper_bytes_per_parameter(stage, world_size, precision).number for stage in (0, zero_stage, of_stage)
+    )
+    formula = f"({whole:g} - {mine:g}) / ({whole:g} - {theirs:g})"
+    return Observed((whole - mine) / (whole - theirs), (formula,))
+
+
+def paper_offload_reduction(world_size: int, precision: Precision) -> Observed:
+    """Bytes on the device at stage 2 over those with the optimizer offloaded."""
+    plain, offloaded = (Engine("deepspeed", 2, world_size, precision, 2, device) for device in ("none", "cpu"))
+    above, below = (model_states.paper_bytes_by_place(engine, 1).device for engine in (plain, offloaded))
+    return Observed(above / below, (f"{above:g} / {below:g} bytes per parameter",))
+
+
+def paper_volume(zero_stage: int, accumulation: int) -> Observed:
+    """Parameters that a rank moves in a step, over the model's."""
+    value = communication.paper_volume(zero_stage, 1, accumulation)
+    micro_steps = f"{accumulation} micro step{'' if accumulation == 1 else 's'}"
+    return Observed(float(value), (f"stage {zero_stage}, {micro_steps}: {value:g}",))
+
+
+def paper_volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
+    """Parameters moved in one case over those moved in another."""
+    above, below = paper_volume(**of), paper_volume(**to)
+    return Observed(above.number / below.number, (*above.evidence, *below.evidence))
+
+
+def num_params(model: str | dict[str, Any]) -> Observed:
+    """Parameters of a model."""
+    shape = shape_of(model_of(model))
+    return Observed(float(shape.num_params), (f"{shape.name}: {shape.num_params:,} counted",))
+
+
+def link_bandwidth(gpu: str, directions: str) -> Observed:
+    """GB/s of a GPU's links to the others of its node; directions: one or both."""
+    card = hardware.find_gpu(gpu)
+    if directions not in ("one", "both"):
+        raise ValueError(f"directions {directions!r}: must be 'one' or 'both'")
+    value = card.link_bandwidth * (2 if directions == "both" else 1) / 1e9
+    return Observed(value, (f"{card.name}, {card.link}: {card.source}",))
+
+
+# ---------------------------------------------------------------- memory: a peak, what fits, the largest model
+
+
+def peak(**arguments: Any) -> Observed:
+    """Bytes that a GPU holds at the highest moment of a step."""
+    case = Case.of(arguments)
+    total = float(peak_of(case).total)
+    return Observed(total, (_peak_in_words(case),), around(total, 1 + MEMORY_ERROR), in_bytes=True)
+
+
+def peak_of_any_batch(**arguments: Any) -> Observed:
+    """`peak` where the batch is unknown: from one sequence a GPU, checkpointed, to all of the GPU's memory."""
+    least = peak(**arguments, **_LEAST)
+    card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
+    ends = (least.ends[0], max(least.ends[1], card))
+    return Observed(least.value, least.evidence, ends, in_bytes=True, told="from the least batch to the whole card")
+
+
+def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
+    """The peak of one case over that of another."""
+    above, below = Case.of(of), Case.of(to)
+    value = float(peak_of(above).total / peak_of(below).total)
+    return Observed(value, (_peak_in_words(above), _peak_in_words(below)), around(value, 1 + MEMORY_ERROR))
+
+
+def fits(**arguments: Any) -> Observed:
+    """Whether a GPU has room at the highest moment, and the node for what is offloaded."""
+    case = Case.of(arguments)
+    held = peak_of(case)
+    found, worst, best = (_has_room(held, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
+    usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
+    needed = on_box.needed_bytes(held)
+    evidence = f"{case}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
+    if lacking := on_box.lacking(held, case.box):
+        evidence += f"; the node has too little {lacking}"
+    return Observed(found, (evidence,), (worst, best))
+
+
+def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -> Observed:
+    """Parameters of the largest GPT that fits, with one sequence of 1,024 tokens a GPU, checkpointed, in 16 bits."""
+    value, low, high = (_largest(strategy, gpu, gpus, node, factor) for factor in (1.0, *_WORST_AND_BEST))
+    return Observed(value, (f"{strategy}, {gpus} x {gpu}: {value / 1e9:.2f} billion",), (low, high))
+
+
+def capacity_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
+    """The largest model of one strategy and box over that of another."""
+    above, below = largest_model(**of), largest_model(**to)
+    ends = (above.ends[0] / below.ends[1], above.ends[1] / below.ends[0])
+    return Observed(above.number / below.number, (*above.evidence, *below.evidence), ends)
+
+
+@lru_cache(maxsize=256)
+def _largest(strategy: str, gpu: str, gpus: int, node: str | None, factor: float) -> float:
+    box = box_of(gpu, gpus, node)
+    family = [gpt(hidden, POSITIONS) for hidden in range(256, WIDEST + 1, 64)]
+    fitting = bisect.bisect_left(family, True, key=lambda shape: not _holds(shape, strategy, box, factor))
+    return float(family[fitting - 1].num_params) if fitting else 0.0
+
+
+def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
+    """Whether a box holds a model with the least batch, in 16 bits."""
+    precision: Precision = "bf16" if "bf16" in box.gpu.peak_flops_per_second else "fp16"
+    engine = engine_of(strategy, shape.hidden, box.num_gpus, precision)
+    return _has_room(peaks.peak(shape, engine, _LEAST_JOB), box, factor)
+
+
+def _has_room(held: Peak, box: Box, factor: float) -> bool:
+    """Whether there is room for a peak that is this factor of the predicted one."""
+    needed = factor * on_box.needed_bytes(held)
+    return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and on_box.lacking(held, box) is None
+
+
+def _peak_in_words(case: Case) -> str:
+    return f"{case}: {peak_of(case).total / GIB:.2f} GiB"
+
+
+# ---------------------------------------------------------------- what is sent, and speed
+
+
+def engine_volume(
+    strategy: str, model: str | dict[str, Any], world_size: int, accumulation: int, checkpointing: bool
+) -> Observed:
+    """Parameters that a rank of today's DeepSpeed moves in a step, over the model's, in bf16."""
+    shape = shape_of(model_of(model))
+    engine = engine_of(strategy, shape.hidden, world_size, "bf16")
+    job = Job(1, POSITIONS, accumulation, checkpointing, kernels="fused")
+    collectives = communication.collectives(engine, shape, job)
+    value = sum(collective.moved_bytes for collective in collectives) / (engine.parameter_bytes * shape.num_params)
+    kinds = ", ".join(f"{collective.count:g} {collective.kind}" for collective in collectives)
+    return Observed(float(value), (f"{shape.name}, {strategy}, {world_size} ranks: {kinds}",))
+
+
+def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
+    """Tokens per second and GPU of one case over those of another."""
+    above, below = Case.of(of), Case.of(to)
+    value = _speed(above) / _speed(below)
+    evidence = (_speed_in_words(above), _speed_in_words(below))
+    return Observed(value, evidence, around(value, _ratio_spread(above, below)))
+
+
+def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
+    """How much `speed_ratio` rises from one value of an argument, set on both sides, to another."""
+    first, last = _ratios(of, to, along, (start, end))
+    low, high = around(last.number / first.number, _ratio_spread(Case.of(of), Case.of(to)))
+    evidence = tuple(f"{along} {value}: {ratio.value:.4g}" for value, ratio in ((start, first), (end, last)))
+    ends = (first.number * (low - 1), first.number * (high - 1))
+    return Observed(last.number - first.number, evidence, ends)
+
+
+def speed_ratio_growth(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
+    """`speed_ratio` at one value of an argument, set on both sides, over that at another."""
+    first, last = _ratios(of, to, along, (start, end))
+    value = last.number / first.number
+    return Observed(value, (*last.evidence, *first.evidence), around(value, _ratio_spread(Case.of(of), Case.of(to))))
+
+
+def published_tflops(case: str) -> Observed:
+    """Predicted TFLOP/s of a GPU, recomputation counted, of a case of theory/measured_by_others/published.yaml."""
+    cases = {one.name: one for one in measured_by_others.cases() if one.quantity == "tflops_per_gpu"}
+    if case not in cases:
+        raise ValueError(f"case {case!r}: is none in TFLOP/s of theory/measured_by_others/published.yaml")
+    measured = cases[case]
+    job = measured.job
+    each = flops.hardware_flops_per_sequence(measured.shape, job.sequence_length, job.recomputed)
+    time = step_time.seconds(measured.shape, measured.engine, job, measured.box)
+    value = float(job.micro_batch_size * job.gradient_accumulation_steps * each / time.total / 1e12)
+    evidence = f"{measured.name}: {float(time.total):.4g} s per step"
+    return Observed(value, (evidence,), around(value, time.evidence.spread))
+
+
+def _ratios(of: dict[str, Any], to: dict[str, Any], along: str, values: Any) -> list[Observed]:
+    return [speed_ratio({**of, along: value}, {**to, along: value}) for value in values]
+
+
+def _ratio_spread(above: Case, below: Case) -> float:
+    """How far a ratio of two predicted times may be off.
+
+    What both have in common cancels: where nothing but sharding, batch or length differs it is taken to be as uncertain
+    as a single time of what the constants were fitted to. Offload, other GPUs, models or types, autocast against 16-bit
+    parameters among them: as of two times whose errors know nothing of each other.
+    """
+    sides = (above, below)
+    alike = len({(case.model, case.gpu, case.gpus, case.kernels, case.engine.precision) for case in sides}) == 1
+    if alike and not any(case.is_offloaded for case in sides):
+        return EVIDENCE["fsdp", "known"].spread
+    return math.exp(math.hypot(*(math.log(prediction_of(case).step.evidence.spread) for case in sides)))
+
+
+def _speed(case: Case) -> float:
+    return float(prediction_of(case).tokens_per_second_per_gpu)
+
+
+def _speed_in_words(case: Case) -> str:
+    return f"{case}: {_speed(case):,.0f} tokens/s per GPU"
+
+
+# ---------------------------------------------------------------- what the ledger may name
+
+FUNCTIONS: dict[str, Callable[..., Observed]] = {
+    function.__name__: function
+    for function in (
+        paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_peak_reduction, paper_ratio,
+        paper_saving_share, paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth,
+        peak, peak_of_any_batch, memory_ratio, fits, largest_model, capacity_ratio, engine_volume,
+        speed_ratio, speed_ratio_change, speed_ratio_growth, published_tflops,
+    )
+}  # fmt: skip
+_OF_TWO = ("memory_ratio", "speed_ratio", "speed_ratio_change", "speed_ratio_growth")
+
+
+def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError where an argument of a case is missing, unknown or of another type."""
+    if function in ("peak", "fits"):
+        Case.of(arguments)
+    elif function == "peak_of_any_batch":
+        Case.of({**arguments, **_LEAST})
+    elif function in _OF_TWO:
+        for side in ("of", "to"):
+            Case.of(arguments[side], f"arguments.{side}")

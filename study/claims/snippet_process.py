@@ -1,0 +1,210 @@
+"""What becomes of one claim's lines when today's engine is given them? One process of it, on a CPU.
+
+    python -m study.claims.snippet_process FOLDER
+
+FOLDER holds rule.json, and each rank leaves its answer there. The current folder is the snippet's own, empty at first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from study import files
+
+SEED = 42
+MICRO_BATCH_SIZE = 8
+LENGTH = 8  # tokens of a review
+REVIEWS = 160  # to train on; 20 batches
+STEPS = 2
+MESSAGE_LENGTH = 400
+
+# Larger than the 1e5 elements of a tensor that stage 3 shards, and the 1 MiB that offload to NVMe swaps.
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 1024,
+}
+
+
+def main(place: Path) -> None:
+    """Give the engine the lines, ask for what they should do, and write the answer of this rank."""
+    rule = json.loads((place / "rule.json").read_text())
+    answer: dict[str, Any] = {}
+    try:
+        names = fixtures(rule["through"])
+        (place / "started").touch()
+        try:
+            GIVEN[rule["through"]](rule["snippet"], names)
+        except BaseException as error:
+            traceback.print_exc()
+            answer["message"] = described(error)
+        else:
+            answer["found"] = {asked: value(asked, names) for asked in rule["wants"]}
+            answer["measured"] = rule["measures"] and value(rule["measures"], names)
+    except BaseException:
+        answer = {"fault": traceback.format_exc()}  # of ours, not of the engine
+    (place / f"answer-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(answer))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as train.py ends, and for the same reason
+
+
+def fixtures(through: str) -> dict[str, Any]:
+    """What a snippet may name: a tiny model, its tokenizer and reviews, the libraries, ways to look at an engine."""
+    import datasets
+    import torch
+    import transformers
+
+    from study.workloads import synthetic
+
+    torch.set_num_threads(1)
+    tokenizer = synthetic.tokenizer("bert-imdb")
+    config = transformers.BertConfig(**SIZES, vocab_size=len(tokenizer), num_labels=2)  # type: ignore[call-arg]
+    texts, labels = synthetic.reviews()
+    chosen = torch.randperm(len(texts), generator=torch.Generator().manual_seed(SEED)).tolist()
+    tokens = tokenizer(
+        [texts[i] for i in chosen[: REVIEWS + 16]], padding="max_length", truncation=True, max_length=LENGTH
+    )
+    reviews = datasets.Dataset.from_dict({**tokens, "labels": [labels[i] for i in chosen[: REVIEWS + 16]]})
+    names = {
+        "torch": torch,
+        "Path": Path,
+        "folder": str(Path.cwd()),
+        "tokenizer": tokenizer,
+        "config": config,
+        "train_dataset": reviews.select(range(REVIEWS)),
+        "eval_dataset": reviews.select(range(REVIEWS, REVIEWS + 16)),
+        "written": lambda below: sum(f.stat().st_size for f in Path(below).rglob("*") if f.is_file()),
+    }
+    for name in ("AutoModelForSequenceClassification", "Trainer", "TrainingArguments"):
+        names[name] = getattr(transformers, name)
+    if through != "accelerate-yaml":  # there it is built under what the file says
+        with torch.random.fork_rng():  # a snippet that sets no seed has none
+            torch.manual_seed(SEED)
+            names["model"] = names["AutoModelForSequenceClassification"].from_config(config)
+    if through == "python" and "RANK" not in os.environ:  # or these would join the processes before the snippet does
+        names["args"] = transformers.TrainingArguments(**on_cpu(), output_dir="out", max_steps=STEPS, report_to="none")
+    return names
+
+
+def on_cpu() -> dict[str, Any]:
+    """What TrainingArguments need beside the published ones where there is no GPU."""
+    return {"use_cpu": True} | ({"ddp_backend": "gloo"} if "RANK" in os.environ else {})
+
+
+def give_json(snippet: str, names: dict[str, Any]) -> None:
+    """The whole configuration of deepspeed.initialize, which makes the optimizer only where the lines name one."""
+    import deepspeed
+    import torch
+
+    given = json.loads(snippet)
+    deepspeed.init_distributed(dist_backend="gloo")
+    model = names["model"]
+    parameters = list(model.parameters())
+    optimizer = None if "optimizer" in given else torch.optim.AdamW(parameters)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=given)
+    watch(engine, engine.optimizer, names)
+    for _ in range(STEPS * engine.gradient_accumulation_steps()):
+        engine.backward(engine(**batch(names)).loss)
+        engine.step()
+
+
+def give_yaml(snippet: str, names: dict[str, Any]) -> None:
+    """The file that started this process: the lines are in it already."""
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None:
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = MICRO_BATCH_SIZE
+
+    def built(zero3_init: bool) -> int:
+        """Bytes that this rank holds of a model as it is built, with the flag and without."""
+        with plugin.zero3_init_context_manager(enable=zero3_init):
+            parameters = list(names["AutoModelForSequenceClassification"].from_config(names["config"]).parameters())
+        return sum(getattr(p, "ds_tensor", p).nbytes for p in parameters)
+
+    names["model"] = model = names["AutoModelForSequenceClassification"].from_config(names["config"])
+    engine, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    names |= {"accelerator": accelerator, "built": built}
+    watch(engine, optimizer.optimizer, names)
+    names["micro_batches"] = STEPS * accelerator.gradient_accumulation_steps
+    for _ in range(names["micro_batches"]):
+        with accelerator.accumulate(engine):
+            accelerator.backward(engine(**batch(names)).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def give_arguments(snippet: str, names: dict[str, Any]) -> None:
+    """The call's arguments, and those of a CPU; then Trainer trains as they say."""
+    training_arguments = names["TrainingArguments"]
+    names["TrainingArguments"] = lambda **given: training_arguments(**given, **on_cpu())
+    names["args"] = eval(snippet, names)
+    names["trainer"] = trainer = names["Trainer"](
+        model=names["model"],
+        args=names["args"],
+        train_dataset=names["train_dataset"],
+        eval_dataset=names["eval_dataset"],
+    )
+    trainer.train()
+    if trainer.is_deepspeed_enabled:
+        watch(trainer.model_wrapped, trainer.model_wrapped.optimizer, names)
+
+
+def give_python(snippet: str, names: dict[str, Any]) -> None:
+    exec(compile(snippet, "snippet", "exec"), names)
+
+
+GIVEN = {
+    "deepspeed-json": give_json,
+    "accelerate-yaml": give_yaml,
+    "training-arguments": give_arguments,
+    "python": give_python,
+}
+
+
+def batch(names: dict[str, Any]) -> dict[str, Any]:
+    taken: dict[str, Any] = names["train_dataset"].with_format("torch")[:MICRO_BATCH_SIZE]
+    return taken
+
+
+def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
+    """Let expressions ask for the engine, and for the bytes per parameter that this rank holds of its states."""
+    from study.training.measure.memory import model_state_bytes
+
+    def held(part: str) -> float:
+        sizes = (getattr(p, "ds_numel", p.numel()) for p in engine.parameters())
+        return float(round(getattr(model_state_bytes(engine, optimizer, None), part) / sum(sizes), 1))
+
+    names |= {"engine": engine, "optimizer": optimizer, "held": held}
+
+
+def value(asked: str, names: dict[str, Any]) -> bool | float | str | None:
+    result = eval(asked, names)
+    if result is not None and not isinstance(result, (bool, int, float, str)):
+        raise TypeError(f"{asked}: is a {type(result).__name__}; ask for a number, a word, yes or no")
+    return result
+
+
+def described(error: BaseException) -> str:
+    """The engine's own message: its type and first line, without this machine's folders."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:  # a bare assertion says what it asserts
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        lines = [f"{frame.line} ({Path(frame.filename).name})"]
+    wanted = 3 if type(error).__name__ == "ValidationError" else 1  # pydantic's first line says only how many there are
+    text = ": ".join([type(error).__name__, *lines[:wanted]])
+    return files.shown_text(text.replace(sys.prefix, "(python)"))[:MESSAGE_LENGTH]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

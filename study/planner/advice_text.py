@@ -1,0 +1,366 @@
+"""Advice as tables of text, as JSON, and as an accelerate file."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from tabulate import tabulate
+
+from study import files
+from study.errors import Refusal
+from study.planner.asked import CHECKPOINTED
+from study.planner.choose import gib
+from study.strategy import file
+from study.theory import hardware, model_states, peaks
+from study.theory.on_box import ALLOCATOR_SLACK
+
+if TYPE_CHECKING:
+    from study.planner.asked import Asked
+    from study.planner.choose import Advice, FewestGpus, LargestModels, Option
+    from study.theory.case import Numbers
+    from study.theory.hardware import Box
+    from study.theory.shapes import ModelShape
+
+LINE = 120  # characters
+
+
+def text(advice: Advice) -> str:
+    """Say it in tables of plain text."""
+    asked, box, shape = advice.asked, advice.box, advice.shape
+    nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
+    usable = gib(advice.options[0].prediction.usable_bytes)
+    lines = [
+        f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
+        f"{asked.sequence_length:,} tokens a sequence",
+        f"Assumed: {assumed(asked, box, _groups(advice))}.",
+        "Predicted, not measured; what the intervals of times rest on stands under the table.",
+        *(f"Note: {note}." for note in advice.notes),
+        "",
+    ]
+    head = ["strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
+            "sent GB", "$/1e9 tokens", "host", "disk GiB"]  # fmt: skip
+    rows = [_row(option) for option in advice.options]
+    lines += _aligned([head, *rows])
+    lines += [
+        "",
+        f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
+        "micro batch x accumulation, c: activation checkpointing, s: selective.",
+        "largest: micro batch that fits. sent: by a rank in a step. host, disk: of a node. Two precisions are two "
+        "arithmetics:",
+        "autocast over fp32 parameters, and 16-bit compute with fp32 masters, DeepSpeed's and FSDP2's.",
+        *_evidence(advice),
+        "Where a GPU's bytes are, in GiB:",
+        "",
+    ]
+    parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
+    rows = [["strategy", *(part.replace("_", " ") for part in parts), "highest"]]
+    for option in advice.options:
+        peak = option.prediction.peak
+        rows.append([option.strategy.name, *(gib(peak.parts[part]) for part in parts), peaks.MOMENTS[int(peak.moment)]])
+    lines += _aligned(rows)
+    return "\n".join([*lines, "", f"Recommended: {advice.reason}."])
+
+
+def _evidence(advice: Advice) -> list[str]:
+    """Say which errors the intervals rest on, once for the strategies that share them."""
+    names: dict[str, list[str]] = {}
+    for option in advice.options:
+        if not option.is_short:  # of which a note says that none is known
+            names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
+    lines = [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [part for line in lines for part in textwrap.wrap(line, LINE)]
+
+
+def _size(shape: ModelShape) -> str:
+    """Say how many parameters, and what for where that is not a decoder's logits."""
+    size = f"{shape.num_params:,} parameters"
+    if shape.experts:
+        size += f", of which a token meets {shape.active_params:,}"
+    match shape.head:
+        case "tokens":
+            return f"{size}; a logit for every word" if shape.is_encoder else size
+        case "none":
+            return f"{size}; no head"
+    return f"{size}; {shape.labels} {shape.head}"
+
+
+def _model_content(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "model": shape.name,
+        "num_params": shape.num_params,
+        "num_active_params": shape.active_params,
+        "head": shape.head,
+        "num_labels": shape.labels if shape.head in ("sequence classes", "token classes") else None,
+    }
+
+
+_CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
+MARKS = {False: "", True: " c", "selective": " s"}
+
+
+def assumed(asked: Asked, box: Box, groups: str = "") -> str:
+    """Say what a prediction assumes beside the table, in the words of the options."""
+    job = asked.job()
+    kernels = "compiled" if asked.compile else {"fused": "fused kernels", "transformers": "transformers' own kernels"}[
+        asked.kernels
+    ]  # fmt: skip
+    # FlashAttention-2 takes 16-bit types, on cards since Ampere; elsewhere PyTorch has another kernel without scores.
+    has_flash = hardware.generation_of(box.gpu) not in ("Volta", "Turing") and "32" not in asked.chosen_precision
+    attention = {
+        "sdpa": f"sdpa ({'FlashAttention-2' if has_flash else 'memory-efficient'})",
+        "flash-1": "FlashAttention of 2022",
+    }.get(asked.attention, "eager")
+    own = " (DeepSpeed: its own)" if asked.optimizer_kernel != "fused" else ""
+    said = [
+        kernels,
+        f"attention {attention}",
+        f"dropout {'on' if asked.dropout else 'off'}",
+        f"loss {job.loss}",
+        f"{asked.optimizer}, {asked.optimizer_kernel}{own}",
+        f"nodes of {box.gpus_per_node}, {box.node_bandwidth * 8e-9:g} Gbit/s" if box.num_nodes > 1 else "",
+        groups,
+    ]
+    return "; ".join(filter(None, said))
+
+
+def _groups(advice: Advice) -> str:
+    """Say how many GPUs share a copy of the states, where not all of them do."""
+    grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
+    return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
+
+
+def _short(seconds: Numbers) -> str:
+    return f"{seconds:.2g}" if float(seconds) < 99.5 else f"{seconds:,.0f}"
+
+
+def _row(option: Option) -> list[str]:
+    prediction = option.prediction
+    job = prediction.job
+    dollars = prediction.dollars_per_billion_tokens
+    batch = f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}"
+    return [
+        option.strategy.name,
+        prediction.engine.precision,
+        "yes" if prediction.fits else f"no: {prediction.lacking}" if prediction.lacking else "no",
+        gib(prediction.needed_bytes),
+        gib(prediction.free_bytes),
+        batch,
+        str(option.largest_micro_batch),
+        f"{prediction.step.total:.3g} ({_short(prediction.step.low)}-"
+        f"{'?' if option.is_short else _short(prediction.step.high)})",
+        f"{prediction.tokens_per_second_per_gpu:,.0f}",
+        f"{100 * prediction.mfu:.0f} %",
+        f"{prediction.communicated_bytes / 1e9:.2f}",
+        "?" if dollars is None else f"{dollars:,.0f}",
+        gib(prediction.host_bytes_per_node) if prediction.peak.host_bytes else "",
+        gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Pad columns, the first to the left and the others to the right."""
+    sides = ["left", *["right"] * (len(rows[0]) - 1)]
+    text = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def content(advice: Advice) -> dict[str, Any]:
+    """Say it as plain data, in bytes and seconds."""
+    gpu = advice.box.gpu
+    return {
+        **_model_content(advice.shape),
+        "gpu": gpu.name,
+        "num_gpus": advice.box.num_gpus,
+        "num_nodes": advice.box.num_nodes,
+        "sequence_length": advice.asked.sequence_length,
+        "assumed": assumed(advice.asked, advice.box, _groups(advice)),
+        "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
+        "price_per_gpu_hour": gpu.price_per_hour,
+        "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
+        "notes": advice.notes,
+        "strategies": [_option_content(option, advice.shape.num_params) for option in advice.options],
+        "recommended": advice.recommended.strategy.name if advice.recommended else None,
+        "reason": advice.reason,
+    }
+
+
+def _option_content(option: Option, num_params: int) -> dict[str, Any]:
+    prediction, job = option.prediction, option.prediction.job
+    paper = model_states.paper_bytes_by_place(prediction.engine, num_params)
+    return {
+        "strategy": option.strategy.name,
+        "fits": bool(prediction.fits),
+        "lacking": prediction.lacking,
+        "peak_bytes_per_gpu": _whole(prediction.peak.total),
+        "needed_bytes_per_gpu": _whole(prediction.needed_bytes),
+        "free_bytes_per_gpu": _whole(prediction.free_bytes),
+        "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
+        "highest_moment": peaks.MOMENTS[int(prediction.peak.moment)],
+        "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},
+        "precision": prediction.engine.precision,
+        "micro_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "global_batch_size": job.micro_batch_size * job.gradient_accumulation_steps * prediction.box.num_gpus,
+        "activation_checkpointing": _CHECKPOINTING[job.activation_checkpointing],
+        "largest_micro_batch_size": option.largest_micro_batch,
+        "seconds_per_step": float(prediction.step.total),
+        "seconds_per_step_low": float(prediction.step.low),
+        "seconds_per_step_high": None if option.is_short else float(prediction.step.high),
+        "seconds_per_step_rests_on": None if option.is_short else prediction.step.evidence.sentence,
+        "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
+        "mfu": float(prediction.mfu),
+        "communicated_bytes_per_step": _whole(prediction.communicated_bytes),
+        "collectives_per_step": [
+            {"kind": each.kind, "count": int(each.count), "bytes": int(each.bytes)} for each in prediction.collectives
+        ],
+        "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
+        "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
+        "disk_bytes_per_node": _whole(prediction.disk_bytes_per_node),
+    }
+
+
+def _whole(value: Numbers) -> int:
+    return round(float(value))
+
+
+def check_free(path: Path) -> None:
+    """Raise Refusal where an accelerate file cannot be written."""
+    if path.suffix == ".json":
+        raise Refusal(f"--write {path}: accelerate would read it as JSON, and it is YAML; end the name in .yaml")
+    if path.exists():
+        raise Refusal(f"--write {path}: is there already; name another file")
+    if not path.parent.is_dir():
+        raise Refusal(f"--write {path}: no folder {path.parent}; make it first")
+
+
+def write(advice: Advice, path: Path) -> None:
+    """Write the recommended strategy as an accelerate file for this box. Raises Refusal where there is none."""
+    if advice.recommended is None:
+        raise Refusal(f"--write {path}: nothing to write, since {advice.reason}")
+    check_free(path)
+    option, box = advice.recommended, advice.box
+    precision = option.prediction.engine.precision
+    content = {**option.strategy.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    replicas, shards = option.prediction.engine.replicas, option.prediction.engine.num_shards
+    if option.strategy.mesh:
+        sizes = {"parallelism_config_dp_replicate_size": replicas, "parallelism_config_dp_shard_size": shards}
+        content["parallelism_config"] = {**content["parallelism_config"], **sizes}
+    elif replicas > 1:
+        raise Refusal(
+            f"--write {path}: DeepSpeed splits stages 1 and 2 over all GPUs only; leave --shard-group-size out"
+        )
+    comments = [
+        f"{option.strategy.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
+        "What is trained are flags of the study's trainer:",
+        f"accelerate launch --config_file {path} study/train.py {' '.join(_flags(advice, option))}",
+    ]
+    if precision not in ("fp32", "bf16") and option.prediction.engine.kind == "fsdp":
+        comments.append("(which trains FSDP2 in fp32 and bf16 only.)")
+    if box.num_nodes > 1:
+        comments.append(
+            "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
+        )
+        if "deepspeed_config" in content:  # started by hand on each machine, not by pdsh, which is accelerate's default
+            content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
+    beside = path.with_suffix(".json")  # which DDP's file cannot name
+    if option.strategy.distributed_type == "MULTI_GPU" and beside.exists():  # it would take part unasked
+        raise Refusal(f"--write {beside}: is there already; name another file")
+    if option.strategy.ddp_json is not None:
+        comments.append(f"{beside.name} beside it belongs to it. (In your own program: DistributedDataParallelKwargs.)")
+    commented = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
+    try:
+        if option.strategy.ddp_json is not None:
+            files.write_json(beside, option.strategy.ddp_json)
+        files.write_whole(path, commented.encode())
+    except OSError as error:
+        raise Refusal(f"--write {path}: {error.strerror}; name another file") from None
+
+
+def _flags(advice: Advice, option: Option) -> list[str]:
+    """What the predicted batch and precision are called by study/train.py."""
+    job, precision = option.prediction.job, option.prediction.engine.precision
+    values = {
+        "sequence-length": job.sequence_length,
+        "global-batch-size": job.micro_batch_size * job.gradient_accumulation_steps * advice.box.num_gpus,
+        "micro-batch-size": job.micro_batch_size,
+        "precision": precision,
+    }
+    switch = ["--activation-checkpointing"] if job.activation_checkpointing is True else []
+    return [*(f"--{name} {value}" for name, value in values.items()), *switch]
+
+
+def text_of_largest(largest: LargestModels) -> str:
+    """Say which is the largest model for a box."""
+    rows = [["strategy", "largest GPT", "billions of parameters"]]
+    for name, shape in largest.shapes.items():
+        rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
+    asked = largest.asked
+    head = f"The largest GPT (width x layers, as GPT-3's are) on {asked.num_gpus} x {asked.box().gpu.name}"
+    return "\n".join([*_with_conditions(head, asked, asked.box(), largest.shapes), "", *_aligned(rows)])
+
+
+def content_of_largest(largest: LargestModels) -> dict[str, Any]:
+    """Say the same as plain data."""
+    models = [
+        {"strategy": name, **({"hidden": shape.hidden, "layers": shape.layers} if shape else {}),
+         "num_params": shape.num_params if shape else None}
+        for name, shape in largest.shapes.items()
+    ]  # fmt: skip
+    box = largest.asked.box()
+    return {
+        "gpu": box.gpu.name,
+        "num_gpus": box.num_gpus,
+        "assumed": _assumed_of_memory(largest.asked, box, largest.shapes),
+        "largest_models": models,
+    }
+
+
+def text_of_fewest(fewest: FewestGpus) -> str:
+    """Say how many GPUs a model takes."""
+    rows = [["strategy", "GPUs", "GiB of each to spare"]]
+    for name, fitting in sorted(fewest.fewest.items(), key=lambda item: item[1] or (1 << 30, 0)):
+        beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
+        rows.append([name, str(fitting[0]), gib(fitting[1])] if fitting else [name, beyond, ""])
+    shape, asked = fewest.shape, fewest.asked
+    head = f"The fewest {asked.box(1).gpu.name} for {shape.name} ({_size(shape)}), of powers of two"
+    notes = [f"Note: {note}." for note in fewest.notes]
+    never = ["", "never: it does not shard, so that every GPU holds all of the model."]
+    foot = never if any(row[1] == "never" for row in rows) else []
+    return "\n".join([*_with_conditions(head, asked, asked.box(1), fewest.fewest), *notes, "", *_aligned(rows), *foot])
+
+
+def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
+    """Say the same as plain data."""
+    strategies = [
+        {"strategy": name, "num_gpus": fitting and fitting[0], "free_bytes_per_gpu": fitting and round(fitting[1])}
+        for name, fitting in fewest.fewest.items()
+    ]
+    shape = fewest.shape
+    return {
+        **_model_content(shape),
+        "gpu": fewest.asked.box(1).gpu.name,
+        "assumed": _assumed_of_memory(fewest.asked, fewest.asked.box(1), fewest.fewest),
+        "notes": fewest.notes,
+        "fewest_gpus": strategies,
+    }
+
+
+def _assumed_of_memory(asked: Asked, box: Box, names: Iterable[str]) -> str:
+    """The same where strategies are asked on several numbers of GPUs, or models."""
+    size, hybrids = asked.shard_group_size, [name for name in names if file.read_by_name(name).mesh]
+    groups = f"{', '.join(hybrids)} with one copy of the states a node, in a single node two" if hybrids else ""
+    return assumed(asked, box, f"groups of {size}" if size else groups)
+
+
+def _with_conditions(head: str, asked: Asked, box: Box, names: Iterable[str]) -> list[str]:
+    checkpointed = {"none": "", "selective": ", selectively checkpointed"}.get(
+        asked.activation_checkpointing or "full", ", checkpointed"
+    )
+    return [
+        f"{head}, one sequence of {asked.sequence_length:,} tokens a GPU{checkpointed}; predicted, not measured.",
+        f"Assumed: {_assumed_of_memory(asked, box, names)}.",
+    ]

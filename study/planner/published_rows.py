@@ -1,0 +1,270 @@
+"""Published runs beside what theory predicts of them: step times, memory, and the errors under cross-validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from study.errors import Refusal
+from study.files import ROOT
+from study.theory import flops, hardware, measured_by_others, on_box, peaks, step_time
+from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from study.theory.model_states import paper_bytes_per_parameter
+
+VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
+COMMAND = "python tools/planner_accuracy.py"  # which writes it
+
+FOUNDRY = "LLM Foundry"  # whose rows vary sizes, lengths and counts on purpose: little is left to fit without them
+SPLITS = ("family", "model size", "GPU count", "card", "generation")  # what a fit is made without
+PREDICTORS = ("planner", "constant share of peak", "line per GPU")
+COMPARED = "planner, where the line predicts"
+# What a rule of thumb is held against: the planner's errors of the same times.
+BASELINES = {"constant share of peak": "planner", "line per GPU": COMPARED}
+NINE_OF_TEN = 0.9
+DIGITS = 4  # of an error that is kept
+
+
+def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Sum up errors of named cases: median and 90th percentile of |error|; the worst has its sign."""
+    errors = list(errors)
+    sizes = np.abs([error for _, error in errors])
+    worst, error = errors[int(sizes.argmax())]
+    return {
+        "count": len(errors),
+        "median": round(float(np.median(sizes)), DIGITS),
+        "percentile_90": round(float(np.quantile(sizes, NINE_OF_TEN)), DIGITS),
+        "worst": round(error, DIGITS),
+        "worst_case": worst,
+        "too_slow": sum(error > 0 for _, error in errors),
+        "too_fast": sum(error < 0 for _, error in errors),
+    }
+
+
+# ---------------------------------------------------------------- errors of step times, as committed
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the cross-validation wrote, and the published rows that it is about, in the same order."""
+
+    content: dict[str, Any]
+    rows: list[MeasuredRow]
+
+    def find(self, left_out: str, predictor: str, by: str, group: str) -> dict[str, Any] | None:
+        """Find one row of the table of errors; None where nothing could be predicted there."""
+        asked = {"left_out": left_out, "predictor": predictor, "by": by, "group": group}
+        return next((row for row in self.content["errors"] if asked.items() <= row.items()), None)
+
+    def summary(self, left_out: str, predictor: str, by: str, group: str) -> dict[str, Any]:
+        """Find one row that is there."""
+        found = self.find(left_out, predictor, by, group)
+        assert found is not None
+        return found
+
+
+def load(path: Path = VALIDATION) -> Validation:
+    """Read what the cross-validation wrote; raises Refusal where it is not there, or is of other rows."""
+    again = f"run {COMMAND} --write"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        titles = [entry["row"] for entry in content["rows"]]
+    except OSError as error:
+        raise Refusal(f"{path.name}: {error.strerror}; {again}") from None
+    except (ValueError, KeyError, TypeError):
+        raise Refusal(f"{path.name}: not what {COMMAND} writes; {again}") from None
+    rows = measured_by_others.throughput_rows()
+    if titles != [row.title for row in rows]:
+        raise Refusal(f"{path.name}: has other rows than {measured_by_others.THROUGHPUT.name}; {again}")
+    return Validation(content, rows)
+
+
+# ---------------------------------------------------------------- one published run
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One published configuration with its step time, beside what theory says of it."""
+
+    case: MeasuredCase
+    predicted: step_time.StepTime
+    share_of_peak: float  # model FLOPs per second over the card's peak of that precision
+    fits: bool  # predicted
+    peak_bytes: float | None  # published, by torch's allocator
+    predicted_peak_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as published."""
+        return self.case.seconds
+
+    @property
+    def num_gpus(self) -> int:
+        return self.case.box.num_gpus
+
+    @property
+    def published_speed(self) -> float:
+        """Tokens per second of one GPU."""
+        return float(step_time.tokens_per_second_per_gpu(self.case.job, self.seconds))
+
+    @property
+    def predicted_speed(self) -> float:
+        """The same, as theory has it."""
+        return float(step_time.tokens_per_second_per_gpu(self.case.job, self.predicted.total))
+
+
+def runs(family: str, model: str = "") -> list[PublishedRun]:
+    """List a family's configurations whose time is known, by engine, precision and number of GPUs."""
+    memory = {
+        case.name: case.published
+        for case in measured_by_others.cases("memory")
+        if case.family == family and case.quantity == "peak_allocated_bytes"
+    }
+    rows = []
+    for case in measured_by_others.cases():
+        if case.family != family or (model and case.shape.name != model):
+            continue
+        prediction = on_box.predict(case.shape, case.engine, case.job, case.box)
+        peak = hardware.product_flops_per_second(case.box.gpu, case.engine.precision)
+        of_model = flops.model_flops_per_sequence(case.shape, case.job.sequence_length) * case.sequences
+        rows.append(
+            PublishedRun(
+                case=case,
+                predicted=prediction.step,
+                share_of_peak=float(of_model / case.seconds / peak),
+                fits=bool(prediction.fits),
+                peak_bytes=memory.get(case.name),
+                predicted_peak_bytes=float(prediction.peak.total),
+            )
+        )
+    return sorted(rows, key=lambda row: (engine_words(row.case), row.case.engine.precision, row.num_gpus))
+
+
+def engine_words(case: MeasuredCase) -> str:
+    """Name an engine as a legend does."""
+    engine = case.engine
+    words = engine.name
+    if engine.replicas > 1:
+        words += " within nodes"
+    offloaded = [
+        what
+        for what, place in (("optimizer", engine.offload_optimizer), ("parameters", engine.offload_param))
+        if place != "none"
+    ]
+    return f"{words}, {' and '.join(offloaded)} on the host" if offloaded else words
+
+
+def state_bytes(case: MeasuredCase) -> float:
+    """Count parameters, gradients and Adam's states by the paper, in bytes per parameter, where nothing is split."""
+    return paper_bytes_per_parameter(0, 1, case.engine.precision).total
+
+
+def states_in_words(case: MeasuredCase) -> str:
+    """Name the precision class, with the bytes that it takes of each parameter."""
+    words = {
+        "fp32": "fp32",
+        "tf32": "fp32",
+        "pure-bf16": "all bf16",
+        "bf16": "16-bit compute, fp32 masters",
+        "fp16": "16-bit compute, fp32 masters",
+        "fp8": "fp8 compute, fp32 masters",
+    }.get(case.engine.precision, "autocast over fp32")
+    return f"{state_bytes(case):g} ({words})"
+
+
+# ---------------------------------------------------------------- memory
+
+
+def by_deepspeed(case: MeasuredCase) -> float:
+    """Estimate bytes as DeepSpeed does: states of 16-bit training; nothing of activations.
+
+    runtime/zero/stage_1_and_2.py and stage3.py, estimate_zero2_model_states_mem_needs and estimate_zero3_...; without
+    ZeRO as its stage 2 on one GPU, FSDP as stage 3.
+    """
+    psi, gpus = case.shape.num_params, case.engine.world_size
+    if case.engine.zero_stage == 3:
+        return 18 * psi / gpus + 4 * max(case.shape.parameters.matrices)
+    return 4 * psi + 16 * psi / (gpus if case.engine.zero_stage else 1)
+
+
+def by_accelerate(case: MeasuredCase) -> float:
+    """Estimate bytes as `accelerate estimate-memory` does for training with Adam: four times the parameters."""
+    return 4.0 * case.engine.parameter_bytes * case.shape.num_params
+
+
+ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {
+    "planner": lambda case: float(on_box.predicted_memory(case)),
+    "DeepSpeed's estimator": by_deepspeed,
+    "accelerate's estimator": by_accelerate,
+}
+METRICS = {
+    "peak_allocated_bytes": "peak of tensors",
+    "peak_unknown_bytes": "peak, instrument not named",
+    "peak_reserved_bytes": "peak reserved by the allocator",
+    "used_bytes": "whole card",
+    "allocated_bytes": "tensors between steps",
+}
+ACTIVATIONS = "of these, peaks that activations decide"
+
+
+def amounts() -> list[MeasuredCase]:
+    """List published amounts of memory; what a family measured alike in one setting twice counts once."""
+    found: dict[Any, MeasuredCase] = {}
+    for case in measured_by_others.cases("memory"):
+        if case.quantity != "fits":
+            alike = case.family, case.quantity, case.published, float(on_box.predicted_memory(case))
+            found.setdefault(alike, case)
+    return list(found.values())
+
+
+def activations_decide(case: MeasuredCase) -> bool:
+    """Whether theory's peak is in forward or backward: in the optimizer's step states decide."""
+    moment = int(peaks.peak(case.shape, case.engine, case.job).moment)
+    return peaks.MOMENTS[moment] != "optimizer step"
+
+
+def memory() -> list[dict[str, Any]]:
+    """Sum up errors of predicted memory by metric and grade, and of peaks of tensors by family, these beside
+    estimators: predicted over published, less one. Nothing is fitted to memory."""
+    cases = amounts()
+    kinds = [(name, [case for case in cases if case.quantity == quantity]) for quantity, name in METRICS.items()]
+    tensors = kinds[0][1]
+    kinds.insert(1, (ACTIVATIONS, [case for case in tensors if activations_decide(case)]))
+    groups: dict[tuple[str, str], list[MeasuredCase]] = {}
+    for name, members in kinds:
+        for case in sorted(members, key=lambda case: case.grade):
+            groups.setdefault(("metric", f"{name}, grade {case.grade}"), []).append(case)
+    for case in tensors:
+        groups.setdefault(("family", f"{case.family}, {case.grade}"), []).append(case)
+    rows = []
+    for (by, group), members in groups.items():
+        for estimator, estimate in ESTIMATORS.items():
+            if estimator == "planner" or members[0].quantity == "peak_allocated_bytes":
+                errors = [(case.name, estimate(case) / case.published - 1) for case in members]
+                rows.append({"by": by, "group": group, "predictor": estimator, **summarize(errors)})
+    return rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a published configuration is predicted to fit, and whether it trained."""
+
+    case: MeasuredCase
+    predicted: bool
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.case.published)
+
+
+def fits_verdicts() -> list[Verdict]:
+    """Hold what is predicted to fit against every configuration of published.yaml: it trained, or ran out of memory."""
+    found: dict[Any, Verdict] = {}
+    for case in (*measured_by_others.cases("times"), *measured_by_others.cases("memory")):
+        predicted = bool(on_box.fits(peaks.peak(case.shape, case.engine, case.job), case.box))
+        found.setdefault((case.shape, case.engine, case.job, case.box), Verdict(case, predicted))
+    return list(found.values())

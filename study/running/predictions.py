@@ -1,0 +1,162 @@
+"""Predicted records of a study: what theory expects on a box that nobody here has, apart from measured ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from study import __version__, files
+from study.config import RunConfig, build_config
+from study.errors import Refusal, refusing
+from study.records import schema
+from study.records.schema import PredictedStudy
+from study.running import studies
+from study.strategy import engines, file
+from study.strategy.file import Strategy
+from study.theory import hardware, on_box, peaks
+from study.theory.case import Numbers
+from study.theory.hardware import Gpu
+
+# What the project ships: GPU and how many, and the studies that ask for GPUs.
+BOXES = (("a100-40gb", 1), ("a100-80gb", 1), ("a100-80gb", 8), ("h100-sxm", 8), ("h200", 1))
+STUDIES = ("single-gpu", "multi-gpu", "offload", "buckets", "batch-size", "model-size")
+
+# Whose buffers and collectives the models describe; theory/ names the files that were read.
+ENGINES = {"deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.23.0"}
+
+# What of a run decides its memory and its time, beside strategy and ranks.
+KNOBS = (
+    "workload", "size", "precision", "accumulation_dtype", "global_batch_size", "sequence_length", "dropout",
+    "attention", "activation_checkpointing",
+)  # fmt: skip
+
+DIGITS = 4  # significant: more than a prediction is worth, and enough to see it change
+
+
+def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStudy:
+    """Predict every configuration of a study that takes at most this many GPUs; seeds and repeats are one.
+
+    A run of fewer GPUs has their share of a node's host and disks. What the study would refuse, and what theory cannot
+    say, is left out with the reason. Raises Refusal for an unknown GPU, and where no run takes so few.
+    """
+    with refusing():
+        card = hardware.find_gpu(gpu)
+        hardware.typical_box(card, num_gpus)
+    data = "hub" if study.text == "real" else "bundled"  # whose vocabulary the embedding has
+    predicted: dict[tuple[Any, ...], schema.PredictedRun | schema.UnpredictedRun] = {}
+    for part in study.parts:
+        # A round has every combination once; the others repeat it with another seed.
+        planned = sorted(part.round(0), key=lambda run: (run[1], *run[2].values(), part.strategies.index(run[0])))
+        for name, world_size, cell in planned:
+            if world_size > num_gpus:
+                continue
+            config = build_config(**{**part.flags, **cell, "data": data})
+            chosen = file.read_by_name(name)
+            asked = _asked(config, chosen, world_size)
+            if (key := tuple(asked.values())) in predicted:  # parts that differ in what is trained on, or for how long
+                continue
+            try:
+                predicted[key] = schema.PredictedRun(**asked, **_expected(config, chosen, world_size, card))
+            except ValueError as why:
+                predicted[key] = schema.UnpredictedRun(**asked, why=str(why))
+    if not predicted:
+        raise Refusal(f"study {study.name!r}: every run takes more GPUs than {num_gpus}; raise --gpus")
+    return PredictedStudy(
+        study=study.name,
+        box=schema.PredictedBox(gpu=card.name, num_gpus=num_gpus),
+        made_with={"zero-study": __version__, **ENGINES},
+        command=["zero-study", "predict", study.name, "--gpu", card.name, "--gpus", str(num_gpus)],
+        predictions=[run for run in predicted.values() if isinstance(run, schema.PredictedRun)],
+        left_out=[run for run in predicted.values() if isinstance(run, schema.UnpredictedRun)],
+    )
+
+
+def _asked(config: RunConfig, chosen: Strategy, world_size: int) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in KNOBS} | {"strategy": chosen.name, "world_size": world_size}
+
+
+def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) -> dict[str, Any]:
+    """What a prediction has beside what was asked. Raises ValueError, which a Refusal is too, where there is none."""
+    _check(config, chosen)
+    shape = engines.shape_of(config)
+    engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+    job = engines.job_of(config, world_size, "gpu")
+    prediction = on_box.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
+    return {
+        "micro_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "num_params": shape.num_params,
+        "fits": bool(prediction.fits),
+        "lacking": prediction.lacking,
+        "peak_bytes_per_gpu": _whole(prediction.peak.total),
+        "parts": {part: _whole(size) for part, size in prediction.peak.parts.items() if size},
+        "moment": peaks.MOMENTS[int(prediction.peak.moment)],
+        "usable_bytes": _whole(prediction.usable_bytes),
+        "free_bytes": _whole(prediction.free_bytes),
+        "host_bytes": _whole(prediction.peak.host_bytes),
+        "disk_bytes": _whole(prediction.peak.disk_bytes),
+        "seconds_per_step": _rounded(prediction.step.total),
+        "seconds_low": _rounded(prediction.step.low),
+        "seconds_high": _rounded(prediction.step.high),
+        "tokens_per_second_per_gpu": _rounded(prediction.tokens_per_second_per_gpu),
+        "mfu": _rounded(prediction.mfu),
+        "collective_bytes": _whole(prediction.communicated_bytes),
+    }
+
+
+def _check(config: RunConfig, chosen: Strategy) -> None:
+    """Refuse what a run's checks refuse on every box (study/running/checks.py needs torch), and shared GPUs."""
+    if config.share_device:  # the models have a GPU for each rank
+        raise Refusal("ranks that share a GPU are not predicted")
+    if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
+        raise Refusal(
+            f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards"
+        )
+    if engines.precision_class(chosen, config.precision) != config.precision:
+        raise Refusal(
+            f"{config.precision} under {chosen.name} is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"
+        )
+
+
+def _rounded(value: Numbers) -> float:
+    return float(f"{float(value):.{DIGITS}g}")
+
+
+def _whole(value: Numbers) -> int:
+    return int(_rounded(value))
+
+
+# ---------------------------------------------------------------- files
+
+
+def write(folder: Path, predictions: PredictedStudy) -> Path:
+    """Write FOLDER/<gpu>-<n>x/<study>.json, a line for each prediction, and return its path.
+
+    What is as the schema has it by default is left out.
+    """
+    box = predictions.box
+    path = folder / f"{box.gpu}-{box.num_gpus}x" / f"{predictions.study}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_whole(path, _text(predictions).encode())
+    except OSError as error:
+        raise Refusal(f"--output {folder}: {error.strerror}; name another folder") from None
+    return path
+
+
+def write_all(folder: Path) -> list[Path]:
+    """Write the predicted records that the project ships."""
+    return [
+        write(folder, predict_study(studies.find(name), gpu, num_gpus)) for gpu, num_gpus in BOXES for name in STUDIES
+    ]
+
+
+def _text(predictions: PredictedStudy) -> str:
+    head = predictions.model_dump(mode="json", exclude={"predictions", "left_out"})
+    parts = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for key in ("predictions", "left_out"):
+        entries = [entry.model_dump(mode="json", exclude_defaults=True) for entry in getattr(predictions, key)]
+        lines = ",\n".join(f"  {json.dumps(entry, separators=(',', ':'), allow_nan=False)}" for entry in entries)
+        parts.append(f" {json.dumps(key)}: [{f'{chr(10)}{lines}{chr(10)} ' if lines else ''}]")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,0 +1,334 @@
+"""Sharded parameters: what DeepSpeed's stage 3 and FSDP2 gather and reduce, module by module of a micro step.
+
+Stage 3: zero/parameter_offload.py has the hooks, zero/partitioned_param_coordinator.py what they call, zero/stage3.py
+the reductions and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from study.theory.case import Engine, Job
+from study.theory.communication.buckets import Collective, chunks, full_buckets, sent_bytes
+from study.theory.communication.model_order import Layout, Model, Module, Parameter, model_of, modules_of
+from study.theory.shapes import ModelShape
+
+Visit = tuple[str, Module]  # enter or leave
+
+
+class Sections(NamedTuple):
+    """The visits of one micro step, by what is computed; the blocks in backward's order."""
+
+    forward: list[Visit]
+    after: list[Visit]  # backward of what follows the blocks
+    blocks: list[list[Visit]]
+    before: list[Visit]
+
+    @property
+    def visits(self) -> list[Visit]:
+        return [*self.forward, *self.after, *(visit for block in self.blocks for visit in block), *self.before]
+
+
+def sections(model: Model, checkpointing: bool, dropout: bool) -> Sections:
+    """Follow one micro step from module to module, as the hooks of zero/parameter_offload.py see it."""
+    blocks = [list(_backward_of_block(model, block, checkpointing, dropout)) for block in model.blocks[::-1]]
+    before = [
+        (action, module)
+        for item in model.before[::-1]
+        for action, module in _backward([item])
+        if action == "enter" or module not in model.lookups
+    ]
+    return Sections(list(_forward(model.layout)), list(_backward(model.after)), blocks, before)
+
+
+def _backward_of_block(model: Model, block: Layout, checkpointing: bool, dropout: bool) -> Iterator[Visit]:
+    if not checkpointing:
+        yield from _backward(block)
+        return
+    # Checkpointing without re-entry computes a block again when the backward pass first needs what was not kept, in the
+    # block's last module, and stops inside that module, as soon as all is there.
+    last, module = max(
+        (at, item)
+        for at, item in enumerate(block)
+        if not isinstance(item, str) and (item or (dropout and model.ends_in_dropout))
+    )
+    yield from _backward(block[last + 1 :])
+    yield "enter", module
+    yield from _forward(block[1:last])
+    yield "enter", module
+    yield "leave", module
+    yield from _backward(block[:last])
+
+
+def _forward(layout: Layout) -> Iterator[Visit]:
+    for item in layout:
+        if item != ")":
+            yield from _passed(item)
+
+
+def _backward(layout: Layout) -> Iterator[Visit]:
+    for item in layout[::-1]:
+        if item != "(":
+            yield from _passed(item)
+
+
+def _passed(item: Module | str) -> Iterator[Visit]:
+    """Enter and leave a module, or, at a bracket, the module around others."""
+    module: Module = () if isinstance(item, str) else item
+    yield "enter", module
+    yield "leave", module
+
+
+class Limits(NamedTuple):
+    """What decides how long stage 3 holds on to parameters, in elements; as in `Engine`."""
+
+    persistence_threshold: int
+    prefetch_bucket_size: int
+    max_live_parameters: int
+    max_reuse_distance: int
+
+    @classmethod
+    def of(cls, engine: Engine) -> Limits:
+        return cls(*(getattr(engine, name) for name in cls._fields))
+
+
+class Gather(NamedTuple):
+    """What is gathered in one go."""
+
+    parameters: list[Parameter]
+    were_released: bool  # in this micro step before
+
+
+class Coordinator:
+    """What stage 3 gathers, prefetches and lets go of in one micro step (zero/partitioned_param_coordinator.py).
+
+    Every micro step begins with what stays whole between steps and ends with it, so that one is as the other. With
+    `apart`, what was released before is gathered apart from what was not: it has a secondary copy, in a smaller group.
+    """
+
+    def __init__(self, limits: Limits, model: Model, visits: list[Visit], apart: bool = False) -> None:
+        self._limits = limits
+        self._visits = visits
+        self._persistent = {p for p in model.parameters if p.numel <= limits.persistence_threshold}
+        self._available = set(self._persistent)
+        self._live = 0  # elements gathered in this micro step
+        self.live: list[int] = []  # the same, after each visit
+        self._gathered: list[Gather] = []
+        self._apart = apart
+        self._released: set[Parameter] = set()
+        entered = [module for action, module in visits if action == "enter"]
+        self._queue = deque((p, step) for step, module in enumerate(entered) for p in module)
+        self._fetched_for: dict[Parameter, int] = {}  # the last step that a parameter is known to be gathered for
+        self._elements_before = [0, *accumulate(sum(p.numel for p in module) for module in entered)]
+        self._uses: dict[Parameter, list[int]] = defaultdict(list)  # steps
+        for parameter, step in self._queue:
+            self._uses[parameter].append(step)
+
+    def gathered(self) -> list[Gather]:
+        active: dict[Parameter, set[int]] = defaultdict(set)  # modules that a parameter is in use by
+        step = 0
+        for action, module in self._visits:
+            if action == "leave":
+                for parameter in module:
+                    active[parameter].discard(id(module))
+                    if not (active[parameter] or self._is_kept(parameter, step)):
+                        self._release(parameter)
+                self.live.append(self._live)
+                continue
+            for parameter in module:
+                active[parameter].add(id(module))
+            self._gather(module)
+            for _ in {p for p in module if self._fetched_for.get(p, -1) < step}:
+                parameter, last_used = self._queue.popleft()
+                self._fetched_for[parameter] = last_used
+            self._prefetch()
+            self.live.append(self._live)
+            step += 1
+        return self._gathered
+
+    def _prefetch(self) -> None:
+        room = min(self._limits.max_live_parameters - self._live, self._limits.prefetch_bucket_size)
+        wanted: dict[Parameter, None] = {}
+        elements = 0
+        while self._queue and elements < room:
+            parameter, last_used = self._queue.popleft()
+            self._fetched_for[parameter] = max(self._fetched_for.get(parameter, -1), last_used)
+            if parameter not in self._available and parameter not in wanted:
+                wanted[parameter] = None
+                elements += parameter.numel
+        self._gather(wanted)
+
+    def _gather(self, parameters: Iterable[Parameter]) -> None:
+        missing = [p for p in parameters if p not in self._available]
+        if missing:
+            self._available.update(missing)
+            self._live += sum(p.numel for p in missing)
+            released = [p for p in missing if self._apart and p in self._released]
+            others = [p for p in missing if p not in released]
+            self._gathered += [Gather(each, each is released) for each in (released, others) if each]
+
+    def _release(self, parameter: Parameter) -> None:
+        if parameter in self._available:
+            self._available.discard(parameter)
+            self._released.add(parameter)
+            self._live -= parameter.numel
+
+    def _is_kept(self, parameter: Parameter, step: int) -> bool:
+        """Say whether a parameter stays although its module is left: __params_to_release."""
+        if parameter in self._persistent or self._fetched_for.get(parameter, -1) > step:
+            return True
+        uses = self._uses[parameter]
+        following = bisect_left(uses, step)
+        if following == len(uses):
+            return False
+        distance = self._elements_before[uses[following]] - self._elements_before[step]
+        return distance < self._limits.max_reuse_distance
+
+
+# ---------------------------------------------------------------- what stage 3 sends
+
+
+class Whole(NamedTuple):
+    """Elements that stage 3 has gathered beside those that stay whole between steps, the most at a time."""
+
+    at_loss: int  # between forward and backward
+    last_block: int  # in its backward
+    first_block: int
+
+
+def whole_elements(engine: Engine, shape: ModelShape, job: Job) -> Whole:
+    """Count what stage 3 has gathered at three moments of a micro step."""
+    limits = Limits.of(engine)
+    # Blocks are alike: more of them than fill the limits three times over change nothing but the time that this takes.
+    filled = 3 * (limits.max_live_parameters + limits.prefetch_bucket_size) // shape.block_params + 8
+    fewer = dataclasses.replace(shape, layers=min(shape.layers, filled))
+    return _gathered(fewer, _autocast(engine), limits, job.activation_checkpointing, job.dropout)[1]
+
+
+def gathered_elements(engine: Engine, shape: ModelShape, job: Job) -> int:
+    """Count the elements that a micro step gathers, on one process from where they are offloaded to."""
+    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
+    return sum(parameter.numel for gather in gathered for parameter in gather.parameters)
+
+
+def gathers(
+    engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_first: bool = False
+) -> Iterator[Collective]:
+    """List the gathers of a micro step, in bytes; the first of a step where there is a secondary copy is another.
+
+    A parameter's secondary copy is made as it is first released, and gathered from the group of ranks that shares it
+    until the optimizer steps (partition_parameters.py, _partition_param_sec; stage3.py, invalidate_secondary_tensor).
+    """
+    has_secondary = engine.secondary_partition_size > 1
+    apart = has_secondary and is_first
+    gathered, _ = _gathered(shape, _autocast(engine), Limits.of(engine), checkpointing, dropout, apart)
+    within = "subgroup_all_gather" if engine.secondary_partition_size < engine.world_size else "all_gather"
+    for gather in gathered:
+        kind = within if has_secondary and (gather.were_released or not is_first) else "all_gather"
+        sizes: dict[int, int] = defaultdict(int)  # one collective for each type
+        for parameter in gather.parameters:
+            size = sent_bytes(engine, parameter)
+            sizes[size] += size * _padded_elements(engine, parameter)
+        yield from ((kind, num_bytes) for num_bytes in sizes.values())
+
+
+def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
+    """List the reductions of a micro step, in bytes."""
+    for size, bucket in full_buckets(engine, model.gradient_order()):
+        yield "reduce_scatter", size * sum(_padded_elements(engine, p) for p in bucket)
+
+
+def step(engine: Engine, model: Model) -> Iterator[Collective]:
+    """Follow the optimizer's step: norms, and the gather of what stays whole between steps (_post_step)."""
+    norm_bytes = 4 if engine.offload_optimizer != "none" else 8
+    for group in model.groups:  # _create_fp16_sub_groups
+        shards = [_padded_elements(engine, p) // engine.world_size for p in group]
+        for _ in chunks(shards, engine.sub_group_size - 1):
+            yield "all_reduce", norm_bytes
+    if engine.precision == "fp16":
+        yield "all_reduce", 1
+    if engine.world_size > 1:
+        for parameter in model.parameters:
+            if parameter.numel <= engine.persistence_threshold:
+                yield "all_gather", engine.parameter_bytes * _padded_elements(engine, parameter)
+
+
+@lru_cache(maxsize=256)
+def _gathered(
+    shape: ModelShape, autocast: bool, limits: Limits, checkpointing: bool, dropout: bool, apart: bool = False
+) -> tuple[list[Gather], Whole]:
+    """List what is gathered together in one micro step, and count how much is there at once; on any ranks."""
+    model = model_of(shape, autocast)
+    followed = sections(model, checkpointing, dropout)
+    coordinator = Coordinator(limits, model, followed.visits, apart)
+    gathered, live = coordinator.gathered(), coordinator.live
+    backward = len(followed.forward)
+    blocks = backward + len(followed.after)
+    end = len(live) - len(followed.before)
+    last = live[blocks : blocks + len(followed.blocks[0])]
+    return gathered, Whole(live[backward - 1], max(last), max(live[end - len(followed.blocks[-1]) : end]))
+
+
+def _padded_elements(engine: Engine, parameter: Parameter) -> int:
+    return -(-parameter.numel // engine.world_size) * engine.world_size
+
+
+def _autocast(engine: Engine) -> bool:
+    return engine.precision.endswith("-autocast")
+
+
+# ---------------------------------------------------------------- FSDP2, as accelerate wraps a model
+
+
+def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Collective]:
+    """List the gathers and reductions of a micro step; a parameter's rows are padded until they divide.
+
+    One group for each block, and for what surrounds them (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
+    Gradients are reduced in every micro step, as the study asks accelerate to (`sync_each_batch`) and as the published
+    rows' trainer does: kept whole, they would undo what sharding saves. Checkpointing adds no gather: the backward pass
+    has gathered a block before it is computed again (fsdp/_fully_shard/_fsdp_state.py).
+    """
+    words = _row_padded(model.lookups[0][0], shape, engine)
+    around = _row_padded_elements(model.before, shape, engine) - words
+    end = _row_padded_elements(model.after, shape, engine)
+    # Without an output layer what follows the blocks is of the root's own group.
+    kept = [end, around] if shape.head == "tokens" else [around + end]
+    resharded = [] if shape.has_tied_head else [words]
+    resharded += [_row_padded_elements(block, shape, engine) for block in model.blocks]
+    groups = [elements for elements in (*kept, *resharded) if elements]
+    again = resharded if engine.reshard_after_forward else []
+    size = engine.compute_bytes
+    reduced = 4 if engine.reduces_in_fp32 else size
+    sent: list[Collective] = []
+    among = "subgroup_" if engine.replicas > 1 else ""
+    if engine.num_shards > 1:
+        sent += [(f"{among}all_gather", size * elements) for elements in (*groups, *again)]
+        sent += [(f"{among}reduce_scatter", reduced * elements) for elements in groups]
+    if engine.replicas > 1:
+        sent += [("subgroup_all_reduce", reduced * elements // engine.num_shards) for elements in groups]
+    return sent
+
+
+def fsdp_norm(engine: Engine) -> Collective:
+    """The norm of the gradients, in double precision, among the ranks that share a replica."""
+    return ("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)
+
+
+def _row_padded_elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:
+    """Count the elements of all parameters, each once, with their padding."""
+    return sum(_row_padded(p, shape, engine) for p in {p: None for module in modules_of(layout) for p in module})
+
+
+def _row_padded(parameter: Parameter, shape: ModelShape, engine: Engine) -> int:
+    """Elements of a parameter whose rows, of the hidden size, are cut into equal parts.
+
+    GPT-2 keeps its blocks' matrices the other way round, so this is exact where the shards divide the hidden size.
+    """
+    row = shape.hidden if parameter.group == 0 else 1
+    return -(-parameter.numel // row // engine.num_shards) * engine.num_shards * row

@@ -1,0 +1,98 @@
+"""Models known by name; any other is found by its config.json, or by its id on the Hugging Face hub.
+
+known_models.csv has shapes as the hub's config.json files have them, with their ids there. BERT: arXiv:1810.04805, and
+its miniatures, arXiv:1908.08962. MPT: LLM Foundry's benchmark tables, whose numbers of parameters are those of a GPT-2
+with biases, exactly; they have as many positions as the sequence has tokens, 2048 in most rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import logging
+from pathlib import Path
+from typing import Any
+
+from study.files import parse_json
+from study.theory.shapes.config_json import from_config
+from study.theory.shapes.shape import ModelShape
+
+COUNTS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_size", "vocabulary", "positions")
+
+
+def _read() -> dict[str, tuple[ModelShape, list[str]]]:
+    """Read the table of known models, each with its ids on the hub."""
+    with open(Path(__file__).with_name("known_models.csv"), encoding="utf-8", newline="") as file:
+        return {line["name"]: (_shape_of(line), line["hub_ids"].split()) for line in csv.DictReader(file)}
+
+
+def _shape_of(line: dict[str, str]) -> ModelShape:
+    words: dict[str, Any] = {name: line[name] for name in ("name", "architecture", "activation", "head")}
+    counts: dict[str, Any] = {name: int(line[name]) for name in COUNTS}
+    return ModelShape(**words, **counts, tied=line["tied"] == "True")
+
+
+_NAMED = _read()
+KNOWN: dict[str, ModelShape] = {name: shape for name, (shape, _) in _NAMED.items()}
+_BY_NAME = KNOWN | {hub_id.lower(): shape for shape, ids in _NAMED.values() for hub_id in ids}
+
+
+LONGEST_PATH = 1024  # beyond what a file system takes, asking it is an error
+
+
+def find_known(text: str) -> ModelShape | None:
+    """Find a model by a known name or hub id, in any case; no file is read, and no hub asked."""
+    return _BY_NAME.get(text.strip().lower())
+
+
+def find(text: str) -> ModelShape:
+    """Find a model by a known name or hub id, in any case, by a config.json or its folder, or on the hub.
+
+    The hub is asked, through transformers, only for an id that is not known here. Raises ValueError with the remedy.
+    """
+    if known := find_known(text):
+        return known
+    if not text.strip():
+        raise ValueError("the name is empty; give a known name, a config.json or a hub id, owner/name")
+    path = Path(text if len(text) < LONGEST_PATH else "\0")  # no file can have that name
+    if (path / "config.json").is_file():
+        return _from_file(path / "config.json")
+    if text.endswith(".json") or path.is_file():
+        return _from_file(path)
+    if path.is_dir():
+        raise ValueError(f"{text}: a folder without a config.json; add one, or give a known name or a hub id")
+    owner, slash, name = text.partition("/")
+    if slash and owner and name and "/" not in name and " " not in text:
+        return _from_hub(text)
+    near = list(dict.fromkeys(_BY_NAME[n].name for n in difflib.get_close_matches(text.lower(), _BY_NAME, n=3)))
+    hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(KNOWN)}"
+    raise ValueError(f"unknown model {text!r}: {hint}; give one, a config.json or a hub id, owner/name")
+
+
+def _from_file(path: Path) -> ModelShape:
+    try:
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; give the path of a transformers config.json") from None
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise ValueError(f"{path}: not JSON ({error}); give the path of a transformers config.json") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: no JSON object; give the path of a transformers config.json")
+    return from_config(content, str(path))
+
+
+def _from_hub(hub_id: str) -> ModelShape:
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise ValueError(
+            f"{hub_id}: the hub is asked through transformers, which is not installed; run: pip install "
+            "'zero-study[train]', or give a config.json"
+        ) from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it says each of its retries
+    try:
+        content = AutoConfig.from_pretrained(hub_id).to_dict()
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{hub_id}: not read from the hub ({reason}); give a config.json") from None
+    return from_config(content, hub_id)

@@ -1,0 +1,219 @@
+"""Is a traced figure what a step of the model holds, and is refused what cannot be traced?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+import traced_cases
+import transformers
+
+from study import cli
+from study.config import build_config
+from study.errors import Refusal
+from study.planner import Asked, advise, fake_tensors
+from study.planner.fake_tensors import trace
+from study.planner.trace import differences, lines
+from study.theory import peaks, shapes
+from study.theory.case import Engine, Job
+from study.theory.residual import EAGER_ONLY
+from study.training.measure.memory import CpuPeak
+from study.workloads import WORKLOADS
+from study.workloads.sources import Splits
+
+TINY = dataclasses.replace(shapes.find("bert-tiny"), vocabulary=1000, positions=64)
+DECODER = dataclasses.replace(shapes.find("gpt2"), layers=2, hidden=64, heads=4, head_size=16, kv_heads=4,
+                              feed_forward=256, vocabulary=1000, positions=64)  # fmt: skip
+JOB = Job(2, 64)
+SINGLE = Engine("torch", 0, 1, "fp32", 4)
+FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
+
+
+# ---------------------------------------------------------------- a trace
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("shape", [TINY, DECODER], ids=["encoder", "decoder"])
+def test_a_trace_is_what_a_real_step_allocates(shape, checkpointed):
+    """The same model over real tensors of a CPU: the highest moment of forward and backward."""
+    job = dataclasses.replace(JOB, activation_checkpointing=checkpointed)
+    real = fake_tensors.build_model(shape, job, torch.float32)
+    batch = fake_tensors.make_batch(shape, job)
+    if shape.is_encoder:
+        batch["attention_mask"][0, -1] = 0  # a mask without a zero is no mask
+    fake_tensors.loss(real, batch, shape).backward()
+    real.zero_grad()
+    with CpuPeak() as before:
+        pass
+    with CpuPeak() as highest:
+        fake_tensors.loss(real, batch, shape).backward()
+    measured = highest.tensor_bytes - before.tensor_bytes
+    traced = trace(shape, SINGLE, job)
+    assert traced.moment == "forward and backward"
+    counted = traced.total - 12 * shape.num_params  # parameters and moments
+    # Two gradients of a block's input, which autograd adds in place, have their sum beside them in a trace.
+    one_sum = 4 * job.tokens * shape.hidden
+    assert -0.005 * measured <= counted - measured <= 1.1 * one_sum + 0.005 * measured
+
+
+@pytest.mark.parametrize(
+    ("engine", "share"),
+    [
+        (SINGLE, 1.0),
+        (Engine("ddp", 0, 2, "bf16-autocast", 4), 1.0),
+        (Engine("ddp", 0, 2, "fp32", 4, gradient_as_bucket_view=True), 1.0),
+        (FSDP2, 0.25),
+        (dataclasses.replace(FSDP2, reshard_after_forward=False), 0.25),
+        (dataclasses.replace(FSDP2, replicas=2), 0.5),
+    ],
+    ids=["single", "ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid"],
+)
+def test_states_are_those_of_a_rank(engine, share):
+    traced = trace(DECODER, engine, JOB)
+    assert traced.parts["optimizer_states"] == pytest.approx(share * 8 * DECODER.num_params, rel=0.01)
+    assert traced.parts["parameters"] >= share * 4 * DECODER.num_params
+    assert traced.total == sum(traced.parts.values())
+    assert traced.total == pytest.approx(peaks.peak(DECODER, engine, JOB).total, rel=0.05)
+    if engine.kind == "ddp":  # its buckets, or the gradients that are views of them
+        held = traced.parts["communication_buffers"] + traced.parts["gradients"]
+        assert held >= 4 * DECODER.num_params
+
+
+def test_gradients_accumulate_beside_ddps_buckets():
+    engine = Engine("ddp", 0, 2, "fp32", 4)
+    once, often = (
+        trace(DECODER, engine, dataclasses.replace(JOB, gradient_accumulation_steps=steps)) for steps in (1, 8)
+    )
+    assert often.total - once.total == pytest.approx(4 * DECODER.num_params, rel=0.1)
+
+
+def test_foreach_holds_one_copy_more_than_fused():
+    """Where the optimizer's step is the highest moment: hardly a token."""
+    job = Job(1, 8, activation_checkpointing=True)
+    engine = Engine("torch", 0, 1, "pure-bf16", 2)
+    fused, foreach, loop = (
+        trace(DECODER, dataclasses.replace(engine, optimizer_kernel=kernel), job)
+        for kernel in ("fused", "foreach", "loop")
+    )
+    held = 8 * DECODER.num_params  # 2 parameters, 2 gradients, 4 moments
+    assert foreach.moment == "optimizer step"
+    assert foreach.total == pytest.approx(held + 2 * DECODER.num_params, rel=0.01)
+    assert held * 0.99 < fused.total < foreach.total
+    assert fused.total <= loop.total < foreach.total
+
+
+def test_a_published_peak():
+    """Mistral-7B on an A100-80GB, peak_memory_allocated of fms-acceleration's benchmarks (876e2ed, a100_80gb.csv)."""
+    job = Job(4, 4096, activation_checkpointing=True)
+    engine = Engine("torch", 0, 1, "pure-bf16", 2, optimizer_kernel="foreach")
+    traced = trace(shapes.find("mistral-7b"), engine, job)
+    assert traced.moment == "optimizer step"
+    assert traced.total == pytest.approx(72_434_837_504, rel=0.001)
+
+
+DECODERS = ["gpt-neo-125m", "gpt-j-6b", "llama-2-7b", "mistral-7b", "qwen2-0.5b", "gemma2-2b"]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_known_models_are_built_as_they_are_counted(name):
+    shape = shapes.find(name)
+    with torch.device("meta"):
+        built = fake_tensors.build_model(shape, JOB, torch.float32)
+    assert sum(parameter.numel() for parameter in built.parameters()) == shape.num_params
+    assert fake_tensors.block_class(built, shape) in built._no_split_modules
+
+
+SETTINGS = {  # that a shape has, by the names of each workload's configuration
+    "bert-imdb": ("hidden_size", "num_hidden_layers", "intermediate_size", "hidden_act", "num_labels", "vocab_size"),
+    "gpt-wikitext": ("n_embd", "n_layer", "n_head", "n_positions", "activation_function", "vocab_size"),
+}
+
+
+@pytest.mark.parametrize(
+    ("workload", "size"), [("bert-imdb", "base"), ("gpt-wikitext", "124m"), ("gpt-wikitext", "6b")]
+)
+def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
+    point = traced_cases.point(workload, size, "single", 1, "fp32", False)
+    traced = fake_tensors.model_config(point.shape, point.job)
+    config = build_config(workload=workload, size=size, data="hub", dropout=0.0)
+    splits = Splits(train=None, evaluation=None, vocab_size=point.shape.vocabulary, pad_token_id=0, description={})
+    trained = WORKLOADS[workload].model_config(config, splits)
+    assert type(traced) is type(trained)
+    for name in SETTINGS[workload]:
+        assert getattr(traced, name) == getattr(trained, name)
+    if point.shape.architecture not in EAGER_ONLY:  # which transformers finds out as it builds the model
+        assert traced._attn_implementation == trained._attn_implementation
+
+
+def test_transformers_is_left_as_it_was():
+    before = transformers.masking_utils.find_packed_sequence_indices
+    trace(DECODER, FSDP2, JOB)
+    assert transformers.masking_utils.find_packed_sequence_indices is before
+    assert not torch.distributed.is_initialized()
+
+
+# ---------------------------------------------------------------- what cannot be traced
+
+
+@pytest.mark.parametrize(
+    ("shape", "engine", "job", "said"),
+    [
+        (DECODER, dataclasses.replace(SINGLE, kind="deepspeed"), JOB, "DeepSpeed's engine is not traced"),
+        (DECODER, dataclasses.replace(FSDP2, offload_param="cpu"), JOB, "offload cannot be traced"),
+        (DECODER, dataclasses.replace(SINGLE, precision="bf16"), JOB, "take bf16-autocast"),
+        (DECODER, SINGLE, dataclasses.replace(JOB, dropout=True), "dropout is not traced"),
+        (DECODER, SINGLE, dataclasses.replace(JOB, kernels="fused"), "fused kernels cannot be traced"),
+        (dataclasses.replace(DECODER, head="none"), SINGLE, JOB, "has no loss"),
+        (dataclasses.replace(DECODER, experts=4), SINGLE, JOB, "mixture of experts"),
+        (dataclasses.replace(TINY, head="tokens"), FSDP2, JOB, "shares its bias"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(shape, engine, job, said):
+    with pytest.raises(Refusal, match=said):
+        trace(shape, engine, job)
+    assert not torch.distributed.is_initialized()
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_advice_has_a_second_opinion():
+    advice = advise("bert-tiny", Asked(gpu="l4", num_gpus=2, micro_batch_size=8, sequence_length=64))
+    printed = list(lines(advice, trace))
+    assert [line for line in printed if line.startswith("fsdp2: traced ")]
+    (said,) = [line for line in printed if line.startswith("Not traced: zero0, zero1")]
+    assert " ".join(said.split()).endswith("DeepSpeed's engine is not traced, only torch's own are.")
+    traced = {line.partition(":")[0] for line in printed if ": traced " in line}
+    assert traced == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
+
+
+def test_differences_add_up():
+    traced, predicted = trace(DECODER, FSDP2, JOB), peaks.peak(DECODER, FSDP2, JOB)
+    found = differences(traced, predicted, FSDP2)
+    assert sum(each.num_bytes for each in found) == pytest.approx(traced.total - predicted.total)
+
+
+@pytest.mark.parametrize("more", [["--gpus", "2", "--json"], []], ids=["as JSON", "without GPUs"])
+def test_a_trace_needs_a_model_and_gpus(more):
+    with pytest.raises(Refusal, match="--trace goes with both --model and --gpus"):
+        cli.run(["advise", "--model", "gpt2", "--gpu", "l4", "--trace", *more])
+
+
+# ---------------------------------------------------------------- the grid
+
+
+def test_the_grid_goes_on_where_it_was(tmp_path):
+    path, only = tmp_path / "traces.json", "bert-imdb-tiny-single"
+    printed = list(traced_cases.run(path, only))
+    assert printed[0] == "4 cases, 4 of them to be traced"
+    assert len(printed) == 5
+    content = path.read_bytes()
+    assert list(traced_cases.run(path, only)) == ["4 cases, 0 of them to be traced"]
+    assert path.read_bytes() == content
+    changed = json.loads(content)
+    changed["made_with"]["torch"] = "1.0"
+    path.write_text(json.dumps(changed))
+    with pytest.raises(Refusal, match=r"was made with torch 1\.0"):
+        list(traced_cases.run(path, only))

@@ -1,0 +1,378 @@
+"""The published program and the parity traps: what is compared with what, effects and their words, and real starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import launching
+import pytest
+
+from study.claims import published
+from study.claims.published import __main__ as commands
+from study.claims.published import defects, traps
+from study.claims.published.defects import DEFECTS, METRICS, PROGRAMS
+from study.config import build_config
+from study.engines.this_machine import Machine
+from study.errors import Refusal, RunFailed
+from study.report.pages import published as pages
+
+COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
+COMMITTED = launching.ROOT / "reports" / "cpu" / "published"
+
+
+def ask(*words: str) -> None:
+    """What `python -m study.claims.published` does, with its errors."""
+    commands.published.main(args=list(words), standalone_mode=False)
+
+
+# ---------------------------------------------------------------- the program: what is compared
+
+
+def test_comparisons_are_of_arms_that_there_are_and_every_program_is_in_one():
+    for one in COMPARISONS:
+        (plain, first), (zero, second) = one.plain, one.zero
+        assert PROGRAMS[plain].arms[first].startswith("plain-")
+        assert PROGRAMS[zero].arms[second].startswith("zero-")
+        assert set(one.reading) == set(METRICS)
+    assert {name for one in COMPARISONS for name, _ in (one.plain, one.zero)} == set(PROGRAMS)
+
+
+def test_every_defect_is_mended_alone_and_left_alone():
+    assert set(defects.MENDED_ALONE) == set(DEFECTS) - {"label"}
+    assert set(defects.LEFT_ALONE) == set(defects.MENDED_ALONE) - {"one-seed", "fixed-order"}
+    for base, group in ((defects.AS_PUBLISHED, defects.MENDED_ALONE), (defects.MENDED, defects.LEFT_ALONE)):
+        for name, one in group.items():  # one differs in its programs, or in its reading
+            assert (one.reading != base.reading) == (name in defects.READING_OF)
+            assert one != base
+
+
+# ---------------------------------------------------------------- the program: effects
+
+
+def arm(name: str, loss: float, **other) -> dict:
+    return {
+        "arm": name, "ran": {"batch_size": int(name.split("-")[1])}, "logged_eval_loss": loss,
+        "logged_train_loss": loss, "held_out_loss": loss, "epoch_losses": [9.0, loss], "seconds": 80.0,
+        "cpu_seconds": 8.0, "step_seconds": 1.0, "step_cpu_seconds": 0.1, "peak_bytes": 100,
+        "life_peak_bytes": 200, **other,
+    }  # fmt: skip
+
+
+def results(*losses: tuple[float, float], program: str = "published", gpus=(), **other) -> dict:
+    """Repeats of the published program, whose first and last arm had these losses."""
+    runs = {
+        f"{program}/{repeat}": {"arms": [arm("plain-8", plain), arm("zero-8", plain), arm("zero-16", zero, **other)]}
+        for repeat, (plain, zero) in enumerate(losses)
+    }
+    return {"runs": runs, "machine": {"gpus": list(gpus)}}
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([(1.0, 0.90), (1.0, 0.91), (1.0, 0.92)], "better"),
+        ([(1.0, 1.10), (1.0, 1.09), (1.0, 1.08)], "worse"),
+        ([(1.0, 1.10), (1.0, 0.90), (1.0, 1.02)], "not told apart"),
+        ([(1.0, 1.0000001), (1.0, 0.9999999)], "no difference"),
+        ([(1.0, 0.9)], "one repeat"),
+    ],
+)
+def test_an_effect_has_a_word(losses, word):
+    assert defects.effect(results(*losses), defects.AS_PUBLISHED, "validation loss").word == word
+
+
+def test_an_effect_is_taken_repeat_by_repeat():
+    found = defects.effect(results((1.0, 0.9), (2.0, 1.6)), defects.AS_PUBLISHED, "training loss")
+    assert found.values == pytest.approx({0: -0.1, 1: -0.2})
+    assert found.mean == pytest.approx(-0.15)
+    assert found.low < -0.15 < found.high
+
+
+def test_repeats_of_one_training_are_no_evidence():
+    """With seed 42 and an equal head nothing is drawn anew: on a GPU they would differ by rounding alone."""
+    found = results((1.0, 0.9), (1.0, 0.9 + 1e-7), program="seeded-head")
+    one = defects.MENDED_ALONE["head-unseeded"]
+    assert defects.effect(found, one, "validation loss").word == "the same each time"
+    assert defects.effect(found, one, "peak memory").word == "no difference"
+    both = {**found, "runs": found["runs"] | results((1.0, 0.9), (1.0, 0.9))["runs"]}
+    assert defects.added(both, "head-unseeded", "training loss") is None
+
+
+def test_what_a_defect_adds_is_taken_repeat_by_repeat():
+    found = results((1.0, 0.9), (1.0, 0.8))
+    found["runs"] |= results((1.0, 1.0), (1.0, 0.95), program="fresh")["runs"]
+    assert defects.added(found, "same-model", "validation loss").values == pytest.approx({0: -0.1, 1: -0.15})
+    assert defects.added(found, "one-seed", "validation loss") is None  # was not run
+
+
+def test_times_are_the_processors_on_a_cpu_and_of_a_review():
+    times = {"cpu_seconds": 16.0, "seconds": 20.0, "step_seconds": 1.0, "step_cpu_seconds": 0.4}
+    on_cpu, on_gpu = results((1, 1), **times), results((1, 1), gpus=["one"], **times)
+    assert defects.effect(on_cpu, defects.AS_PUBLISHED, "time").mean == pytest.approx(1.0)
+    assert defects.effect(on_gpu, defects.AS_PUBLISHED, "time").mean == pytest.approx(-0.75)
+    by_step = defects.MENDED_ALONE["timing-span"]
+    assert defects.effect(on_cpu, by_step, "time").mean == pytest.approx(1.0)  # 0.4 s of 16 against 0.1 s of 8
+    assert defects.effect(on_gpu, by_step, "time").mean == pytest.approx(-0.5)
+
+
+def test_an_arm_that_failed_has_no_effect():
+    found = results((1.0, 0.9))
+    found["runs"]["published/0"]["arms"][2] = {"arm": "zero-16", "error": "RuntimeError: it broke"}
+    assert defects.effect(found, defects.AS_PUBLISHED, "time") is None
+
+
+# ---------------------------------------------------------------- the program: the experiment
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--program", "best"], "--program best"),
+        (["--size", "huge"], "size 'huge'"),
+        (["--size", "large"], "--size large"),
+        (["--data", "files"], "--data files"),
+        (["--num-train-examples", "100000"], "num_train_examples 100000"),
+        (["--num-train-examples", "80"], "give at least 160"),
+    ],
+)
+def test_a_wrong_request_is_refused(words, message, tmp_path):
+    with pytest.raises(Refusal, match=re.escape(message)):
+        ask("protocol", *words, "--output", str(tmp_path / "out.json"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_of_another_experiment_are_kept(tmp_path):
+    path = tmp_path / "kept.json"
+    committed = (COMMITTED / "protocol.json").read_text()
+    path.write_text(committed)
+    with pytest.raises(Refusal, match="another experiment"):
+        ask("protocol", "--output", str(path))
+    assert path.read_text() == committed
+    path.write_text("{}")
+    for read in (defects.read, traps.read):
+        with pytest.raises(Refusal, match=re.escape(str(path))):
+            read(path)
+
+
+def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(defects.this_machine, "find", lambda: Machine((1, 1), 1))
+    with pytest.raises(Refusal, match="one GPU, this machine has 2"):
+        ask("protocol", "--output", str(tmp_path / "out.json"))
+
+
+def test_each_repeat_begins_with_another_program_and_two_machines_are_told_apart(monkeypatch, tmp_path):
+    started = []
+
+    def start(config, body, name, repeat, folder):
+        started.append((name, repeat))
+        machine = dict.fromkeys(defects.SAME, "one" if len(started) < 6 else "other")
+        return {"num_reviews": 1600, "loss": 1.0} if name is None else {"arms": [], "machine": machine}
+
+    monkeypatch.setattr(defects, "_start", start)
+    monkeypatch.setattr(defects, "_check", lambda config, output: None)
+    names, path = ["fresh", "honoured", "published"], tmp_path / "out.json"
+    with pytest.raises(Refusal, match="another file"):
+        defects.measure(build_config("paper", size="tiny", data="bundled", num_train_examples=160), 2, names, path)
+    assert started == [
+        (None, 0), ("fresh", 0), ("honoured", 0), ("published", 0), ("honoured", 1), ("published", 1),
+    ]  # fmt: skip
+    assert len(json.loads(path.read_text())["runs"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        (["[rank0]: Traceback", "[rank0]: ValueError: no such thing", "ChildFailedError: it said"], RunFailed,
+         "single: ValueError: no such thing"),
+        (["OSError: no network", "study.errors.Refusal: no hub; take files"], Refusal, "no hub; take files"),
+        ([], RunFailed, "single: ended with status 1"),
+    ],
+)  # fmt: skip
+def test_a_start_that_failed_says_why(lines, error, message, monkeypatch):
+    ended = subprocess.CompletedProcess([], 1, stderr="\n".join(lines))
+    monkeypatch.setattr(published.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(error, match=f"^{message}$"):
+        traps.start("single", [0], None)
+
+
+PUBLISHED = ["python", "-m", "study.claims.published"]
+
+
+@pytest.fixture
+def run_small() -> dict:
+    """The published program and the two arms of the mended one, for real, on the synthetic text."""
+    return defects.read(launching.once("protocol", measure) / "out.json")
+
+
+def measure(folder) -> None:
+    path = folder / "out.json"
+    words = ["--num-train-examples", "160", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
+    for name in ("published", "mended-plain-8", "mended-zero-8"):
+        words += ["--program", name]
+    done = launching.attempt([*PUBLISHED, "protocol", *words])
+    assert done.returncode == 0, done.stderr
+    again = launching.attempt([*PUBLISHED, "protocol", *words])
+    assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
+
+
+def test_the_published_program_runs_no_zero(run_small):
+    arms = run_small["runs"]["published/0"]["arms"]
+    assert [one["arm"] for one in arms] == ["plain-8", "zero-8", "zero-16"]
+    assert {(one["ran"]["zero_stage"], one["ran"]["optimizer_class"]) for one in arms} == {(None, "AdamW")}
+    assert [one["ran"]["num_steps"] for one in arms] == [20, 20, 10]
+    assert len({one["first_weights"] for one in arms}) == 3  # each goes on from what the one before has learned
+    assert all(one["checkpoint_bytes"] > 0 for one in arms)  # in the time that is measured
+    assert "no ZeRO, BertForSequenceClassification, AdamW" in pages.what_ran(run_small)._repr_html_()
+
+
+def test_the_mended_program_runs_zero_and_learns_the_same(run_small):
+    plain, zero = (run_small["runs"][f"mended-{name}-8/0"]["arms"][0] for name in ("plain", "zero"))
+    assert zero["ran"] == {
+        **plain["ran"],
+        "engine_class": "DeepSpeedEngine",
+        "optimizer_class": "DeepSpeedCPUAdam",
+        "zero_stage": 3,
+        "offload_optimizer_device": "cpu",
+    }
+    assert zero["first_weights"] == plain["first_weights"]
+    for metric in defects.LOSSES:
+        assert abs(defects.effect(run_small, defects.MENDED, metric).mean) < defects.WITHIN
+
+
+def test_the_committed_results_are_whole():
+    found = defects.read(COMMITTED / "protocol.json")
+    assert found["settings"]["data"] == "files"
+    repeats = {name: {key for key in found["runs"] if key.partition("/")[0] == name} for name in PROGRAMS}
+    assert all(len(done) >= 5 for done in repeats.values()), repeats
+    for metric in defects.LOSSES:
+        assert defects.effect(found, defects.MENDED, metric).word == "no difference"
+    assert defects.effect(found, defects.AS_PUBLISHED, "validation loss").word == "better"
+    said = pages.protocol_in_words(found)._repr_html_()
+    assert "one model for all arms (same-model) is enough to make ZeRO look better" in said
+
+
+# ---------------------------------------------------------------- traps
+
+
+def trapped(*losses: float, **ran: float) -> dict:
+    learned = {"eval_loss": 1.0, "losses": [], "initial_weights": "", "samples": ""}
+    seeds = {str(seed): {**learned, "train_loss": loss} for seed, loss in enumerate(losses)}
+    return {"asked": {}, "ran": ran, "seeds": seeds}
+
+
+@pytest.fixture
+def effect_of(tmp_path):
+    """Write a file with one measured trap; return one row of its effects."""
+
+    def write(quantity="train_loss", kind="trapped", **changes):
+        arms = {
+            "plain": trapped(0.5, 0.4, 0.8, optimizer_steps=40),
+            "other": trapped(0.55, 0.46, 0.84, optimizer_steps=80),
+            "same": trapped(0.5, 0.4 + 1e-8, 0.8, optimizer_steps=40),
+            "noisy": trapped(0.6, 0.3, 0.8),
+            "one seed": trapped(0.6),
+        }
+        names = {"control": "plain", "trapped": "other", "matched": "same", "matched_control": None}
+        trap = {"what": "one and the other", "quantities": [quantity], **names, **changes}
+        path = tmp_path / "traps.json"
+        path.write_text(json.dumps({"settings": {}, "data": {}, "arms": arms, "traps": {"a": trap}}))
+        found = traps.effects(path)
+        return next(found[found.arm == kind].itertuples())
+
+    return write
+
+
+def test_a_traps_effect_is_paired_by_seed(effect_of):
+    row = effect_of()  # +10, +15 and +5 %, of which t's interval is 10 +- 4.303 x 5 / sqrt(3)
+    assert row.difference == pytest.approx(0.10)
+    assert (row.low, row.high) == pytest.approx((0.10 - 0.12421, 0.10 + 0.12421), abs=1e-5)
+    assert (row.n_seeds, row.verdict) == (3, "not told from 0 (-2.42 % to +22.4 %)")
+    steps = effect_of("optimizer_steps")  # what the engine says is a quantity too
+    assert (steps.low, steps.high, steps.verdict) == (1, 1, "makes a difference of +100 %")
+    alone = effect_of(trapped="one seed")
+    assert (alone.n_seeds, alone.verdict) == (1, "one seed: no interval")
+
+
+def test_a_matched_arm_is_equal_but_for_rounding(effect_of):
+    assert effect_of(kind="matched").verdict == "no difference"
+    assert effect_of(kind="matched", matched="noisy").verdict.startswith("not told from 0")
+    own = effect_of(kind="matched", matched="noisy", matched_control="noisy")
+    assert (own.against, own.difference) == ("noisy", 0)
+
+
+def test_traps_and_arms_are_those_that_were_measured():
+    assert {name for trap in traps.TRAPS.values() for name in trap.arms} == set(traps.ARMS)
+    committed = traps.read(COMMITTED / "traps.json")
+    assert {name: facts["asked"] for name, facts in committed["arms"].items()} == {
+        name: traps.asked_of(name) for name in traps.ARMS
+    }
+    assert committed["traps"] == {name: json.loads(json.dumps(one._asdict())) for name, one in traps.TRAPS.items()}
+    assert committed["settings"] == traps.SETTINGS
+
+
+def test_arms_train_on_sixteen_sequences_a_step_and_do_not_clip_unseen():
+    for name in traps.ARMS:
+        asked = traps.asked_of(name)
+        sequences = asked["program"]["micro_batch_size"] * asked["program"]["gradient_accumulation_steps"]
+        assert sequences * asked["accelerate_file"]["num_processes"] == 16
+        if asked["deepspeed_json"] and name != "zero2-2x-engine-clips":
+            assert asked["deepspeed_json"]["gradient_clipping"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output", "here.json", "--trap", "nonsense"], "--trap nonsense"),
+        (["--output", "nowhere/here.json"], "there is no folder nowhere"),
+        (["--output", "here.json", "--data-dir", "nowhere"], "data_dir nowhere"),
+    ],
+)
+def test_a_wrong_trap_is_refused(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match=message):
+        ask("traps", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_settings_are_refused(tmp_path):
+    path = tmp_path / "traps.json"
+    path.write_text(json.dumps({**traps.read_or_begin(path, False), "settings": {"size": "mini"}}))
+    with pytest.raises(Refusal, match="made with other settings"):
+        ask("traps", "--output", str(path))
+
+
+TRAP = [*PUBLISHED, "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]
+
+
+def measure_trap(folder) -> None:
+    done = launching.attempt([*TRAP, folder / "traps.json"])
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    before = (folder / "traps.json").read_bytes()
+    again = launching.attempt([*TRAP, folder / "traps.json"])
+    assert (again.returncode, again.stdout) == (0, "")
+    assert (folder / "traps.json").read_bytes() == before
+
+
+@pytest.mark.launches
+def test_a_trap_differs_and_its_matched_arm_does_not():
+    path = launching.once("traps", measure_trap) / "traps.json"
+    assert {name: facts["ran"]["world_size"] for name, facts in traps.read(path)["arms"].items()} == {
+        "single": 1,
+        "multi-cpu-2x": 1,  # though its file says two
+        "ddp-2x": 2,
+    }
+    found = traps.effects(path).set_index(["quantity", "arm"]).difference
+    assert abs(found["train_loss", "trapped"]) > 0.01
+    assert abs(found["train_loss", "matched"]) < 1e-5
+    assert found["sequences_per_program_step", "trapped"] == -0.5
+    assert found["optimizer_steps", "trapped"] == 1
+
+
+@pytest.mark.launches
+def test_the_command_refuses_in_one_line(tmp_path):
+    for words in ([], ["traps"], ["traps", "--seeds", "0", "--output", "x"], ["protocol", "--output", "no/where"]):
+        done = launching.attempt([*PUBLISHED, *words])
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -1,0 +1,60 @@
+"""Does the planner predict what was traced, case by case of the committed grid? No torch is needed to ask."""
+
+from __future__ import annotations
+
+import launching
+import pytest
+import traced_cases
+
+from study.errors import Refusal
+
+GRID = launching.ROOT / "reports" / "predicted" / "validation" / "traces.json"
+MARGIN = 0.03  # of the traced peak; fixed when 144 cases were traced, and all were within
+# Of the 240 that were traced after that, those that are not: the planner's error is as large as MOST. The planner lacks
+# a moment of theirs: most are FSDP2's on several ranks with checkpointed blocks in fp32, predicted too low.
+MISSED = {
+    "bert-imdb-base-fsdp2-8x-fp32-checkpointed",
+    "bert-imdb-large-ddp-2x-bf16",
+    "bert-imdb-large-single-1x-bf16",
+    "gpt-wikitext-124m-fsdp2-1x-bf16-checkpointed",
+    "gpt-wikitext-355m-fsdp2-2x-fp32-checkpointed",
+    "gpt-wikitext-355m-fsdp2-4x-fp32-checkpointed",
+    "gpt-wikitext-355m-fsdp2-8x-fp32-checkpointed",
+    "gpt-wikitext-355m-fsdp2_hybrid-4x-fp32-checkpointed",
+    "gpt-wikitext-774m-fsdp2-4x-fp32-checkpointed",
+    "gpt-wikitext-774m-fsdp2-8x-fp32-checkpointed",
+}
+MOST = 0.08
+
+
+def points() -> list[traced_cases.TracedPoint]:
+    return traced_cases.read(GRID).traces
+
+
+def test_the_planner_predicts_what_was_traced():
+    errors = {}
+    for traced in points():
+        point = traced_cases.point_of(traced)
+        errors[point.name] = abs(point.predicted.total / traced.traced.total - 1)
+    assert len(errors) == 384
+    assert max(errors.values()) <= MOST
+    assert {name for name, error in errors.items() if error > MARGIN} == MISSED  # one that is mended leaves the list
+
+
+def test_an_entry_is_of_its_case():
+    for traced in points():
+        point = traced_cases.point_of(traced)
+        assert (traced.micro_batch_size, traced.sequence_length) == traced_cases.BATCHES[traced.workload]
+        assert (point.job.micro_batch_size, point.job.sequence_length) == traced_cases.BATCHES[traced.workload]
+        assert not point.job.dropout
+
+
+def test_a_case_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="is in no case's name"):
+        list(traced_cases.run(tmp_path / "traces.json", "bert-imdb-huge"))
+
+
+def test_the_grid_has_both_workloads_and_every_size():
+    names = [point.name for point in traced_cases.points()]
+    assert len(set(names)) == len(names)
+    assert {"bert-imdb-large-ddp-2x-bf16", "gpt-wikitext-6b-fsdp2-8x-bf16-checkpointed"} <= set(names)

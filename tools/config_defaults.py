@@ -1,0 +1,43 @@
+"""What the classes of transformers mean where a config.json leaves a setting out, for a planner that has no torch.
+
+    python tools/config_defaults.py
+
+Writes study/theory/shapes/config_defaults.json: by model_type the default of each setting that a shape is read from,
+and the type's own name of settings that most files call otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from study import files
+from study.theory.shapes.config_json import DEFAULTS_FILE, MODEL_TYPES
+
+
+def main() -> None:
+    content = ",\n".join(f" {json.dumps(name)}: {json.dumps(found)}" for name, found in classes().items())
+    files.write_whole(DEFAULTS_FILE, f"{{\n{content}\n}}\n".encode())
+    print(DEFAULTS_FILE)
+
+
+def classes() -> dict[str, dict[str, Any]]:
+    """Read the installed classes of all model types that are counted."""
+    found = {}
+    for name, model_type in MODEL_TYPES.items():
+        own_names = CONFIG_MAPPING[name].attribute_map
+        fields = {own_names.get(field.name, field.name): field.default for field in _fields(CONFIG_MAPPING[name])}
+        defaults = {key: fields[key] for key in model_type.keys.values() if key in fields}
+        found[name] = {"defaults": defaults, "own_names": own_names}
+    return found
+
+
+def _fields(config_class: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(config_class)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""Cross-validation of predicted step times on published ones, beside two rules of thumb.
+
+Every published time is predicted by what was fitted without some of them: without its whole family, that is who
+measured it; its whole model size, number of GPUs, card, and generation of GPUs. The planner's model stands beside two
+rules of thumb, fitted to the same rows. An error is predicted over published seconds of a step, less one: above 0 is
+too slow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args
+
+import numpy as np
+
+from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
+from study.theory import flops, hardware, measured_by_others, shapes, step_time
+from study.theory.case import Engine, Job
+from study.theory.hardware import Box
+from study.theory.intervals import (
+    GENERATIONS,
+    Distance,
+    EngineKind,
+    engine_of,
+    name_of,
+)
+from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from study.theory.shapes import ModelShape
+from study.theory.step_time import Constants
+
+# Beyond this relative error a row pulls on the fit no more than in proportion: a few published rows are odd.
+ROBUST_SCALE = 0.03
+# Where rows say nothing of a constant, as those of one node say nothing of hops, it stays near what one would guess. A
+# factor of e away from the guess counts as much as one row that is 3 % off.
+GUESS = Constants(0.8, 0.35, 0.6, 50e-6, step_time.UNHIDDEN)
+MOST_OF_FAMILY = 10  # rows of another family that count: more are of one stack and one box
+FEWEST = 9  # fewer cannot bound nine of ten
+SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
+
+Errors = Mapping[str, float | None]  # by predictor; None: it cannot predict
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One published step time."""
+
+    name: str
+    family: str
+    grade: str
+    collected_as: str  # the grade before what theory had to assume
+    outside: str  # why the model does not describe it; empty: it does
+    shape: ModelShape
+    engine: Engine
+    job: Job
+    box: Box
+    seconds: float
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the constants of its generation are fitted to it: not where much is assumed, the host decides, or the
+        model does not describe it."""
+        return self.grade != "C" and self.kind != "offload" and not self.outside
+
+    @property
+    def generation(self) -> str:
+        return hardware.generation_of(self.box.gpu)
+
+    @property
+    def kind(self) -> str:
+        """The engine, as tables name it."""
+        return name_of(self.shape, self.engine)
+
+    @property
+    def size(self) -> str:
+        """Which of the published tables' models is nearest in parameters."""
+        return min(SIZES, key=lambda size: abs(math.log(self.shape.num_params / _num_params(size))))
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs, nothing that is recomputed."""
+        return float(flops.model_flops_per_sequence(self.shape, self.job.sequence_length) / self.job.sequence_length)
+
+    @property
+    def tokens(self) -> float:
+        """Of a GPU and step."""
+        return float(self.job.tokens * self.job.gradient_accumulation_steps)
+
+    @property
+    def peak(self) -> float:
+        return hardware.product_flops_per_second(self.box.gpu, self.engine.precision)
+
+
+@cache
+def _num_params(size: str) -> int:
+    return shapes.find(f"mpt-{size}").num_params
+
+
+def published() -> list[Timed]:
+    """List every published time: the rows that constants are fitted to, and single numbers. Rows in fp8 are left out:
+    the models of theory do not know it."""
+    rows = [of_row(row) for row in measured_by_others.throughput_rows() if not row.fp8]
+    return rows + [of_case(case) for case in measured_by_others.cases()]
+
+
+def of_row(row: MeasuredRow) -> Timed:
+    """Read a row of the published tables as a step time."""
+    return Timed(row.title, FOUNDRY, "A", "A", "", row.shape, row.engine, row.job, row.box, row.seconds)
+
+
+def of_case(case: MeasuredCase) -> Timed:
+    """Read a single published number as a step time."""
+    judged = case.grade, case.collected_as, case.outside
+    return Timed(case.name, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds)
+
+
+# ---------------------------------------------------------------- what is fitted
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """All that a set of published times determines."""
+
+    constants: dict[str, Constants]  # by generation
+    host_thread_bandwidth: float  # bytes/s
+    share: float  # of the peak: what the median row reaches
+    lines: dict[str, np.ndarray]  # by GPU, of `regressors`
+
+
+def fit(times: list[Timed]) -> Fitted:
+    """Fit everything anew: the planner's constants and both rules of thumb."""
+    rows = [timed for timed in times if timed.fitted]
+    generations = {row.generation for row in rows}
+    constants = {name: fit_constants(tuple(row for row in rows if row.generation == name)) for name in generations}
+    lines = {}
+    for gpu in {row.box.gpu.name for row in rows}:
+        own = [row for row in rows if row.box.gpu.name == gpu]
+        matrix = np.array([regressors(row) for row in own])
+        if len(own) > matrix.shape[1] == np.linalg.matrix_rank(matrix):
+            lines[gpu] = np.linalg.lstsq(matrix, np.log([row.seconds / row.tokens for row in own]))[0]
+    share = float(np.median([row.flops_per_token * row.tokens / row.seconds / row.peak for row in rows]))
+    offloaded = [timed for timed in times if timed.engine.offload_optimizer != "none"]
+    return Fitted(constants, _fit_host(offloaded, constants), share, lines)
+
+
+@cache  # what is left out is mostly of one generation, and leaves the others' rows as they are
+def fit_constants(rows: tuple[Timed, ...]) -> Constants:
+    """Fit the constants of one generation by robust least squares of the relative errors."""
+    from scipy.optimize import least_squares
+
+    start = np.log(dataclasses.astuple(GUESS))
+    of_family = Counter(row.family for row in rows)
+    weights = [
+        1.0 if row.family == FOUNDRY else min(1.0, MOST_OF_FAMILY / of_family[row.family]) ** 0.5 for row in rows
+    ]
+
+    def errors(logarithms: np.ndarray) -> np.ndarray:
+        constants = Constants(*map(float, np.exp(logarithms)))
+        of_rows = np.log([_seconds(row, constants) / row.seconds for row in rows])
+        return np.concatenate([weights * of_rows, ROBUST_SCALE * (logarithms - start)])
+
+    best = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
+    return Constants(*map(float, np.exp(best.x)))
+
+
+def _fit_host(offloaded: list[Timed], constants: dict[str, Constants]) -> float:
+    """Fit what a thread of the host reaches, by the least sum of relative errors: the few times are odd."""
+    from scipy.optimize import minimize_scalar
+
+    def badness(logarithm: float) -> float:
+        bandwidth = float(np.exp(logarithm))
+        times = [_seconds(timed, _nearest(timed, constants), bandwidth) / timed.seconds for timed in offloaded]
+        return float(np.abs(np.log(times)).sum())
+
+    return float(np.exp(minimize_scalar(badness, bounds=np.log([5e8, 5e10]), method="bounded").x))
+
+
+def _seconds(timed: Timed, constants: Constants, host: float | None = None) -> float:
+    return float(step_time.seconds(timed.shape, timed.engine, timed.job, timed.box, constants, host).total)
+
+
+def _nearest(timed: Timed, constants: Mapping[str, Constants]) -> Constants:
+    """The constants of the GPU's generation, or of the nearest one that was fitted."""
+    return constants[next(name for name in step_time.nearest_generations(timed.generation) if name in constants)]
+
+
+def regressors(timed: Timed) -> list[float]:
+    """What the line through one GPU's rows knows of a case; it predicts the logarithm of a token's seconds."""
+    job = timed.job
+    each = flops.hardware_flops_per_sequence(timed.shape, job.sequence_length, job.recomputed)
+    values = (each / job.sequence_length, job.sequence_length, timed.box.num_gpus, job.tokens)
+    return [1.0, *map(math.log, values)]
+
+
+def by_planner(fitted: Fitted, timed: Timed) -> float:
+    """Predict seconds by the models of theory."""
+    return _seconds(timed, _nearest(timed, fitted.constants), fitted.host_thread_bandwidth)
+
+
+def by_share(fitted: Fitted, timed: Timed) -> float:
+    """Predict seconds as if every GPU reached the same share of its peak, whatever it trains and how."""
+    return timed.flops_per_token * timed.tokens / (fitted.share * timed.peak)
+
+
+def by_line(fitted: Fitted, timed: Timed) -> float | None:
+    """Predict seconds by the line of that GPU, which knows no engine; None where too few rows of the GPU are left."""
+    line = fitted.lines.get(timed.box.gpu.name)
+    return None if line is None else timed.tokens * float(np.exp(np.array(regressors(timed)) @ line))
+
+
+PREDICT: dict[str, Callable[[Fitted, Timed], float | None]] = dict(
+    zip(PREDICTORS, (by_planner, by_share, by_line), strict=True)
+)
+
+
+# ---------------------------------------------------------------- what is left out
+
+GROUP_OF: dict[str, Callable[[Timed], Any]] = dict(
+    zip(
+        SPLITS,
+        (
+            lambda timed: timed.family,
+            lambda timed: timed.size,
+            lambda timed: timed.box.num_gpus,
+            lambda timed: timed.box.gpu.name,
+            lambda timed: timed.generation,
+        ),
+        strict=True,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One published time, and the errors of its predictions."""
+
+    timed: Timed
+    in_sample: Errors
+    left_out: dict[str, Errors]  # by what was left out of the fit with it
+
+
+def judge(times: list[Timed]) -> list[Judged]:
+    """Predict every time by what all determine, and by what is left without its group, for each way to group them.
+
+    A card is left out only where its generation has another one: else that is leaving out the generation. Of families
+    LLM Foundry's stays.
+    """
+    everything = fit(times)
+    left_out: list[dict[str, Errors]] = [{} for _ in times]
+    for split, group in GROUP_OF.items():
+        groups = [group(timed) for timed in times]
+        for name in dict.fromkeys(groups):
+            kept = [timed for timed, own in zip(times, groups, strict=True) if own != name]
+            members = [index for index, own in enumerate(groups) if own == name]
+            generation = times[members[0]].generation
+            if name == FOUNDRY or (
+                split == "card" and not any(one.fitted and one.generation == generation for one in kept)
+            ):
+                continue
+            fitted = fit(kept)
+            for index in members:
+                left_out[index][split] = _errors(fitted, times[index])
+    return [Judged(timed, _errors(everything, timed), errors) for timed, errors in zip(times, left_out, strict=True)]
+
+
+def _errors(fitted: Fitted, timed: Timed) -> Errors:
+    predicted = {name: predict(fitted, timed) for name, predict in PREDICT.items()}
+    return {name: None if value is None else value / timed.seconds - 1 for name, value in predicted.items()}
+
+
+# ---------------------------------------------------------------- tables
+
+OUTSIDE = "outside what the model describes"
+
+
+def _grades(timed: Timed) -> list[str]:
+    """The groups of a time: its grade where the model describes it; with all others of its grade; as collected."""
+    if timed.family == FOUNDRY:
+        return [FOUNDRY]
+    described = [f"{timed.grade}, {OUTSIDE}" if timed.outside else timed.grade]
+    return [*described, f"{timed.grade}, all", f"{timed.collected_as}, all, as collected"]
+
+
+def _family(timed: Timed) -> str:
+    return f"{timed.family}, {timed.grade}{', outside' if timed.outside else ''}"
+
+
+# Each time is in one or more groups.
+GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
+    "grade": _grades,
+    "family": lambda timed: [_family(timed)],
+    "generation": lambda timed: [timed.generation],
+    "engine": lambda timed: [timed.kind],
+    "model size": lambda timed: [timed.size],
+    "GPU count": lambda timed: [timed.box.num_gpus],
+}
+
+
+def tables(judged: list[Judged]) -> list[dict[str, Any]]:
+    """Sum up every predictor's errors, in sample and by what was left out, over all times and over groups of them."""
+    rows = []
+    for split in ("nothing", *SPLITS):
+        for predictor in (*PREDICTORS, COMPARED):
+            for grouping, group in GROUPINGS.items():
+                if predictor != "planner" and grouping not in ("grade", "engine"):  # what pages compare
+                    continue
+                found: dict[Any, list[tuple[str, float]]] = {}
+                for one in judged:
+                    errors = one.in_sample if split == "nothing" else one.left_out.get(split, {})
+                    if predictor == COMPARED:  # on the line's own cases, to be compared with it
+                        errors = {COMPARED: errors["planner"]} if errors.get("line per GPU") is not None else {}
+                    if (error := errors.get(predictor)) is not None:
+                        for name in group(one.timed):
+                            found.setdefault(name, []).append((one.timed.name, error))
+                rows += [
+                    {"left_out": split, "predictor": predictor, "by": grouping, "group": str(name)}
+                    | summarize(of_group)
+                    for name, of_group in sorted(found.items())
+                ]
+    return rows
+
+
+# ---------------------------------------------------------------- intervals
+
+
+# What a fit must do without to be asked so of a published time.
+LEFT_OUT: dict[Distance, tuple[str, ...]] = {
+    "known": ("family", "model size", "card"),
+    "new count": ("GPU count",),
+    "new generation": ("generation",),
+}
+
+
+def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
+    """Find the factor either way that nine of ten predictions lay within, for each kind of case that one may ask."""
+    found = []
+    for engine in get_args(EngineKind):
+        least = 1.0
+        for distance in get_args(Distance):  # the farther case never has the narrower interval
+            found.append(_interval(judged, engine, distance, least))
+            least = found[-1]["spread"]
+    return found
+
+
+def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, least: float) -> dict[str, Any]:
+    """Bound the predictions of one kind of case; where too few times were published, all of the engine's.
+
+    `held`: predictions within the factor that the others give, without those that were left out with them. `tried`:
+    those of which there are such others.
+    """
+    splits = LEFT_OUT[distance]
+    predictions = _predictions(judged, engine, splits, distance != "new generation")
+    if len({timed.name for timed, _, _ in predictions}) < FEWEST:
+        splits = SPLITS
+        predictions = _predictions(judged, engine, splits, known=False)
+    held = tried = 0
+    for timed, split, error in predictions:
+        group = GROUP_OF[split]
+        if others := [one for one in predictions if group(one[0]) != group(timed)]:
+            tried, held = tried + 1, held + (_factor(error) <= _bound(others))
+    spread = max(least, _bound(predictions))
+    # Those of grades A and B that no factor was made from, too: the model does not describe them.
+    known = distance != "new generation"
+    others = [] if engine == "offload" else _predictions(judged, engine, splits, known, described=False)
+    return {
+        "engine": engine,
+        "distance": distance,
+        "left_out": list(splits),
+        "spread": spread,
+        "cases": len({timed.name for timed, _, _ in predictions}),
+        "predictions": len(predictions),
+        "inside": sum(_factor(error) <= spread for _, _, error in predictions),
+        "tried": tried,
+        "held": held,
+        "tried_all": tried + len(others),
+        "held_all": held + sum(_factor(error) <= spread for _, _, error in others),
+        **summarize((timed.name, error) for timed, _, error in predictions),
+    }
+
+
+def _predictions(
+    judged: list[Judged], engine: EngineKind, splits: Iterable[str], known: bool, described: bool = True
+) -> list[tuple[Timed, str, float]]:
+    """List the planner's errors by what was left out; `known`: only of generations that constants are fitted to;
+    `described`: only of times that the model describes, or only of the others."""
+    return [
+        (one.timed, split, error)
+        for one in judged
+        for split in splits
+        if (error := one.left_out.get(split, {}).get("planner")) is not None
+        and engine_of(one.timed.shape, one.timed.engine) == engine
+        # Of offload little else is known.
+        and (engine == "offload" or (one.timed.grade != "C" and described != bool(one.timed.outside)))
+        and (not known or one.timed.generation in GENERATIONS)
+    ]
+
+
+def _factor(error: float) -> float:
+    """The factor between predicted and published, at least 1."""
+    return max(1 + error, 1 / (1 + error))
+
+
+def _bound(predictions: Iterable[tuple[Timed, str, float]]) -> float:
+    """Bound nine of ten times to come by those that are known, each by its worst prediction; rounded up to 0.05.
+
+    The rank is that of split conformal prediction, which holds so often on average, whatever the distribution. Of fewer
+    than nine times it is the largest factor.
+    """
+    worst: dict[str, float] = {}
+    for timed, _, error in predictions:
+        worst[timed.name] = max(worst.get(timed.name, 1.0), _factor(error))
+    rank = min(len(worst), math.ceil(NINE_OF_TEN * (len(worst) + 1)))
+    return math.ceil(round(20 * sorted(worst.values())[rank - 1], 9)) / 20

@@ -1,0 +1,184 @@
+"""Errors of predicted step times on what others published, and the interval that each kind of case has.
+
+    python tools/planner_accuracy.py [--write]
+
+Prints the constants that a fit gives; errors as the constants stand and by fits without a family of rows, a model size,
+a number of GPUs, a card or a generation of GPUs, beside two rules of thumb; the intervals; and errors of memory.
+--write: where something changed, also study/theory/measured_by_others/evidence.json, which `advise` reads, and the
+validation under reports/predicted, which pages read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import cross_validation
+
+from study import files
+from study.planner import published_rows
+from study.planner.published_rows import DIGITS, PREDICTORS, SPLITS, VALIDATION
+from study.records.machine import header
+from study.theory import measured_by_others, step_time
+from study.theory.intervals import Evidence
+from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+
+EVIDENCE = measured_by_others.FOLDER / "evidence.json"
+CASE = ("name", "family", "grade", "outside")  # what is said of a published time
+TOLERANCE = 1e-3  # relative: another machine's least squares end elsewhere
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the committed files where they changed")
+    asked = parser.parse_args()
+    times = cross_validation.published()
+    result = judge(measured_by_others.throughput_rows()) | cross_validated(times)
+    result["cases"] = [compare(case) for case in measured_by_others.cases()]
+    say(result)
+    if asked.write:
+        head = header("published_throughput", f"{published_rows.COMMAND} --write")
+        _write(VALIDATION, head, result)
+        _write(EVIDENCE, {}, evidence(times, result["intervals"]))
+
+
+def evidence(times: list[cross_validation.Timed], intervals: list[dict[str, Any]]) -> dict[str, Any]:
+    """Gather what study/theory/intervals.py reads: which published times there are, and the intervals found on them."""
+    rows = [timed for timed in times if timed.fitted]
+    generations = sorted({row.generation for row in rows})
+    gpu_counts: dict[str, dict[str, list[int]]] = {}
+    for timed in sorted(times, key=lambda timed: (timed.kind, timed.generation)):
+        if timed.generation in generations and (timed.fitted or timed.kind == "offload"):
+            least, most = gpu_counts.setdefault(timed.kind, {}).get(timed.generation, (math.inf, 0))
+            count = timed.box.num_gpus
+            gpu_counts[timed.kind][timed.generation] = [int(min(least, count)), max(most, count)]
+    names = [field.name for field in dataclasses.fields(Evidence) if field.name != "lacks"]  # that is of a case
+    return {
+        "generations": generations,
+        "gpu_counts": gpu_counts,
+        "optimizers": sorted({timed.engine.optimizer for timed in times}),
+        # A T4 stands in for the Titan RTX of one row, and is no card of theirs.
+        "cards": sorted({timed.box.gpu.name for timed in times} - {"t4"}),
+        "intervals": [{name: found[name] for name in names} for found in intervals],
+    }
+
+
+def _write(path: Path, head: dict[str, Any], content: dict[str, Any]) -> None:
+    """Write a file where its content is another than what is there."""
+    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if is_same({name: there.get(name) for name in content}, json.loads(json.dumps(content))):
+        print(f"{path}: unchanged")
+        return
+    files.write_json(path, {**head, **content})
+    print(f"{path}: written")
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two contents are equal but for the last digits of numbers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(one == other)
+
+
+def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
+    """Judge the constants as they stand. Rows in fp8 apart: they are predicted as if they were in bf16."""
+    judged, errors = [], []
+    for row in rows:
+        time = step_time.seconds(row.shape, row.engine, row.job, row.box)
+        predicted = float(step_time.tokens_per_second_per_gpu(row.job, time.total))
+        error = row.tokens_per_second_per_gpu / predicted - 1  # of the step's time
+        published = row.tokens_per_second_per_gpu
+        judged.append(
+            {"row": row.title, "published": published, "predicted": predicted, "error": error, "fp8": row.fp8}
+        )
+        errors += [] if row.fp8 else [(row.title, error)]
+    return {"as_they_stand": published_rows.summarize(errors), "rows": judged}
+
+
+def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
+    """Fit to all times, and to all but some, and judge by those."""
+    fitted, judged = cross_validation.fit(times), cross_validation.judge(times)
+    return {
+        "fit": {
+            **{name: dataclasses.asdict(constants) for name, constants in sorted(fitted.constants.items())},
+            "host_thread_bandwidth": fitted.host_thread_bandwidth,
+            "share_of_peak": fitted.share,
+        },
+        "errors": cross_validation.tables(judged),
+        "unseen": [_unseen(one) for one in judged if "family" in one.left_out],
+        "intervals": cross_validation.intervals(judged),
+    }
+
+
+def _unseen(one: cross_validation.Judged) -> dict[str, Any]:
+    """Say how far a time is missed by a fit without its family."""
+    error = one.left_out["family"]["planner"]
+    assert error is not None
+    return {name: getattr(one.timed, name) for name in CASE} | {"error": round(error, DIGITS)}
+
+
+def compare(case: MeasuredCase) -> dict[str, Any]:
+    """Predict one published time, in the quantity that was published; its error is of the step's time."""
+    time = step_time.seconds(case.shape, case.engine, case.job, case.box)
+    timed = cross_validation.of_case(case)
+    total, slower = float(time.total), case.quantity == "seconds_per_step"
+    return {
+        **{name: getattr(case, name) for name in (*CASE, "quantity", "published")},
+        "predicted": case.published * (total / timed.seconds if slower else timed.seconds / total),
+        "error": total / timed.seconds - 1,
+        "inside_interval": bool(time.low <= timed.seconds <= time.high),
+        "calibrates": timed.fitted or timed.kind == "offload",
+    }
+
+
+# ---------------------------------------------------------------- in words
+
+
+def say(result: dict[str, Any]) -> None:
+    """Print what was found."""
+    print("errors of a step's time: predicted over published, less one")
+    print(f"as the constants stand: {_shown(result['as_they_stand'])}")
+    worst_first = sorted(result["rows"], key=lambda entry: (not entry["fp8"], -abs(entry["error"])))
+    num_fp8 = sum(entry["fp8"] for entry in worst_first)
+    for entry in worst_first[: num_fp8 + 5]:
+        print(f"  {'predicted as bf16' if entry['fp8'] else 'among the worst'} {entry['error']:+.1%} {entry['row']}")
+    for name, constants in result["fit"].items():
+        values = constants.items() if isinstance(constants, dict) else [("", constants)]
+        print(f"fitted, {name}: {', '.join(f'{key} {value:.3g}'.strip() for key, value in values)}")
+    for left_out in ("nothing", *SPLITS):
+        print(f"left out: {left_out if left_out != 'nothing' else 'nothing, so that these are in sample'}")
+        for row in result["errors"]:
+            if row["left_out"] == left_out and (row["by"] == "grade" or row["predictor"] == PREDICTORS[0]):
+                print(f"  {row['predictor']}, {row['by']} {row['group']}: {_shown(row)}")
+    print("intervals that nine of ten predictions lay in, each by a fit without what is named")
+    for found in result["intervals"]:
+        checked = f"with the rows that the model does not describe, {found['held_all']} of {found['tried_all']}"
+        print(f"  {found['engine']}, {found['distance']}: {Evidence.of(found).sentence}; {checked}")
+    for case in result["cases"]:
+        print(
+            f"{case['name']}: {case['quantity']} {case['predicted']:.4g}, "
+            f"published {case['published']:g}, time {case['error']:+.0%}"
+        )
+    print("errors of memory: predicted over published, less one")
+    for row in published_rows.memory():
+        print(f"  {row['predictor']}, {row['group']}: {_shown(row)}")
+
+
+def _shown(summary: dict[str, Any]) -> str:
+    return (
+        f"{summary['count']} times: median {summary['median']:.1%}, 90th percentile {summary['percentile_90']:.1%}, "
+        f"{summary['too_slow']} too slow, {summary['too_fast']} too fast, worst {summary['worst']:+.1%} "
+        f"({summary['worst_case']})"
+    )
+
+
+if __name__ == "__main__":
+    main()
