@@ -19,7 +19,6 @@ import reported
 from study import cli, config
 from study.report import build as report
 from study.report import colab
-from study.report.shell import Frame
 from study.strategy import file
 
 NOWHERE = f'repository = "{colab.repository()}"'
@@ -191,7 +190,9 @@ def test_a_page_links_to_where_the_project_is_published(published, monkeypatch):
         if address:
             metadata["Project-URL"] = f"{label}, {address}"
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
-    page = report.convert(report.NOTEBOOKS / "others.ipynb", "others", report.PAGES["others"], Frame("zero-study"))
+    page = report.convert(
+        report.NOTEBOOKS / "others.ipynb", "others", report.PAGES["others"], report.Frame("zero-study")
+    )
     in_colab = "https://colab.research.google.com/github/someone/zero-study/blob/main/notebooks/others.ipynb"
     expected = [f"{REPOSITORY}/blob/main/notebooks/others.ipynb", in_colab] if published else []
     assert re.findall('<a href="(https://[^"]*)"', page) == expected

@@ -35,8 +35,8 @@ from study.preflight import known_bad
 from study.published import effects
 from study.records import find as records
 from study.records.schema import Record
-from study.report.pages import published
-from study.report.pages.planner.accuracy import AIM, DISTANCES, ENGINES
+from study.report import protocol_page
+from study.report.planner_page import AIM, DISTANCES, ENGINES
 from study.running import allowed
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
@@ -653,7 +653,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(say.tally(say.sentences())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
-        published.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
+        protocol_page.markdown(effects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
     ("docs/check.md", "example"): said_of_tables,
     ("docs/check.md", "tables"): suspicions_by_table,

@@ -13,7 +13,7 @@ from study import cli
 from study.errors import Refusal, RunFailed
 from study.published import trap_effects as compared
 from study.published import traps
-from study.report.pages import published
+from study.report import protocol_page
 
 
 def arm(*losses: float, **ran: float) -> dict:
@@ -97,7 +97,7 @@ def test_one_seed_has_no_interval(measured):
 
 
 def test_the_pages_table(measured):
-    text = published.trapped(str(measured(a=trap(), b=trap(trapped="same")))).text
+    text = protocol_page.trapped(str(measured(a=trap(), b=trap(trapped="same"))))
     assert "<span>a: one and the other</span>" in text
     assert '<td class="number">+10 %<small>not told from 0' in text
     assert text.count("no difference") == 3

@@ -12,7 +12,6 @@ import reported
 from study.claims import say
 from study.planner import grid
 from study.report import build as report
-from study.report import index
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
@@ -150,7 +149,7 @@ def test_without_javascript(visit, name):
 def test_links_lead_to_pages(visit):
     """From the first page of a report through the others to the site's, and from its index back to the report."""
     seen = visit("summary", viewport=DESKTOP)
-    for page in [*report.REPORT_PAGES.values(), *report.SITE_PAGES.values(), index.PAGE]:
+    for page in [*report.REPORT_PAGES.values(), *report.SITE_PAGES.values(), report.INDEX]:
         seen.page.locator("nav a", has_text=page.label).click()
         assert seen.page.url.endswith(f"/{page.file}")
         assert seen.page.locator("nav a[aria-current]").inner_text() == page.label
