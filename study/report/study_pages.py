@@ -28,7 +28,6 @@ from study.report.run_rows import (
     in_project,
     in_unit,
     learned,
-    load,
     outcomes,
     peak_column,
     plain,
