@@ -18,6 +18,7 @@ TEMPLATES = jinja2.Environment(
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
+    keep_trailing_newline=True,
     undefined=jinja2.StrictUndefined,
 )
 GIB = 2**30
