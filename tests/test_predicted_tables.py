@@ -79,12 +79,6 @@ def test_reads_one_row_each(several):
     assert results <= set(table.COLUMNS)
 
 
-def test_a_folder_within_another_counts_once(tmp_path):
-    write(tmp_path, prediction())
-    (tmp_path / "validation.json").write_text('{"rows": []}')  # another file
-    assert len(predicted.read([tmp_path, tmp_path / "a100-40gb-2x", tmp_path])) == 1
-
-
 def test_refuses_what_is_no_prediction(tmp_path):
     path = write(tmp_path / "one", prediction())
     shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -148,12 +142,6 @@ def test_times_have_intervals(several):
     shown = pages.predicted_times(several)
     assert row_of(shown, "zero2") == "≈ 1.00 0.667 to 1.50"
     assert row_of(shown, "zero3") == "does not fit (short of 2 GiB)"
-
-
-def test_a_node_may_lack_host_memory(tmp_path):
-    write(tmp_path, prediction(fits=False, lacking="host memory"))
-    shown = pages.predicted_memory(predicted.read([tmp_path]))
-    assert row_of(shown, "zero2") == "does not fit (too little host memory)"
 
 
 def test_all_of_a_table_looks_predicted(several):
