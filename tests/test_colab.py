@@ -23,11 +23,8 @@ from study.strategy import file
 
 NOWHERE = f'repository = "{colab.repository()}"'
 REPOSITORY = "https://github.com/someone/zero-study"
-SET_UP, SET_UP_OF_SUMMARY = (
-    reported.tagged(report.NOTEBOOKS / f"{name}.ipynb", "colab")[-1].source.replace(
-        NOWHERE, f'repository = "{REPOSITORY}"'
-    )
-    for name in ("runtime", "summary")
+SET_UP = reported.tagged(report.NOTEBOOKS / "runtime.ipynb", "colab")[-1].source.replace(
+    NOWHERE, f'repository = "{REPOSITORY}"'
 )
 
 # Each stands in for a program, and says how it was called.
@@ -167,20 +164,6 @@ def test_without_a_gpu_shows_the_committed_records(machine):
     assert [call[0] for call in machine.calls()] == ["git", "pip"]
     assert "Change runtime type" in said[0]
     assert said[-1] == f"RECORDS ['{machine.clone}/reports/cpu/records/cpu'] cpu"
-
-
-@pytest.mark.launches
-def test_summary_asks_the_presets_question(machine):
-    assert machine.run("NVIDIA L4, 8.9", SET_UP_OF_SUMMARY)[-1].endswith(" single-gpu")
-    assert machine.run("", SET_UP_OF_SUMMARY)[-1].endswith(" cpu")
-    assert report.question("single-gpu") != "single-gpu"
-
-
-@pytest.mark.launches
-def test_says_what_to_set_where_the_project_is_not_published(machine):
-    with pytest.raises(AssertionError, match="set `repository`"):
-        machine.run("", SET_UP.replace(REPOSITORY, ""))
-    assert machine.calls() == []
 
 
 @pytest.mark.parametrize("published", ["", REPOSITORY])

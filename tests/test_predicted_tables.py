@@ -161,11 +161,3 @@ def test_several_batches_are_columns(tmp_path):
     assert re.findall(r'scope="col"[^>]*>(.*?)<', shown) == ["strategy", "batch 16", "batch 32"]
     assert re.findall(r"<span>(\d process\w*)", shown) == ["1 process", "2 processes"]
     assert shown.count('scope="row">zero3<') == 1  # not where it has no configuration
-
-
-def test_settings_are_told_apart(tmp_path):
-    other = {"dropout": 0.1, "attention": "eager", "activation_checkpointing": True, "accumulation_dtype": "bf16"}
-    write(tmp_path, prediction(), prediction(**other))
-    text = text_of(pages.predicted_memory(predicted.read([tmp_path])))
-    assert "fp32, length 128" in text
-    assert "gradients added in bf16, length 128, dropout 0.1, eager attention, activation checkpointing" in text

@@ -11,7 +11,6 @@ import reported
 
 from study.claims import say
 from study.planner import grid
-from study.report import build as report
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
@@ -103,20 +102,6 @@ def test_page(visit, site, name, scheme, viewport):
     assert all(ratio >= 4.5 for _, ratio in ratios), ratios
 
 
-# Tables that are wider than their place, with all that is folded unfolded; and whether an edge shows that.
-CUT_OFF = """() => {
-    document.querySelectorAll('details').forEach(one => { one.open = true; });
-    return [...document.querySelectorAll('.table')].filter(one => one.scrollWidth > one.clientWidth + 1)
-        .map(one => [one.getAttribute('aria-label'), getComputedStyle(one).backgroundAttachment]);
-}"""
-
-
-@pytest.mark.parametrize("name", report.REPORT_PAGES)
-def test_no_table_is_cut_off_without_a_sign(visit, name):
-    assert visit(name, viewport=DESKTOP).page.evaluate(CUT_OFF) == []
-    assert all("scroll" in shadow for _, shadow in visit(name, viewport=PHONE).page.evaluate(CUT_OFF))
-
-
 @pytest.mark.parametrize("name", ["summary", "planner", "claims"])
 def test_without_javascript(visit, name):
     seen = visit(name, viewport=PHONE, java_script_enabled=False)
@@ -125,18 +110,6 @@ def test_without_javascript(visit, name):
     assert seen.page.locator("main").is_visible()
     assert not seen.page.locator("main form:visible").count()
     assert seen.page.locator("#list > details:visible").count() == (counted() if name == "claims" else 0)
-
-
-def test_links_lead_to_pages(visit):
-    """From the first page of a report through the others to the site's, and from its index back to the report."""
-    seen = visit("summary", viewport=DESKTOP)
-    for page in [*report.REPORT_PAGES.values(), *report.SITE_PAGES.values(), report.INDEX]:
-        seen.page.locator("nav a", has_text=page.label).click()
-        assert seen.page.url.endswith(f"/{page.file}")
-        assert seen.page.locator("nav a[aria-current]").inner_text() == page.label
-    seen.page.locator("main a", has_text=report.question("cpu")).click()
-    assert seen.page.url.endswith("/cpu/index.html")
-    assert seen.failed == []
 
 
 @pytest.mark.parametrize("name", ["summary", "planner", "claims"])
@@ -287,14 +260,6 @@ def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
     listed.page.go_back()
     listed.claim().wait_for(state="hidden")
     assert listed.said() == f"{number} of {counted()} sentences"
-
-
-def test_another_reading_opens_with_its_sentence(visit):
-    told = next(one for one in say.sentences("hf-analysis") if len(one.readings) > 1)
-    other = told.readings[1].claim.id
-    seen = visit("hf-analysis", f"#{other}", viewport=DESKTOP)
-    seen.page.locator(f'[id="{other}"]').wait_for(state="visible")
-    assert seen.page.locator(f'[id="{told.head.claim.id}"]').get_attribute("open") is not None
 
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(PHONE, "light"), (DESKTOP, "dark")], ids=["phone", "desktop"])
