@@ -18,14 +18,13 @@ import pytest
 
 from study.compare import table
 from study.report import build as report
-from study.report import index, markup
 
 HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate")
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
 
 # Where in the site each page is: the index, and by their notebooks those of the site and those of its report.
 PLACES = (
-    {"index": index.PAGE.file}
+    {"index": report.INDEX.file}
     | {name: page.file for name, page in (report.SITE_PAGES | report.article_pages()).items()}
     | {name: f"cpu/{page.file}" for name, page in report.REPORT_PAGES.items()}
 )
@@ -62,15 +61,15 @@ def text_of(site: Path, name: str) -> str:
     return (site / PLACES[name]).read_text(encoding="utf-8")
 
 
-def read(piece: markup.Html) -> str:
+def read(piece: str) -> str:
     """What a reader reads of a piece of a page."""
-    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece.text).split()))
+    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece).split()))
 
 
-def row_of(piece: markup.Html, strategy: str) -> str:
+def row_of(piece: str, name: str) -> str:
     """A row of a table, cell by cell."""
-    row = re.search(rf'<tr><th scope="row">{strategy}</th>(.*?)</tr>', piece.text)[1]
-    return " | ".join(" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row.split("</td>")[:-1])
+    row = re.search(rf'<tr><th scope="row">{name}</th>(.*?)</tr>', piece)[1]
+    return " | ".join(read(cell) for cell in row.split("</td>")[:-1])
 
 
 def records() -> list[Path]:

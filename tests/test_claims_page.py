@@ -8,12 +8,13 @@ from collections import Counter
 from urllib.parse import urlencode
 
 import pytest
+from reported import read as text_of
 
 from study.claims import ledger, sentences
 from study.claims.ledger import Sentence
 from study.claims.sentences import Decided, Told
-from study.claims.verdicts import MEANINGS, WORDS, Verdict, holds
-from study.report.pages import claims
+from study.claims.verdicts import MEANINGS, NEEDS, WORDS, Seen, Verdict, holds
+from study.report import claims_page as claims
 
 GOOD, BAD = "reproduced", "contradicted by runs"
 ARITHMETIC = {"type": "arithmetic", "formula": "20 / 10"}
@@ -53,16 +54,17 @@ def committed() -> list[Told]:
     return sentences.read()
 
 
-def text_of(piece: str) -> str:
-    """What a reader reads."""
-    return html.unescape(" ".join(re.sub("<[^>]*>", " ", piece).split()))
+def entry(one: Decided) -> dict[str, str]:
+    """What the list says of a claim, by term."""
+    shown = claims.listed(alone(one))
+    return {term: text_of(said) for term, said in re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown, re.DOTALL)}
 
 
 # ---------------------------------------------------------------- the overview and the pages of articles
 
 
 def test_tally_counts_every_sentence_and_each_number_is_a_filter(committed):
-    shown = claims.tally(committed).text
+    shown = claims.tally(committed)
     numbers = {html.unescape(asked): int(n) for asked, n in re.findall(r'<a href="#([^"]*)">(\d+)</a>', shown)}
     counts = Counter((one.source, one.word) for one in committed)
     for (source, word), number in counts.items():
@@ -71,18 +73,52 @@ def test_tally_counts_every_sentence_and_each_number_is_a_filter(committed):
     assert tuple(MEANINGS) == WORDS
 
 
+def test_the_overview_leads_to_each_article_and_question(committed):
+    opened, asked = claims.opening(""), claims.side_by_side(committed)
+    for source in claims.articles():
+        assert f'<a href="{source.source}.html">' in opened
+        assert " ".join(source.trust.split()) in text_of(opened)
+    for question in ledger.questions().values():
+        assert text_of(question["answer"]) in text_of(asked)
+
+
 def test_every_correction_is_listed():
-    said = text_of(claims.corrected().text)
+    said = text_of(claims.corrected())
     for one in ledger.corrections():
         assert one.id in said
         assert " ".join(one.why.split()) in said
+
+
+def test_an_article_has_its_faults_in_order_with_what_to_do(monkeypatch):
+    worst = sentence(decided("a.x", BAD), rank=1, reason="First.", remedy="Do that.")
+    other = sentence(decided("a.y", BAD), rank=2, reason="Second.")
+    least = sentence(decided("a.z", BAD))
+    told = [other, least, worst]
+    assert sentences.faults(told) == [worst, other]
+    source = ledger.Source.model_validate(
+        {
+            "source": "a",
+            "title": "An article",
+            "url": None,
+            "numbers": {},
+            "claims": [],
+            "trust": "It.",
+            "distrust": "That.",
+        }
+    )
+    monkeypatch.setattr(ledger, "read", lambda: [source])
+    monkeypatch.setattr(sentences, "read", lambda name: told)
+    said = text_of(claims.opening("a"))
+    assert said.startswith("An article Trust. It. Do not trust. That.")
+    assert said.index("the words of a.x") < said.index("the words of a.y")
+    assert said.index("Do that.") < said.index("Second.")
 
 
 # ---------------------------------------------------------------- the list
 
 
 def test_every_sentence_is_listed_with_what_is_known(committed):
-    shown = claims.listed(committed).text
+    shown = claims.listed(committed)
     entries = re.findall(r'<details id="(.*?)" (data.*?)>\n<summary>(.*?)</summary>', shown, re.DOTALL)
     assert [name for name, *_ in entries] == [one.head.claim.id for one in committed]
     said = text_of(shown)
@@ -101,7 +137,7 @@ def test_every_sentence_is_listed_with_what_is_known(committed):
 
 
 def test_other_readings_are_folded_under_the_headline():
-    shown = claims.listed([sentence(decided("a.x", BAD), decided("a.y", "open", phrase="read otherwise"))]).text
+    shown = claims.listed([sentence(decided("a.x", BAD), decided("a.y", "open", phrase="read otherwise"))])
     assert len(re.findall("<details id=", shown)) == 1
     assert '<dl id="a.y">' in shown
     assert "Also read: read otherwise open" in text_of(shown)
@@ -112,7 +148,33 @@ def test_other_readings_are_folded_under_the_headline():
 
 
 def test_nothing_of_a_source_is_markup():
-    shown = claims.listed(alone(decided("a.x", phrase='<script>alert("x")</script>'))).text
+    shown = claims.listed(alone(decided("a.x", phrase='<script>alert("x")</script>')))
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "Because of &lt; and &gt;." in shown
+
+
+def test_a_number_has_its_tolerance_and_its_interval():
+    seen = Seen(value=1234567.0, low=1.5, high=2e9, told="least to most")
+    said = entry(decided("a.x", value=[1, 2.5], tolerance={"absolute": 0.5}, observed=seen))
+    assert said["expected"] == "times: 1 to 2.5, within 0.5"
+    assert said["observed"] == "1.23457e6, between 1.5 and 2e9 (least to most)"
+    assert entry(decided("a.x", tolerance={"relative": 0.05}))["expected"] == "times: 2, within 5 %"
+    assert "observed" not in entry(decided("a.x"))
+
+
+def test_each_rule_says_what_it_did():
+    theory = {"type": "theory", "function": "paper_volume", "arguments": {"zero_stage": 3, "accumulation": 1}}
+    assert entry(decided("a.x", rule=theory))["decided by"] == "theory: paper_volume(zero_stage=3, accumulation=1)"
+    execution = {"type": "execution", "snippet": 'x = "<x>"', "through": "python", "wants": {"x": "<x>"}}
+    assert entry(decided("a.x", rule=execution, value="accepted"))["decided by"] == 'execution (python) x = "<x>"'
+    assert entry(decided("a.x"))["decided by"] == "arithmetic"
+
+
+def test_what_would_decide_it_is_said_in_full():
+    rule = {"type": "undecidable", "box": "8 x H100", "run": "both arms", "command": "zero-study run paper"}
+    said = entry(decided("a.x", NEEDS, rule=rule))
+    assert said["would decide it"] == "8 x H100: both arms zero-study run paper"
+    assert "why" not in said
+    without = entry(decided("a.x", NEEDS, rule={**rule, "command": None}))
+    assert without["would decide it"] == "8 x H100: both arms; this study has no command for it"

@@ -19,16 +19,12 @@ import reported
 from study import cli, config
 from study.report import build as report
 from study.report import colab
-from study.report.shell import Frame
 from study.strategy import file
 
 NOWHERE = f'repository = "{colab.repository()}"'
 REPOSITORY = "https://github.com/someone/zero-study"
-SET_UP, SET_UP_OF_SUMMARY = (
-    reported.tagged(report.NOTEBOOKS / f"{name}.ipynb", "colab")[-1].source.replace(
-        NOWHERE, f'repository = "{REPOSITORY}"'
-    )
-    for name in ("runtime", "summary")
+SET_UP = reported.tagged(report.NOTEBOOKS / "runtime.ipynb", "colab")[-1].source.replace(
+    NOWHERE, f'repository = "{REPOSITORY}"'
 )
 
 # Each stands in for a program, and says how it was called.
@@ -170,20 +166,6 @@ def test_without_a_gpu_shows_the_committed_records(machine):
     assert said[-1] == f"RECORDS ['{machine.clone}/reports/cpu/records/cpu'] cpu"
 
 
-@pytest.mark.launches
-def test_summary_asks_the_presets_question(machine):
-    assert machine.run("NVIDIA L4, 8.9", SET_UP_OF_SUMMARY)[-1].endswith(" single-gpu")
-    assert machine.run("", SET_UP_OF_SUMMARY)[-1].endswith(" cpu")
-    assert report.question("single-gpu") != "single-gpu"
-
-
-@pytest.mark.launches
-def test_says_what_to_set_where_the_project_is_not_published(machine):
-    with pytest.raises(AssertionError, match="set `repository`"):
-        machine.run("", SET_UP.replace(REPOSITORY, ""))
-    assert machine.calls() == []
-
-
 @pytest.mark.parametrize("published", ["", REPOSITORY])
 def test_a_page_links_to_where_the_project_is_published(published, monkeypatch):
     metadata = Message()
@@ -191,7 +173,9 @@ def test_a_page_links_to_where_the_project_is_published(published, monkeypatch):
         if address:
             metadata["Project-URL"] = f"{label}, {address}"
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
-    page = report.convert(report.NOTEBOOKS / "others.ipynb", "others", report.PAGES["others"], Frame("zero-study"))
+    page = report.convert(
+        report.NOTEBOOKS / "others.ipynb", "others", report.PAGES["others"], report.Frame("zero-study")
+    )
     in_colab = "https://colab.research.google.com/github/someone/zero-study/blob/main/notebooks/others.ipynb"
     expected = [f"{REPOSITORY}/blob/main/notebooks/others.ipynb", in_colab] if published else []
     assert re.findall('<a href="(https://[^"]*)"', page) == expected

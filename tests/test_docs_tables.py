@@ -37,8 +37,8 @@ from study.planner import published_rows
 from study.planner.published_rows import PREDICTORS, SPLITS
 from study.records import find as records
 from study.records.schema import Record
-from study.report.pages import published
-from study.report.pages.planner.accuracy import AIM, DISTANCES, ENGINES
+from study.report import protocol_page
+from study.report.planner_page import AIM, DISTANCES, ENGINES
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
 from study.theory.intervals import Evidence
@@ -633,7 +633,7 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
-        published.markdown(defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
+        protocol_page.markdown(defects.read(ROOT / "reports" / "cpu" / "published" / "protocol.json"))
     ),
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from study.records import find, schema
 from study.records.machine import LABORATORY
 from study.records.schema import Network
 from study.report import build
-from study.report.pages import network as page
+from study.report import network_page as page
 from study.running import studies
 from study.strategy import engines
 from study.strategy.file import read_by_name
@@ -298,21 +297,10 @@ def cells(records):
     return network.cells(found)
 
 
-def test_the_page_says_first_how_near_any_comes_and_what_the_slowest_network_costs(cells):
-    text = page.opening(cells).text
-    assert re.match(r'<p class="lead">In \d of 8 cases a step takes at most 1.25 times as long as one under ddp', text)
-    assert re.search(r"A step under zero\d takes 1\.\d times one under ddp at 100 Mbit/s, and 1\.0 times without", text)
-    assert text.count("<svg") == 1
-
-
 def test_the_page_of_a_study_half_way_has_what_can_be_compared(cells):
-    assert "ddp at 300 Mbit/s" in page.opening([c for c in cells if c.strategy == "ddp" or c.rate > 1e8]).text
-
-
-def test_the_page_says_how_far_predictions_missed_and_where_most(cells):
-    text = page.errors(cells).text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
-    assert "Of 9 predictions, 9 miss by 25 % at most, the median by 4 %; the worst by -5 % (" in text
-    assert "much as the planner takes it" in text
+    partly = [cell for cell in cells if cell.strategy == "ddp" or cell.rate > 1e8]
+    assert page.steps(partly).svg.count("<title") == 1
+    assert "not run" in page.seconds(partly)
 
 
 def test_the_planner_lets_half_of_the_shorter_vanish(records):
@@ -324,44 +312,21 @@ def test_the_planner_lets_half_of_the_shorter_vanish(records):
     assert network.prediction_error(cell, free) == pytest.approx(2 / 1.5 - 1)
 
 
-def test_the_page_says_at_which_rates_a_strategy_pays(cells):
-    text = page.pays(cells).text
-    assert "at most 1.25 times one under ddp" in text
-    for name in ("zero2", "zero3"):
-        assert name in text
-    assert "Mbit/s" in text
-
-
-def test_the_page_says_which_strategies_change_places(records, cells):
-    assert "No two strategies change places" in page.crossings(cells).text
-    busy = [on_two_machines(records["zero2"], rate, seconds, 10**6) for rate, seconds in ((None, 0.9), (10**8, 0.91))]
-    text = page.crossings([cell for cell in cells if cell.strategy != "zero2"] + network.cells(busy)).text
-    assert "Strategies that change places" in text
-    assert '<th scope="row">ddp</th>' in text
-    assert page.ratios(cells).svg.count("<title") == 1
-
-
-def test_the_page_says_what_a_limit_adds(cells):
-    text = page.added(cells).text
-    assert "2 machines, 1 rank on each, 100 Mbit/s" in text
-    assert "its bytes take" in text
-
-
 def test_the_page_shows_bytes_and_seconds(cells):
-    wire, seconds = page.wire(cells).text, page.seconds(cells).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "NCCL&#x27;s rings, predicted" in wire
+    wire, seconds = page.wire(cells), page.seconds(cells).replace("\N{NO-BREAK SPACE}", " ")
+    assert "rings, predicted" in wire
     assert "no limit" in seconds
     assert "1,000 Mbit/s" in seconds
-    assert "0.105 (0.100 to 0.110)" in seconds
-    assert "Medians over 2 repeats; " in seconds
+    assert "0.105<small>" in seconds
+    assert "0.100 to 0.110" in seconds
 
 
 def test_the_page_names_what_is_in_no_comparison(records, cells, monkeypatch):
     ended = records["zero2"].record.model_copy(update={"status": "stalled", "run_id": "another"})
     monkeypatch.setattr(page.find, "find", lambda _: [records["zero2"]._replace(record=ended)])
-    assert "In no comparison: another (stalled)." in page.left_out([], cells).text
+    assert '<th scope="row">another</th><td>stalled</td>' in page.left_out([], cells)
     monkeypatch.setattr(page.find, "find", lambda _: list(records.values()))
-    assert "Every run that has a record is in the tables." in page.left_out([], cells).text
+    assert "Every run that has a record is in the tables." in page.left_out([], cells)
 
 
 def test_a_report_has_the_page_where_a_network_had_a_limit(records, monkeypatch, tmp_path):

@@ -23,7 +23,7 @@ def sources(path: Path) -> list[str]:
 
 
 def test_every_notebook_is_a_page():
-    assert {path.stem for path in reported.NOTEBOOKS} == {*report.PAGES, "article"}
+    assert {path.stem for path in reported.NOTEBOOKS} == set(report.PAGES)
 
 
 @each
@@ -38,50 +38,30 @@ def test_is_valid_and_has_no_outputs(path):
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
-OF_RUNS = [path for path in reported.NOTEBOOKS if path.stem in report.REPORT_PAGES]
-
-
-@pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
-def test_parameters_are_literals(path):
-    expected = {"records", "box", "workload"} | ({"study"} if path.stem in report.OF_A_STUDY else set())
-    expected |= {"predicted"} if path.stem in ("peak_memory", "runtime") else set()
-    expected |= {"times"} if path.stem in report.OF_TIMES else set()
-    expected |= {"fixed"} if path.stem in report.OF_FIXED else set()
-    found = reported.parameters(path)
-    assert set(found) == expected
-    assert all((report.ROOT / folder).is_dir() for folder in (*found["records"], *found.get("predicted", [])))
-    assert (found["box"], found["workload"]) == ("", "")
-
-
-def test_parameters_of_the_planner_are_literals():
-    found = reported.parameters(report.NOTEBOOKS / "planner.ipynb")
-    assert found == {
-        "model": "gpt2-xl",
-        "gpu": "a100-80gb",
-        "gpus": 8,
-        "sequence_length": 1024,
-        "global_batch_size": 64,
+def test_parameters_are_literals():
+    of_runs = {"records": ["reports/cpu/records/cpu"], "box": "", "workload": ""}
+    expected = dict.fromkeys(report.REPORT_PAGES, of_runs) | {
+        "planner": {
+            "model": "gpt2-xl",
+            "gpu": "a100-80gb",
+            "gpus": 8,
+            "sequence_length": 1024,
+            "global_batch_size": 64,
+        },
+        "protocol": {
+            "results": "reports/cpu/published/protocol.json",
+            "traps": "reports/cpu/published/traps.json",
+        },
+        "network": {"records": ["runs/network"]},  # which its study leaves
+        "claims": {"source": ""},
+        "others": {},
+        "conformance": {},
     }
-
-
-def test_parameters_of_the_protocol_are_literals():
-    assert reported.parameters(report.NOTEBOOKS / "protocol.ipynb") == {
-        "results": "reports/cpu/published/protocol.json",
-        "traps": "reports/cpu/published/traps.json",
-    }
-
-
-def test_the_page_of_several_machines_reads_what_its_study_leaves():
-    assert reported.parameters(report.NOTEBOOKS / "network.ipynb") == {"records": ["runs/network"]}
-
-
-def test_the_page_of_others_asks_for_nothing():
-    assert reported.parameters(report.NOTEBOOKS / "others.ipynb") == {}
-
-
-def test_parameters_of_the_claims_are_literals():
-    assert reported.parameters(report.NOTEBOOKS / "claims.ipynb") == {"source": ""}
-    assert reported.parameters(report.NOTEBOOKS / "article.ipynb") == {"source": "hf-analysis"}
+    expected["summary"] = {**of_runs, "study": "cpu", "times": [], "fixed": []}
+    expected["loss_curves"] = {**of_runs, "study": "", "fixed": []}
+    expected["peak_memory"] = {**of_runs, "predicted": ["reports/predicted"]}
+    expected["runtime"] = {**of_runs, "study": "", "predicted": ["reports/predicted"], "times": []}
+    assert {path.stem: reported.parameters(path) for path in reported.NOTEBOOKS} == expected
 
 
 @each
@@ -120,7 +100,7 @@ def test_set_up_is_the_same_everywhere():
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
     # What reads no runs, or those of several machines, trains none and needs nothing to train with.
-    (set_up,) = {found.pop(name) for name in (*report.SITE_PAGES, *report.NETWORK_PAGE, "article")}
+    (set_up,) = {found.pop(name) for name in (*report.SITE_PAGES, *report.NETWORK_PAGE)}
     _, *lines = set_up.splitlines()
     assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
     assert "colab.train" in "".join(common[len(lines) + 1 :])

@@ -1,1 +1,1 @@
-"""How do records become pages: words, tables, figures, and the site that they make?"""
+"""Pages made of records: tables, figures, and the site that they make."""

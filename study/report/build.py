@@ -1,15 +1,16 @@
-"""How do notebooks become a report, or the site around all reports? Papermill executes them strictly."""
+"""A study's report, and the site around all reports: papermill executes notebooks, Jinja2 frames their pages."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study import files
 from study.claims import ledger
@@ -18,27 +19,64 @@ from study.errors import Refusal
 from study.files import ROOT
 from study.planner.asked import PLANNED
 from study.records import find
-from study.report import colab, index, markup, notebook
-from study.report.shell import STYLE, Frame, Page
+from study.report import colab, markup, notebook
+from study.report.markup import Html
 from study.running import studies
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOTEBOOKS = ROOT / "notebooks"
-# The scripts of pages that have one, by notebook: a list that a reader filters, and the planner that she asks.
 _HERE = Path(__file__).parent
-SCRIPTS = dict.fromkeys(("claims", "article"), _HERE / "filter.js") | {"planner": _HERE / "planner.js"}
-
+STYLE = _HERE / "style.css"
+# The scripts of pages that have one, by notebook: a list that a reader filters, and the planner that she asks.
+SCRIPTS = {"claims": _HERE / "filter.js", "planner": _HERE / "planner.js"}
+PROJECT = "ZeRO replication study"
 FIRST = "index.html"
+
+
+class Page(NamedTuple):
+    file: str
+    label: str  # in the navigation
+    description: str
+
+
+class Frame(NamedTuple):
+    """What the pages of one folder share: those of a report alone, of a report in a site, or the site's own."""
+
+    command: str  # that made them
+    report: str = ""  # its name
+    question: str = ""
+    of_report: Sequence[Page] = ()
+    of_site: Sequence[Page] = ()  # the first leads to all reports
+    to_site: str = ""  # from this folder to the site's
+
+    def around(self, page: Page, body: str, source: str, code: str = "", script: str = "") -> str:
+        """The whole page: a body with its head, the navigation, and at its foot how it was made."""
+        return str(
+            markup.render(
+                "page.html",
+                frame=self,
+                page=page,
+                project=PROJECT,
+                title=f"{page.label}: {self.report}, {PROJECT}" if self.report else f"{page.label}, {PROJECT}",
+                description=" ".join(text for text in (self.question, page.description) if text),
+                body=Html(body),
+                source=source,
+                code=markup.code_block(code) if code else "",
+                script=Html(script),
+            )
+        )
+
+
+INDEX = Page(FIRST, "All reports", "What it costs and saves to spread a training over several processors.")
 # By the notebook that each is made from, in the order of the navigation: the pages of a report, which read its runs,
 REPORT_PAGES = {
-    "summary": Page(FIRST, "Answer", "The question, the answer in one table, and how to reproduce it."),
+    "summary": Page(FIRST, "Answer", "The question, the answer in one table, the proof, and how to reproduce it."),
     "loss_curves": Page("loss_curves.html", "Losses", "Does the strategy change what is learned?"),
     "peak_memory": Page("peak_memory.html", "Memory", "What does a rank hold, measured and by the paper?"),
     "runtime": Page("runtime.html", "Time", "How long does a step take, and how sure is that?"),
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
-    "strategies": Page("strategies.html", "Proof", "Which strategy was asked, and which one ran?"),
 }
 # the one that a report has of whose runs some are of several machines, and has alone where all are,
 NETWORK_PAGE = {"network": Page("network.html", "Network", "What does a network of a given rate cost?")}
@@ -52,10 +90,10 @@ SITE_PAGES = {
 }
 
 PAGES = REPORT_PAGES | NETWORK_PAGE | SITE_PAGES
-OF_SITE = [index.PAGE, *SITE_PAGES.values()]  # in the order of its navigation
+OF_SITE = [INDEX, *SITE_PAGES.values()]  # in the order of its navigation
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
-OF_TIMES = ("summary", "runtime", "single_vs_multi")  # those that may take times from other records
+OF_TIMES = ("summary", "runtime")  # those that may take times from other records
 OF_FIXED = ("summary", "loss_curves")  # those that show studies fixed in advance
 
 
@@ -148,7 +186,7 @@ def _own_verdict(study: str, folders: Sequence[Path]) -> Sequence[Path]:
 
 def build_site(output: Path) -> Path:
     """Make the pages that belong to no report, and the index of the reports in `output`; return the index."""
-    first = output / index.PAGE.file
+    first = output / FIRST
     if first.exists() and not _is_site(output):
         raise Refusal(f"--output {output}: its {first.name} is not that of a site; name the folder of all reports")
     parameters: dict[str, dict[str, Any]] = {name: {} for name in SITE_PAGES}
@@ -173,8 +211,8 @@ def article_pages() -> dict[str, Page]:
 
 
 def _notebook_of(name: str) -> str:
-    """The notebook that a page is made from; those of articles share one."""
-    return name if name in PAGES else "article"
+    """The notebook that a page is made from; articles have that of all claims."""
+    return name if name in PAGES else "claims"
 
 
 def _command(*words: str, output: Path) -> str:
@@ -183,16 +221,23 @@ def _command(*words: str, output: Path) -> str:
 
 def _is_site(folder: Path) -> bool:
     """Whether this folder has all pages of a site: its index, which says so in its title, is written last."""
-    first = folder / index.PAGE.file
-    return first.is_file() and f"<title>{index.PAGE.label}," in first.read_text("utf-8")
+    first = folder / FIRST
+    return first.is_file() and f"<title>{INDEX.label}," in first.read_text("utf-8")
+
+
+def reports(site: Path) -> list[tuple[str, str]]:
+    """The reports in the folders of a site: the name of each, and its question, which is its first page's heading."""
+    first_pages = sorted(site.glob(f"[!.]*/{FIRST}"))  # without those that are being made
+    found = {page.parent.name: re.search("<h1>(.+?)</h1>", page.read_text("utf-8")) for page in first_pages}
+    return [(name, Html(heading[1]).unescape()) for name, heading in found.items() if heading]
 
 
 def write_index(site: Path) -> None:
     """Write the index of the reports in a site's folders, and the style that they share."""
     frame = Frame("zero-study report", of_site=OF_SITE)
-    text = frame.around(index.PAGE, index.body(site, OF_SITE[1:]), "the first page of each report.</p>")
+    body = markup.render("index.html", reports=reports(site), pages=OF_SITE[1:])
     shutil.copyfile(STYLE, site / STYLE.name)
-    files.write_whole(site / index.PAGE.file, text.encode())
+    files.write_whole(site / FIRST, frame.around(INDEX, body, "the first page of each report").encode())
 
 
 def _make(frame: Frame, parameters: Mapping[str, Mapping[str, Any]], output: Path, pages: Mapping[str, Page]) -> None:
@@ -228,12 +273,10 @@ def _make(frame: Frame, parameters: Mapping[str, Mapping[str, Any]], output: Pat
 def convert(executed: Path, name: str, page: Page, frame: Frame) -> str:
     """The page of an executed notebook: its text and its outputs; its code is folded at the foot."""
     body, code = notebook.shown(executed)
-    if name == "summary":
-        body += "\n" + frame.other_pages(page)
     made_from = _notebook_of(name)
     source = f"notebooks/{made_from}.ipynb"
     if published := colab.repository():
-        source = f'<a href="{published}/blob/main/{source}">{source}</a>\n'
-        source += f'(<a href="{colab.address(made_from)}">open it in Colab</a>)'
-    source += f"; what follows is its code.</p>\n{markup.code_block([code])}"
-    return frame.around(page, body, source, SCRIPTS[made_from].read_text("utf-8") if made_from in SCRIPTS else "")
+        links = Html('<a href="{}/blob/main/{}">{}</a> (<a href="{}">open it in Colab</a>)')
+        source = links.format(published, source, source, colab.address(made_from))
+    script = SCRIPTS[made_from].read_text("utf-8") if made_from in SCRIPTS else ""
+    return frame.around(page, body, source, code, script)

@@ -1,4 +1,4 @@
-"""How does a notebook in Colab get runs of its own? A few strategies train the paper preset on its GPU."""
+"""Runs of a notebook in Colab: a few strategies train the paper preset on the GPU that is there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def repository() -> str:
     """The address of the project, as its metadata has it (pyproject.toml); empty where it is not published."""
     with suppress(importlib.metadata.PackageNotFoundError):
         urls = importlib.metadata.metadata("zero-study").get_all("Project-URL", [])
-        return dict(url.split(", ", 1) for url in urls).get("Repository", "")
+        return next((url.removeprefix("Repository, ") for url in urls if url.startswith("Repository, ")), "")
     return ""
 
 
@@ -89,5 +89,6 @@ def train(committed: list[str], clone: Path) -> list[str]:
 def _run(command: list[str], folder: Path) -> None:
     """Run a command and print its lines as they come: what a child writes itself does not reach a notebook."""
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)

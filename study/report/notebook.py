@@ -1,22 +1,19 @@
-"""How is a notebook executed, strictly, and what of it does a page show?"""
+"""Strict execution of a notebook, in a kernel of this Python, and what of it a page shows."""
 
 from __future__ import annotations
 
-import html
-import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
+from study.report import markup
 
 CELL_TIMEOUT_SECONDS = 600
 
 # Cells that are for a notebook and not for a page: the badge, the set-up, and what papermill was given.
 NOT_SHOWN = {"colab", "parameters", "injected-parameters"}
-
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]i?B|m?s|points)(?![\w-]))")  # before it no line breaks
 
 
 def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None:
@@ -74,12 +71,10 @@ def shown(executed: Path) -> tuple[str, str]:
     """What a page shows of an executed notebook: its text and outputs, as HTML, and its code."""
     import nbformat
 
-    cells = [
-        cell
-        for cell in nbformat.read(executed, as_version=4).cells
-        if not NOT_SHOWN.intersection(cell.metadata.get("tags", []))
-    ]
-    body = _UNIT.sub("\N{NO-BREAK SPACE}", "\n".join(part for cell in cells for part in _shown_cell(cell)))
+    read: Callable[..., Any] = nbformat.read
+    tagged = [(cell, cell.metadata.get("tags", [])) for cell in read(executed, as_version=4).cells]
+    cells = [cell for cell, tags in tagged if not NOT_SHOWN.intersection(tags)]
+    body = "\n".join(part for cell in cells for part in _shown_cell(cell))
     return body, "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 
@@ -97,6 +92,5 @@ def _shown_cell(cell: Any) -> list[str]:
         elif "text/markdown" in content:
             parts.append(markdown.render(content["text/markdown"]))
         else:
-            text = output.get("text", content.get("text/plain", ""))
-            parts.append(f'<pre tabindex="0">{html.escape(text)}</pre>')
+            parts.append(markup.code_block(output.get("text", content.get("text/plain", ""))))
     return parts

@@ -1,25 +1,31 @@
-"""How does every figure look? Colours, marks, units, and SVG that sits inside a page, light or dark, wide or narrow."""
+"""The look of every figure: colours and marks of strategies, panels, axes, and SVG that takes the page's colours."""
 
 from __future__ import annotations
 
 import contextlib
-import html
 import io
 import math
 import re
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import matplotlib
+import matplotlib as mpl
+import pandas as pd
+from markupsafe import escape
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import IdentityTransform
 
-from study.compare.words import three_digits
-from study.report.markup import folded
+from study.compare.order import in_order
+from study.compare.quiet import is_disturbed
+from study.compare.words import processes, three_digits
+from study.report.markup import listed
 
 WIDTH_INCHES = 6.0  # beyond the width of a phone, on which a drawing scrolls: its text would be 8 pixels high
 POINTS_PER_INCH = 72  # also the dots per inch of a canvas, so that its pixels are points
@@ -57,7 +63,7 @@ OTHER_MARKS: tuple[tuple[str, Any], ...] = (
     (">", (0, (10, 2, 2, 2))),
 )
 
-HOUSE = {
+HOUSE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's font
     "font.family": "sans-serif",
     "font.size": 11,
@@ -89,16 +95,15 @@ HOUSE = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and its words; a notebook shows it as the HTML of a <figure>."""
+    """A drawing with its title, which is its alternative text too; a notebook shows it as the HTML of a <figure>."""
 
     name: str  # also the beginning of every id in the SVG, because several share a page
+    title: str
     svg: str
-    alt: str
-    caption: str
 
     def _repr_html_(self) -> str:
         drawing = f'<div class="drawing" role="group" tabindex="0">{self.svg}</div>'  # which a phone scrolls
-        return f'<figure class="plot">{drawing}<figcaption>{folded(self.caption)}</figcaption></figure>'
+        return f'<figure class="plot">{drawing}<figcaption>{escape(self.title)}</figcaption></figure>'
 
 
 # ---------------------------------------------------------------- strategies
@@ -124,7 +129,7 @@ def style(strategy: str) -> Style:
 @contextlib.contextmanager
 def house_style(name: str) -> Iterator[None]:
     """Matplotlib's settings for one figure, and no longer; ids in the SVG follow from the name."""
-    with matplotlib.rc_context({**HOUSE, "svg.hashsalt": name}):
+    with mpl.rc_context({**HOUSE, "svg.hashsalt": name}):
         yield
 
 
@@ -143,9 +148,9 @@ def spread_out(values: Iterable[float], most: float) -> bool:
 
 def log_ticks(axis: Any) -> None:
     """Label a logarithmic axis with plain numbers."""
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5), numticks=12))
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
     axis.set_major_formatter(lambda value, _: three_digits(value))
-    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def rows(ax: Axes, labels: Sequence[str]) -> None:
@@ -184,22 +189,25 @@ def below(canvas: Canvas, handles: Sequence[Any], labels: Sequence[str], notes: 
         bottom += legend.get_window_extent().height + 2
     height = canvas.get_figheight() * POINTS_PER_INCH + bottom
     canvas.set_figheight(height / POINTS_PER_INCH)
-    canvas.get_layout_engine().set(rect=(0, bottom / height, 1, 1 - bottom / height))
+    engine = canvas.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, bottom / height, 1, 1 - bottom / height))
 
 
-def finish(canvas: Canvas, name: str, alt: str, caption: str) -> Figure:
+def finish(canvas: Canvas, name: str, title: str) -> Figure:
     """Turn a drawing into SVG for the inside of a page: no fixed ink, no fixed font, ids of its own."""
     buffer = io.StringIO()
     canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    width, height = (float(value) for value in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert box is not None
+    width, height = float(box[1]), float(box[2])
     body = text[text.index("</metadata>") + len("</metadata>") : text.rindex("</svg>")]
     body = re.sub(r"<!--.*?-->\n?", "", body, flags=re.DOTALL)
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.DOTALL)  # rules for a whole page
     body = re.sub(r"font-family: [^;\"]*; ?", "", body)
-    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', _rounded, body)
-    used = set(re.findall(r"#([^\")]+)[\")]", body))
-    body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used or "band" in match[1] else "", body)
+    # Coordinates to a hundredth of a point: half the bytes of a page of curves.
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), body)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
     body = body.replace(INK, "currentColor")
     svg = (
@@ -207,11 +215,77 @@ def finish(canvas: Canvas, name: str, alt: str, caption: str) -> Figure:
         f'width="{width * PIXELS_PER_POINT:.0f}" height="{height * PIXELS_PER_POINT:.0f}" '
         f'viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="{name}-title" font-family="sans-serif" '
         'style="max-width:100%;height:auto;stroke-linejoin:round;stroke-linecap:butt">\n'
-        f'<title id="{name}-title">{html.escape(alt, quote=False)}</title>{body}</svg>'
+        f'<title id="{name}-title">{escape(title)}</title>{body}</svg>'
     )
-    return Figure(name, svg, alt, caption)
+    return Figure(name, title, svg)
 
 
-def _rounded(attribute: re.Match[str]) -> str:
-    """Coordinates to a hundredth of a point: half the bytes of a page of curves."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+# ---------------------------------------------------------------- what a figure is of
+
+# What all runs of a figure have in common.
+IDENTITY = ("workload", "size", "precision", "global_batch_size", "world_size", "num_steps", "config_digest", "box")
+ALIKE = ("data_digest", "libraries")  # these too, but they are in no figure's name
+OF_TIME = ("seconds_per_step", "tokens_per_second_per_gpu", "both")  # columns that a disturbed run has no value in
+
+
+class Setting(NamedTuple):
+    words: str  # for the title
+    slug: str  # for the name
+
+
+def setting(table: pd.DataFrame, varying: str = "") -> Setting:
+    """What all runs of a figure have in common.
+
+    Raises ValueError where there is no run, or where they differ in more than strategy, seed and `varying`: a figure is
+    of one box and one thing trained. `single` is one process beside any number.
+    """
+    if table.empty:
+        raise ValueError("no run to draw; a filter before the figure has left none")
+    facts: dict[str, Any] = {}
+    for column in (*IDENTITY, *ALIKE):
+        if column == varying:
+            continue
+        rows = table[table["strategy"] != "single"] if column == "world_size" else table
+        values = sorted(rows[column].dropna().unique()) or [1]  # of the processes of `single` alone
+        if len(values) > 1:
+            differing = listed(str(value)[:60] for value in values)
+            raise ValueError(f"{column} is {differing}; a figure is of one: filter the runs first")
+        facts[column] = values[0]
+    parts = [f"{facts['workload']} {facts['size']}", str(facts["precision"])]
+    parts += [f"{facts['global_batch_size']:.0f} sequences per step"]
+    parts += [processes(facts["world_size"])] if "world_size" in facts else []
+    facts["config_digest"] = str(facts["config_digest"])[:8]
+    named = [facts[name] for name in IDENTITY if name in facts]
+    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(v if isinstance(v, str) else f"{v:.0f}" for v in named).lower())
+    return Setting(f"{', '.join(parts)}; {facts['box']}", slug.strip("-"))
+
+
+def with_results(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Keep a column's values of runs that are ok: the peak of one that ran out of memory is where it broke off.
+
+    Raises ValueError where none is left, because there is nothing to draw then.
+    """
+    table = table.assign(**{column: table[column].where(table["status"] == "ok")})
+    if table[column].isna().all():
+        reasons = ", ".join(f"{status} ({count})" for status, count in Counter(table["status"]).items())
+        raise ValueError(f"no run that is ok has {column}; the runs are {reasons}")
+    return table
+
+
+def unmeasured(table: pd.DataFrame, column: str) -> dict[str, str]:
+    """Say of each strategy how many of its runs have no value and why: they are named, and never drawn as 0."""
+    words = {}
+    for strategy, runs in table.groupby("strategy", sort=False):
+        without = runs[runs[column].isna()]
+        reasons = Counter(_why(run, column) for run in without.to_dict("records"))
+        if len(reasons) == 1 and len(without) == len(runs):
+            words[strategy] = next(iter(reasons))
+        elif reasons:
+            words[strategy] = ", ".join(f"{count} of {len(runs)} {reason}" for reason, count in reasons.items())
+    return {strategy: words[strategy] for strategy in in_order(words)}
+
+
+def _why(run: dict[str, Any], column: str) -> str:
+    if run["status"] != "ok":
+        return str(run["status"]).replace("_", " ")
+    return "disturbed" if column in OF_TIME and is_disturbed(run.get("share_of_others")) else "not measured"
