@@ -364,7 +364,7 @@ def finish(strategy: str, folder: Path, **flags) -> schema.Record:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "zero3_nvme_offload", "fsdp2"])
 def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
     undisturbed = launching.run(strategy, **FLAGS)
     folder = tmp_path / "killed"

@@ -228,6 +228,18 @@ def test_a_json_says_what_a_yaml_cannot():
     assert shipped("zero3_tuned").needed_extensions == set()
 
 
+@pytest.mark.parametrize(("optimizer", "param"), [("cpu", "none"), ("nvme", "cpu")])
+def test_optimizer_and_parameters_have_devices_of_their_own(optimizer, param, tmp_path, monkeypatch):
+    zero = {"stage": 3, "offload_optimizer": {"device": optimizer}, "offload_param": {"device": param}}
+    by_json = read_strategy(beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({"zero_optimization": zero})))
+    text = (file.CONFIGS / "zero3.yaml").read_text()
+    for what, device in (("optimizer", optimizer), ("param", param)):
+        text = text.replace(f"offload_{what}_device: none", f"offload_{what}_device: {device}")
+    (tmp_path / "zero3_own.yaml").write_text(text)
+    for read in (by_json, read_strategy(tmp_path / "zero3_own.yaml")):
+        assert (read.offload_optimizer_device, read.offload_param_device) == (optimizer, param)
+
+
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
     """Write a shipped accelerate file beside this DeepSpeed JSON; work in their folder."""
     folder = shutil.copytree(file.CONFIGS, tmp_path / file.CONFIGS.name)
@@ -295,6 +307,15 @@ def test_numbers_of_a_json(tmp_path, monkeypatch):
     read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", text))
     assert read.deepspeed_json == json.loads(text)
     assert (read.gradient_clipping, read.gradient_accumulation_steps) == (1.0, None)
+
+
+def test_an_accumulation_that_a_file_says_is_read(tmp_path, monkeypatch):
+    text = '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4}'
+    by_json = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", text))
+    yaml_text = (file.CONFIGS / "zero2.yaml").read_text()
+    own = tmp_path / "zero2_own.yaml"
+    own.write_text(yaml_text.replace("  zero_stage: 2", "  zero_stage: 2\n  gradient_accumulation_steps: 4"))
+    assert by_json.gradient_accumulation_steps == read_strategy(own).gradient_accumulation_steps == 4
 
 
 def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
