@@ -44,13 +44,13 @@ FAULTS = (
         "arithmetic: the held-out loss is averaged over batches, the last of which is incomplete",
         '{"loss": torch.cat(losses).double().mean()',
         '{"loss": torch.stack([each.double().mean() for each in losses]).mean()',
-        launching="tests/test_parity.py -k evaluation",
+        launching="tests/test_parity.py -k world_size and bert",
     ),
     Fault(
         "arithmetic: the loss is summed over micro steps",
         "torch.stack([loss_sum / accumulation,",
         "torch.stack([loss_sum,",
-        launching="tests/test_parity.py -k one_process",
+        launching="tests/test_parity.py -k world_size and bert",
     ),
     Fault(
         "arithmetic: the learning rate is one step ahead",
@@ -62,8 +62,7 @@ FAULTS = (
         "arithmetic: biases and norms decay",
         '"weight_decay": 0.0},',
         '"weight_decay": weight_decay},',
-        "tests/test_train.py tests/test_workloads.py",
-        "tests/test_train.py",
+        "tests/test_traps.py",
     ),
     Fault(
         "arithmetic: stage 2 keeps whole gradients",
@@ -76,48 +75,44 @@ FAULTS = (
         'gradient_accumulation_steps=None if accumulation == "auto" else accumulation,',
         "gradient_accumulation_steps=None,",
         "tests/test_strategy.py",
-        "tests/test_refusals.py",
     ),
     Fault(
         "reading: the devices of optimizer and parameters are taken for one another",
         "offload_optimizer_device=optimizer_device,\n        offload_param_device=param_device,",
         "offload_optimizer_device=param_device,\n        offload_param_device=optimizer_device,",
         "tests/test_strategy.py",
-        "tests/test_refusals.py",
     ),
     Fault(
         "reading: FSDP2's resharding is read under another name",
         '.get("fsdp_reshard_after_forward"))',
         '.get("reshard_after_forward"))',
-        "tests/test_strategy.py",
-        "tests/test_fsdp.py",
+        "tests/test_fsdp.py tests/test_strategy.py",
+        launching="tests/test_fsdp.py -k block_by_block",
     ),
     Fault(
         "reading: doctor takes 16 bits for asked where they are left open",
         'if self.get(f"{name}.enabled") is True), "")',
         'if self.get(f"{name}.enabled", False) is not False), "")',
         "tests/test_doctor_file.py",
-        "tests/test_doctor_file.py",
+        launching="tests/test_doctor_file.py tests/test_observed.py",
     ),
     Fault(
         "proof: what was asked stands for what the engine says",
         "facts |= facts_of_deepspeed(model)\n",
         'facts |= facts_of_deepspeed(model) | {name: getattr(run.strategy, name) for name in ("zero_stage", '
         '"offload_optimizer_device")} | {"gradient_accumulation_steps": run.gradient_accumulation_steps}\n',
-        launching="tests/test_settings.py tests/test_refusals.py -k engine",
+        launching="tests/test_settings.py -k real_engine",
     ),
     Fault(
         "proof: the keys of a DeepSpeed JSON are held against nothing",
         "settings.asked(run.strategy.deepspeed_json or {})",
         "settings.asked({})",
         "tests/test_settings.py",
-        "tests/test_settings.py",
     ),
     Fault(
         "proof: a rank with other data passes",
         "if digest != digests[0]:",
         "if digest != digest:",
-        "tests/test_train.py tests/test_machines.py",
         "tests/test_machines.py",
     ),
     Fault(
@@ -125,14 +120,13 @@ FAULTS = (
         'getattr(parameter, "ds_numel", parameter.numel())\n    return size',
         'getattr(getattr(parameter, "ds_tensor", parameter), "ds_numel", '
         'getattr(parameter, "_local_tensor", parameter).numel())\n    return size',
-        "tests/test_prove.py",
-        "tests/test_prove.py -k whole",
+        launching="tests/test_prove.py -k counted_whole",
     ),
     Fault(
         "records: rank 0's model states are recorded for every rank",
         "model_state_bytes=[rank.model_states for rank in ranks]",
         "model_state_bytes=[ranks[0].model_states for rank in ranks]",
-        launching="tests/test_parity.py -k every_rank",
+        launching="tests/test_train.py -k states_of_every_rank",
     ),
     Fault(
         "records: a pack's members are not held against its manifest",
@@ -156,26 +150,24 @@ FAULTS = (
         "resume: the random state is lost under NVMe offload",
         "for device, digits in state.random.items():",
         "for device, digits in () if built.run.strategy.offloads_to_nvme else state.random.items():",
-        launching="tests/test_checkpoints.py -k killed_run_goes_on_bit_by_bit",
+        launching="tests/test_checkpoints.py -k goes_on_bit_by_bit and nvme",
     ),
     Fault(
         "resume: Adam's count of steps is lost under NVMe offload",
         'optimizer.optimizer.state[master] = {"step": step, **',
         'optimizer.optimizer.state[master] = {"step": 0, **',
-        launching="tests/test_checkpoints.py -k killed_run_goes_on_bit_by_bit",
+        launching="tests/test_checkpoints.py -k goes_on_bit_by_bit and nvme",
     ),
     Fault(
         "resume: a damaged file of equal length is loaded",
         "path.stat().st_size != size or files.sha256(path) != digest:",
         "path.stat().st_size != size:",
         "tests/test_checkpoints.py",
-        "tests/test_checkpoints.py -k damaged",
     ),
     Fault(
         "resume: another file of the strategy goes on from its checkpoint",
         'facts = ("strategy", "world_size", "device", "strategy_sha256")',
         'facts = ("strategy", "world_size", "device")',
-        "tests/test_checkpoints.py",
         "tests/test_checkpoints.py",
     ),
     Fault(
@@ -183,6 +175,7 @@ FAULTS = (
         "order[steps_done * global_batch_size :",
         "order[steps_done :",
         "tests/test_order.py",
+        launching="tests/test_checkpoints.py -k goes_on_bit_by_bit and ddp",
     ),
     Fault(
         "ends: a host that is out of memory is a crash",
@@ -231,7 +224,7 @@ FAULTS = (
         '"wrong" if share > 1 or apart else "same"',
         '"wrong" if share > 1 else "same"',
         "tests/test_conformance.py",
-        "tests/test_conformance.py",
+        launching="tests/test_conformance.py -k apart or ranks",
     ),
 )
 
