@@ -144,7 +144,7 @@ FAULTS = (
         "records: the warm-up of a process that went on is timed",
         "for start in (0, *resumed_at) for n in",
         "for start in (0,) for n in",
-        "tests/test_train.py tests/test_checkpoints.py",
+        "tests/test_checkpoints.py",
     ),
     Fault(
         "resume: the random state is lost under NVMe offload",
@@ -182,6 +182,7 @@ FAULTS = (
         "out of memory|can't allocate memory|",
         "out of memory|",
         "tests/test_ending.py",
+        launching="tests/test_failures.py -k memory",
     ),
     Fault(
         "ends: a batch is skipped though a run with a larger micro batch ran out of memory",
