@@ -76,9 +76,11 @@ import dataclasses, sys
 from pathlib import Path
 from study.config import build_config
 from study.errors import Refusal
+from study.preflight import extensions
 from study.run import make_run
 from study.strategy.file import read_by_name
 from study.training import built, proof
+extensions.use_own_folder()  # or DeepSpeed compiles for minutes
 run = make_run(build_config(output_dir=Path(sys.argv[1])), read_by_name("zero2"), 2)
 accelerator = built.start(run)
 engine = built.build(run, accelerator)

@@ -101,7 +101,7 @@ def test_the_states_of_every_rank_are_its_own():
     record = launching.run("zero2", **CLIPPED).record
     first, second = ([getattr(rank, part) for part in PARTS] for rank in record.model_state_bytes)
     assert first != second
-    assert model_states.error(record) == pytest.approx(0, abs=1e-9)  # of any rank
+    assert model_states.error(record) == pytest.approx(0, abs=1e-5)  # of any rank; steps are counted in a few bytes
 
 
 def test_communication_is_what_the_engine_does():

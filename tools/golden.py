@@ -4,14 +4,13 @@
     python tools/golden.py freeze FOLDER --part conformance    this part only; may be repeated
     python tools/golden.py compare FOLDER                      run each frozen command again, list what differs
     python tools/golden.py compare FOLDER --with OTHER         two frozen folders, without running anything
-    python tools/golden.py compare FOLDER --part doctor --all  every cell instead of one line for each kind of change
-    python tools/golden.py trainings FOLDER                    the smoke study, as `freeze FOLDER --part trainings`
+    python tools/golden.py compare FOLDER --part doctor --all  every cell instead of a line for each kind of change
+    python tools/golden.py trainings FOLDER                    the same as freeze FOLDER --part trainings
 
 A case is one command line, `python -m study ...` of the tree in the current folder, and the cells of what it printed or
 wrote. `compare` runs the command lines that it finds frozen: a command, option or view that is not there any more is
 reported as gone. The slow parts, conformance (3 min) and trainings (15 min), run where they are named.
-Exit status: 0 nothing differs; 1 something does.
-"""
+Exit status: 0 nothing differs; 1 something does."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ SHOWN = 12  # kinds of change that are listed for a part without --all
 # Two runs of one tree differ in these, by the part whose cells they are: the key of a cell holds one of them.
 UNSTEADY = {
     "trainings": r"seconds|_at\b|(steps|record|config|study)_sha256|output_dir|command|launcher|/load/|/code/|/timing/"
-    r"|/machine/|position|stderr_tail|(resident|unreleased|process|process_average)_bytes|per_second",
+    r"|/machine/|position|stderr_tail|(resident|unreleased|process|process_average)_bytes|per_second|swap_(folder|bytes)",
     "conformance": r"seconds|examined_at",
 }
 # A model on a box: every family and card, one GPU and many, offload, long sequences, and what is left to the planner.
@@ -145,7 +144,10 @@ def examine(case: Case, folder: Path) -> dict[str, Any]:
     else:
         out = done.stdout.replace(str(scratch), "{out}")
         unsteady = UNSTEADY.get(case.part, "(?!)")  # which nothing is
-        cells |= {key: value for key, value in READERS[case.reader](out, scratch) if not re.search(unsteady, key)}
+        try:
+            cells |= {key: value for key, value in READERS[case.reader](out, scratch) if not re.search(unsteady, key)}
+        except ValueError as error:
+            cells["error"] = f"cannot be read: {error}"
     if done.returncode in (0, 1, 2):
         shutil.rmtree(scratch)
     return cells
@@ -153,9 +155,8 @@ def examine(case: Case, folder: Path) -> dict[str, Any]:
 
 def _study(words: Sequence[str], place: Path) -> subprocess.CompletedProcess[str]:
     """Run one command of the tree in the current folder, on the CPU."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
-    if place != Path():
-        environment["PYTHONPATH"] = str(Path.cwd())
+    of_tree = {} if place == Path() else {"PYTHONPATH": str(Path.cwd())}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"} | of_tree
     command = [sys.executable, "-m", "study", *words]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
 
@@ -233,7 +234,7 @@ def _plan(out: str, scratch: Path) -> Cells:
 
 def _json(out: str, scratch: Path) -> Cells:
     """Every leaf of the JSON that was printed, and of every JSON and YAML that was written."""
-    if out.startswith(("{", "[")):
+    if re.match(r"[\[{]\s", out):
         yield from flat(json.loads(out))
     for path in sorted(path for path in scratch.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml")):
         if path.suffix == ".jsonl":
