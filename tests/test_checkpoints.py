@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from study.strategy.file import read_by_name
 from study.training import manifest
 from study.training.checkpoints import Checkpoints
 from study.training.manifest import MANIFEST, Manifest
+from study.training.measure import clock
 
 # Beyond step 9, where DeepSpeed's Adam on the CPU has other powers of beta if it does not count its steps again.
 FLAGS = {
@@ -184,6 +186,14 @@ def test_a_foreign_one_is_named_and_not_taken(change, named, tmp_path, capsys):
     a_checkpoint(a_run(tmp_path / "run"), 5)
     assert chosen(a_run(tmp_path / "run", **change)) is None
     assert f"a checkpoint of another run: {named}" in capsys.readouterr().out
+
+
+def test_one_of_another_content_of_the_strategys_file_is_not_taken(tmp_path, capsys):
+    run = a_run(tmp_path / "run")
+    a_checkpoint(run, 5)
+    changed = replace(run.strategy, content={**run.strategy.content, "same_network": False})
+    assert chosen(replace(run, strategy=changed)) is None
+    assert "a checkpoint of another run: its strategy_sha256 is " in capsys.readouterr().out
 
 
 def test_one_of_another_device_is_not_taken_but_may_be_named(tmp_path, monkeypatch, capsys):
@@ -345,6 +355,15 @@ def test_a_disk_that_is_full_as_one_is_written_is_named(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- what DeepSpeed's Adam on the CPU would do
 
 
+def test_the_warm_up_of_every_process_is_in_no_time():
+    """Steps 1, 2, 6 and 7 are a process's first two, and 4 was probed."""
+    slow = {1, 2, 4, 6, 7}
+    others = {"data_wait_seconds": 0.0, "samples": 8, "tokens": 64}
+    steps = [{"step": n, "seconds": 9.0 if n in slow else 2.0, **others} for n in range(1, 11)]
+    timing = clock.summarize(steps, 2, probed_steps=[4], resumed_at=[5])
+    assert (timing.num_steps, timing.upper_quartile_seconds, timing.tokens_per_second) == (5, 2.0, 32.0)
+
+
 @pytest.mark.parametrize(("beta", "steps"), [(0.999, 66), (0.9, 45)])
 def test_a_power_is_not_the_product(beta, steps):
     """docs/checkpoints.md: so many of the first hundred powers of beta have another last bit than their product."""
@@ -393,7 +412,7 @@ def finish(strategy: str, folder: Path, **flags) -> schema.Record:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "zero3_nvme_offload", "fsdp2"])
 def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
     undisturbed = launching.run(strategy, **FLAGS)
     folder = tmp_path / "killed"

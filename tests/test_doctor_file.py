@@ -238,6 +238,14 @@ def test_a_json_that_is_named_is_examined_too():
     assert found["train_micro_batch_size_per_gpu"].effect == "crashes"
 
 
+def test_a_precision_that_is_left_open_is_not_asked():
+    """With it the engine's accumulation of gradients would be in 16 bits."""
+    key = "data_types.grad_accum_dtype"
+    for enabled, is_found in ((True, True), ("auto", False)):
+        asked = {"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4, "bf16": {"enabled": enabled}}
+        assert (key in examined(asked, "mine.json")) == is_found
+
+
 # ---------------------------------------------------------------- the command
 
 

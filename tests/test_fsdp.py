@@ -6,7 +6,7 @@ from pathlib import Path
 
 import launching
 import pytest
-from test_parity import CLIPPED, UNCLIPPED, assert_same_run, relative
+from test_parity import CLIPPED, UNCLIPPED, UNEVEN_EVALUATION, assert_same_run, relative
 
 from study.config import build_config
 from study.errors import Refusal
@@ -58,6 +58,7 @@ def test_replicas_of_shards_train_the_same():
 @pytest.mark.launches
 def test_accumulation_and_checkpointing_change_nothing():
     flags = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8}
+    flags |= UNEVEN_EVALUATION
     run = launching.run("fsdp2", micro_batch_size=2, activation_checkpointing=True, **flags)
     assert run.record.proof.gradient_accumulation_steps == 2
     assert_same_run(run, launching.run("single", num_processes=1, **flags))

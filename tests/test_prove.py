@@ -815,6 +815,33 @@ def test_a_loop_under_stage_2(tmp_path):
     assert {"all_gather", "all_reduce"} <= {one["kind"] for one in found["step"]["collectives"]}
 
 
+SHARDED = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from study import prove
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64)
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.AdamW(model.parameters())
+prove.watch(model, optimizer)
+for _ in range(4):
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("strategy", "script"), [("zero3", LOOP), ("ddp", SHARDED)])
+def test_sharded_parameters_are_counted_whole(strategy, script, tmp_path):
+    done = launch(strategy, script, tmp_path)
+    found = proof(str(tmp_path / "proof.json"))
+    num_params = 64 * 65
+    assert found["built"]["num_params"] == found["built"]["num_trainable_params"] == num_params, done.stderr
+    assert f"bytes per parameter of {num_params:,}, by rank 0" in done.stdout
+
+
 @pytest.mark.launches
 def test_a_bare_engine_with_another_accumulation_is_found(tmp_path):
     done = launch("zero1", ENGINE, tmp_path)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 from launching import ROOT
 from test_strategy import FOUND, beside
@@ -60,6 +61,49 @@ def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual,
     assert str(caught.value) == (
         f"{key}: the run asks for {wanted}, the engine has {actual}; change the JSON of {run.strategy.path}"
     )
+
+
+ENGINE = """
+import dataclasses, sys
+from pathlib import Path
+from study.config import build_config
+from study.errors import Refusal
+from study.preflight import extensions
+from study.run import make_run
+from study.strategy.file import read_by_name
+from study.training import built, proof
+extensions.use_own_folder()  # or DeepSpeed compiles for minutes
+run = make_run(build_config(output_dir=Path(sys.argv[1])), read_by_name("zero2"), 2)
+accelerator = built.start(run)
+engine = built.build(run, accelerator)
+for other in (
+    dataclasses.replace(run, strategy=read_by_name("zero1")),
+    dataclasses.replace(run, strategy=read_by_name("zero2_cpu_offload")),
+    dataclasses.replace(run, config=run.config.model_copy(update={"micro_batch_size": 2})),
+    run,
+):
+    try:
+        proof.verify(proof.read_back(accelerator, engine.model, engine.optimizer, other), other)
+        accelerator.print("AS ASKED", flush=True)
+    except Refusal as refusal:
+        accelerator.print("REFUSED", refusal, flush=True)
+"""
+
+
+@pytest.mark.launches
+def test_a_real_engine_is_held_against_what_others_would_have_asked(tmp_path):
+    """The engine of one run, read back for another one: what is proven is what was built, whatever is asked."""
+    script = tmp_path / "script.py"
+    script.write_text(ENGINE)
+    words = ["accelerate", "launch", "--config_file", "accelerate_configs/zero2.yaml", "--main_process_port", "0"]
+    done = launching.attempt([*words, script, tmp_path / "run"])
+    said = [line for line in done.stdout.splitlines() if line.startswith(("REFUSED", "AS ASKED"))]
+    assert [line.partition(";")[0] for line in said] == [
+        "REFUSED zero_stage: the run asks for 1, the engine has 2",
+        "REFUSED offload_optimizer_device: the run asks for cpu, the engine has none",
+        "REFUSED gradient_accumulation_steps: the run asks for 2, the engine has 1",
+        "AS ASKED",
+    ], done.stderr
 
 
 # ---------------------------------------------------------------- what is one strategy

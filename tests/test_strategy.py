@@ -238,6 +238,18 @@ def test_a_json_says_what_a_yaml_cannot():
     assert shipped("zero3_tuned").needed_extensions == set()
 
 
+@pytest.mark.parametrize(("optimizer", "param"), [("cpu", "none"), ("nvme", "cpu")])
+def test_optimizer_and_parameters_have_devices_of_their_own(optimizer, param, tmp_path, monkeypatch):
+    zero = {"stage": 3, "offload_optimizer": {"device": optimizer}, "offload_param": {"device": param}}
+    by_json = read_strategy(beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({"zero_optimization": zero})))
+    text = (file.CONFIGS / "zero3.yaml").read_text()
+    for what, device in (("optimizer", optimizer), ("param", param)):
+        text = text.replace(f"offload_{what}_device: none", f"offload_{what}_device: {device}")
+    (tmp_path / "zero3_own.yaml").write_text(text)
+    for read in (by_json, read_strategy(tmp_path / "zero3_own.yaml")):
+        assert (read.offload_optimizer_device, read.offload_param_device) == (optimizer, param)
+
+
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
     """Write a shipped accelerate file beside this DeepSpeed JSON; work in their folder."""
     folder = shutil.copytree(file.CONFIGS, tmp_path / file.CONFIGS.name)

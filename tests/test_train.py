@@ -9,8 +9,9 @@ import launching
 import pytest
 from test_parity import CLIPPED, SHARDED
 
-from study.compare import cases
+from study.compare import cases, model_states
 from study.strategy import engines, file
+from study.theory.model_states import PARTS
 
 pytestmark = pytest.mark.launches
 
@@ -93,6 +94,14 @@ def test_model_states_fall_with_the_stage():
         return states.parameters + states.gradients + states.optimizer_states
 
     assert held("ddp") == held("zero0") > held("zero1") >= held("zero2") > held("zero3")
+
+
+def test_the_states_of_every_rank_are_its_own():
+    """Of unlike ranks: at stage 2 the parameter across the edge of the partitions is in one rank's buffer whole."""
+    record = launching.run("zero2", **CLIPPED).record
+    first, second = ([getattr(rank, part) for part in PARTS] for rank in record.model_state_bytes)
+    assert first != second
+    assert model_states.error(record) == pytest.approx(0, abs=1e-5)  # of any rank; steps are counted in a few bytes
 
 
 def test_communication_is_what_the_engine_does():
