@@ -21,6 +21,9 @@ import pytest
 # Fixtures made by `launching.once`: the tests that use one launch by that.
 MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 
+# A Slurm cluster, a virtual environment, and what the published program and its mended ones train.
+SLOW = {"cluster", "plain_install", "run_small", "one_process_instead_of_two"}
+
 # The files that take 20 s or more, longest first: workers take whole files, and end together.
 LONGEST = [
     "test_parity",
@@ -63,10 +66,12 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses what is made once, and put the longest files first."""
+    """Mark what uses what is made once, or takes long; put the longest files first."""
     for item in items:
         if MADE_ONCE & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.launches)
+        if SLOW & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
@@ -80,6 +85,10 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     result = yield
     launching.end()
     return result
+
+
+def pytest_unconfigure() -> None:
+    launching.end_server()
 
 
 @pytest.fixture

@@ -240,6 +240,7 @@ REHEARSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_the_list_in_the_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs

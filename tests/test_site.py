@@ -98,6 +98,7 @@ def visit(browser, site):
 each = pytest.mark.parametrize("name", reported.PLACES)
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -125,12 +126,14 @@ CUT_OFF = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", report.REPORT_PAGES)
 def test_no_table_is_cut_off_without_a_sign(visit, name):
     assert visit(name, viewport=DESKTOP).page.evaluate(CUT_OFF) == []
     assert all("scroll" in shadow for _, shadow in visit(name, viewport=PHONE).page.evaluate(CUT_OFF))
 
 
+@pytest.mark.slow
 def test_light_and_dark_differ(visit):
     colours = [
         visit("summary", color_scheme=scheme).page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -139,6 +142,7 @@ def test_light_and_dark_differ(visit):
     assert colours[0] != colours[1]
 
 
+@pytest.mark.slow
 @each
 def test_without_javascript(visit, name):
     seen = visit(name, viewport=PHONE, java_script_enabled=False)
@@ -147,6 +151,7 @@ def test_without_javascript(visit, name):
     assert seen.page.locator("main").is_visible()
 
 
+@pytest.mark.slow
 def test_links_lead_to_pages(visit):
     """From the first page of a report through the others to the site's, and from its index back to the report."""
     seen = visit("summary", viewport=DESKTOP)
@@ -159,6 +164,7 @@ def test_links_lead_to_pages(visit):
     assert seen.failed == []
 
 
+@pytest.mark.slow
 def test_keyboard_reaches_wide_tables(visit):
     """On a phone the answer is wider than the screen: it takes the focus, shows it, and scrolls."""
     seen = visit("summary", viewport=PHONE)
@@ -172,6 +178,7 @@ def test_keyboard_reaches_wide_tables(visit):
     assert seen.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
+@pytest.mark.slow
 @each
 def test_print(visit, name):
     """Black on white whatever the screen's scheme, without navigation, and no table cut off."""
@@ -208,6 +215,7 @@ def test_the_planner_answers_without_a_server_as_the_command_does(visit):
     assert (seen.said, seen.failed) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_model_that_loads_is_asked_for_once_and_one_that_fails_says_nothing_of_another(visit):
     page = visit("planner", viewport=DESKTOP).page
     page.evaluate("window.scripts = []; document.head.append = (script) => window.scripts.push(script); 0")
@@ -223,6 +231,7 @@ def test_a_model_that_loads_is_asked_for_once_and_one_that_fails_says_nothing_of
     assert page.evaluate("window.scripts.length") == 3
 
 
+@pytest.mark.slow
 def test_without_javascript_the_planner_asks_for_nothing(visit):
     seen = visit("planner", java_script_enabled=False)
     assert not seen.page.locator("#asked").is_visible()
@@ -292,6 +301,7 @@ def test_filters_reduce_the_list_and_say_to_what(claims):
     assert listed.shown.count() == every
 
 
+@pytest.mark.slow
 def test_words_are_searched_in_any_order_and_case(claims):
     listed = claims()
     listed.page.get_by_label("words of").fill("PERMUTED no such words")
@@ -303,6 +313,7 @@ def test_words_are_searched_in_any_order_and_case(claims):
     assert listed.fragment() == "#words=zero0+peak.ZERO0+7B"
 
 
+@pytest.mark.slow
 def test_fragment_restores_the_filter(claims):
     listed = claims("#source=papers&verdict=needs+hardware&words=pytorch+1.4b")
     assert listed.filter("source").input_value() == "papers"
@@ -312,6 +323,7 @@ def test_fragment_restores_the_filter(claims):
     assert listed.page.locator("#filters").evaluate("form => form.getBoundingClientRect().top < innerHeight")
 
 
+@pytest.mark.slow
 def test_unknown_values_and_broken_fragments_show_everything(claims):
     for fragment in ("#source=nobody", "#%", "#a.b.c", '#words=<img src="x">&x=%E0%A4', "#=", "#list"):
         listed = claims(fragment)
@@ -320,6 +332,7 @@ def test_unknown_values_and_broken_fragments_show_everything(claims):
         assert listed.page.locator("#list img").count() == 0
 
 
+@pytest.mark.slow
 def test_numbers_of_the_tally_set_the_filter(claims):
     listed = claims()
     link = listed.page.locator('a[href="#source=zero3-blog&verdict=contradicts+itself"]')
@@ -334,6 +347,7 @@ def test_numbers_of_the_tally_set_the_filter(claims):
     assert listed.shown.count() == counted()
 
 
+@pytest.mark.slow
 def test_anchor_opens_its_claim(claims):
     listed = claims(f"#{CLAIM}")
     assert listed.claim().get_attribute("open") is not None
@@ -343,6 +357,7 @@ def test_anchor_opens_its_claim(claims):
     assert listed.page.evaluate("document.activeElement.closest('details').id") == CLAIM
 
 
+@pytest.mark.slow
 def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
     listed = claims("#source=papers&verdict=contradicted+by+theory")
     number = listed.shown.count()
@@ -357,6 +372,7 @@ def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
     assert listed.said() == f"{number} of {counted()} sentences"
 
 
+@pytest.mark.slow
 def test_a_question_leads_to_the_sentence_on_its_articles_page(claims):
     listed = claims()
     listed.page.locator("summary", has_text="sentences of the articles").first.click()
@@ -366,6 +382,7 @@ def test_a_question_leads_to_the_sentence_on_its_articles_page(claims):
     listed.claim(name).locator("dl").first.wait_for(state="visible")
 
 
+@pytest.mark.slow
 def test_another_reading_opens_with_its_sentence(visit):
     told = next(one for one in say.sentences("hf-analysis") if len(one.readings) > 1)
     other = told.readings[1].claim.id
@@ -374,6 +391,7 @@ def test_another_reading_opens_with_its_sentence(visit):
     assert seen.page.locator(f'[id="{told.head.claim.id}"]').get_attribute("open") is not None
 
 
+@pytest.mark.slow
 def test_claims_open_by_keyboard(claims):
     listed = claims()
     listed.page.get_by_role("button", name="Show all").focus()
@@ -384,6 +402,7 @@ def test_claims_open_by_keyboard(claims):
     assert listed.page.locator("#shown").get_attribute("role") == "status"  # read out when it changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_opened_claims_are_no_wider_than_the_page(claims, viewport, scheme):
@@ -396,6 +415,7 @@ def test_opened_claims_are_no_wider_than_the_page(claims, viewport, scheme):
         assert ratio >= 4.5, held
 
 
+@pytest.mark.slow
 def test_every_claim_is_listed_without_javascript(claims):
     listed = claims("#source=papers", java_script_enabled=False)
     assert listed.shown.count() == counted()
