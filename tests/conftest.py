@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         temporary = tempfile.TemporaryDirectory(prefix="zero-study-tests-")
         config.add_cleanup(temporary.cleanup)
         folder = temporary.name
-    launching.session_folder = Path(folder)
+    launching.begin_session(Path(folder))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,14 @@ session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
 _has_launched = False
-_server: subprocess.Popen[str] | None = None
+_server: subprocess.Popen[str] | None = None  # that trainings are forked from
+_server_log = Path(os.devnull)
+
+
+def begin_session(folder: Path) -> None:
+    """Take the folder of a test session, which its workers share."""
+    global session_folder, _server_log
+    session_folder, _server_log = folder, folder / f"warm-{os.getpid()}.log"
 
 
 def in_laboratory(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,27 +206,53 @@ def fork(
     meanwhile: Callable[[int], None] | None = None,
 ) -> None:
     """Train into a folder by processes that are forked; `meanwhile` is called with the launcher's, and may kill it."""
-    use()
     arguments = _arguments(config_file, num_processes, flags, run_dir)
-    outputs = {name: str(run_dir.with_name(f"{run_dir.name}.{name}")) for name in ("stdout", "stderr")}
-    asked = {"arguments": arguments[3:], "cwd": str(ROOT), "env": environment(), "timeout": TIMEOUT_SECONDS, **outputs}
+    done = _fork("accelerate-launch", arguments[3:], ROOT, None, run_dir, meanwhile)
+    if done.returncode and meanwhile is None:
+        raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
+
+
+def command_line(
+    arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `attempt` says of a `zero-study ...`, forked from a process that has imported everything."""
+    with tempfile.TemporaryDirectory(dir=session_folder) as folder:
+        return _fork("zero-study", [str(word) for word in arguments], cwd, env, Path(folder) / "command")
+
+
+def _fork(
+    program: str,
+    arguments: list[str],
+    cwd: Path,
+    env: Mapping[str, str | None] | None,
+    beside: Path,
+    meanwhile: Callable[[int], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run one of warm.py's programs; its output is kept beside a path."""
+    use()
+    outputs = {name: beside.with_name(f"{beside.name}.{name}") for name in ("stdout", "stderr")}
+    asked = {"program": program, "arguments": arguments, "cwd": str(cwd), "env": environment(env)}
+    for output in outputs.values():
+        output.write_bytes(b"")
     server = _warm_server()
+    asked |= {"timeout": TIMEOUT_SECONDS} | {name: str(path) for name, path in outputs.items()}
     server.stdin.write(json.dumps(asked) + "\n")
     server.stdin.flush()
-    launcher = int(_answer(server))
+    process = int(_answer(server))
     if meanwhile is not None:
-        meanwhile(launcher)
+        meanwhile(process)
     status = json.loads(_answer(server))
-    if status if meanwhile is None else status is None:
-        said = "not done in time" if status is None else f"exit status {status}"
-        raise AssertionError(f"{' '.join(arguments)}\n{said}\n{_tail(Path(outputs['stderr']).read_text())}")
+    said = {name: path.read_text(errors="replace") for name, path in outputs.items()}
+    if status is None:
+        raise AssertionError(f"{program} {' '.join(arguments)}\nnot done in time\n{_tail(said['stderr'])}")
+    return subprocess.CompletedProcess([program, *arguments], status, **said)
 
 
 def _warm_server() -> subprocess.Popen[str]:
     """This process's own, started when it is first asked for."""
     global _server
     if _server is None:
-        with open(session_folder / f"warm-{os.getpid()}.log", "w") as log:
+        with _server_log.open("w") as log:
             _server = subprocess.Popen(
                 [sys.executable, Path(__file__).with_name("warm.py")],
                 cwd=ROOT,
@@ -234,8 +268,7 @@ def _warm_server() -> subprocess.Popen[str]:
 def _answer(server: subprocess.Popen[str]) -> str:
     ready, _, _ = select.select([server.stdout], [], [], TIMEOUT_SECONDS + 30)
     if not (ready and (line := server.stdout.readline())):
-        log = (session_folder / f"warm-{os.getpid()}.log").read_text()
-        raise AssertionError(f"warm.py gives no answer\n{_tail(log)}")
+        raise AssertionError(f"warm.py gives no answer\n{_tail(_server_log.read_text())}")
     return line
 
 

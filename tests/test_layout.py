@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import json
 import re
+import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -112,16 +113,31 @@ def test_no_module_is_in_a_circle():
     tuple(TopologicalSorter({name: others - {name} for name, others in arrows.items()}).static_order())
 
 
+# Imports in one process what is named on stdin, one after the other, and says of each which unwanted modules it brings.
+IMPORTS = """
+import importlib, json, sys
+for names, unwanted in json.load(sys.stdin):
+    before = set(sys.modules)
+    for name in names:
+        importlib.import_module(name)
+    print(names[0], *sorted(set(unwanted) & set(sys.modules) - before))
+"""
+
+
 @pytest.mark.launches
-@pytest.mark.parametrize("name", LIGHT)
-def test_import_needs_neither_torch_nor_pages(name):
-    modules = [f"study.{name}"]
-    if (STUDY / name).is_dir():
-        modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
-    unwanted = HEAVY | (set() if name == "report" else DRAWING)
-    code = f"import sys, {', '.join(modules)}; print(*sorted({unwanted!r} & set(sys.modules)))"
-    done = launching.attempt(["python", "-c", code])
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+def test_imports_need_neither_torch_nor_pages():
+    asked = []
+    for name in sorted(LIGHT, key=lambda name: name == "report"):  # which alone may draw, last
+        modules = [f"study.{name}"]
+        if (STUDY / name).is_dir():
+            modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
+        asked.append((modules, sorted(HEAVY | (set() if name == "report" else DRAWING))))
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        input=json.dumps(asked), env=launching.environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [modules[0] for modules, _ in asked]  # and nothing after any
 
 
 @pytest.mark.launches

@@ -1,9 +1,9 @@
-"""Launches trainings from a process that has imported everything, for tests that need what one leaves and no more.
+"""Starts programs from a process that has imported everything, for tests that need what one leaves and no more.
 
-`python warm.py` reads launches from stdin, a line of JSON each, and answers each with its process and its exit
-status. A launch is accelerate's own launcher, with the arguments and the environment of `accelerate launch`: its
-process is forked from this one, and the ranks that it starts are forked before it has a thread of its own. Python's
-start and the imports are all that is left out.
+`python warm.py` reads programs from stdin, a line of JSON each, and answers each with its process and its exit status.
+"accelerate-launch" is accelerate's own launcher, with its arguments and environment: its process is forked from this
+one, and the ranks that it starts are forked before it has a thread of its own. "zero-study" is the study's command.
+Python's start and the imports are all that is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NoReturn
 # What a run imports sooner or later, a line for each that asks for it: the launcher, the trainer, the engines.
 IMPORTED = """
     accelerate.commands.launch torch.distributed.run
-    study.train study.workloads study.training.body study.training.checkpoints study.training.export
+    study.__main__ study.train study.workloads study.training.body study.training.checkpoints study.training.export
     study.training.observer study.training.order study.training.reports study.training.measure.clock
     study.training.measure.energy study.training.measure.flops study.training.measure.network
     datasets evaluate cpuinfo torch.profiler transformers.models.bert.modeling_bert
@@ -51,41 +51,49 @@ def main() -> None:
     assert threading.active_count() == 1
     for line in sys.stdin:
         asked, server = json.loads(line), os.getpid()
-        launcher = os.fork()
-        if not launcher:
-            _be_launcher(asked, server)
-        print(launcher, file=answers, flush=True)
-        print(json.dumps(_wait(launcher, asked["timeout"])), file=answers, flush=True)
+        process = os.fork()
+        if not process:
+            _be_started(asked, server)
+            PROGRAMS[asked["program"]](asked)
+        print(process, file=answers, flush=True)
+        print(json.dumps(_wait(process, asked["timeout"])), file=answers, flush=True)
 
 
-def _wait(launcher: int, timeout: float) -> int | None:
-    """Return a launch's exit status as subprocess has it, None where it had not ended in time and was killed."""
+def _wait(process: int, timeout: float) -> int | None:
+    """Return a process's exit status as subprocess has it, None where it had not ended in time and was killed."""
     deadline = time.monotonic() + timeout
-    while not os.waitid(os.P_PID, launcher, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+    while not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if time.monotonic() > deadline:
-            os.kill(launcher, signal.SIGKILL)  # and so its ranks
-            os.waitpid(launcher, 0)
+            os.kill(process, signal.SIGKILL)  # and so the ranks of a launch
+            os.waitpid(process, 0)
             return None
         time.sleep(0.01)
-    return os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def _be_launcher(asked: dict[str, Any], server: int) -> NoReturn:
+def _be_started(asked: dict[str, Any], server: int) -> None:
+    """Let this fork be as if it were started with an environment, in a folder, its output in files."""
     os.setsid()
     _die_with(server)
-    for number, (name, flags) in enumerate(
-        [(os.devnull, os.O_RDONLY), *((asked[name], os.O_WRONLY | os.O_CREAT) for name in ("stdout", "stderr"))]
-    ):
-        os.dup2(os.open(name, flags, 0o644), number)
+    given = [(os.devnull, os.O_RDONLY), *((asked[name], os.O_WRONLY | os.O_CREAT) for name in ("stdout", "stderr"))]
+    for number, (path, flags) in enumerate(given):
+        os.dup2(os.open(path, flags, 0o644), number)
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
+    sys.argv = [asked["program"], *asked["arguments"]]
+
+
+def _command(_asked: dict[str, Any]) -> NoReturn:
+    _leave(sys.modules["study.__main__"].main)
+
+
+def _launch(asked: dict[str, Any]) -> NoReturn:
     arguments = asked["arguments"]
     num_ranks = int(arguments[arguments.index("--num_processes") + 1])
     Starts.waiting = [_fork_rank(arguments, asked["env"]) for _ in range(num_ranks)]
     subprocess.Popen = Starts  # type: ignore[misc]
     sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"].Popen = Starts
-    sys.argv = ["accelerate", *arguments]
     _leave(sys.modules["accelerate.commands.launch"].main)
 
 
@@ -164,6 +172,8 @@ def _die_with(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
 
+
+PROGRAMS = {"accelerate-launch": _launch, "zero-study": _command}
 
 if __name__ == "__main__":
     main()
