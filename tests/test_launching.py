@@ -88,10 +88,8 @@ def nothing_is_left() -> bool:
 
 @pytest.mark.launches
 def test_a_forked_launch_that_is_refused_says_so(tmp_path):
-    with pytest.raises(
-        AssertionError, match=r"(?s)exit status 1\n.*zero-study: --log-with trackio: the package is not"
-    ):
-        fork(tmp_path, log_with="trackio")
+    with pytest.raises(AssertionError, match=r"(?s)exit status 1\n.*zero-study: data_dir .*nowhere does not exist"):
+        fork(tmp_path, data="files", data_dir=tmp_path / "nowhere")
     assert not (tmp_path / "run").exists()
     assert nothing_is_left()
 
