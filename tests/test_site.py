@@ -100,8 +100,7 @@ each = pytest.mark.parametrize("name", reported.PLACES)
 
 @pytest.mark.slow
 @each
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize(("scheme", "viewport"), [("dark", PHONE), ("light", DESKTOP)], ids=["phone", "desktop"])
 def test_page(visit, site, name, scheme, viewport):
     seen = visit(name, viewport=viewport, color_scheme=scheme)
     assert seen.said == []
