@@ -60,10 +60,13 @@ def main() -> None:
 
 
 def _wait(process: int, timeout: float) -> int | None:
-    """Return a process's exit status as subprocess has it, None where it had not ended in time and was killed."""
-    deadline = time.monotonic() + timeout
+    """Return a process's exit status as subprocess has it, None where it had not ended in time and was killed.
+
+    Nor does it outlive the tests.
+    """
+    deadline, tests = time.monotonic() + timeout, os.getppid()
     while not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or os.getppid() != tests:
             os.kill(process, signal.SIGKILL)  # and so the ranks of a launch
             os.waitpid(process, 0)
             return None
