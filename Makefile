@@ -114,9 +114,9 @@ setup: .venv/.installed .venv/.extensions
 PIP_FAILED = { tail -n 15 .venv/setup.log >&2; echo "pip failed; all of its output is in .venv/setup.log" >&2; exit 1; }
 
 # Where it fails, it says which strategies are skipped, and the next make tries again. The CPU's are built on every
-# machine, for the smoke study and the tests; for the GPUs of one that has them, run `.venv/bin/zero-study extensions`.
+# machine, for the smoke study and the tests; for the GPUs of one that has them, run `.venv/bin/python -m study.engines.extensions`.
 .venv/.extensions: .venv/.installed
-	@if CUDA_VISIBLE_DEVICES= .venv/bin/zero-study extensions; then touch $@; fi
+	@if CUDA_VISIBLE_DEVICES= .venv/bin/python -m study.engines.extensions; then touch $@; fi
 
 # What compiling the extensions needs and pip has not: a compiler, the headers of Python and of libaio; and venv itself.
 define SYSTEM_PACKAGES

@@ -166,9 +166,8 @@ def _train(
 ) -> int:
     """Check, launch and record one run; of several machines, this one's part of it."""
     from study.compare import brief
-    from study.preflight import checks
     from study.run import make_run
-    from study.running import launch
+    from study.running import checks, launch
 
     _require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
@@ -411,15 +410,6 @@ def _seconds(minutes: int | None) -> float:
     return math.inf if minutes is None else 60.0 * minutes
 
 
-@zero_study.command("extensions")
-def _extensions() -> int:
-    """Build the DeepSpeed extensions that offload needs, once."""
-    from study.preflight import extensions
-
-    _require("deepspeed")
-    return extensions.build()
-
-
 @zero_study.command("doctor")
 @click.argument("file", type=PATH, required=False, help="an accelerate file or a DeepSpeed JSON, of anybody")
 @click.option("--all", "everything", is_flag=True, help="list the keys that do no harm, too")
@@ -431,13 +421,13 @@ def _doctor(file: Path | None, everything: bool, as_json: bool, fix: Path | None
 
     Exit status: 0 every key does what it says, or nothing bites; 1 otherwise; 2 the file cannot be read.
     """
-    from study.doctor import examine, machine
+    from study.engines.doctor import checkup, examine
 
     if file is None:
         if everything or fix:
             raise Refusal(f"{'--all' if everything else '--fix'} is about a file; name one")
-        checks = machine.examine(disk or Path())
-        print(machine.as_json(checks) if as_json else machine.text(checks))
+        checks = checkup.examine(disk or Path())
+        print(checkup.as_json(checks) if as_json else checkup.text(checks))
         return 1 if any(check.verdict == "bites" for check in checks) else 0
     if disk is not None:
         raise Refusal(f"--disk {disk} is about this machine; leave FILE out, or --disk")
@@ -475,7 +465,7 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
     """
     _require(*TRAINING[:1], "deepspeed")
-    from study.conformance import cells, installation, releases, say
+    from study.engines.conformance import cells, installation, matrix_text, releases
 
     if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
         raise Refusal(f"--ranks {ranks}: write numbers of processes, for instance 1,2")
@@ -494,8 +484,8 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
     if output is not None:
         files.write_json(output, found)
-    print("\n".join(say.lines(found)))
-    return int(any(cell["verdict"] in say.FAULTS for cell in found["cells"].values()))
+    print("\n".join(matrix_text.lines(found)))
+    return int(any(cell["verdict"] in matrix_text.FAULTS for cell in found["cells"].values()))
 
 
 @zero_study.command("export")
@@ -552,6 +542,8 @@ def _verdict(study: str, records: tuple[Path, ...]) -> None:
 @click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
 def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
     """Compare runs with the control, with intervals and verdicts, as Markdown."""
+    if control != "ddp" and view not in WITH_CONTROL:
+        raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
     module, table = VIEWS[view].split(".")
     make = getattr(importlib.import_module(f"study.compare.{module}"), table)
     print(make(records, control) if view in WITH_CONTROL else make(records))

@@ -238,7 +238,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
     """Build a RunConfig from a preset and what the user changed. Raises Refusal naming the key and the remedy."""
-    if preset not in PRESETS:
+    if preset not in list(PRESETS):  # a study's file may say a list, which no key of a dict can be
         raise Refusal(f"preset {preset!r} is unknown; --preset takes {', '.join(PRESETS)}")
     with refusing():
         return RunConfig(**{**PRESETS[preset], **overrides})

@@ -21,8 +21,8 @@ from study import files
 from study.benchmarks import throughput
 from study.compare import acceptance
 from study.config import build_config
+from study.engines import extensions, this_machine
 from study.errors import Refusal
-from study.preflight import extensions, this_machine
 from study.records import pack
 from study.run import Run, make_run
 from study.running import one_writer, plan, runner, small, studies

@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING, Any
 
 from study.compare import brief
 from study.config import build_config, parse_flags
+from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
-from study.preflight import checks, extensions
 from study.records import imports
 from study.run import Run
-from study.running import bound, one_writer
+from study.running import bound, checks, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import meeting
 from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
-from study.training.request import requested_run
-from study.training.screen import LibraryWarnings, tell_launcher
+from study.training.request import check_as_launched, requested_run
+from study.training.screen import LibraryWarnings, tell_launcher, tidy_launcher
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -75,6 +75,8 @@ def main() -> None:
     with suppress(OSError):  # a full disk
         if cause is not None:
             tell_launcher(cause)
+        else:
+            tidy_launcher()
         sys.stdout.flush()
         sys.stderr.flush()
     # A gloo worker thread that meets the finalising interpreter aborts it, one run in five (pytorch #190489): by now
@@ -101,6 +103,7 @@ def run(arguments: list[str]) -> None:
     os.environ.update(QUIET | dict(os.environ))
     library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**parse_flags(arguments)))
+    check_as_launched(asked.strategy, os.environ)
     checks.check_folder(asked)
     # Rank 0 writes for all; a launch of this program has locked the folder before.
     with one_writer.locked_run(asked.folder) if os.environ.get("RANK", "0") == "0" else nullcontext():

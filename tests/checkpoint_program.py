@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from study.preflight import extensions
+from study.engines import extensions
 
 folder = Path(sys.argv[1])
 extensions.use_own_folder()

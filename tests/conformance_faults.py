@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from study.conformance import engines, probe, toy
-from study.conformance.cells import Cell
+from study.engines.conformance import adapters, probe, toy
+from study.engines.conformance.cells import Cell
 
 
 def plant(engine: Any, fault: str) -> None:
@@ -89,14 +89,14 @@ def plant(engine: Any, fault: str) -> None:
 
 def main() -> None:
     faults, offset = json.loads(os.environ["FAULTS"]), int(os.environ.get("OFFSET", "0"))
-    build, tokens = engines.build, toy.tokens
+    build, tokens = adapters.build, toy.tokens
 
     def build_wrong(cell: Cell, scratch: Path) -> Any:
         engine = build(cell, scratch)
         plant(engine, faults.get(cell.name, "none"))
         return engine
 
-    engines.build = build_wrong
+    adapters.build = build_wrong
     toy.tokens = lambda cell, step: tokens(cell, step + offset)
     probe.main(Path(sys.argv[1]))
 

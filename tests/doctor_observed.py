@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from study.doctor import examine
-from study.doctor.findings import UNSAID, Finding
+from study.engines.doctor import examine
+from study.engines.doctor.findings import UNSAID, Finding
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "tests" / "real_files"

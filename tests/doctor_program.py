@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DummyOptim, DummyScheduler, InitProcessGroupKwargs
 
-from study.preflight import extensions
+from study.engines import extensions
 
 extensions.use_own_folder()  # or DeepSpeed compiles for minutes, or finds no ninja
 

@@ -46,7 +46,7 @@ from study.records import find as records  # noqa: E402
 from study.records import lines, pack  # noqa: E402
 from study.run import Run  # noqa: E402
 from study.running import launch, plan, studies  # noqa: E402
-from study.strategy import file  # noqa: E402
+from study.strategy import file, shipped  # noqa: E402
 from study.theory import shapes  # noqa: E402
 
 SECONDS = 20  # of a processor, for one case
@@ -452,6 +452,8 @@ def record_files(draw: random.Random) -> None:
     for run in refused(lambda: list(records.find_runs([Path("runs")]))) or ():
         held = {lines.RECORDS: run.record and run.record.record, lines.OUTCOMES: run.outcome}
         for name, content in run.contents.items():
+            if content.get("strategy_file"):  # what it holds decides the name
+                content = {**content, "strategy": shipped.name_of(content["strategy"], content["strategy_file"])}
             means(held[name].model_dump(), content)
     what = draw.randrange(6)
     if what == 0:

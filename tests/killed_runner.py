@@ -18,8 +18,7 @@ from pathlib import Path
 import fake_train
 
 from study import files
-from study.preflight import checks
-from study.running import launch, runner, studies
+from study.running import checks, launch, runner, studies
 
 
 def main() -> None:

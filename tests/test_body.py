@@ -11,8 +11,8 @@ import torch
 
 from study import cli
 from study.config import build_config
+from study.engines import this_machine
 from study.errors import Refusal
-from study.records import processors
 from study.running import studies
 from study.training import body, weights
 from study.training.measure import load
@@ -215,8 +215,8 @@ def test_load_is_what_others_took_of_the_processors_of_the_run(
     tmp_path, monkeypatch, allowed, quota, num_processors, others
 ):
     monkeypatch.setattr(load, "STAT", tmp_path / "stat")
-    monkeypatch.setattr(processors, "allowed", lambda: allowed)
-    monkeypatch.setattr(processors, "quota", lambda: quota)
+    monkeypatch.setattr(this_machine, "allowed_processors", lambda: allowed)
+    monkeypatch.setattr(this_machine, "quota", lambda: quota)
     ticks, moments = os.sysconf("SC_CLK_TCK"), []
     for at, by_all, stolen, by_others in ((10.0, 0, 0, 0), (20.0, 15, 1, 9)):
         load.STAT.write_text(STAT.format(by_all * ticks, stolen * ticks, by_others * ticks))

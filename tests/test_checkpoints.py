@@ -24,9 +24,9 @@ from accelerate import Accelerator
 from study import files
 from study.config import build_config
 from study.errors import OutputFailed, Refusal
-from study.preflight import checks
 from study.records import machine, schema
 from study.run import Run, make_run
+from study.running import checks
 from study.strategy.file import find_strategy, read_by_name
 from study.training import manifest
 from study.training.checkpoints import Checkpoints
@@ -131,6 +131,12 @@ def link_a_folder(folder: Path) -> None:
     (folder / "engine/more").symlink_to(folder.parent)
 
 
+def link_a_file_to_itself(folder: Path) -> None:
+    """As a disk that fails: it is there and cannot be read."""
+    (folder / "engine/model").unlink()
+    (folder / "engine/model").symlink_to("model")
+
+
 def name_a_file_outside(folder: Path) -> None:
     outside = folder.parent / "outside"
     outside.write_bytes(b"")
@@ -150,6 +156,7 @@ def name_a_file_outside(folder: Path) -> None:
         (another_schema, "not of this version"),
         (add_a_file, "damaged, engine/random_states_0.pkl is not one of the files that were written"),
         (link_a_folder, "damaged, engine/more is not one of the files that were written"),
+        (link_a_file_to_itself, "engine/model: cannot be read as what was written"),
         (name_a_file_outside, "damaged, ../outside is not the file that was written"),
         (say_another_step, "its manifest.json is of step 3"),
     ],
@@ -240,6 +247,7 @@ def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path, linked):
     if linked:  # to another disk
         (run.folder / linked).rename(tmp_path / "elsewhere")
         (run.folder / linked).symlink_to(tmp_path / "elsewhere")
+    manifest.folder_of(run.checkpoints_folder, 7).touch()
     checks.check_folder(run)
     assert chosen(run) is None
     assert not list(run.checkpoints_folder.iterdir())
@@ -248,9 +256,20 @@ def test_never_begins_anew_and_takes_the_old_ones_away(tmp_path, linked):
 def test_a_file_in_the_place_of_checkpoints_is_refused(tmp_path):
     run = a_run(tmp_path / "run", resume="never")
     run.folder.mkdir()
-    run.checkpoints_folder.touch()
-    with pytest.raises(Refusal, match=rf"{run.checkpoints_folder} is not a folder"):
-        checks.check_folder(run)
+    for put in (Path.touch, lambda path: path.symlink_to(tmp_path / "disk that is not there")):
+        put(run.checkpoints_folder)
+        with pytest.raises(Refusal, match=rf"{run.checkpoints_folder} is not a folder"):
+            checks.check_folder(run)
+        run.checkpoints_folder.unlink()
+
+
+def test_files_in_the_place_of_checkpoints_are_taken_away(tmp_path):
+    run = a_run(tmp_path / "run", resume="never")
+    run.checkpoints_folder.mkdir(parents=True)
+    for name in ("step-00000005", "step-00000010.part"):
+        (run.checkpoints_folder / name).touch()
+    assert chosen(run) is None
+    assert not list(run.checkpoints_folder.iterdir())
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
@@ -278,6 +297,16 @@ def test_one_that_other_code_wrote_is_refused_unless_asked_for(tmp_path, monkeyp
         with pytest.raises(Refusal, match=r"other code of the study has written it; .* --resume-with-other-code"):
             chosen(a_run(tmp_path / "run", **flags))
         assert chosen(a_run(tmp_path / "run", **flags, resume_with_other_code=True)) == here.name
+
+
+def test_one_of_other_arithmetic_is_not_gone_on_from(tmp_path, monkeypatch, capsys):
+    """The record keeps the variables of the last process alone."""
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    a_checkpoint(a_run(tmp_path / "run"), 5)
+    assert chosen(a_run(tmp_path / "run")) == "step-00000005"
+    monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS")
+    assert chosen(a_run(tmp_path / "run")) is None
+    assert "its MKL_ENABLE_INSTRUCTIONS is SSE4_2, this run's None" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", sorted(schema.CUT_OFF))

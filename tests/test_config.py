@@ -84,6 +84,7 @@ def test_presets():
     assert build_config("paper", size="tiny").size == "tiny"
     assert build_config().learning_rate == 1e-3
     assert refusal(preset="pape").startswith("preset 'pape' is unknown; --preset takes smoke, paper")
+    assert refusal(preset=["paper"]).startswith("preset ['paper'] is unknown")  # as a study's file may say it
 
 
 def test_initial_weights():

@@ -22,22 +22,23 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import (
+from study.engines import known_bad
+from study.engines.conformance import (
+    adapters,
     cells,
     committed,
-    engines,
     installation,
     judge,
-    launch,
+    matrix_text,
     probe,
     reference,
     releases,
-    say,
+    start_probe,
     toy,
 )
-from study.conformance.cells import Cell
+from study.engines.conformance.cells import Cell
 from study.errors import Refusal
-from study.preflight import checks, known_bad
+from study.running import checks
 from study.strategy import file
 
 PLAIN = Cell("ddp", "fp32", 2, 2, False)
@@ -145,7 +146,7 @@ def test_bounds_are_those_of_the_class():
 
 @pytest.mark.launches
 def test_bounds_are_the_same_in_every_process():
-    asked = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
+    asked = f"from study.engines.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
     said = {
         subprocess.run(
             [sys.executable, "-c", asked],
@@ -199,7 +200,7 @@ def test_a_loss_that_is_another_is_wrong(wrong):
     verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected, losses=losses)])
     assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 3, ["loss"])
     assert verdict["ranks_apart"] is False
-    assert "wrong from step 3" in say.how(verdict)
+    assert "wrong from step 3" in matrix_text.how(verdict)
     json.dumps(verdict, allow_nan=False)
 
 
@@ -227,7 +228,7 @@ def test_replicas_that_differ_are_wrong_however_near():
     assert verdict["verdict"] == "wrong"
     assert (verdict["first_step"], verdict["beyond"]) == (3, [])
     assert verdict["ranks_apart"] == {"step": 3, "of": ["head.weight"]}
-    assert "ranks have different weights from step 3 (head.weight)" in say.how(verdict)
+    assert "ranks have different weights from step 3 (head.weight)" in matrix_text.how(verdict)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_values_are_sampled_of_every_row_and_column():
     ],
 )
 def test_a_refusal_is_one_that_says_why(message, stage, verdict):
-    assert installation.failed(launch.Failure(message, stage))["verdict"] == verdict
+    assert installation.failed(start_probe.Failure(message, stage))["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -291,13 +292,13 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
 def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
     for rank, each in enumerate(said):
         (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
-    assert launch._failure(tmp_path, 7, len(said)).message == message
+    assert start_probe._failure(tmp_path, 7, len(said)).message == message
 
 
 def test_every_engine_has_a_configuration():
     for cell in cells.matrix((2,)):
         if cell.is_deepspeed:
-            written = engines.config(cell, Path("swap"))
+            written = adapters.config(cell, Path("swap"))
             assert written["zero_optimization"]["stage"] == int(re.search(r"zero(\d)", cell.engine)[1])
             assert ("offload_optimizer" in written["zero_optimization"]) == ("offload" in cell.engine)
             assert written["gradient_clipping"] == (cells.MAX_NORM if cell.clipping else 0)
@@ -535,7 +536,7 @@ def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     assert collections.Counter(cell["verdict"] for cell in matrix["cells"].values()) == {
         "same": 42
     }  # through accelerate, too
-    assert done.stdout.splitlines()[-len(say.lines(matrix)) :] == say.lines(matrix)
+    assert done.stdout.splitlines()[-len(matrix_text.lines(matrix)) :] == matrix_text.lines(matrix)
 
 
 @pytest.mark.parametrize(

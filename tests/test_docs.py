@@ -135,6 +135,9 @@ def check_launch(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
+    if words[0] == "-m":
+        assert (ROOT / f"{words[1].replace('.', '/')}.py").read_text().count('if __name__ == "__main__":') == 1
+        return
     (path,) = [word for word in words if word.endswith(".py")]
     assert (ROOT / path).is_file()
 

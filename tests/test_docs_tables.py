@@ -26,18 +26,17 @@ from test_layout import MAY_IMPORT
 from study import cli
 from study.claims import say
 from study.compare import answer, communication, differences, model_states, network, parity, peaks, table, theory
-from study.conformance import committed
-from study.conformance.cells import PACKAGES, of_release
-from study.conformance.say import FAULTS
+from study.engines import allowed, known_bad
+from study.engines.conformance import committed
+from study.engines.conformance.cells import PACKAGES, of_release
+from study.engines.conformance.matrix_text import FAULTS
 from study.planner import accuracy, check
 from study.planner.cross_validation import PREDICTORS, SPLITS
-from study.preflight import known_bad
 from study.published import effects
 from study.records import find as records
 from study.records.schema import Record
 from study.report.pages import published
 from study.report.pages.planner.accuracy import AIM, DISTANCES, ENGINES
-from study.running import allowed
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
 from study.theory.shapes.model_types import MODEL_TYPES, REFUSED

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from study import cli
-from study.doctor import engine, examine, known, launcher
-from study.doctor.findings import KEEP, Finding
+from study.engines.doctor import engine, examine, known, launcher
+from study.engines.doctor.findings import KEEP, Finding
 from study.errors import Refusal
 from study.strategy.file import CONFIGS
 

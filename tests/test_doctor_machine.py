@@ -10,10 +10,9 @@ import launching
 import pytest
 
 from study import cli
-from study.doctor import machine
+from study.engines import allowed, extensions
+from study.engines.doctor import checkup
 from study.errors import Refusal
-from study.preflight import extensions
-from study.running import allowed
 
 
 @pytest.fixture(autouse=True)
@@ -24,50 +23,50 @@ def clean(monkeypatch):
 
 
 def test_inherited_variables_bite(monkeypatch):
-    assert machine._inherited().verdict == "ok"
+    assert checkup._inherited().verdict == "ok"
     monkeypatch.setenv("RANK", "3")
-    check = machine._inherited()
+    check = checkup._inherited()
     assert (check.verdict, check.remedy) == ("bites", "unset RANK")
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "ACCELERATE_MIXED_PRECISION", "TORCHDYNAMO_DISABLE"])
 def test_what_a_run_would_refuse_bites(name, monkeypatch):
     monkeypatch.setenv(name, "1")
-    check = machine._inherited()
+    check = checkup._inherited()
     assert check.verdict == "bites"
     assert name in check.message
     assert "unset" in check.remedy
 
 
 def test_a_taken_port_is_noted():
-    with machine.socket.socket() as holder:
+    with checkup.socket.socket() as holder:
         with contextlib.suppress(OSError):  # somebody else has it, which is as good
-            holder.bind(("127.0.0.1", machine.PORT))
+            holder.bind(("127.0.0.1", checkup.PORT))
         holder.listen()
-        assert machine._port().verdict == "note"
+        assert checkup._port().verdict == "note"
 
 
 def test_a_disk_is_measured_and_a_folder_that_is_none_bites(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "DISK_BYTES", 1 << 21)
-    (check,) = machine._disk(tmp_path)
+    monkeypatch.setattr(checkup, "DISK_BYTES", 1 << 21)
+    (check,) = checkup._disk(tmp_path)
     assert check.verdict == "ok"
     assert "GB/s" in check.message
     assert not list(tmp_path.iterdir())
-    (check,) = machine._disk(tmp_path / "none")
+    (check,) = checkup._disk(tmp_path / "none")
     assert check.verdict == "bites"
 
 
 def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    unbuilt = {check.name: check for check in machine._extensions()}
+    unbuilt = {check.name: check for check in checkup._extensions()}
     assert all(check.verdict == "bites" and "extensions" in check.remedy for check in unbuilt.values())
     lock = tmp_path / "cpu_adam" / "lock"
     lock.parent.mkdir()
     lock.touch()
-    stale = {check.name: check for check in machine._extensions()}["DeepSpeed's cpu_adam"]
+    stale = {check.name: check for check in checkup._extensions()}["DeepSpeed's cpu_adam"]
     assert (stale.verdict, stale.remedy) == ("bites", f"run: rm {lock}")
     with open(lock):
-        held = {check.name: check for check in machine._extensions()}["DeepSpeed's cpu_adam"]
+        held = {check.name: check for check in checkup._extensions()}["DeepSpeed's cpu_adam"]
         assert held.verdict == "note"
         assert extensions.building("cpu_adam")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from study import files
 from study.running import ending
 from study.running.ending import OwnReport, classify
-from study.training.screen import LibraryWarnings
+from study.training.screen import LibraryWarnings, tidy_launcher
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\
@@ -256,3 +257,22 @@ def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
         f"{home}/x",
     ]
     assert ending.shown_command(words) == ["accelerate", "launch", "study/train.py", "~/x"]
+
+
+def test_what_torchrun_leaves_of_a_launch_goes_with_its_last_rank(tmp_path, monkeypatch):
+    """Of `accelerate launch`; what was written there stays, and so does a folder that was named."""
+    for name, is_kept in (("torchelastic_ab12", False), ("logs", True)):
+        for rank in ("0", "1"):
+            (folder := tmp_path / name / "none_cd34" / "attempt_0" / rank).mkdir(parents=True)
+        for rank in ("0", "1"):
+            assert folder.is_dir()  # of the last one
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder.with_name(rank) / "error.json"))
+            tidy_launcher()
+        assert (tmp_path / name).exists() == is_kept
+    log = tmp_path / "torchelastic_ef56" / "none_cd34" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    for told in (str(log.with_name("error.json")), os.devnull):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", told)
+        tidy_launcher()
+    assert log.exists()

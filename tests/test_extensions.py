@@ -1,4 +1,4 @@
-"""Does `study.preflight.extensions` refuse, in one line that says what to do, what would hang or fail inside a run?"""
+"""Does `study.engines.extensions` refuse, in one line that says what to do, what would hang or fail inside a run?"""
 
 import os
 import shutil
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from study.engines import extensions
 from study.errors import Refusal
-from study.preflight import extensions
 
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); sys.stdin.read()"
 
@@ -208,12 +208,12 @@ def test_check_refuses_what_is_not_built_and_names_the_command(folder, devices, 
     put_built(folder, "pin_memory")
     message = refusal("cpu_adam", "async_io")
     expected = "DeepSpeed's async_io and cpu_adam, which this strategy needs{}, are not built yet; run: {}"
-    assert message == expected.format(" on a CPU", "zero-study extensions")
+    assert message == expected.format(" on a CPU", "python -m study.engines.extensions")
     (devices / "nvidia0").touch()
-    assert refusal("cpu_adam", "async_io") == expected.format("", "zero-study extensions")
+    assert refusal("cpu_adam", "async_io") == expected.format("", "python -m study.engines.extensions")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     message = refusal("cpu_adam", "async_io")
-    assert message == expected.format(" on a CPU", "CUDA_VISIBLE_DEVICES= zero-study extensions")
+    assert message == expected.format(" on a CPU", "CUDA_VISIBLE_DEVICES= python -m study.engines.extensions")
     put_built(folder, "cpu_adam")
     assert "DeepSpeed's async_io, which this strategy needs on a CPU, is not built yet" in refusal(
         "cpu_adam", "async_io"
@@ -376,7 +376,7 @@ def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, to
 
 @pytest.mark.launches
 def test_import_needs_no_torch():
-    code = "import sys, study.preflight.extensions; sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
+    code = "import sys, study.engines.extensions; sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=extensions.ROOT, check=True)
 
 

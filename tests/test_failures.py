@@ -62,11 +62,15 @@ def test_a_rank_that_is_killed_or_stopped_is_named(fault, status, message, tmp_p
     """The outcome and the record say the same, and no other rank's loss of its peer."""
     for name, value in launching.environment({"ZS_TEST_FAULT": fault}).items():
         monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(launch, "TRAIN", launching.ROOT / "tests" / "failing_rank.py")
     config = build_config(**SMALL, collective_timeout=20, output_dir=tmp_path / "run")
     ended = launch.launch(make_run(config, read_by_name("ddp"), 2))
     assert (ended.status, ended.message[: len(message)]) == (status, message)
     found = schema.read(tmp_path / "run")
     assert (found.status, found.failure.error.removeprefix("Stalled: ")) == (status, ended.message)
+    assert not (tmp_path / "run" / launch.TORCHRUN).exists()
+    assert not list((tmp_path / "temporary").glob("torchelastic_*"))  # which torchrun leaves of every launch
     assert 'study/train.py", line' not in (tmp_path / "run" / "stderr.log").read_text()  # no traceback of ours
     assert not list((tmp_path / "run").glob("failure-rank*.json"))

@@ -108,7 +108,7 @@ def test_what_was_sharded_otherwise_is_refused(changed, expected, proved):
 
 
 def test_replicas_have_their_number_of_processes():
-    from study.preflight import checks
+    from study.running import checks
 
     hybrid = read_by_name("fsdp2_hybrid")
     assert hybrid.fixed_processes == 4

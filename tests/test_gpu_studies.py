@@ -9,11 +9,11 @@ import pytest
 
 from study import files
 from study.compare import table
-from study.preflight import checks, this_machine
-from study.preflight.this_machine import Machine
+from study.engines import this_machine
+from study.engines.this_machine import Machine
 from study.records import pack, schema
 from study.records.schema import Record
-from study.running import plan, runner, small, studies
+from study.running import checks, plan, runner, small, studies
 from study.strategy import file
 
 ONE_GPU = ("single-gpu", "model-size", "offload", "buckets", "batch-size", "shared-gpu")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,12 +12,13 @@ from launching import ROOT, attempt
 from test_strategy import Ancestor
 
 from study.config import build_config
+from study.engines import allowed
 from study.errors import Failed, Refusal
 from study.records import find as records
 from study.records import machine, schema
 from study.records.schema import Proof
-from study.running import allowed, launch
-from study.strategy.file import CONFIGS
+from study.running import launch
+from study.strategy.file import CONFIGS, read_strategy
 from study.training import proof, request
 
 SMALL = ["--max-steps", "2", "--num-train-examples", "32", "--num-eval-examples", "8", "--no-measure"]
@@ -127,6 +130,59 @@ def test_what_the_launcher_itself_sets_is_not_asked(monkeypatch):
     ancestor.pid = 7
     with pytest.raises(Refusal, match=r"^process 7: its environment cannot be read"):
         request.requested_run(build_config())
+
+
+def handed_on(path: Path) -> dict[str, str]:
+    """What the installed launcher makes of a strategy's file for its ranks, by its own functions."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import launch as of_accelerate
+
+    words = ["--config_file", str(path), "--main_process_port", "0", "train.py"]
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
+    arguments.deepspeed_fields_from_accelerate_config = ""
+    if arguments.use_deepspeed:
+        return of_accelerate.prepare_deepspeed_cmd_env(arguments)[1]
+    if arguments.use_fsdp or arguments.multi_gpu:
+        return of_accelerate.prepare_multi_gpu_env(arguments)
+    return of_accelerate.prepare_simple_launcher_cmd_env(arguments)[1]
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """The environment of a launch: an Accelerator of another test may have left variables there."""
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("path", STRATEGIES, ids=lambda path: path.stem)
+def test_a_file_as_the_launcher_has_read_it(bare, path):
+    request.check_as_launched(read_strategy(path), handed_on(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "variable"),
+    [
+        ("zero3", "zero_stage: 3", "zero_stage: 2", "ACCELERATE_DEEPSPEED_ZERO_STAGE=3, now it is 2"),
+        ("zero2", "optimizer_device: none", "optimizer_device: cpu", "OFFLOAD_OPTIMIZER_DEVICE=none, now it is cpu"),
+        ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, now it is None"),
+        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, now it is False"),
+        ("zero2_tuned", "zero2_tuned.json", "zero3_tuned.json", "CONFIG_FILE=accelerate_configs/zero2_tuned.json"),
+        ("fsdp2", "after_forward: true", "after_forward: false", "FSDP_RESHARD_AFTER_FORWARD=true, now it is False"),
+        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, now it is 4"),
+        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, now it is bf16"),
+    ],
+)
+def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, name, before, after, variable):
+    """The record would say what the launcher has not launched."""
+    path = tmp_path / f"{name}.yaml"
+    text = (CONFIGS / path.name).read_text()
+    path.write_text(text)
+    environment = handed_on(path)
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(Refusal, match=rf"{name}.yaml: was edited while the run began: the launcher has .*{variable}"):
+        request.check_as_launched(read_strategy(path), environment)
 
 
 @pytest.mark.parametrize(

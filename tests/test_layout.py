@@ -33,36 +33,34 @@ MAY_IMPORT = {
     "strategy": "config errors files models theory",
     "lab": "errors records",
     "run": "config errors files strategy",
-    "records": "config errors files strategy",
+    "records": "config engines errors files strategy",
     "workloads": "config errors files models",
-    "preflight": "config errors files records run strategy workloads",
-    "training": "config errors files models records run running strategy workloads",
-    "running": "config errors files lab preflight records run strategy theory",
-    "train": "compare config errors files preflight records run running strategy training workloads",
+    "engines": "errors files",
+    "training": "config engines errors files models records run running strategy workloads",
+    "running": "config engines errors files lab records run strategy theory workloads",
+    "train": "compare config engines errors files records run running strategy training workloads",
     "compare": "config errors files models records running theory",
     "planner": "config errors files records running strategy theory",
     "tracing": "config errors files models planner records strategy theory",
-    "conformance": "errors files preflight",
-    "doctor": "errors files preflight running strategy",
-    "prove": "doctor preflight training",
-    "published": "compare config errors files preflight records running training workloads",
-    "claims": ("compare errors files planner preflight published records running strategy theory training workloads"),
-    "report": "claims compare config conformance errors files planner published records running strategy theory",
-    "benchmarks": "compare config errors files preflight records run running strategy theory training workloads",
-    "one_gpu": "benchmarks compare config errors files preflight records run running strategy theory workloads",
+    "published": "compare config engines errors files records running training workloads",
+    "claims": ("compare engines errors files planner published records running strategy theory training workloads"),
+    "report": "claims compare config engines errors files planner published records running strategy theory",
+    "benchmarks": "compare config engines errors files records run running strategy theory training workloads",
+    "one_gpu": "benchmarks compare config engines errors files records run running strategy theory workloads",
     "cli": (
-        "benchmarks claims compare config conformance doctor errors files lab one_gpu planner preflight published "
-        "records report run running strategy theory tracing training"
+        "benchmarks claims compare config engines errors files lab one_gpu planner published records "
+        " report run running strategy theory tracing training"
     ),
     "__main__": "cli errors",
 }
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "conformance.cells", "conformance.committed", "conformance.say", "doctor",
-    "errors", "files", "models", "one_gpu", "planner", "preflight", "published.effects", "published.trap_effects",
-    "records", "report", "run", "running", "strategy", "theory", "tracing.figure", "tracing.grid", "tracing.say",
-    "train", "workloads.sources", "__main__",
+    "claims", "cli", "compare", "config", "engines.allowed", "engines.conformance.cells",
+    "engines.conformance.committed", "engines.conformance.matrix_text", "engines.doctor", "engines.extensions",
+    "engines.known_bad", "engines.this_machine", "errors", "files", "models", "one_gpu", "planner",
+    "published.effects", "published.trap_effects", "records", "report", "run", "running", "strategy", "theory",
+    "tracing.figure", "tracing.grid", "tracing.say", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
@@ -129,8 +127,8 @@ def test_imports_need_neither_torch_nor_pages():
     asked = []
     for name in sorted(LIGHT, key=lambda name: name == "report"):  # which alone may draw, last
         modules = [f"study.{name}"]
-        if (STUDY / name).is_dir():
-            modules += [f"study.{name}.{path.stem}" for path in (STUDY / name).glob("[!_]*.py")]
+        if (folder := STUDY / name.replace(".", "/")).is_dir():
+            modules += [f"study.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
         asked.append((modules, sorted(HEAVY | (set() if name == "report" else DRAWING))))
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS],

@@ -14,12 +14,12 @@ import pytest
 
 from study import cli, files, one_gpu
 from study.benchmarks import throughput
+from study.engines import this_machine
+from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.one_gpu import AgainstTrainer, Place, Runs
-from study.preflight import checks, this_machine
-from study.preflight.this_machine import Machine
 from study.records import pack, schema
-from study.running import launch, runner, studies
+from study.running import checks, launch, runner, studies
 from study.running.duration import Estimate, History
 from study.running.runner import Slot
 from study.strategy import file

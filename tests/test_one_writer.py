@@ -77,6 +77,10 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Refusal, match=r"cannot be written or locked .*; pass another --output-dir$"):
         one_writer.locked_run(tmp_path / "file" / "run").__enter__()
+    (tmp_path / "run" / one_writer.HOLDER).mkdir(parents=True)
+    with pytest.raises(Refusal, match=r"cannot be written or locked \(Is a directory\)"):
+        one_writer.locked_run(tmp_path / "run").__enter__()
+    assert not (tmp_path / "run" / one_writer.LOCK).exists()
 
 
 @pytest.mark.launches

@@ -33,7 +33,6 @@ COMMANDS = {
     f"verdict smoke {RECORDS}": "report",
     "gpu --plan": "train",
     "gpu": "train",
-    "extensions": "train",
     "conformance": "train",
     "export runs": "train",
     f"collect {RECORDS} collected": None,

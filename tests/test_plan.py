@@ -14,16 +14,16 @@ import pytest
 
 from study import files
 from study.config import build_config
+from study.engines import this_machine
+from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.models import SIZES
-from study.preflight import checks, this_machine
-from study.preflight.this_machine import Machine
 from study.records import find as records
 from study.records import schema
 from study.records.machine import LABORATORY
 from study.records.schema import Outcome
 from study.run import Run, make_run
-from study.running import duration, plan, studies
+from study.running import checks, duration, plan, studies
 from study.running.duration import Estimate, History
 from study.strategy.file import read_by_name
 from study.theory import hardware

@@ -9,8 +9,7 @@ import sys
 import psutil
 import pytest
 
-from study.preflight import this_machine
-from study.records import processors
+from study.engines import this_machine
 
 OF_ONE_PROCESSOR = """
 import os
@@ -61,23 +60,23 @@ def test_what_control_groups_leave(tmp_path, monkeypatch, version, group, files,
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(f"{text}\n")
     (tmp_path / "own").write_text(MACHINE[version].format(group))
-    monkeypatch.setattr(processors, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(processors, "OWN_GROUPS", tmp_path / "own")
-    assert processors.quota() == quota
+    monkeypatch.setattr(this_machine, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(this_machine, "OWN_GROUPS", tmp_path / "own")
+    assert this_machine.quota() == quota
     assert this_machine.find().host_memory_bytes == (memory or psutil.virtual_memory().total)
     cores = psutil.cpu_count(logical=False)
-    monkeypatch.setattr(processors, "allowed", lambda: list(range(os.cpu_count())))
-    assert processors.usable_cores() == min(cores, quota or cores)
+    monkeypatch.setattr(this_machine, "allowed_processors", lambda: list(range(os.cpu_count())))
+    assert this_machine.usable_cores() == min(cores, quota or cores)
 
 
 def test_two_processors_of_one_core_are_one(tmp_path, monkeypatch):
     for number, core in enumerate(("0,2", "1,3", "0,2", "1,3")):
         (tmp_path / str(number)).write_text(core)
-    monkeypatch.setattr(processors, "_CORE_OF", f"{tmp_path}/{{}}")
-    monkeypatch.setattr(processors, "quota", lambda: None)
+    monkeypatch.setattr(this_machine, "_CORE_OF", f"{tmp_path}/{{}}")
+    monkeypatch.setattr(this_machine, "quota", lambda: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 2)
     for allowed, cores in (([0, 1, 2, 3], 2), ([0, 2], 1), ([0, 1, 2], 2), ([8, 9], 2)):
-        monkeypatch.setattr(processors, "allowed", lambda allowed=allowed: allowed)
-        assert processors.usable_cores() == cores
-        assert processors.threads_of_each(2) == max(1, cores // 2)
+        monkeypatch.setattr(this_machine, "allowed_processors", lambda allowed=allowed: allowed)
+        assert this_machine.usable_cores() == cores
+        assert this_machine.threads_of_each(2) == max(1, cores // 2)

@@ -11,8 +11,8 @@ import pytest
 
 from study import cli
 from study.config import build_config
+from study.engines.this_machine import Machine
 from study.errors import Refusal, RunFailed
-from study.preflight.this_machine import Machine
 from study.published import effects
 from study.published import protocol as experiment
 from study.published.effects import DEFECTS, METRICS, PROGRAMS

@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
-from study import prove
-from study.prove.asked import by_arguments, by_file, by_json, by_launcher
-from study.prove.findings import hold, hold_step, known_wrong, surprises, unread_keys
-from study.training.engine import deepspeed_precision
-from study.training.measure.states import count_states
+from study.engines import prove
+from study.engines.engine_facts import deepspeed_precision
+from study.engines.prove.demands import by_arguments, by_file, by_json, by_launcher
+from study.engines.prove.mismatch import hold, hold_step, known_wrong, surprises, unread_keys
+from study.engines.tensors import count_states
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -196,7 +196,7 @@ def test_an_error_within_an_update_leaves_another_proof_alone(monkeypatch, capsy
             raise AttributeError("another release keeps it elsewhere")
         return {"parameters": 0, "gradients": 0, "optimizer_states": 0}
 
-    monkeypatch.setattr("study.prove.watching.count_states", fail_first)
+    monkeypatch.setattr("study.engines.prove.watching.count_states", fail_first)
     for _ in range(4):
         for model, optimizer in models:
             train(model, optimizer, 1)
@@ -655,12 +655,12 @@ def surprising(**changes: Any) -> list[str]:
 
 @pytest.fixture
 def known_bad(monkeypatch) -> dict[str, Any]:
-    """What study.preflight.known_bad was asked; it knows nothing bad, unless told."""
+    """What study.engines.known_bad was asked; it knows nothing bad, unless told."""
     asked: dict[str, Any] = {"answer": None}
     found = lambda **cell: asked.update(cell) or asked["answer"]  # noqa: E731
-    monkeypatch.setattr("study.preflight.known_bad.find", found)
+    monkeypatch.setattr("study.engines.known_bad.find", found)
     said = lambda fault, deepspeed: f"DeepSpeed {deepspeed} is wrong"  # noqa: E731
-    monkeypatch.setattr("study.preflight.known_bad.sentence", said)
+    monkeypatch.setattr("study.engines.known_bad.sentence", said)
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.0.1"))
     return asked
 
@@ -679,7 +679,7 @@ def test_what_is_known_to_be_wrong_is_looked_up(known_bad):
 
 
 def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
-    monkeypatch.delattr("study.preflight.known_bad.find")
+    monkeypatch.delattr("study.engines.known_bad.find")
     wrong, note = known_wrong(STAGE_2)
     assert wrong is None
     assert str(note).startswith("releases known to be wrong: not looked up, ImportError: ")
@@ -687,7 +687,7 @@ def test_what_is_known_to_be_wrong_may_be_out_of_reach(known_bad, monkeypatch):
 
 @pytest.fixture
 def wrong(monkeypatch):
-    monkeypatch.setattr("study.prove.watching.known_wrong", lambda facts: ("it is wrong", None))
+    monkeypatch.setattr("study.engines.prove.watching.known_wrong", lambda facts: ("it is wrong", None))
 
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
@@ -770,7 +770,7 @@ def test_keys_that_are_unread_for_one_reason_share_a_line():
 LOOP = """
 import sys, torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
-from study import prove
+from study.engines import prove
 plugin = DeepSpeedPlugin(zero_stage=2, gradient_clipping=1.0) if "--stage-2" in sys.argv else None
 # Without a GPU accelerate finds no backend for DeepSpeed by itself.
 accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
@@ -788,7 +788,7 @@ print("TRAINED", flush=True)
 
 ENGINE = """
 import torch, deepspeed
-from study import prove
+from study.engines import prove
 asked = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1},
          "optimizer": {"type": "Adam", "params": {"lr": 0.001, "torch_adam": True}}}
 model = torch.nn.Linear(64, 64)
@@ -851,6 +851,6 @@ def test_a_bare_engine_with_another_accumulation_is_found(tmp_path):
 @pytest.mark.launches
 def test_it_needs_torch_alone():
     unwanted = ["pydantic", "click", "yaml", "psutil", "accelerate", "deepspeed", "transformers"]
-    code = f"import sys; from study import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
+    code = f"import sys; from study.engines import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
     done = launching.attempt(["python", "-c", code])
     assert done.stdout.split() == ["LOADED"], done.stderr

@@ -25,9 +25,9 @@ from launching import ROOT, attempt, command_line, environment, words
 from study import __main__, cli, files
 from study.config import build_config
 from study.errors import Refusal
-from study.preflight.checks import check
 from study.records import schema
 from study.run import make_run
+from study.running.checks import check
 from study.strategy.file import CONFIGS, read_by_name
 
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16}

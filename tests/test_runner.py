@@ -20,10 +20,9 @@ from soak import interruptions
 
 from study import cli, files
 from study.errors import Refusal
-from study.preflight import checks
 from study.records import schema
 from study.records.schema import Outcome
-from study.running import launch, one_writer, plan, runner, studies
+from study.running import checks, launch, one_writer, plan, runner, studies
 from study.running.duration import Estimate, History
 
 STUDY = """\

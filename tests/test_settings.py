@@ -14,13 +14,14 @@ from test_strategy import FOUND, beside
 from study import files
 from study.compare import cases, table
 from study.config import build_config
+from study.engines import settings
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Record
 from study.run import Run
 from study.strategy import file
 from study.strategy.file import read_strategy
-from study.training import proof, settings
+from study.training import proof
 
 
 def keys_of(section: type[BaseModel], above: str = "") -> set[str]:

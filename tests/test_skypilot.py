@@ -24,11 +24,11 @@ import yaml
 from launching import ROOT
 
 from study import cli, config, one_gpu
+from study.engines import this_machine
+from study.engines.this_machine import Machine
 from study.one_gpu import Place
-from study.preflight import checks, this_machine
-from study.preflight.this_machine import Machine
 from study.run import make_run
-from study.running import plan, studies
+from study.running import checks, plan, studies
 from study.running.duration import History, duration
 from study.strategy import file
 from study.theory import hardware

@@ -16,9 +16,9 @@ import torch
 from study import files, models
 from study.config import build_config
 from study.errors import Refusal
-from study.preflight import checks
 from study.records.schema import Proof
 from study.run import Run, make_run
+from study.running import checks
 from study.strategy import file
 from study.strategy import shipped as names
 from study.strategy.file import find_strategy, read_strategy

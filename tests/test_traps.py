@@ -25,9 +25,9 @@ from test_parity import CLIPPED, UNCLIPPED
 
 from study.config import build_config
 from study.errors import Refusal
-from study.preflight.checks import check
 from study.run import Run, make_run
 from study.running import launch
+from study.running.checks import check
 from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, weights

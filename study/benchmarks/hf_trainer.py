@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from study import files
 from study.config import RunConfig, build_config, parse_flags
+from study.engines import extensions
 from study.errors import Refusal
-from study.preflight import extensions
 from study.run import Run, make_run
 from study.running.launch import QUIET
 from study.strategy import file

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from study.config import RunConfig, build_config
+from study.engines import this_machine
 from study.errors import RunFailed
-from study.preflight import checks
-from study.records import processors
 from study.run import Run, make_run
-from study.running import launch
+from study.running import checks, launch
 from study.strategy.file import find_strategy, read_strategy
 
 TIMEOUT_SECONDS = 1800  # of one run
@@ -71,7 +70,7 @@ def finished(work: Run) -> Iterator[Run]:
 
 def share_cores(num_processes: int) -> None:
     """Fix the threads of every process of this benchmark's runs, before torch is imported here."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(processors.threads_of_each(num_processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(this_machine.threads_of_each(num_processes)))
 
 
 def shown_config(config: RunConfig) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from study.claims import child, ledger
 from study.claims.ledger import Execution
 from study.claims.rules import execution
 from study.claims.rules.execution import Result, Results
+from study.engines import extensions
 from study.errors import Refusal, RunFailed
 from study.files import write_json
-from study.preflight import extensions
 from study.running import bound, ending
 from study.running.launch import QUIET
 

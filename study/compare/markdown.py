@@ -25,7 +25,7 @@ def shown(text: Any) -> str:
     """What a record says, on one line: nothing in it ends a cell, is HTML, or turns the direction of what follows."""
     line = " ".join(str(text).split())
     visible = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-    return visible.replace("|", "\\|").replace("<", "&lt;")
+    return visible.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -46,9 +46,9 @@ def table(folders: Sequence[Path]) -> str:
             ordered = sorted(group, key=_order)
             rows = [_row(file, ordered) for file in ordered]
             box = f", {records.box_of(ordered[0].record)}" if several else ""
-            lines += [f"## {_heading(ordered[0].record)}{box}", "", *markdown.markdown(HEAD, rows), ""]
+            lines += [f"## {markdown.shown(_heading(ordered[0].record))}{box}", "", *markdown.markdown(HEAD, rows), ""]
     if alone:
-        lines += [f"Nothing to compare with: {', '.join(alone)}.", ""]
+        lines += [f"Nothing to compare with: {markdown.shown(', '.join(alone))}.", ""]
     lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view parity', folders)}`."]
     return "\n".join(lines)
 

@@ -101,7 +101,7 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
 
 
 def _check(config: RunConfig, chosen: Strategy) -> None:
-    """Refuse what a run's checks refuse on every box (study/preflight/checks.py needs torch), and shared GPUs."""
+    """Refuse what a run's checks refuse on every box (study/running/checks.py needs torch), and shared GPUs."""
     if config.share_device:  # the models have a GPU for each rank
         raise Refusal("ranks that share a GPU are not predicted")
     if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):

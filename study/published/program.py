@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study import files
 from study.config import RunConfig
-from study.preflight import extensions
+from study.engines import extensions
 from study.published.effects import PUBLISHED_SEED, Program
 from study.running.launch import QUIET
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from study import files
 from study.config import RunConfig
+from study.engines import extensions, this_machine
 from study.errors import Refusal
-from study.preflight import extensions, this_machine
 from study.published import child
 from study.published.effects import PROGRAMS, read
 from study.published.program import BODY_SHARE

@@ -22,8 +22,8 @@ from typing import Any
 
 from study import files
 from study.config import RunConfig
+from study.engines import extensions, this_machine
 from study.errors import Refusal
-from study.preflight import extensions, this_machine
 from study.published import child, trap_effects
 from study.published.trap_effects import Trap
 from study.records.machine import SAME

@@ -21,7 +21,8 @@ from typing import Any
 from study.errors import Refusal
 from study.files import shown_path
 
-LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers")
+# That a run rests on.
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 _CUSTOMIZES = ("sitecustomize", "usercustomize")  # which Python imports as it starts, where there is one
 _SUFFIXES = (".py", ".pyc", ".so")
 
@@ -36,14 +37,18 @@ def check(program: Path) -> None:
             f"{program} was started, and imports the study from {Path(__file__).parents[2]}; start that one's, or "
             "install this one: pip install -e ."
         )
+    names = sys.stdlib_module_names | {*_CUSTOMIZES}
+    imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
     for folder in _python_path():
-        is_current = folder.resolve() == Path.cwd().resolve()  # which accelerate adds, and train.py takes away again
-        names = {*_CUSTOMIZES} if is_current else sys.stdlib_module_names | {*_CUSTOMIZES}
-        if shadowing := next((path for path in _modules_in(folder) if path.stem.partition(".")[0] in names), None):
-            raise Refusal(
-                f"PYTHONPATH: {shadowing} is imported in place of Python's own, in every process of the run; rename "
-                "it, or unset PYTHONPATH"
-            )
+        # accelerate adds the current one, and train.py takes it away again: what was imported from there until then
+        is_current = folder.resolve() == Path.cwd().resolve()
+        for path in _modules_in(folder):
+            is_in_use = not is_current or not imported.isdisjoint({str(path), str(path / "__init__.py")})
+            if is_in_use and path.stem.partition(".")[0] in names:
+                raise Refusal(
+                    f"PYTHONPATH: {path} is imported in place of Python's own, in every process of the run; rename "
+                    "it, or unset PYTHONPATH"
+                )
     for name in LIBRARIES:
         found, installed = importlib.util.find_spec(name), _distribution(name)
         if found is None or found.origin is None or installed is None or _is_editable(installed):

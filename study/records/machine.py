@@ -15,11 +15,10 @@ from typing import Any
 
 import psutil
 
+from study.engines import this_machine
 from study.files import shown_text
-from study.records import imports, processors
+from study.records import imports
 from study.records.schema import Code
-
-LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 
 # What a laboratory tells all that runs on its machines: the rate of their network.
 LABORATORY = "ZERO_STUDY_LABORATORY"
@@ -62,9 +61,9 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "num_cores": psutil.cpu_count(logical=False),
-        "usable_cores": processors.usable_cores(),
-        "allowed_processors": processors.allowed(),
-        "processor_quota": processors.quota(),
+        "usable_cores": this_machine.usable_cores(),
+        "allowed_processors": this_machine.allowed_processors(),
+        "processor_quota": this_machine.quota(),
         "num_threads_per_process": torch.get_num_threads(),
         "host_memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
@@ -138,7 +137,7 @@ def said(*command: str) -> str | None:
 
 def versions() -> dict[str, str | None]:
     """The versions of the libraries that a run rests on; None: not installed."""
-    return {name: _version(name) for name in LIBRARIES}
+    return {name: _version(name) for name in imports.LIBRARIES}
 
 
 def _version(name: str) -> str | None:

@@ -44,6 +44,15 @@ class _Gpu(_Read):
     memory_bytes: int = Field(ge=1)
 
 
+class _Library(_Read):
+    sha256: str
+    changed: list[str]
+
+
+class _Imports(_Read):
+    libraries: dict[str, _Library] = Field(default_factory=dict)
+
+
 class _Machine(_Read):
     cpu: _Shown | None = None
     num_cores: int | None = None
@@ -53,6 +62,7 @@ class _Machine(_Read):
     gpus: list[_Gpu] = Field(default_factory=list)
     libraries: dict[str, _Shown | None] = Field(default_factory=dict)
     environment: dict[str, Any] = Field(default_factory=dict)
+    imports: _Imports = Field(default_factory=_Imports)
     tf32: bool | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None

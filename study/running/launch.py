@@ -21,12 +21,13 @@ from pathlib import Path
 
 import psutil
 
+from study.engines import allowed, this_machine
 from study.errors import Refusal
 from study.files import is_removed, refuses_more, shown_text
-from study.records import processors, schema
+from study.records import schema
 from study.records.schema import Failure, OutcomeStatus
 from study.run import Run
-from study.running import allowed, bound, ending, in_laboratory, main_machine, one_writer
+from study.running import bound, ending, in_laboratory, main_machine, one_writer
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -197,7 +198,7 @@ def _environment(run: Run) -> dict[str, str]:
     Without what another launch has left in it: accelerate's launcher of one process would pass on who that was.
     """
     here = run.world_size if run.laboratory else run.num_local_ranks
-    threads = os.environ.get("OMP_NUM_THREADS") or str(processors.threads_of_each(here))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(here))
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
     return inherited | own  # PYTHONSAFEPATH: no module of the current folder stands before Python's own

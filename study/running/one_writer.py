@@ -61,7 +61,8 @@ def _let_go(folder: Path, lock: BaseFileLock, created: Sequence[Path]) -> None:
     """Release a lock, and remove what is its own and the folders that stay empty."""
     if lock.is_locked:
         for name in (HOLDER, LOCK):  # who waits for a lock that is removed takes the next one
-            (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # it is gone, or a folder is in its place
+                (folder / name).unlink()
         lock.release()
     remove_empty([path for path in created if path.exists()])
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from study import files
 from study.config import OF_THE_PROCESS, RunConfig
+from study.engines import this_machine
+from study.engines.this_machine import Machine
 from study.errors import Refusal
-from study.preflight import checks, this_machine
-from study.preflight.this_machine import Machine
 from study.records import find as records
 from study.records import schema
 from study.records.machine import LABORATORY
 from study.records.schema import Outcome, OutcomeStatus, Record
 from study.run import Run
-from study.running import studies
+from study.running import checks, studies
 from study.running.duration import Estimate, History, counted, duration, model_state_bytes
 from study.running.studies import Study
 from study.strategy import shipped

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from study.engines.engine_facts import facts_of_sharding
 from study.records.schema import Sharding
 from study.run import Run
-from study.training.engine import facts_of_sharding
 from study.workloads import WORKLOADS
 
 if TYPE_CHECKING:

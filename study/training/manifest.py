@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from study import files
 from study.config import NOT_TRAINED
@@ -48,6 +49,7 @@ class Identity(Facts):
     device: str  # the GPU's name, or cpu: another has other arithmetic, and other random numbers
     config: dict[str, Any]
     libraries: dict[str, str]
+    arithmetic: dict[str, Any] = Field(default_factory=dict)  # as machine.arithmetic says it of the variables
 
 
 class Manifest(Facts):
@@ -82,6 +84,7 @@ def identity_of(run: Run) -> Identity:
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         config=run.config.model_dump(mode="json", exclude=set(NOT_TRAINED)),
         libraries={name: importlib.metadata.version(name) for name in libraries},
+        arithmetic=machine.arithmetic({"environment": machine.environment(os.environ)}),
     )
 
 
@@ -119,8 +122,8 @@ def set_aside(folder: Path, taken: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint; of a link the link alone. Raises OSError."""
-    folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+    """Delete a checkpoint, or a file in its place; of a link the link alone. Raises OSError."""
+    shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
 
 
 def choose(run: Run, accelerator: Accelerator) -> Checkpoint | None:
@@ -199,7 +202,9 @@ def whole(folder: Path) -> Checkpoint:
         raise Refusal(f"{folder}: damaged, {min(strange)} is not one of the files that were written; name another")
     for name, (size, digest) in manifest.files.items():
         path = folder / name
-        if name not in held or path.stat().st_size != size or files.sha256(path) != digest:
+        with files.reading(path, "what was written"):  # a disk may fail
+            is_it = name in held and path.stat().st_size == size and files.sha256(path) == digest
+        if not is_it:
             raise Refusal(f"{folder}: damaged, {name} is not the file that was written; name another")
     return Checkpoint(folder, manifest)
 
@@ -224,6 +229,7 @@ def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | N
         facts = ("strategy", "world_size", "device", "strategy_sha256")
         pairs = [({name: getattr(theirs, name) for name in facts}, {name: getattr(ours, name) for name in facts})]
         pairs += [(theirs.config, ours.config), (theirs.libraries, ours.libraries)]
+        pairs += [(theirs.arithmetic, ours.arithmetic)]
     for there, here in pairs:
         for key in sorted({*there, *here}):
             if there.get(key) != here.get(key):

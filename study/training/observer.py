@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from study.engines.listening import CollectiveProbe
 from study.records.schema import Collective, Facts, Load, ModelStateBytes, Network, PeakMemory, Proof
 from study.training.measure import load
-from study.training.measure.communication import CollectiveProbe
 from study.training.measure.energy import energy_joules
 from study.training.measure.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
 from study.training.measure.network import Traffic

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
+from study.engines import settings
+from study.engines.engine_facts import backend, dtype_names, facts_of_deepspeed
+from study.engines.tensors import engine_tensors
 from study.errors import Failed, Refusal
 from study.models import SIZES
 from study.records.schema import Proof, Sharding
 from study.run import Run
-from study.training import settings
 from study.training.accelerators import uses_gloo
-from study.training.engine import backend, dtype_names, facts_of_deepspeed
 from study.training.fsdp import read_sharding
-from study.training.measure.states import engine_tensors
 from study.workloads import WORKLOADS
 
 

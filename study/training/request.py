@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,29 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig
+from study.engines import allowed
 from study.errors import Refusal
 from study.run import Run, make_run
-from study.running import allowed
-from study.strategy.file import read_strategy
+from study.strategy.file import Strategy, read_strategy
+
+# What the launcher hands to ranks of a file's sections: by which variable.
+_HANDED_ON = {
+    "deepspeed_config": {
+        "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+        "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+        "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+        "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+        "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+    },
+    "fsdp_config": {
+        "fsdp_reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
+        "fsdp_offload_params": "FSDP_OFFLOAD_PARAMS",
+    },
+    "parallelism_config": {
+        "parallelism_config_dp_replicate_size": "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+        "parallelism_config_dp_shard_size": "PARALLELISM_CONFIG_DP_SHARD_SIZE",
+    },
+}
 
 
 def requested_run(config: RunConfig) -> Run:
@@ -48,6 +67,25 @@ def requested_run(config: RunConfig) -> Run:
         "no accelerate file: start it as `accelerate launch --config_file accelerate_configs/zero3.yaml "
         "study/train.py`, or as `zero-study train --strategy zero3`"
     )
+
+
+def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> None:
+    """Refuse a strategy's file that is no longer what the launcher has read of it, seconds before.
+
+    `environment`: what the launcher has made for this rank.
+    """
+    content = strategy.content
+    now = {"ACCELERATE_MIXED_PRECISION": content.get("mixed_precision") or "no"}
+    now |= {f"ACCELERATE_USE_{kind}": strategy.distributed_type == kind or None for kind in ("DEEPSPEED", "FSDP")}
+    for section, variables in _HANDED_ON.items():
+        now |= {name: (content.get(section) or {}).get(key) for key, name in variables.items()}
+    for name, value in now.items():
+        then = environment.get(name)
+        if str(then).lower() != str(value).lower():
+            raise Refusal(
+                f"{strategy.path}: was edited while the run began: the launcher has read {name}={then}, now it is "
+                f"{value}; start it again"
+            )
 
 
 def launcher_command() -> list[str] | None:

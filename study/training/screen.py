@@ -58,3 +58,16 @@ def tell_launcher(cause: str) -> None:
         return
     details = {"py_callstack": cause, "timestamp": str(int(time.time()))}
     Path(path).write_text(json.dumps({"message": {"message": cause, "extraInfo": details}}))
+
+
+def tidy_launcher() -> None:
+    """Remove the folder that torchrun made for this process in that for temporary files, where torchrun leaves it.
+
+    The last of its processes removes the folder that they share. One that holds a file, as a log that was asked for,
+    stays, and so does one that was named (--log_dir).
+    """
+    folders = list(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents)[:4]  # rank, attempt, launch, torchrun
+    if folders and folders[-1].name.startswith("torchelastic_"):
+        with suppress(OSError):
+            for folder in folders:
+                folder.rmdir()

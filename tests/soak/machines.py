@@ -113,7 +113,7 @@ FAULTS = [
     Fault("another seed on machine 1", {0: "has seed 1", 1: "has seed 1"}, flags={1: "--seed 1"}),
     Fault(
         "an extension that machine 1 has not built",
-        {0: "1 of 2 machines came", 1: "zero-study extensions"},
+        {0: "1 of 2 machines came", 1: "python -m study.engines.extensions"},
         strategy="zero2",
         variables={1: {"TORCH_EXTENSIONS_DIR": "/nonexistent"}},
     ),

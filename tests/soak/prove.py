@@ -43,7 +43,7 @@ model = DistributedDataParallel(torch.nn.TransformerEncoder(layer, 4, enable_nes
 optimizer = torch.optim.AdamW(model.parameters())
 batch = torch.randn(8, 32, 128)
 began = time.perf_counter()
-from study import prove
+from study.engines import prove
 
 import_seconds, stretches = time.perf_counter() - began, []
 for arm in ["without", *arms]:  # the first, to warm up, is left out

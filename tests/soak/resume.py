@@ -26,11 +26,10 @@ from study import files
 from study.benchmarks import pairs
 from study.config import build_config
 from study.errors import Refusal
-from study.preflight import checks
 from study.records import schema
 from study.records.results import header
 from study.run import Run, make_run
-from study.running import launch
+from study.running import checks, launch
 from study.strategy import file
 
 FLAGS: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from study.conformance import committed, say
+from study.engines.conformance import committed, matrix_text
 from study.report.figures.drawing import INK, Figure, below, finish, house_style, panels, rows
 
 LOOKS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def installation(matrix: Mapping[str, Any]) -> Figure:
         "was asked: the worst verdict of one and two processes. Wrong means further from a reference without an engine "
         "than rounding explains, with no message and exit status 0."
     )
-    return _grid("conformance", list(say.grouped(matrix["cells"])), ordered, at, caption)
+    return _grid("conformance", list(matrix_text.grouped(matrix["cells"])), ordered, at, caption)
 
 
 def releases(package: str, verdicts: Mapping[str, Mapping[str, str]], beside: str) -> Figure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from study.conformance import committed, say
-from study.conformance.cells import TWISTS, of_release
+from study.engines.conformance import committed, matrix_text
+from study.engines.conformance.cells import TWISTS, of_release
 from study.report import markup
 from study.report.figures import conformance as figures
 from study.report.figures.drawing import Figure
@@ -88,7 +88,7 @@ def every_fault() -> Html:
     rows: dict[str, list[list[str]]] = {}
     for name, cell in newest["cells"].items():
         if cell["verdict"] != "same":
-            rows.setdefault(cell["verdict"], []).append([name, say.how(cell)])
+            rows.setdefault(cell["verdict"], []).append([name, matrix_text.how(cell)])
     head = ["cell", "how"]
     parts = [
         markup.details(count(len(listed), f"{verdict} cell"), markup.table(verdict, head, [("", listed)], words=head))

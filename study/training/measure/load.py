@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from study.records import processors
+from study.engines import this_machine
 from study.records.schema import Load
 
 STAT = Path("/proc/stat")
@@ -25,7 +25,7 @@ def moment() -> Moment:
     """Read the kernel's counters of the processors on which this process may run."""
     lines = (line.split() for line in STAT.read_text().splitlines())
     times = {name: [int(ticks) for ticks in rest] for name, *rest in lines if name[:3] == "cpu" and name != "cpu"}
-    allowed = {f"cpu{number}" for number in processors.allowed()}
+    allowed = {f"cpu{number}" for number in this_machine.allowed_processors()}
     counted = allowed if allowed <= times.keys() else times.keys()  # a container may number its own anew
     user, nice, system, _, _, irq, softirq, stolen, *_ = map(sum, zip(*(times[name] for name in counted), strict=True))
     ticks = os.sysconf("SC_CLK_TCK")
@@ -43,8 +43,8 @@ def between(first: Moment, last: Moment, own: float) -> Load:
 
     Of processors of which a control group leaves the run a part, others may have the rest.
     """
-    seconds, allowed = last.at - first.at, len(processors.allowed())
-    usable = min(allowed, processors.quota() or allowed)
+    seconds, allowed = last.at - first.at, len(this_machine.allowed_processors())
+    usable = min(allowed, this_machine.quota() or allowed)
     others = last.busy - first.busy - own - (allowed - usable) * seconds
     return Load(
         seconds=seconds,

@@ -14,8 +14,8 @@ import psutil
 import torch
 from torch.autograd.profiler import profile
 
+from study.engines.tensors import Ledger, count_states
 from study.records.schema import ModelStateBytes, PeakMemory
-from study.training.measure.states import Ledger, count_states
 
 
 def model_state_bytes(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.training import settings
+from study.engines import settings
 
 Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or what one would hold
 

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from study.conformance.cells import PACKAGES
+from study.engines import extensions
+from study.engines.conformance.cells import PACKAGES
 from study.errors import Refusal
 from study.files import ROOT
-from study.preflight import extensions
 
 FOLDER = ROOT / ".releases"
 INSTALL_SECONDS = 1800

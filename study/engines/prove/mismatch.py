@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from study.prove.asked import Demand
-from study.prove.built import precision
+from study.engines.prove.demands import Demand
+from study.engines.prove.read_back import precision
 
 # Keys of a DeepSpeed JSON -> facts that have a value without DeepSpeed too.
 _FACTS = {
@@ -125,7 +125,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
     if facts["engine"] != "DeepSpeed":
         return None, None
     try:
-        from study.preflight.known_bad import find, sentence
+        from study.engines.known_bad import find, sentence
 
         version = sys.modules["deepspeed"].__version__
         known = find(
@@ -149,7 +149,7 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
     `content`: the whole of it as the engine has it, where accelerate has filled in keys that nobody wrote.
     """
-    from study.doctor.engine import findings
+    from study.engines.doctor.engine import findings
 
     names = {demand.name for demand in demands}
     ignored = [f for f in findings("", content) if f.effect == "ignored" and f.key in names]

@@ -1,8 +1,8 @@
 """Train cells, one after the other, and leave what came of each: one rank of a launch.
 
-`python -m study.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank, FOLDER/NUMBER-RANK.pt of
-each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not; its own output goes to FOLDER/RANK.log. It
-judges nothing, so that any release of torch, DeepSpeed and accelerate can run it.
+`python -m study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
+FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not; its own output goes
+to FOLDER/RANK.log. It judges nothing, so that any release of torch, DeepSpeed and accelerate can run it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from study.conformance import engines, toy
-from study.conformance.cells import NUM_STEPS, SAVED_AFTER, Cell
+from study.engines.conformance import adapters, toy
+from study.engines.conformance.cells import NUM_STEPS, SAVED_AFTER, Cell
 
 MOST_VALUES = 4096  # kept of a parameter, evenly spread: the disk would be all that a large model measures
 COLLECTIVE_SECONDS = 60
@@ -143,7 +143,7 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
     shared = [str(own)]
     torch.distributed.broadcast_object_list(shared)
     checkpoint = Path(shared[0])
-    engine = engines.build(cell, scratch)
+    engine = adapters.build(cell, scratch)
     stage[0] = "trained"
     found: dict[str, Any] = {"losses": [], "norms": [], "masters": [], "weights": []}
     for step in range(NUM_STEPS):
@@ -152,7 +152,7 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
             engine.save(checkpoint)
             torch.distributed.barrier()
             engine.close()
-            engine = engines.build(cell, scratch)
+            engine = adapters.build(cell, scratch)
             engine.load(checkpoint)
             torch.distributed.barrier()
             stage[0] = "trained"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from study.conformance.cells import Cell
+from study.engines.conformance.cells import Cell
 
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from study.conformance import launch, releases
-from study.conformance.cells import Cell
-from study.conformance.judge import References, judge
-from study.preflight import extensions
+from study.engines import extensions
+from study.engines.conformance import releases, start_probe
+from study.engines.conformance.cells import Cell
+from study.engines.conformance.judge import References, judge
 
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
@@ -34,7 +34,7 @@ def examine(
 ) -> dict[str, Any]:
     """Train every cell and judge it: same, wrong, refused (the engine said that it cannot) or crashed.
 
-    `chosen`: releases to take in place of those installed, by package. `how` is passed on to `launch.train`.
+    `chosen`: releases to take in place of those installed, by package. `how` is passed on to `start_probe.train`.
     """
     chosen = chosen or {}
     how.setdefault("environment", _environment(cells, chosen))
@@ -42,14 +42,14 @@ def examine(
     references = References()
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        failures = launch.train(cells, Path(scratch), say=say, **how)
+        failures = start_probe.train(cells, Path(scratch), say=say, **how)
         trained = time.monotonic()
         say("holding them against the reference ...")
         for number, cell in enumerate(cells):
             if cell in failures:
                 found[cell.name] = failed(failures[cell])
             else:
-                paths = launch.traces(Path(scratch), number, cell.num_ranks)
+                paths = start_probe.traces(Path(scratch), number, cell.num_ranks)
                 left = [torch.load(path, weights_only=True) for path in paths]
                 found[cell.name] = judge(cell, references.of(cell), left)
     return {
@@ -71,7 +71,7 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
     return releases.environment(chosen, engines) if chosen else dict(os.environ)
 
 
-def failed(failure: launch.Failure) -> dict[str, Any]:
+def failed(failure: start_probe.Failure) -> dict[str, Any]:
     """The verdict on a cell that was not trained to its end."""
     kind, _, message = failure.message.partition(": ")
     refused = failure.stage != "ended" and kind in REFUSALS and bool(message)

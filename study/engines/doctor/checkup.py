@@ -20,10 +20,9 @@ from typing import Literal
 
 import psutil
 
+from study.engines import allowed, extensions, this_machine
 from study.errors import Refusal
 from study.files import refuses_more
-from study.preflight import extensions, this_machine
-from study.running import allowed
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
 
@@ -114,7 +113,7 @@ def _extensions() -> Iterator[Check]:
                 f"DeepSpeed's {name}",
                 "bites",
                 f"{unbuilt}; needed by {extension.strategies}",
-                "run: zero-study extensions",
+                "run: python -m study.engines.extensions",
             )
         else:
             yield Check(f"DeepSpeed's {name}", "ok", "is built for this Python")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from study import files
-from study.conformance import say
+from study.engines import known_bad
+from study.engines.conformance import matrix_text
 from study.files import ROOT, parse_yaml
-from study.preflight import known_bad
 
 PLACE = ROOT / "reports" / "conformance"
 
@@ -67,7 +67,7 @@ def worst(verdicts: Mapping[str, int]) -> str:
 def by_group(matrix: Mapping[str, Any], asked: Collection[str]) -> dict[str, str]:
     """The worst verdict of the cells of these names, by engine and class."""
     cells = matrix["cells"]
-    groups = say.grouped(name for name in cells if name in asked)
+    groups = matrix_text.grouped(name for name in cells if name in asked)
     return {group: worst(Counter(cells[name]["verdict"] for name in names)) for group, names in groups.items()}
 
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from study.training import settings
-from study.training.engine import backend, dtype_names, facts_of_deepspeed, facts_of_sharding
-from study.training.measure.states import engine_tensors
+from study.engines import settings
+from study.engines.engine_facts import backend, dtype_names, facts_of_deepspeed, facts_of_sharding
+from study.engines.tensors import engine_tensors
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")

@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
-from study.prove import built
-from study.prove.listening import Listener, listening
-from study.training.measure.communication import CollectiveProbe, Issued
+from study.engines.listening import CollectiveProbe, Issued, Listener, listening
+from study.engines.prove import read_back
 
 # What a script calls by itself: gradients averaged by hand, a loss that is logged. Not isend and irecv, which
 # torch.distributed knows again by identity.
@@ -71,7 +70,7 @@ class Step:
         for (owner, name), listener in listeners:
             if hasattr(owner, name):
                 self._stack.enter_context(listening(owner, name, listener))
-        if built.is_deepspeed(model):
+        if read_back.is_deepspeed(model):
             self._listen_to(model, "backward", self._under_probe)
             self._listen_to(model, "step", self._on_step)  # it gathers after the optimizer's own step
         else:
@@ -129,7 +128,7 @@ class Step:
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._end():  # an update that is compiled does not say that it is done
             return call(*arguments, **options)
-        is_training = built.inner(self._model).training
+        is_training = read_back.inner(self._model).training
         if torch.is_grad_enabled():
             self._passes[is_training] += 1
         elif is_training:

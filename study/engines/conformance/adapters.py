@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from study.conformance import toy
-from study.conformance.cells import MAX_NORM, Cell
+from study.engines.conformance import toy
+from study.engines.conformance.cells import MAX_NORM, Cell
 
 # Masters, where the engine shows them, and the weights that it computes with, whole, by their names.
 Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]

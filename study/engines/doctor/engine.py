@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from study.doctor.findings import ABSENT, REMOVE, Condition, Finding, Instead, Rule, Settings, examine, misspelt
-from study.doctor.known import (
+from study.engines.doctor.findings import ABSENT, REMOVE, Condition, Finding, Instead, Rule, Settings, examine, misspelt
+from study.engines.doctor.known import (
     DEEPSPEED_SECTIONS,
     DEEPSPEED_VALUES,
     FILLED,

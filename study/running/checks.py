@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
+import os
 
 from study import files
+from study.engines import extensions, known_bad
 from study.errors import Refusal
 from study.files import refuses_more
-from study.preflight import extensions, known_bad
 from study.records.schema import CUT_OFF
 from study.run import Run
 from study.workloads import sources
@@ -187,7 +188,7 @@ def check_folder(run: Run) -> None:
                 "record.json there to do it again"
             )
     for path in (folder, run.checkpoints_folder):
-        if path.exists() and not path.is_dir():
+        if os.path.lexists(path) and not path.is_dir():  # a file, or a link that leads nowhere
             raise Refusal(f"{path} is not a folder; pass another --output-dir, or delete it")
     if run.config.save_model and run.model_folder.exists():
         raise Refusal(f"{run.model_folder} is there already; pass another --output-dir, or delete it")

@@ -114,7 +114,7 @@ def check(needs: Collection[str]) -> None:
             raise Refusal(found)
     missing = {name: reason for name in sorted(needs) if (reason := unbuilt(name))}
     if missing:
-        command = "CUDA_VISIBLE_DEVICES= zero-study extensions" if _hides_gpus() else "zero-study extensions"
+        command = f"{'CUDA_VISIBLE_DEVICES= ' if _hides_gpus() else ''}python -m study.engines.extensions"
         reasons = " and ".join(sorted(set(missing.values())))
         raise Refusal(
             f"DeepSpeed's {' and '.join(missing)}, which this strategy needs{'' if sees_gpu() else ' on a CPU'}, "
@@ -299,3 +299,9 @@ def _load(name: str) -> str | None:
         return None
     lines = [line[:300] for line in output.splitlines() if line.strip()][-FAILURE_LINES:]
     return "\n".join([f"DeepSpeed's {name} does not build; its last lines:", *(f"  | {line}" for line in lines)])
+
+
+if __name__ == "__main__":
+    if importlib.util.find_spec("deepspeed") is None:
+        sys.exit("zero-study: deepspeed is not installed; run: pip install 'zero-study[train]'")
+    sys.exit(build())

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from study.doctor import engine, launcher
-from study.doctor.findings import ABSENT, KEEP, REMOVE, Finding, Instead, Settings, cut
+from study.engines.doctor import engine, launcher
+from study.engines.doctor.findings import ABSENT, KEEP, REMOVE, Finding, Instead, Settings, cut
 from study.errors import Refusal
-from study.files import load, read_yaml, write_whole
-from study.strategy.file import CONFIGS
+from study.files import ROOT, load, read_yaml, write_whole
 
+CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
 # Keys of which a JSON with one is an accelerate file, and none of DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from study.conformance.cells import Cell
+from study.engines.conformance.cells import Cell
 from study.files import ROOT
 
 LAST_LINES = 5
@@ -35,7 +35,7 @@ def train(
     *,
     environment: Mapping[str, str] = os.environ,
     say: Callable[[str], None] = print,
-    module: str = "study.conformance.probe",
+    module: str = "study.engines.conformance.probe",
 ) -> dict[Cell, Failure]:
     """Train every cell, those of as many ranks in one launch, and return those that failed.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from study.doctor.findings import ABSENT, REMOVE, Condition, Finding, Rule, Settings, examine, misspelt
-from study.doctor.known import (
+from study.engines.doctor.findings import ABSENT, REMOVE, Condition, Finding, Rule, Settings, examine, misspelt
+from study.engines.doctor.known import (
     ACCELERATE,
     CONVERTED,
     DEEPSPEED_SECTION,

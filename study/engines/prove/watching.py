@@ -16,12 +16,21 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study import __version__
-from study.prove import built, say
-from study.prove.asked import Asked, Demand, by_arguments, by_file, by_json, by_launcher
-from study.prove.findings import KnownBad, NotAsAsked, accumulates, hold, hold_step, known_wrong, surprises, unread_keys
-from study.prove.step import Step
-from study.training.engine import dtype_names
-from study.training.measure.states import count_states
+from study.engines.engine_facts import dtype_names
+from study.engines.prove import proof_text, read_back
+from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
+from study.engines.prove.mismatch import (
+    KnownBad,
+    NotAsAsked,
+    accumulates,
+    hold,
+    hold_step,
+    known_wrong,
+    surprises,
+    unread_keys,
+)
+from study.engines.prove.proved_step import Step
+from study.engines.tensors import count_states
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
@@ -102,14 +111,14 @@ class _Watch:
         wrong: str | None = None  # which no error of what comes after it hides
         with self._out_of_the_way():
             self._called = model
-            self._model = built.uncompiled(model)
-            self._optimizer = built.engine_optimizer(self._model, optimizer)
-            self._facts = built.read_back(self._model, optimizer)
+            self._model = read_back.uncompiled(model)
+            self._optimizer = read_back.engine_optimizer(self._model, optimizer)
+            self._facts = read_back.read_back(self._model, optimizer)
             wrong, note = known_wrong(self._facts)
             self._demands = _demands(self._model, asked, arguments)
             held = hold(self._demands, self._facts)
             self._content = {
-                "made_by": f"zero-study {__version__}, study.prove",
+                "made_by": f"zero-study {__version__}, study.engines.prove",
                 "built": self._facts,
                 "asked": [demand._asdict() for demand in self._demands],
                 "not_read_back": held.unread,
@@ -120,11 +129,11 @@ class _Watch:
             }
             sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
             notes = [*held.notes, *surprises(self._demands, self._facts), *([note] if note else [])]
-            if built.is_deepspeed(self._model):
+            if read_back.is_deepspeed(self._model):
                 notes += unread_keys(self._model._config._param_dict, self._demands)
-            lines = [*say.of_built(self._facts), say.of_asked(sources, held.num_agreed)]
+            lines = [*proof_text.of_built(self._facts), proof_text.of_asked(sources, held.num_agreed)]
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
-            self._base = built.base_optimizer(self._optimizer)
+            self._base = read_back.base_optimizer(self._optimizer)
             # Of all optimizers: one on this would be copied with it.
             self._hook = register_optimizer_step_pre_hook(self._before_update)
             atexit.register(self.end)
@@ -177,8 +186,9 @@ class _Watch:
         facts = self._facts
         if facts["precision"] is None and step.forward_passes:  # only the step itself says it
             autocast = step.autocast_dtype
-            stored = built.precision(facts["parameter_dtypes"])
-            facts["precision"] = stored if autocast is None else f"{built.precision(dtype_names({autocast}))}-autocast"
+            stored = read_back.precision(facts["parameter_dtypes"])
+            read = stored if autocast is None else f"{read_back.precision(dtype_names({autocast}))}-autocast"
+            facts["precision"] = read
             held = hold([demand for demand in self._demands if demand.name == "precision"], facts)
         else:
             held = hold([], facts)
@@ -188,7 +198,7 @@ class _Watch:
                 f"{step.passes_without_gradients} more forward pass(es) in training mode without gradients: what they "
                 "sent is counted"
             )
-        if built.is_compiled(self._called):
+        if read_back.is_compiled(self._called):
             notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
         if step.is_in_evaluation_mode:
             notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
@@ -199,7 +209,7 @@ class _Watch:
             "model_states": step.states,
             "collectives": [issued._asdict() for issued in step.collectives()],
         }
-        lines = say.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
+        lines = proof_text.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
         self._tell(lines, [*held.differences, *differences], [*held.notes, *notes])
         _print(f"proof: all of it is in {self._output}")
 
@@ -209,7 +219,7 @@ class _Watch:
         self._content["notes"] += notes
         if _rank() == 0:
             # A progress bar may stand in the line.
-            print("", *lines, *say.of_findings(wrong, differences, notes), sep="\n", flush=True)
+            print("", *lines, *proof_text.of_findings(wrong, differences, notes), sep="\n", flush=True)
             try:
                 self._output.parent.mkdir(parents=True, exist_ok=True)
                 self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
@@ -252,7 +262,7 @@ def _demands(model: Any, asked: Asked | None, arguments: Any) -> list[Demand]:
         demands += by_arguments(arguments)
     if asked is not None:
         demands += by_file(asked)
-    if built.is_deepspeed(model) and not any(demand.name == "engine" for demand in demands):
+    if read_back.is_deepspeed(model) and not any(demand.name == "engine" for demand in demands):
         # Nobody filled this in between the script and the engine.
         demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
     return demands

@@ -1,0 +1,1 @@
+"""What accelerate, DeepSpeed and torch really do with a file, a script and an installation, whoever's they are."""
