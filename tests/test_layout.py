@@ -235,7 +235,7 @@ def commands(group: click.Group = cli.zero_study, above: str = "") -> dict[str, 
 
 @pytest.mark.launches
 def test_help_lists_every_command():
-    done = launching.attempt(["zero-study", "--help"])
+    done = launching.command_line(["--help"])
     assert done.returncode == 0
     listed = done.stdout.partition("\nCommands:\n")[2]
     described = {name for name, _ in re.findall(r"^  (\S+)\s+(\S.{19,})$", listed, re.MULTILINE)}
@@ -255,7 +255,7 @@ def test_command_has_help(name, capsys):
 
 @pytest.mark.launches
 def test_help_of_train_lists_every_knob():
-    text = launching.attempt(["zero-study", "train", "--help"]).stdout
+    text = launching.command_line(["train", "--help"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
         assert f"--{field.replace('_', '-')}" in text
     assert "[default: 5e-05]" in text
