@@ -1,6 +1,6 @@
 """What every test shares: a CPU, one folder for a session, and a rule for tests that start another Python.
 
-Such a test is marked `launches`, by which `make test-fast` leaves it out.
+Such a test is marked `launches`, by which `make test-fast` leaves it out; what is `slow`, `make test` leaves out.
 The mark is held to what happens: without it, nothing is started; with it, something must be.
 """
 
@@ -24,29 +24,36 @@ MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 # A Slurm cluster, a virtual environment, and what the published program and its mended ones train.
 SLOW = {"cluster", "plain_install", "run_small", "one_process_instead_of_two"}
 
-# The files that take 20 s or more, longest first: workers take whole files, and end together.
+# The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
-    "test_parity",
     "test_slurm",
-    "test_fsdp",
-    "test_gpu_studies",
-    "test_runner",
-    "test_benchmarks",
     "test_site",
-    "test_traps",
-    "test_protocol",
-    "test_refusals",
-    "test_doctor_file",
-    "test_observed",
+    "test_gpu_studies",
+    "test_parity",
+    "test_report",
+    "test_benchmarks",
+    "test_network",
+    "test_conformance",
     "test_one_gpu",
-    "test_published_traps",
-    "test_failures",
-    "test_snippets",
-    "test_one_writer",
-    "test_launcher",
-    "test_train",
+    "test_runner",
+    "test_checkpoints",
     "test_residual",
-    "test_architectures",
+    "test_protocol",
+    "test_prove",
+    "test_failures",
+    "test_doctor_file",
+    "test_one_writer",
+    "test_published_traps",
+    "test_machines",
+    "test_train",
+    "test_fsdp",
+    "test_body",
+    "test_traps",
+    "test_tracing",
+    "test_refusals",
+    "test_observed",
+    "test_snippets",
+    "test_step_time",
 ]
 
 
