@@ -21,8 +21,8 @@ import pytest
 # Fixtures made by `launching.once`: the tests that use one launch by that.
 MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 
-# A Slurm cluster, a virtual environment, and what the published program and its mended ones train.
-SLOW = {"cluster", "plain_install", "run_small", "one_process_instead_of_two"}
+# Fixtures that take long: a Slurm cluster, and what the published program and its mended ones train.
+SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
