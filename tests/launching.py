@@ -77,7 +77,7 @@ def launch(strategy: str | Path, num_processes: int = 2, **flags: Any) -> Run:
     return _run(_start, strategy, num_processes, flags)
 
 
-def _run(start: Callable[..., None], strategy: str | Path, num_processes: int, flags: dict[str, Any]) -> Run:
+def _run(start: Callable[..., Any], strategy: str | Path, num_processes: int, flags: dict[str, Any]) -> Run:
     flags = {**DEFAULTS, **flags}
     config_file = find_strategy(str(strategy))
     key = repr((str(strategy), num_processes, *sorted((name, str(value)) for name, value in flags.items())))
@@ -204,12 +204,16 @@ def fork(
     flags: Mapping[str, Any],
     run_dir: Path,
     meanwhile: Callable[[int], None] | None = None,
-) -> None:
-    """Train into a folder by processes that are forked; `meanwhile` is called with the launcher's, and may kill it."""
+) -> int:
+    """Train into a folder by processes that are forked, and return the launcher's exit status.
+
+    `meanwhile` is called with the launcher's process, and may kill it; without it any status but 0 is an error.
+    """
     arguments = _arguments(config_file, num_processes, flags, run_dir)
     done = _fork("accelerate-launch", arguments[3:], ROOT, None, run_dir, meanwhile)
     if done.returncode and meanwhile is None:
         raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
+    return done.returncode
 
 
 def command_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import launching
 import psutil
 import pytest
 
+from study.records import schema
 from study.strategy.file import find_strategy
 
 REFUSED = pytest.fail.Exception
@@ -78,7 +80,7 @@ SMALL = {"max_steps": 100_000, "num_train_examples": 16, "num_eval_examples": 8,
 
 
 def fork(folder, meanwhile=None, **flags):
-    launching.fork(find_strategy("ddp"), 2, {**SMALL, **flags}, folder / "run", meanwhile)
+    return launching.fork(find_strategy("ddp"), 2, {**SMALL, **flags}, folder / "run", meanwhile)
 
 
 def nothing_is_left() -> bool:
@@ -95,15 +97,21 @@ def test_a_forked_launch_that_is_refused_says_so(tmp_path):
 
 
 @pytest.mark.launches
-def test_a_signal_to_a_forked_launcher_ends_its_ranks_and_is_its_status(tmp_path):
-    def terminate(launcher):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_to_a_forked_launcher_ends_its_ranks(number, status, tmp_path):
+    """As torchrun does: asked to end, it lets the ranks record themselves; killed, it takes them with it."""
+
+    def end(launcher):
         while not (tmp_path / "run" / "steps.jsonl").exists():
             time.sleep(0.01)
-        psutil.Process(launcher).terminate()
+        psutil.Process(launcher).send_signal(number)
 
-    fork(tmp_path, terminate)
-    assert '"status":"interrupted"' in (tmp_path / "run" / "record.json").read_text().replace(": ", ":")
+    assert fork(tmp_path, end) == status
     assert nothing_is_left()
+    if number == signal.SIGTERM:
+        assert schema.read(tmp_path / "run").status == "interrupted"
+    else:
+        assert not (tmp_path / "run" / "record.json").exists()
 
 
 @pytest.mark.launches
