@@ -54,8 +54,8 @@ def kinds(names: list[str]) -> list[Any]:
 def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     """All that a run left but times, memory of whole processes, and the digests over these; peaks and bytes swapped.
 
-    A peak hangs on when gloo's threads let go of a tensor, by some bytes. A fork has DeepSpeed imported, which sets a
-    variable, where DDP's ranks have not.
+    A peak hangs on when gloo's threads let go of a tensor, by some bytes. DeepSpeed sets a variable as it is imported:
+    a fork has it under DDP too, and the tests' own process from some moment on.
     """
     content = json.loads(run.record.model_dump_json().replace(run.run_dir.name, "RUN"))
     assert content["machine"]["imports"]["libraries"].pop("deepspeed", {"changed": []})["changed"] == []
@@ -66,6 +66,7 @@ def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     for rank in content["peak_memory"]:
         assert all(phase.pop("resident_bytes") > 0 for phase in rank.values())
         peaks += [phase.pop("tensor_bytes") or 0 for phase in rank.values()]
+        assert all((phase.pop("unreleased_bytes") or 0) >= 0 for phase in rank.values())  # of those threads
     facts = {name: value for name, value in content.items() if name not in of_a_moment | digests}
     facts["steps"] = [{name: value for name, value in line.items() if "seconds" not in name} for line in run.steps]
     facts["files"] = sorted(path.name for path in run.run_dir.iterdir())
