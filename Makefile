@@ -9,13 +9,14 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box test test-fast chromium skypilot slurm iproute2 lint types constraints audit
+.PHONY: help setup study gpu box test test-fast test-slow chromium skypilot slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
 	@echo "make gpu          on a box with a GPU: go down the list of what one is asked, MINUTES=40 long, and pack the results"
-	@echo "make test         make the environment, then run the tests, one worker a core"
-	@echo "make test-fast    run the tests that start no other Python: no training, no command, no notebook (a minute)"
+	@echo "make test         make the environment, then run the tests, one worker a core (ten minutes on two cores)"
+	@echo "make test-fast    run those of them that start no other Python: no training, no command, no notebook (a minute)"
+	@echo "make test-slow    run the others: clusters, several machines, browsers, rehearsals, every strategy's launch (20 min)"
 	@echo "make lint         check style and format"
 	@echo "make types        check types"
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
@@ -46,11 +47,14 @@ box:
 # One worker a core: a launch is of two processes, but most of its seconds are imports. More of them need more memory.
 PYTEST = .venv/bin/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: setup $(if $(CI),chromium slurm iproute2)
-	@$(PYTEST)
+test: setup $(if $(CI),chromium)
+	@$(PYTEST) -m "not slow"
 
 test-fast: setup
-	@$(PYTEST) -m "not launches"
+	@$(PYTEST) -m "not launches and not slow"
+
+test-slow: setup $(if $(CI),chromium slurm iproute2)
+	@$(PYTEST) -m slow
 
 # The packages, and how long that takes.
 APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \

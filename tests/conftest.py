@@ -1,6 +1,6 @@
 """What every test shares: a CPU, one folder for a session, and a rule for tests that start another Python.
 
-Such a test is marked `launches`, by which `make test-fast` leaves it out.
+Such a test is marked `launches`, by which `make test-fast` leaves it out; what is `slow`, `make test` leaves out.
 The mark is held to what happens: without it, nothing is started; with it, something must be.
 """
 
@@ -21,29 +21,39 @@ import pytest
 # Fixtures made by `launching.once`: the tests that use one launch by that.
 MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 
-# The files that take 20 s or more, longest first: workers take whole files, and end together.
+# Fixtures that take long: a Slurm cluster, and what the published program and its mended ones train.
+SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
+
+# The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
-    "test_parity",
     "test_slurm",
-    "test_fsdp",
-    "test_gpu_studies",
-    "test_runner",
-    "test_benchmarks",
     "test_site",
-    "test_traps",
-    "test_protocol",
-    "test_refusals",
-    "test_doctor_file",
-    "test_observed",
+    "test_gpu_studies",
+    "test_parity",
+    "test_report",
+    "test_benchmarks",
+    "test_network",
+    "test_conformance",
     "test_one_gpu",
-    "test_published_traps",
-    "test_failures",
-    "test_snippets",
-    "test_one_writer",
-    "test_launcher",
-    "test_train",
+    "test_runner",
+    "test_checkpoints",
     "test_residual",
-    "test_architectures",
+    "test_protocol",
+    "test_prove",
+    "test_failures",
+    "test_doctor_file",
+    "test_one_writer",
+    "test_published_traps",
+    "test_machines",
+    "test_train",
+    "test_fsdp",
+    "test_body",
+    "test_traps",
+    "test_tracing",
+    "test_refusals",
+    "test_observed",
+    "test_snippets",
+    "test_step_time",
 ]
 
 
@@ -54,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         temporary = tempfile.TemporaryDirectory(prefix="zero-study-tests-")
         config.add_cleanup(temporary.cleanup)
         folder = temporary.name
-    launching.session_folder = Path(folder)
+    launching.begin_session(Path(folder))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,10 +73,12 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses what is made once, and put the longest files first."""
+    """Mark what uses what is made once, or takes long; put the longest files first."""
     for item in items:
         if MADE_ONCE & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.launches)
+        if SLOW & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
@@ -80,6 +92,10 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     result = yield
     launching.end()
     return result
+
+
+def pytest_unconfigure() -> None:
+    launching.end_server()
 
 
 @pytest.fixture

@@ -1,15 +1,20 @@
-"""Starts real runs for tests: the one helper that does, so that tests share launches, which cost seconds each.
+"""Starts real runs for tests: the one helper that does, so that tests share trainings, which cost seconds each.
 
-They share them in a folder of the test session, so that workers of pytest-xdist do as well.
+They share them in a folder of the test session, so that workers of pytest-xdist do as well. What needs no more than a
+training's outcome has it from `run`, whose processes are forked from one that has imported everything (see warm.py);
+`launch` is `accelerate launch` itself.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +32,6 @@ from study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 HAS_IPROUTE2 = all(shutil.which(program) for program in ("ip", "tc"))
-# CI is to have them: without, its tests fail there, and the laboratory says what to install.
-in_laboratory = pytest.mark.skipif(
-    os.geteuid() != 0 or not (HAS_IPROUTE2 or os.environ.get("CI")),
-    reason="a laboratory takes root, and ip and tc of iproute2; run: make iproute2",
-)
 TIMEOUT_SECONDS = 300
 
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.
@@ -41,6 +41,21 @@ session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
 _has_launched = False
+_server: subprocess.Popen[str] | None = None  # that trainings are forked from
+_server_log = Path(os.devnull)
+
+
+def begin_session(folder: Path) -> None:
+    """Take the folder of a test session, which its workers share."""
+    global session_folder, _server_log
+    session_folder, _server_log = folder, folder / f"warm-{os.getpid()}.log"
+
+
+def in_laboratory(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a test that divides this machine into several. CI is to have what that takes: without, it fails there."""
+    lacks = os.geteuid() != 0 or not (HAS_IPROUTE2 or os.environ.get("CI"))
+    reason = "a laboratory takes root, and ip and tc of iproute2; run: make iproute2"
+    return pytest.mark.slow(pytest.mark.skipif(lacks, reason=reason)(test))
 
 
 @dataclass(frozen=True)
@@ -53,12 +68,26 @@ class Run:
 
 
 def run(strategy: str | Path, num_processes: int = 2, **flags: Any) -> Run:
-    """Return the run of a strategy (its name or its file) with these flags; started once for a whole test session."""
+    """Return the run of a strategy (its name or its file) with these flags; trained once for a whole test session."""
+    return _run(fork, strategy, num_processes, flags)
+
+
+def launch(strategy: str | Path, num_processes: int = 2, **flags: Any) -> Run:
+    """Return the same by `accelerate launch`; started once for a whole test session."""
+    return _run(_start, strategy, num_processes, flags)
+
+
+def _run(start: Callable[..., Any], strategy: str | Path, num_processes: int, flags: dict[str, Any]) -> Run:
     flags = {**DEFAULTS, **flags}
     config_file = find_strategy(str(strategy))
     key = repr((str(strategy), num_processes, *sorted((name, str(value)) for name, value in flags.items())))
-    name = f"{config_file.stem}-{num_processes}x-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    run_dir = once(name, lambda folder: _start(config_file, num_processes, flags, folder))
+    name = f"{start.__name__}-{config_file.stem}-{num_processes}x-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    run_dir = once(name, lambda folder: start(config_file, num_processes, flags, folder))
+    return read(run_dir, num_processes)
+
+
+def read(run_dir: Path, num_processes: int) -> Run:
+    """Return the run that is in a folder, which ended well."""
     record = schema.read(run_dir)
     assert record.status == "ok"
     assert record.world_size == record.proof.world_size == num_processes
@@ -147,11 +176,17 @@ def end() -> None:
         pytest.fail("starts no other Python: take its mark `launches` away")
 
 
-def _start(config_file: Path, num_processes: int, flags: dict[str, Any], run_dir: Path) -> None:
+def _arguments(config_file: Path, num_processes: int, flags: Mapping[str, Any], run_dir: Path) -> list[str]:
+    """The command of a run's launch."""
     config = build_config(**flags, output_dir=run_dir)
     arguments = command(make_run(config, read_strategy(config_file, ROOT), num_processes))
     assert arguments[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert "--config_file" in arguments  # or the user's own default leaks in
+    return arguments
+
+
+def _start(config_file: Path, num_processes: int, flags: Mapping[str, Any], run_dir: Path) -> None:
+    arguments = _arguments(config_file, num_processes, flags, run_dir)
     try:
         done = subprocess.run(
             arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
@@ -161,6 +196,91 @@ def _start(config_file: Path, num_processes: int, flags: dict[str, Any], run_dir
         raise AssertionError(f"{command_line}\nnot done after {TIMEOUT_SECONDS} s\n{_tail(expired.stderr)}") from None
     if done.returncode:
         raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
+
+
+def fork(
+    config_file: Path,
+    num_processes: int,
+    flags: Mapping[str, Any],
+    run_dir: Path,
+    meanwhile: Callable[[int], None] | None = None,
+) -> int:
+    """Train into a folder by processes that are forked, and return the launcher's exit status.
+
+    `meanwhile` is called with the launcher's process, and may kill it; without it any status but 0 is an error.
+    """
+    arguments = _arguments(config_file, num_processes, flags, run_dir)
+    done = _fork("accelerate-launch", arguments[3:], ROOT, None, run_dir, meanwhile)
+    if done.returncode and meanwhile is None:
+        raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
+    return done.returncode
+
+
+def command_line(
+    arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `attempt` says of a `zero-study ...`, forked from a process that has imported everything."""
+    with tempfile.TemporaryDirectory(dir=session_folder) as folder:
+        return _fork("zero-study", [str(word) for word in arguments], cwd, env, Path(folder) / "command")
+
+
+def _fork(
+    program: str,
+    arguments: list[str],
+    cwd: Path,
+    env: Mapping[str, str | None] | None,
+    beside: Path,
+    meanwhile: Callable[[int], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run one of warm.py's programs; its output is kept beside a path."""
+    use()
+    outputs = {name: beside.with_name(f"{beside.name}.{name}") for name in ("stdout", "stderr")}
+    asked = {"program": program, "arguments": arguments, "cwd": str(cwd), "env": environment(env)}
+    for output in outputs.values():
+        output.write_bytes(b"")
+    server = _warm_server()
+    asked |= {"timeout": TIMEOUT_SECONDS} | {name: str(path) for name, path in outputs.items()}
+    server.stdin.write(json.dumps(asked) + "\n")
+    server.stdin.flush()
+    process = int(_answer(server))
+    if meanwhile is not None:
+        meanwhile(process)
+    status = json.loads(_answer(server))
+    said = {name: path.read_text(errors="replace") for name, path in outputs.items()}
+    if status is None:
+        raise AssertionError(f"{program} {' '.join(arguments)}\nnot done in time\n{_tail(said['stderr'])}")
+    return subprocess.CompletedProcess([program, *arguments], status, **said)
+
+
+def _warm_server() -> subprocess.Popen[str]:
+    """This process's own, started when it is first asked for."""
+    global _server
+    if _server is None:
+        with _server_log.open("w") as log:
+            _server = subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("warm.py")],
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+    return _server
+
+
+def _answer(server: subprocess.Popen[str]) -> str:
+    ready, _, _ = select.select([server.stdout], [], [], TIMEOUT_SECONDS + 30)
+    if not (ready and (line := server.stdout.readline())):
+        raise AssertionError(f"warm.py gives no answer\n{_tail(_server_log.read_text())}")
+    return line
+
+
+def end_server() -> None:
+    """End the process that trainings are forked from, where one was started."""
+    if _server is not None:
+        with _server:
+            _server.stdin.close()
 
 
 def _tail(output: str | bytes | None) -> str:

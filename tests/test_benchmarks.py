@@ -238,6 +238,7 @@ def test_an_arm_that_fails_says_how():
 TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("strategy", "num_processes", "flags"),

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from study.errors import OutputFailed, Refusal
 from study.records import machine, schema
 from study.run import Run, make_run
 from study.running import checks
-from study.strategy.file import read_by_name
+from study.strategy.file import find_strategy, read_by_name
 from study.training import manifest
 from study.training.checkpoints import Checkpoints
 from study.training.manifest import MANIFEST, Manifest
@@ -383,6 +384,23 @@ def command(strategy: str, folder: Path, **flags) -> list[str]:
     return [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", "2", *words]
 
 
+def wait_for(step: int, folder: Path, is_running: Callable[[], bool]) -> None:
+    """Wait until this step is in a run's steps."""
+    steps = folder / "steps.jsonl"
+    deadline = time.monotonic() + launching.TIMEOUT_SECONDS
+    while not (steps.exists() and steps.read_bytes().count(b"\n") >= step):
+        assert is_running(), f"it ended before step {step}"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def kill_with_all_it_started(process: int) -> None:
+    family = [*psutil.Process(process).children(recursive=True), psutil.Process(process)]
+    for member in family:
+        member.send_signal(signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+
+
 def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
     """Start a run; kill it with everything it started as soon as this step is in its steps."""
     process = subprocess.Popen(
@@ -392,17 +410,17 @@ def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    steps = folder / "steps.jsonl"
-    deadline = time.monotonic() + launching.TIMEOUT_SECONDS
-    while not (steps.exists() and steps.read_bytes().count(b"\n") >= step):
-        assert process.poll() is None, f"{strategy} ended before step {step}"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for member in family:
-        member.send_signal(signal.SIGKILL)
-    psutil.wait_procs(family, timeout=30)
+    wait_for(step, folder, lambda: process.poll() is None)
+    kill_with_all_it_started(process.pid)
     process.wait()
+
+
+def fork_and_kill_after(step: int, strategy: str, folder: Path) -> None:
+    def kill(launcher: int) -> None:
+        wait_for(step, folder, lambda: psutil.pid_exists(launcher))
+        kill_with_all_it_started(launcher)
+
+    launching.fork(find_strategy(strategy), 2, FLAGS, folder, meanwhile=kill)
 
 
 def finish(strategy: str, folder: Path, **flags) -> schema.Record:
@@ -414,11 +432,16 @@ def finish(strategy: str, folder: Path, **flags) -> schema.Record:
 @pytest.mark.launches
 @pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "zero3_nvme_offload", "fsdp2"])
 def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
+    """DDP's by `zero-study train`, the others' by launchers that are forked."""
     undisturbed = launching.run(strategy, **FLAGS)
     folder = tmp_path / "killed"
-    kill_after(KILLED_AFTER, strategy, folder)
+    (kill_after if strategy == "ddp" else fork_and_kill_after)(KILLED_AFTER, strategy, folder)
     assert not (folder / "record.json").exists()
-    resumed = finish(strategy, folder)
+    if strategy == "ddp":
+        resumed = finish(strategy, folder)
+    else:
+        launching.fork(find_strategy(strategy), 2, FLAGS, folder)
+        resumed = launching.read(folder, 2).record
     assert resumed.resumed_at == [10]
     curves = [[(s["loss"], s["grad_norm"]) for s in steps] for steps in (undisturbed.steps, schema.read_steps(folder))]
     assert curves[0] == curves[1]

@@ -510,6 +510,7 @@ def test_a_rank_that_dies_is_named_with_its_last_words():
     assert found[PLAIN.name] == {"verdict": "crashed", "stage": "ended", "message": said}
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.parametrize("offset", [100, 200])
 def test_right_engines_are_right_whatever_the_numbers(offset, monkeypatch):

@@ -166,6 +166,7 @@ def expected(names):
     return {name: observed[name] for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_what_traps_did_they_do_again():
     """All of them, in forks of one process."""

@@ -67,6 +67,7 @@ def run(name: str, wanted: list[str], folder: Path, slot_seconds: float = math.i
     return {word: schema.read(folder / planned.run_id) for word, planned in chosen.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_single_gpu_in_slots_and_home(home):
     asked = {name for part in studies.find("single-gpu").parts for name in part.strategies}
@@ -85,6 +86,7 @@ def test_single_gpu_in_slots_and_home(home):
     assert set(table.read([home / "records"])["strategy"]) == set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("name", "wanted", "proof"),
@@ -101,6 +103,7 @@ def test_others_in_the_small(home, name, wanted, proof):
     assert {key: getattr(found.proof, key) for key in proof} == proof
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_ranks_that_share_a_device_are_marked(home):
     """As on a GPU: each rank the first of its machine, in a group of gloo's that was there before the engine."""

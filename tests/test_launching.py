@@ -1,13 +1,19 @@
-"""Do tests share what is started for them, and does none start another Python without its mark?"""
+"""Do tests share what is started for them, does none start another Python without its mark, and do forks end alike?"""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import launching
+import psutil
 import pytest
+
+from study.records import schema
+from study.strategy.file import find_strategy
 
 REFUSED = pytest.fail.Exception
 
@@ -66,3 +72,62 @@ def test_a_mark_is_held_to_what_happens():
     with pytest.raises(REFUSED, match="has tried"):
         launching.end()
     launching.begin(False)  # as this test is
+
+
+# ---------------------------------------------------------------- what is forked
+
+SMALL = {"max_steps": 100_000, "num_train_examples": 16, "num_eval_examples": 8, "measure": False}
+
+
+def fork(folder, meanwhile=None, **flags):
+    return launching.fork(find_strategy("ddp"), 2, {**SMALL, **flags}, folder / "run", meanwhile)
+
+
+def nothing_is_left() -> bool:
+    psutil.wait_procs(psutil.Process(launching._server.pid).children(recursive=True), timeout=10)
+    return not psutil.Process(launching._server.pid).children(recursive=True)
+
+
+@pytest.mark.launches
+def test_a_forked_launch_that_is_refused_says_so(tmp_path):
+    with pytest.raises(AssertionError, match=r"(?s)exit status 1\n.*zero-study: data_dir .*nowhere does not exist"):
+        fork(tmp_path, data="files", data_dir=tmp_path / "nowhere")
+    assert not (tmp_path / "run").exists()
+    assert nothing_is_left()
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_to_a_forked_launcher_ends_its_ranks(number, status, tmp_path):
+    """As torchrun does: asked to end, it lets the ranks record themselves; killed, it takes them with it."""
+
+    def end(launcher):
+        while not (tmp_path / "run" / "steps.jsonl").exists():
+            time.sleep(0.01)
+        psutil.Process(launcher).send_signal(number)
+
+    assert fork(tmp_path, end) == status
+    assert nothing_is_left()
+    if number == signal.SIGTERM:
+        assert schema.read(tmp_path / "run").status == "interrupted"
+    else:
+        assert not (tmp_path / "run" / "record.json").exists()
+
+
+@pytest.mark.launches
+def test_a_forked_launch_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "TIMEOUT_SECONDS", 4)
+    with pytest.raises(AssertionError, match="not done in time"):
+        fork(tmp_path)
+    assert nothing_is_left()
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("words", ["--help", "trian", "compare nowhere --view parity"])
+def test_a_forked_command_says_what_the_command_says(words, tmp_path):
+    forked, started = (
+        run([*program, *words.split()], cwd=tmp_path)
+        for run, program in ((launching.command_line, []), (launching.attempt, ["zero-study"]))
+    )
+    assert [forked.returncode, forked.stdout, forked.stderr] == [started.returncode, started.stdout, started.stderr]
+    assert forked.stdout or forked.stderr

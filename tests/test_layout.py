@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import json
 import re
+import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -106,17 +107,32 @@ def test_no_module_is_in_a_circle():
     tuple(TopologicalSorter({name: others - {name} for name, others in arrows.items()}).static_order())
 
 
+# Imports in one process what is named on stdin, one after the other, and says of each which unwanted modules it brings.
+IMPORTS = """
+import importlib, json, sys
+for names, unwanted in json.load(sys.stdin):
+    before = set(sys.modules)
+    for name in names:
+        importlib.import_module(name)
+    print(names[0], *sorted(set(unwanted) & set(sys.modules) - before))
+"""
+
+
 @pytest.mark.launches
-@pytest.mark.parametrize("name", LIGHT)
-def test_import_needs_neither_torch_nor_pages(name):
-    modules = [f"study.{name}"]
-    if (folder := STUDY / name.replace(".", "/")).is_dir():
-        modules += [f"study.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
-    modules = [module for module in modules if module not in WHEN_CALLED]
-    unwanted = HEAVY | (set() if name == "report" else DRAWING)
-    code = f"import sys, {', '.join(modules)}; print(*sorted({unwanted!r} & set(sys.modules)))"
-    done = launching.attempt(["python", "-c", code])
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+def test_imports_need_neither_torch_nor_pages():
+    asked = []
+    for name in sorted(LIGHT, key=lambda name: name == "report"):  # which alone may draw, last
+        modules = [f"study.{name}"]
+        if (folder := STUDY / name.replace(".", "/")).is_dir():
+            modules += [f"study.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
+        modules = [module for module in modules if module not in WHEN_CALLED]
+        asked.append((modules, sorted(HEAVY | (set() if name == "report" else DRAWING))))
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        input=json.dumps(asked), env=launching.environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [modules[0] for modules, _ in asked]  # and nothing after any
 
 
 @pytest.mark.launches
@@ -216,7 +232,7 @@ def commands(group: click.Group = cli.zero_study, above: str = "") -> dict[str, 
 
 @pytest.mark.launches
 def test_help_lists_every_command():
-    done = launching.attempt(["zero-study", "--help"])
+    done = launching.command_line(["--help"])
     assert done.returncode == 0
     listed = done.stdout.partition("\nCommands:\n")[2]
     described = {name for name, _ in re.findall(r"^  (\S+)\s+(\S.{19,})$", listed, re.MULTILINE)}
@@ -236,7 +252,7 @@ def test_command_has_help(name, capsys):
 
 @pytest.mark.launches
 def test_help_of_train_lists_every_knob():
-    text = launching.attempt(["zero-study", "train", "--help"]).stdout
+    text = launching.command_line(["train", "--help"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
         assert f"--{field.replace('_', '-')}" in text
     assert "[default: 5e-05]" in text

@@ -243,6 +243,7 @@ REHEARSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_the_list_in_the_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs

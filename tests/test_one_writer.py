@@ -15,7 +15,7 @@ from pathlib import Path
 import fake_train
 import psutil
 import pytest
-from launching import ROOT, attempt, environment
+from launching import ROOT, attempt, command_line, environment
 from test_launch import wait_until
 
 from study import files
@@ -160,7 +160,7 @@ def test_two_real_launches_into_one_folder(tmp_path):
     )  # fmt: skip
     try:
         wait_until(lambda: (folder / one_writer.LOCK).exists() or first.poll() is not None)
-        second = attempt(["zero-study", "train", *flags, "--max-steps", "2", "--seed", "1"])
+        second = command_line(["train", *flags, "--max-steps", "2", "--seed", "1"])
         assert (second.returncode, second.stdout) == (2, "")
         assert f"process {first.pid} on " in second.stderr
         launcher = ["accelerate", "launch", "--config_file", "accelerate_configs/ddp.yaml", "--main_process_port", "0"]

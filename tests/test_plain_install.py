@@ -189,16 +189,57 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
         files.require_clone("these")
 
 
+# ---------------------------------------------------------------- a wheel
+
+
+def built_wheel(folder: Path) -> Path:
+    """A wheel, built of a copy of what it is made of, since a build leaves folders in its source."""
+    for name in ("study", "accelerate_configs"):
+        shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(launching.ROOT / name, folder)
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.split()[-1]
+
+
 @pytest.mark.launches
 def test_a_wheel_holds_what_commands_read(tmp_path):
-    """Built of a copy, since a build leaves folders in its source."""
-    for name in ("study", "accelerate_configs"):
-        shutil.copytree(launching.ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(launching.ROOT / name, tmp_path)
-    files_there = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/**/*") if path.is_file()}
-    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+    path = built_wheel(tmp_path)
+    files_there = {
+        str(path.relative_to(tmp_path))
+        for name in ("study", "accelerate_configs")
+        for path in (tmp_path / name).rglob("*")
+        if path.is_file()
+    }
+    assert len(files_there) > 100
+    with zipfile.ZipFile(path) as wheel:
         assert files_there <= set(wheel.namelist())
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_a_wheel_works_in_an_environment_of_its_own(tmp_path):
+    """From another folder than the clone, and with nothing but what it asks for; `prove` beside a torch."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    wheel, own = built_wheel(tmp_path / "source"), tmp_path / "venv"
+    launching.use()
+
+    def run(*words: str | Path) -> str:
+        env = launching.environment({"PYTHONPATH": None})
+        done = subprocess.run(words, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", own)
+    run(own / "bin" / "python", "-m", "pip", "install", "-q", "-c", launching.ROOT / "constraints.txt", wheel)
+    shutil.copy(launching.ROOT / "accelerate_configs" / "ddp.yaml", tmp_path / "elsewhere")
+    assert "gpt2" in run(own / "bin" / "zero-study", "advise", "--model", "gpt2", *GPU.split())
+    assert run(own / "bin" / "zero-study", "doctor", "ddp.yaml")
+    (packages,) = own.glob("lib/*/site-packages")
+    with_torch = f"import sys; sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}"
+    code = f"{with_torch}; import study.engines.prove as prove; print(prove.__file__)"
+    proving = run(own / "bin" / "python", "-c", code)
+    assert Path(proving.splitlines()[-1]).is_relative_to(packages)

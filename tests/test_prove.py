@@ -792,6 +792,7 @@ def launch(strategy: str, script: str, folder: Path, *flags: str) -> Any:
     return launching.attempt(words, cwd=folder, env={"DS_ACCELERATOR": "cpu"})
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_script_that_builds_another_stage_is_stopped(tmp_path):
     done = launch("zero3", LOOP, tmp_path, "--stage-2", "--strict")

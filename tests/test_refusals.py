@@ -20,7 +20,7 @@ import pytest
 import torch
 import yaml
 from data_folder import make_data_dir
-from launching import ROOT, attempt, environment, words
+from launching import ROOT, attempt, command_line, environment, words
 
 from study import __main__, cli, files
 from study.config import build_config
@@ -44,10 +44,14 @@ def contents(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
-def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
-    """Return the line with which `zero-study train` refuses these arguments."""
+def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = None, is_launched: bool = False) -> str:
+    """Return the line with which `zero-study train` refuses these arguments; forked, where it is not to be launched."""
     before = contents(folder)
-    done = attempt(["zero-study", "train", *arguments], cwd=folder, env=env)
+    done = (
+        attempt(["zero-study", "train", *arguments], cwd=folder, env=env)
+        if is_launched
+        else command_line(["train", *arguments], cwd=folder, env=env)
+    )
     assert done.returncode == 2, done.stderr
     assert all(line.startswith("  ") for line in done.stdout.splitlines())  # the progress of a launch
     assert contents(folder) == before
@@ -110,7 +114,7 @@ def test_subcommands(folder):
         ("advise", "--gpu is missing; `zero-study advise --help` lists"),
         ("benchmark throughput --pairs 1.5", "--pairs 1.5: must be a whole number of at least 1"),
     ):
-        done = attempt(["zero-study", *arguments.split()], cwd=folder)
+        done = command_line(arguments.split(), cwd=folder)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"zero-study: {expected}")
         assert done.stderr.count("\n") == 1, done.stderr
@@ -211,7 +215,7 @@ def test_parquet_without_the_columns(folder):
 def test_no_network(folder):
     """The one refusal that needs a launch: the run itself asks the hub. The launch leaves nothing either."""
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": None}
-    line = refusal(folder, *words({**SMALL, "data": "hub"}), env=env)
+    line = refusal(folder, *words({**SMALL, "data": "hub"}), env=env, is_launched=True)
     assert line.startswith("cannot reach the hub for ")
     assert line.endswith("; use --data files --data-dir FOLDER or --data bundled")
 

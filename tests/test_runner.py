@@ -403,6 +403,7 @@ parts:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
 def test_a_killed_study_of_real_runs_has_the_losses_of_an_undisturbed_one(tmp_path):

@@ -13,6 +13,8 @@ import reported
 from study.claims import sentences
 from study.planner.asked import PLANNED
 
+pytestmark = pytest.mark.slow  # opens a browser
+
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
 

@@ -366,6 +366,7 @@ def write_prices(home: Path) -> None:
             csv.writer(written).writerows(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.skipif(not SKYPILOT.exists(), reason="SkyPilot is not installed; `make skypilot` does (minutes, 0.5 GB)")
 def test_skypilot_reads_the_files_and_finds_the_boxes(tmp_path):

@@ -94,7 +94,7 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
 @pytest.mark.launches
 @pytest.mark.parametrize("view", ["differences", "largest-batch", "scaling", "parity", "model-states", "losses"])
 def test_every_view_of_committed_records(view):
-    done = launching.attempt(["zero-study", "compare", "--view", view, "reports/cpu/records/cpu"])
+    done = launching.command_line(["compare", "--view", view, "reports/cpu/records/cpu"])
     assert done.returncode == 0, done.stderr
     assert "zero3_tuned" in done.stdout
 

@@ -529,6 +529,7 @@ def test_saved_weights_are_whole():
     assert sum(float(t.double().abs().sum()) for t in saved.values()) == run.record.final_parameters.absolute_sum
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_checkpoint_of_two_ranks_on_four(tmp_path):
     """An error that names both sizes. (That of accelerate and DeepSpeed: the study refuses it before.)"""
