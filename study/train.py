@@ -160,7 +160,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     clip_and_measure_norm = gradient_norm_reader(accelerator, model, config)
     now = make_clock(accelerator.device)
     batches = iter(built.train_batches)
-    batch = next(batches, None)
+    batch: Any = next(batches, None)
     steps_done = checkpoints.load()
     observer.begin()
     model.train()

@@ -28,7 +28,7 @@ def build_accelerator(run: Run) -> Accelerator:
         TorchDynamoPlugin,
     )
 
-    class Replicas(Accelerator):
+    class Replicas(Accelerator):  # type: ignore[misc]
         """Accelerate's own leaves out DDP, and its no_sync, where a GPU's process is the only one."""
 
         @property
@@ -103,7 +103,7 @@ def _wait_at_most(seconds: int) -> None:
     from torch.distributed import distributed_c10d
 
     limit = datetime.timedelta(seconds=seconds)
-    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
+    vars(distributed_c10d).update(default_pg_timeout=limit, default_pg_nccl_timeout=limit)
     if torch.distributed.is_initialized():
         distributed_c10d._set_pg_timeout(limit)
 

@@ -65,7 +65,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     splits = workload.load(config)
     memory = PhaseMemory(accelerator.device, config.measure)
     memory.begin("built")
-    model = weights.build_model(accelerator, workload, splits, run)
+    model: Any = weights.build_model(accelerator, workload, splits, run)
     if config.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = weights.make_optimizer(model, config)
@@ -111,8 +111,8 @@ def start(run: Run) -> Accelerator:
     """
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     accelerator = build_accelerator(run)
     if accelerator.num_processes != run.world_size:
         raise Refusal(

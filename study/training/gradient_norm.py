@@ -22,11 +22,12 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     tensors = list(tensors)
-    shards = [tensor.to_local() for tensor in tensors if isinstance(tensor, DTensor)]  # FSDP2's
-    if not shards:
+    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # FSDP2's
+    if not sharded:
         return _norm(tensors).float()
+    shards = [tensor.to_local() for tensor in sharded]
     square = _norm([shard for shard in shards if shard.numel()] or shards).square()
-    mesh = tensors[0].device_mesh
+    mesh = sharded[0].device_mesh
     torch.distributed.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # replicas hold the same
     return square.sqrt().float()
 
@@ -38,7 +39,8 @@ def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     if tensors[0].device.type != "cpu":
         return torch.nn.utils.get_total_norm(tensors).double()
     rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
-    return torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
+    return norm
 
 
 def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig) -> Callable[[], Any]:
@@ -60,7 +62,8 @@ def gradient_norm_reader(accelerator: Accelerator, model: Any, config: RunConfig
 
         return clip
     if model.zero_optimization_stage():
-        return model.get_global_grad_norm
+        norm: Callable[[], Any] = model.get_global_grad_norm
+        return norm
     # Stage 0 keeps no norm; its gradients are whole and averaged when it steps, so the norm is taken just before it.
     latest: list[torch.Tensor] = []
     take_step = model.step

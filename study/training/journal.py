@@ -223,11 +223,10 @@ class Journal:
         tied = left.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
-        known = {**self._facts, **tied, **facts}
+        known = {**self._facts, **tied, **facts, "status": status}
         schema.write(
             self.run.folder,
             schema.Record(
-                status=status,
                 wall_seconds=time.perf_counter() - self._started,
                 steps_done=len(self.lines),
                 final_loss=self.lines[-1]["loss"] if self.lines else None,

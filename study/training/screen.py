@@ -23,7 +23,7 @@ class LibraryWarnings:
         """Write what there was, and from now on each as it comes; every rank appends to the same file."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "warnings.log"
-        self._append("".join(self._early))
+        self._append(self._path, "".join(self._early))
         self._early.clear()
 
     def _note(
@@ -39,12 +39,13 @@ class LibraryWarnings:
         if self._path is None:
             self._early.append(text)
         else:
-            self._append(text)
+            self._append(self._path, text)
 
-    def _append(self, text: str) -> None:
+    @staticmethod
+    def _append(path: Path, text: str) -> None:
         if text:
             # A library warns in the middle of a training: that a disk is full, the run's own files say.
-            with suppress(OSError), open(self._path, "a") as log:
+            with suppress(OSError), open(path, "a") as log:
                 log.write(text)
 
 

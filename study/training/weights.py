@@ -35,16 +35,16 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     folder, builds = run.initial_weights_folder, run.is_first_of_machine(accelerator.process_index)
     if builds:
         with unpartitioned():
-            whole = _whole(workload, splits, config)
+            whole: Any = _whole(workload, splits, config)
             whole.should_save_on_this_rank = lambda _: True  # transformers else writes on rank 0 alone (5.23)
             whole.save_pretrained(folder)
             del whole
     accelerator.wait_for_everyone()
-    model = workload.load_model(config, splits, folder)
+    loaded: torch.nn.Module = workload.load_model(config, splits, folder)
     accelerator.wait_for_everyone()
     if builds:
         shutil.rmtree(folder)
-    return model
+    return loaded
 
 
 def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
@@ -114,6 +114,7 @@ def num_params(model: torch.nn.Module) -> int:
 
 def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter whole, gathered one at a time, in the order of their names. Collective."""
+    parameter: Any  # an engine adds attributes to some
     for name, parameter in sorted(model.named_parameters()):
         name = name.replace("_orig_mod.", "").removeprefix("module.")
         if hasattr(parameter, "ds_id"):

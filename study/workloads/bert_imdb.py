@@ -12,15 +12,14 @@ from study.config import RunConfig
 from study.errors import Refusal
 from study.models import SIZES
 from study.workloads import sources
-from study.workloads.sources import Examples, Splits
+from study.workloads.sources import Examples, ModelOutput, Splits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import datasets
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 METRIC = "accuracy"
 
@@ -72,13 +71,14 @@ def tokenise(reviews: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, leng
     )
 
 
-def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
+def model_config(config: RunConfig, splits: Splits) -> BertConfig:
     """Describe the model in full, published sizes included, so that nothing is left to a download."""
     return _settings(config, splits.vocab_size, splits.pad_token_id)
 
 
 def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> BertConfig:
     size = SIZES["bert-imdb"][config.size]
+    settings: dict[str, Any] = {"num_labels": 2, "use_cache": False, "attn_implementation": config.attention}
     return BertConfig(
         vocab_size=vocab_size,
         hidden_size=size["hidden"],
@@ -90,9 +90,7 @@ def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> BertConf
         attention_probs_dropout_prob=config.dropout,
         classifier_dropout=config.dropout,
         pad_token_id=pad_token_id,
-        num_labels=2,
-        use_cache=False,
-        attn_implementation=config.attention,
+        **settings,
     )
 
 
@@ -108,7 +106,8 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
     if config.weights is not None:
         # Of masked words there is neither; a run's model/ has both.
         drawn = ("classifier.", "bert.pooler.")
-        return sources.from_folder(config.weights, BertForSequenceClassification, settings, drawn)
+        own: PreTrainedModel = sources.from_folder(config.weights, BertForSequenceClassification, settings, drawn)
+        return own
     if config.effective_init == "scratch":
         return BertForSequenceClassification(settings)
     if splits.vocab_size != PRETRAINED_VOCABULARY:
@@ -141,7 +140,7 @@ def left_over(config: RunConfig) -> Examples:
     return Examples(input_ids=ids, attention_mask=torch.tensor(tokens["attention_mask"]), labels=ids)
 
 
-class _MaskedWords(BertForMaskedLM):
+class _MaskedWords(BertForMaskedLM):  # type: ignore[no-untyped-call]
     """Devlin et al., arXiv:1810.04805, section 3.1: what were the words behind the masks?"""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:

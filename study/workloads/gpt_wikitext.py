@@ -14,14 +14,13 @@ from study.config import RunConfig
 from study.errors import Refusal
 from study.models import SIZES
 from study.workloads import sources
-from study.workloads.sources import Examples, Splits
+from study.workloads.sources import Examples, ModelOutput, Splits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
 METRIC = "perplexity"
 
@@ -89,7 +88,7 @@ def model_config(config: RunConfig, splits: Splits) -> PreTrainedConfig:
 
 def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> PreTrainedConfig:
     size = SIZES["gpt-wikitext"][config.size]
-    shared = {
+    shared: dict[str, Any] = {
         "vocab_size": vocab_size,
         "bos_token_id": pad_token_id,
         "eos_token_id": pad_token_id,
@@ -98,7 +97,7 @@ def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> PreTrain
         "attn_implementation": config.attention,
     }
     if config.size == "2.7b":
-        settings = GPTNeoConfig(
+        return GPTNeoConfig(
             hidden_size=size["hidden"],
             num_layers=size["layers"],
             num_heads=size["heads"],
@@ -110,21 +109,18 @@ def _settings(config: RunConfig, vocab_size: int, pad_token_id: int) -> PreTrain
             attention_dropout=config.dropout,
             **shared,
         )
-    else:
-        gpt_j = {"rotary_dim": 64, "tie_word_embeddings": False}
-        kind, more = (GPTJConfig, gpt_j) if config.size == "6b" else (GPT2Config, {})
-        settings = kind(
-            n_embd=size["hidden"],
-            n_layer=size["layers"],
-            n_head=size["heads"],
-            n_positions=size["positions"],
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
-            **more,
-            **shared,
-        )
-    return settings
+    shared |= {
+        "n_embd": size["hidden"],
+        "n_layer": size["layers"],
+        "n_head": size["heads"],
+        "n_positions": size["positions"],
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+    }
+    if config.size == "6b":
+        return GPTJConfig(rotary_dim=64, tie_word_embeddings=False, **shared)
+    return GPT2Config(**shared)
 
 
 def _model_class(config: RunConfig) -> type[PreTrainedModel]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from study.config import RunConfig
 from study.errors import Refusal
@@ -68,6 +68,13 @@ class Splits:
     vocab_size: int  # rows of the embedding
     pad_token_id: int
     description: dict[str, Any]  # for the record
+
+
+class ModelOutput(Protocol):
+    """What a model returns that was called as its workload says: transformers' own types leave both open."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
 
 
 # ---------------------------------------------------------------- before anything is launched
@@ -217,10 +224,10 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
         table = pyarrow.parquet.ParquetFile(path).read(columns=["text", "label"])
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
-    labels = set(table["label"].unique().to_pylist())
-    if table["text"].null_count or not labels <= {0, 1}:
+    found = set(table["label"].unique().to_pylist())
+    if table["text"].null_count or not found <= {0, 1}:
         raise Refusal(
-            f"{path} has {table['text'].null_count} reviews without text and the labels {sorted(labels, key=str)}; "
+            f"{path} has {table['text'].null_count} reviews without text and the labels {sorted(found, key=str)}; "
             "every review needs a text and label 0 or 1"
         )
     return datasets.Dataset(table)
@@ -332,7 +339,7 @@ def _hub_failures() -> tuple[type[Exception], ...]:
     """What the libraries raise for the network, the hub and its cache; a bug, or memory that ran out, is none of it."""
     from datasets.exceptions import DatasetsError
     from huggingface_hub import errors
-    from huggingface_hub.utils import httpx
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     # huggingface_hub's errors have no base in common, and httpx's are no OSError.
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]

@@ -96,7 +96,7 @@ def tokenizer(workload: str) -> PreTrainedTokenizerBase:
     by_word = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     by_word.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if workload == "gpt-wikitext":
-        return PreTrainedTokenizerFast(
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=by_word,
             unk_token=GPT_SPECIAL,
             bos_token=GPT_SPECIAL,
@@ -109,7 +109,7 @@ def tokenizer(workload: str) -> PreTrainedTokenizerBase:
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
     pad, unk, cls, sep, mask = BERT_SPECIAL
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=by_word, pad_token=pad, unk_token=unk, cls_token=cls, sep_token=sep, mask_token=mask
     )
 

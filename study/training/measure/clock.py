@@ -46,6 +46,6 @@ def summarize(
         lower_quartile_seconds=quartiles[0],
         upper_quartile_seconds=quartiles[2],
         data_wait_median_seconds=statistics.median(s["data_wait_seconds"] for s in timed) if timed else None,
-        samples_per_second=timed[0]["samples"] / middle if timed else None,
-        tokens_per_second=statistics.mean(s["tokens"] for s in timed) / middle if timed else None,
+        samples_per_second=timed[0]["samples"] / middle if middle is not None else None,
+        tokens_per_second=statistics.mean(s["tokens"] for s in timed) / middle if middle is not None else None,
     )

@@ -17,6 +17,7 @@ def energy_joules(device: torch.device) -> float | None:
     import pynvml
 
     try:
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(device)) / 1000
+        millijoules: int = pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(device))
+        return millijoules / 1000
     except pynvml.NVMLError:  # not on this GPU, or not permitted: unknown
         return None

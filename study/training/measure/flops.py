@@ -27,4 +27,4 @@ def model_flops_per_sequence(workload: ModuleType, config: RunConfig, splits: Sp
         ids = torch.zeros(1, config.sequence_length, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(input_ids=ids).logits.sum().backward()  # a loss adds no matrix product
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())

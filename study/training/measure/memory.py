@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler import profile
 
 from study.engines.engine_facts import Ledger, count_states
@@ -52,11 +53,12 @@ def _live_tensor_bytes() -> int:
 
 def _changes(trace: profile) -> list[int]:
     """What a CPU's allocator gave out (positive) and took back (negative) while it was profiled, in bytes, in order."""
-    events = trace.kineto_results.events()
+    assert trace.kineto_results is not None  # of a profile that has ended
+    events: list[Any] = trace.kineto_results.events()
     changes = (
         (event.start_ns(), event.nbytes())
         for event in events
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
     )
     return [change for _, change in sorted(changes)]
 
@@ -71,15 +73,15 @@ class BucketBytes:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._reducer = torch.distributed.Reducer
+        self._reducer = vars(torch.distributed)["Reducer"]
         self.num_bytes: int | None = None  # None: no reducer was built
 
     def __enter__(self) -> BucketBytes:
-        torch.distributed.Reducer = self._build  # type: ignore[misc]
+        torch.distributed.Reducer = self._build  # type: ignore[attr-defined, misc, assignment]
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        torch.distributed.Reducer = self._reducer  # type: ignore[misc]
+        torch.distributed.Reducer = self._reducer  # type: ignore[attr-defined, misc, assignment]
 
     def _build(self, *arguments: Any, **options: Any) -> Any:
         if self._device.type == "cuda":
@@ -110,11 +112,11 @@ class CpuPeak:
     def __enter__(self) -> CpuPeak:
         self._before = _live_tensor_bytes()
         self._profile = profile(profile_memory=True, record_shapes=False, use_device=None)
-        self._profile.__enter__()
+        self._profile.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._profile.__exit__(*exception)
+        self._profile.__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is not None:
             return
         changes = _changes(self._profile)
@@ -172,6 +174,7 @@ class PhaseMemory:
     def _peaks(self) -> dict[str, int | None]:
         if self.device.type != "cuda":
             return {"resident_bytes": _resident_peak() if self._is_reset else None}
+        assert self._sampler is not None  # as a phase has begun
         peak, average = self._sampler.stop()
         return {
             "allocated_bytes": torch.cuda.max_memory_allocated(self.device),

@@ -1,13 +1,15 @@
 """Which share of the predicted labels is right? An `evaluate` metric of the study's own, so that it needs no hub."""
 
+from collections.abc import Sequence
+
 import datasets
 import evaluate
 
 
-class Accuracy(evaluate.Metric):
+class Accuracy(evaluate.Metric):  # type: ignore[misc]
     """`compute(predictions, references)` of labels gives {"accuracy"}."""
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description="Share of predictions that equal their reference.",
             citation="",
@@ -15,6 +17,6 @@ class Accuracy(evaluate.Metric):
             features=datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}),
         )
 
-    def _compute(self, predictions, references):
+    def _compute(self, predictions: Sequence[int], references: Sequence[int]) -> dict[str, float]:
         right = sum(int(predicted == true) for predicted, true in zip(predictions, references, strict=True))
         return {"accuracy": right / len(references)}

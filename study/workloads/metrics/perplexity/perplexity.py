@@ -1,15 +1,16 @@
 """How surprised is a language model? An `evaluate` metric over losses that were computed where the model is."""
 
 import math
+from collections.abc import Sequence
 
 import datasets
 import evaluate
 
 
-class Perplexity(evaluate.Metric):
+class Perplexity(evaluate.Metric):  # type: ignore[misc]
     """`compute(predictions, references)` of mean losses and token counts gives {"validation_loss", "perplexity"}."""
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description="Mean next-token loss in nats, weighted by tokens, and its exponential.",
             citation="",
@@ -19,7 +20,7 @@ class Perplexity(evaluate.Metric):
             ),
         )
 
-    def _compute(self, predictions, references):
+    def _compute(self, predictions: Sequence[float], references: Sequence[int]) -> dict[str, float]:
         total = math.fsum(loss * tokens for loss, tokens in zip(predictions, references, strict=True))
         loss = total / sum(references)
         # math.exp raises above 709; a model that far gone has no finite perplexity. NaN stays NaN.
