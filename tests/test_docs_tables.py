@@ -32,7 +32,6 @@ from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
 from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
-from study.engines.keys import table as keys
 from study.planner import published_rows
 from study.planner.published_rows import PREDICTORS, SPLITS
 from study.records import find as records
@@ -567,9 +566,7 @@ def decided(what: str, rules: Mapping[str, allowed.Allowed]) -> str:
 
 
 def flags() -> str:
-    """The flags of the launcher, as the table has them of the installed one."""
-    names = keys.installed("accelerate", "flags")
-    return decided("flags", {f"--{name}": allowed.of_flag(name) for name in names})
+    return decided("flags", {f"--{name}": rule for name, rule in allowed.rules("flags").items()})
 
 
 def variables() -> str:

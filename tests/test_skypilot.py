@@ -93,12 +93,12 @@ def test_a_file_rents_its_box_and_gives_it_back(name):
 # ---------------------------------------------------------------- the set-up
 
 
-@pytest.mark.parametrize(("fails", "status"), [("", 0), ("python", 1), ("make", 1), ("zero-study", 0)])
+@pytest.mark.parametrize(("fails", "status"), [("none", 0), ("python -c", 1), ("make setup", 1), ("python -m", 0)])
 def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for program in ("uv", "make", "python", "zero-study"):
+    for program in ("uv", "make", "python"):
         stub = tmp_path / ".venv" / "bin" / program
-        stub.write_text(f'#!/bin/bash\necho {program} "${{@@Q}}" >> asked\n[ {program} != "{fails}" ]\n')
+        stub.write_text(f'#!/bin/bash\necho {program} "${{@@Q}}" >> asked\n[ "{program} $1" != "{fails}" ]\n')
         stub.chmod(0o755)
     path = f"{tmp_path / '.venv' / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(["bash", CLOUDS / "setup.sh"], cwd=tmp_path, env={"PATH": path})
@@ -106,7 +106,7 @@ def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
     assert done.returncode == status
     assert asked[2][:2] == ["make", "setup"]
     if not status:
-        test_docs.check_study(asked[-1][1:])
+        test_docs.check_python(asked[-1][1:])
 
 
 # ---------------------------------------------------------------- a slot

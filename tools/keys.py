@@ -15,6 +15,7 @@ import os
 import re
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ def of_accelerate() -> dict[str, Any]:
     )
     return {
         "release": accelerate.__version__,
-        "fields": {field.name: _default(field.default) for field in dataclasses.fields(ClusterConfig)},
+        "fields": {
+            field.name: {"type": _type(field.type), "default": _default(field.default)}
+            for field in dataclasses.fields(ClusterConfig)
+        },
         "flags": {name: _flag(action) for name, action in flags.items()},
         "sections": {
             "deepspeed_config": [action.dest for action in of_deepspeed._group_actions],
@@ -105,25 +109,23 @@ def _flag(action: argparse.Action) -> dict[str, Any]:
 def _fields(model: Any) -> dict[str, Any]:
     """Every key of a section by both of its names, with its type as a pattern and its default."""
     return {
-        name: {"type": _type(field), "default": _default(field.default)}
+        name: {"type": _type(field.annotation, field.metadata), "default": _default(field.default)}
         for key, field in model.model_fields.items()
         for name in dict.fromkeys((key, field.alias or key))
     }
 
 
-def _type(field: Any) -> Any:
-    """The pattern of the values that a field takes."""
-    kind = field.annotation
+def _type(kind: Any, metadata: Sequence[Any] = ()) -> Any:
+    """The pattern of the values that a field of this type, with these bounds, takes."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if not isinstance(kind, type):
         return "<any>"
     if issubclass(kind, enum.Enum):
         return [member.value for member in kind]
-    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    bound = next(
-        (f" {sign} {getattr(m, word)}" for m in field.metadata for word, sign in bounds.items() if hasattr(m, word)), ""
-    )
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    bounds = [f" {sign} {getattr(one, word)}" for one in metadata for word, sign in signs.items() if hasattr(one, word)]
+    bound = bounds[0] if bounds else ""
     word = {bool: "bool", int: f"count{bound}", float: f"number{bound}", str: "text", Path: "text"}.get(kind, "any")
     return f"<{word}>"
 
