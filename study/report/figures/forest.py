@@ -11,8 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from study.compare.differences import CEILING, METRICS
-from study.compare.order import in_order
-from study.compare.words import powers, processes, three_digits
+from study.compare.words import in_order, powers, processes, three_digits
 from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows, style
 from study.report.figures.setting import setting
 from study.report.words import counted, listed, verdict_word

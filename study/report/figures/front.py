@@ -15,8 +15,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from study.compare.order import in_order
-from study.compare.words import Unit, bytes_text, bytes_unit
+from study.compare.words import Unit, bytes_text, bytes_unit, in_order
 from study.report.figures.drawing import INK, Figure, below, finish, house_style, log_ticks, panels, spread_out, style
 from study.report.figures.setting import crowded, runs_counted, setting, unmeasured, with_results, without_value
 from study.report.figures.speed import LOGARITHMIC_FROM

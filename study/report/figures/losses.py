@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from study.compare.order import in_order
-from study.compare.words import powers, three_digits
+from study.compare.words import in_order, powers, three_digits
 from study.report.figures.drawing import INK, Figure, below, finish, house_style, panels, style
 from study.report.figures.setting import setting, unmeasured
 from study.report.words import counted, listed

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from study.compare.order import in_order
-from study.compare.words import Unit, bytes_text, bytes_unit, computed_note
+from study.compare.words import Unit, bytes_text, bytes_unit, computed_note, in_order
 from study.report.figures.drawing import INK, Figure, at_edge, below, beside, finish, house_style, panels, rows
 from study.report.figures.parts import COLOURS, HATCHES, NAMES, PREDICTED, STATES, hatched, sizes
 from study.report.figures.setting import setting, unmeasured, with_results, without_value

@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from study.compare.order import in_order
-from study.compare.words import bytes_text, three_digits
+from study.compare.words import bytes_text, in_order, three_digits
 from study.planner import sweeps, trees
 from study.planner.accuracy import Validation
 from study.planner.choose import Advice

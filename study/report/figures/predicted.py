@@ -12,9 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from study.compare.order import in_order
-from study.compare.predicted import SETTING, setting_in_words
-from study.compare.words import Unit, bytes_text, bytes_unit, processes
+from study.compare.expected import SETTING, setting_in_words
+from study.compare.words import Unit, bytes_text, bytes_unit, in_order, processes
 from study.report.figures.drawing import (
     INK,
     Figure,

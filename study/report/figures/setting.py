@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from study.compare.order import in_order
-from study.compare.quiet import is_disturbed
-from study.compare.words import processes
+from study.compare.facts import is_disturbed
+from study.compare.words import in_order, processes
 from study.report.words import counted, listed
 
 # What all runs of a figure have in common.

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from study.compare.order import in_order
-from study.compare.words import Unit, three_digits
+from study.compare.words import Unit, in_order, three_digits
 from study.report.figures.drawing import (
     INK,
     Figure,

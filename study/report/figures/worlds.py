@@ -8,8 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from study.compare import pairs
-from study.compare.order import in_order
-from study.compare.words import Unit, bytes_text, bytes_unit, processes, three_digits
+from study.compare.words import Unit, bytes_text, bytes_unit, in_order, processes, three_digits
 from study.report.figures.drawing import (
     INK,
     Figure,

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
-from study.compare.order import in_order
-from study.compare.words import Unit, bytes_unit, three_digits
+from study.compare.words import Unit, bytes_unit, in_order, three_digits
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.runs import SETTING, PageRow

@@ -1,4 +1,4 @@
-"""What did a study that was fixed in advance decide? Its sentence, its figure, its tables, as `zero-study verdict`."""
+"""What a study that was fixed in advance decided: its answer, figure and tables, as `zero-study compare --verdict`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def decide(folders: Sequence[str], study: str = "") -> list[Decided]:
 
 
 def decided_first(found: Sequence[Decided]) -> Html:
-    """What the studies found, for who knows none of the project's words; how far single trainings went, below it."""
-    singles = " ".join(["Loss says how badly a model predicts.", *map(verdict_text.single_trainings, found)])
-    return Html(f"{lead(verdict_text.plain(found)).text}\n{markup.paragraphs(singles)}")
+    """What the studies found: the answer of each."""
+    first, *others = map(_bare, map(verdict_text.answer, found))
+    return Html(f"{lead(first).text}\n{markup.paragraphs(*others)}" if others else lead(first).text)
 
 
 def decided_drawn(found: Sequence[Decided]) -> Html:

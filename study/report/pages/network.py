@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from itertools import combinations, groupby
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from study.compare import network
@@ -20,13 +20,8 @@ from study.report.pages.opening import lead
 from study.report.words import count, percent, signed_percent
 
 CONTROL = "ddp"
+RIGHT = 0.25  # by which a prediction may miss
 RUN = "zero-study run network"
-CROSSINGS_NOTE = (
-    "By medians, on lines between the logarithms of the rates that were tried. Shown where each is faster than the "
-    f"other at some rate, by {percent(network.TOLD)} at least (set when the runs were known) and in all repeats, or is "
-    "predicted to be; between these rates repeats may overlap. Of two that are equally fast, two "
-    "repeats of each lie apart at a rate one time in three."
-)
 ADDED_NOTE = (
     "The slowest of the rates that were tried. Its bytes take: what theory expects a machine to send by gloo's "
     "algorithms, through the limit. Over its bytes: 1 where nothing is hidden behind computing and nothing waits."
@@ -35,11 +30,7 @@ NOTE = (
     "Machines are namespaces of one box that share its processors: ranks beyond its cores slow one another, and the "
     "times of such layouts are in no other table. gloo is the backend. Times hold within this box."
 )
-PAYS_NOTE = (
-    "By medians, on lines between the logarithms of the rates that were tried; up to the fastest limit that was tried "
-    "means as far as anybody looked. As the rule was fixed, a strategy pays from a lowest rate on, without a limit "
-    "too; that it may pay on slow networks alone was added when the runs were known."
-)
+PAYS_NOTE = "At the rates that were tried, by medians: yes, or no."
 
 
 def load(records: Sequence[str]) -> list[Cell]:
@@ -105,79 +96,40 @@ def _titled(cells: Sequence[Cell]) -> list[tuple[str, dict[str, list[Cell]]]]:
 
 
 def pays(cells: Sequence[Cell]) -> Html:
-    """At which rates each strategy costs a quarter more than DDP at most, measured and predicted."""
-    head = ["strategy", "measured", "predicted"]
+    """At which of the rates that were tried a step takes a quarter more than under DDP at most."""
+    rates = sorted({cell.rate for cell in cells if cell.rate}, reverse=True)
     groups = []
     for layout, of in _layouts(cells).items():
-        rows = [[name, *_told(each, of[CONTROL], network.PAYS)] for name, each in of.items() if name != CONTROL]
+        control = {cell.rate: cell for cell in of[CONTROL]}
+        rows = []
+        for name, each in of.items():
+            at = {cell.rate: "yes" if network.pays(cell, control[cell.rate]) else "no" for cell in each}
+            rows += [[name, *(at.get(rate, "not run") for rate in rates)]] if name != CONTROL else []
         groups.append((network.title(layout), rows))
-    caption = f"The rates at which a step takes at most {network.PAYS:g} times one under {CONTROL}"
+    head = ["strategy", *map(network.shown_rate, rates)]
+    caption = f"Whether a step takes at most {network.PAYS:g} times one under {CONTROL}"
     return Html(markup.table(caption, head, groups, PAYS_NOTE, words=head))
 
 
-def crossings(cells: Sequence[Cell]) -> Html:
-    """Which two strategies change places as the network gets faster, measured or predicted."""
-    head = ["as fast or faster", "than", "measured", "predicted"]
-    groups = []
-    for layout, of in _layouts(cells).items():
-        rows = []
-        slowest = min(cell.rate for each in of.values() for cell in each)
-        for first, second in combinations(of, 2):
-            ours, theirs = sorted((first, second), key=lambda name: network.unlimited(of[name]).median_seconds)
-            is_told = network.changes_places(of[ours], of[theirs])
-            predicted = _predicted(of[ours], of[theirs], 1.0)
-            if is_told or (predicted and slowest < predicted.low < math.inf):
-                measured, expected = _told(of[ours], of[theirs], 1.0)
-                rows.append([ours, theirs, measured if is_told else "not told apart", expected])
-        if rows:
-            groups.append((network.title(layout), rows))
-    if not groups:
-        return Html(markup.paragraphs("No two strategies change places at the rates that were tried."))
-    return Html(markup.table("Strategies that change places", head, groups, CROSSINGS_NOTE, words=head))
-
-
-def _told(ours: list[Cell], theirs: list[Cell], times: float) -> tuple[str, str]:
-    """Between which rates a step takes so many times the others' at most, measured and predicted."""
-    fastest = max(cell.rate for cell in ours if math.isfinite(cell.rate))
-    measured = " and ".join(network.shown_rates(each, fastest) for each in network.pays(ours, theirs, times))
-    return measured or "at none tried", network.shown_rates(_predicted(ours, theirs, times), 0.0)
-
-
-def _predicted(ours: list[Cell], theirs: list[Cell], times: float) -> network.Rates | None:
-    return network.predicted_to_pay(network.unlimited(ours), network.unlimited(theirs), times)
-
-
 def errors(cells: Sequence[Cell]) -> Html:
-    """How far the predictions missed, and where most; and how far the planner's rule would have."""
-    fixed, planned = (
-        {
-            (network.title(layout), name, cell.rate): error(cell, network.unlimited(each))
-            for layout, of in _layouts(cells).items()
-            for name, each in of.items()
-            for cell in each
-            if math.isfinite(cell.rate)
-        }
-        for error in (network.prediction_error, network.planner_error)
-    )
+    """How far the predictions missed, and where most."""
+    fixed = {
+        (network.title(layout), name, cell.rate): network.prediction_error(cell, network.unlimited(each))
+        for layout, of in _layouts(cells).items()
+        for name, each in of.items()
+        for cell in each
+        if math.isfinite(cell.rate)
+    }
+    right = sum(abs(error) <= RIGHT for error in fixed.values())
+    (where, name, rate), worst = max(fixed.items(), key=lambda item: abs(item[1]))
+    median = statistics.median(abs(error) for error in fixed.values())
     return Html(
         markup.paragraphs(
-            f"Of {count(len(fixed), 'prediction')}, {_missed(fixed)}. Below 0: the step took longer than predicted. "
-            "The rule was fixed beforehand; the step without a limit, to which it adds the bytes' time, was measured "
-            "beside.",
-            "Computed afterwards: where collectives vanish behind computing much as the planner takes it (half of the "
-            "shorter of the two, where the engine lets them run beside one another; the whole step is taken to "
-            f"compute), {_missed(planned)}.",
+            f"Of {count(len(fixed), 'prediction')}, {right} miss by {percent(RIGHT)} at most, the median by "
+            f"{percent(median)}; the worst by {signed_percent(worst)} ({name}, {where}, {network.shown_rate(rate)}). "
+            "Below 0: the step took longer than predicted. The rule was fixed beforehand; the step without a limit, to "
+            "which it adds the bytes' time, was measured beside."
         )
-    )
-
-
-def _missed(errors: Mapping[tuple[str, str, float], float]) -> str:
-    right = sum(abs(error) <= network.RIGHT for error in errors.values())
-    (where, name, rate), worst = max(errors.items(), key=lambda item: abs(item[1]))
-    median = statistics.median(abs(error) for error in errors.values())
-    return (
-        f"{right} miss by {percent(network.RIGHT)} at most, the median by {percent(median)}; the worst by "
-        f"{signed_percent(worst)} ({name}, {where}, {network.shown_rate(rate)})"
     )
 
 
@@ -191,7 +143,7 @@ def added(cells: Sequence[Cell]) -> Html:
         both = {
             name: (network.unlimited(each), cell) for name, each in of.items() for cell in each if cell.rate == rate
         }
-        adds = {name: network.added_seconds(cell, free) for name, (free, cell) in both.items()}
+        adds = {name: cell.median_seconds - free.median_seconds for name, (free, cell) in both.items()}
         sends = {name: network.sending_seconds(free, rate) for name, (free, _) in both.items()}
         rows = [
             [name, f"{free.median_seconds:.3f}", f"{adds[name]:.3f}", f"{sends[name]:.3f}",

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from study.compare.order import in_order
-from study.compare.words import bytes_text, processes, three_digits
+from study.compare.words import bytes_text, in_order, processes, three_digits
 from study.report import markup
 from study.report.markup import Html
 from study.report.pages.cells import named, peak_column

@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from study.compare import predicted
-from study.compare.order import in_order
-from study.compare.words import bytes_unit, processes
+from study.compare import expected
+from study.compare.words import bytes_unit, in_order, processes
 from study.report import figures, markup
 from study.report.figures import Figure
 from study.report.figures.predicted import NO_RUN, shortfall
@@ -37,7 +36,7 @@ def predictions(folders: Sequence[str], workload: str = "") -> pd.DataFrame:
     A relative folder that is not there is looked for in the project. Raises Refusal for records that cannot be read.
     """
     paths = [Path(name) if Path(name).is_dir() else ROOT / name for name in folders]
-    rows = predicted.read(paths)
+    rows = expected.read_predicted(paths)
     return rows[rows["workload"] == workload] if workload else rows
 
 
@@ -168,5 +167,5 @@ def _grouped(rows: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple, pd.D
 
 def _blocks(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Each setting of a study with its words."""
-    for _, block in _grouped(rows, list(predicted.SETTING)):
-        yield predicted.setting_in_words(block.iloc[0].to_dict()), block
+    for _, block in _grouped(rows, list(expected.SETTING)):
+        yield expected.setting_in_words(block.iloc[0].to_dict()), block

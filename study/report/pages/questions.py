@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
-from study.compare.quiet import QUIET, is_disturbed
+from study.compare.facts import QUIET, is_disturbed
 from study.compare.words import bytes_text, computed_note, processes, three_digits
 from study.report import markup
 from study.report.markup import Html

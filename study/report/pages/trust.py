@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs
-from study.compare.order import in_order
-from study.compare.words import bytes_text
+from study.compare.words import bytes_text, in_order
 from study.report import markup
 from study.report.markup import Html, escape
 from study.report.pages.runs import SETTING, blocks, plain, settings
