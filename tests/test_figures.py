@@ -14,9 +14,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.transforms import Bbox
 from synthetic import write_outcome, write_run
 
-from study.compare import differences, order, table
-from study.compare.order import in_order
-from study.compare.words import bytes_text, three_digits
+from study.compare import differences, table, words
+from study.compare.expected import with_theory
+from study.compare.words import bytes_text, in_order, three_digits
 from study.report import figures
 from study.report.figures import drawing, forest, front, losses, memory, worlds
 from study.report.words import seconds_unit
@@ -40,7 +40,7 @@ def everything(tmp_path_factory) -> pd.DataFrame:
                           seconds=taken, loss_shift=0.05 if name == "zero3" else 0.0, study="s")  # fmt: skip
         write_run(folder, strategy="zero1", world_size=2, seed=seed, box="gpu", status="out_of_memory", study="s")
     write_outcome(folder, "skipped", strategy="fsdp2")
-    return table.read([folder])
+    return with_theory(table.read([folder]))
 
 
 @pytest.fixture(scope="module")
@@ -506,7 +506,7 @@ def test_colours_are_seen_on_both_pages(colour, page):
 
 
 def test_every_strategy_has_a_look_of_its_own():
-    assert (tuple(drawing.COLOURS), tuple(drawing.MARKS)) == (order.STAGES, order.KINDS)
+    assert (tuple(drawing.COLOURS), tuple(drawing.MARKS)) == (words.STAGES, words.KINDS)
     looks = [drawing.style(name) for name in file.names()]
     assert len({str(look) for look in looks}) == len(looks)
     assert drawing.style("zero3_cpu_offload").color == drawing.style("zero3").color

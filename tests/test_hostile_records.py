@@ -15,7 +15,7 @@ import pytest
 import synthetic
 
 from study import cli, files
-from study.compare import answer, losses, table
+from study.compare import answer, parity, table
 from study.errors import Refusal
 from study.records import collect, pack, schema
 from study.records import find as records
@@ -157,7 +157,7 @@ def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, 
     steps = run_dir / "steps.jsonl"
     steps.write_text("\n".join(spoil(steps.read_text().splitlines())) + "\n")
     change(run_dir / "record.json", steps_sha256=files.sha256(steps))
-    for make in (table.read, losses.table):
+    for make in (table.read, parity.table):
         with pytest.raises(Refusal, match=match):
             make([Path("runs")])
 

@@ -136,7 +136,7 @@ def test_deciding_claims_loads_no_page_code():
 
 @pytest.mark.launches
 def test_sorting_strategies_loads_no_drawing():
-    code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
+    code = "import sys; from study.compare import words; print(*words.in_order(['zero1', 'ddp']), *sys.modules)"
     done = launching.attempt(["python", "-c", code])
     first, second, *modules = done.stdout.split()
     assert (first, second) == ("ddp", "zero1")

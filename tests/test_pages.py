@@ -12,6 +12,7 @@ from reported import row_of
 from synthetic import write_outcome, write_run
 
 from study.compare import differences, table
+from study.compare.expected import with_theory
 from study.errors import Refusal
 from study.report import figures, markup, pages
 from study.report.pages import cells, planner
@@ -32,7 +33,7 @@ def write_study(folder: Path, box: str = "cpu", seconds: float = 0.5, **settings
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return table.read([write_study(tmp_path_factory.mktemp("study"), dropout=0.0)])
+    return with_theory(table.read([write_study(tmp_path_factory.mktemp("study"), dropout=0.0)]))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def two_boxes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     write_study(folder / "a", "cpu", seconds=0.5, dropout=0.0)
     write_study(folder / "b", "gpu", seconds=0.125, dropout=0.0)
-    return table.read([folder])
+    return with_theory(table.read([folder]))
 
 
 # ---------------------------------------------------------------- runs
@@ -137,7 +138,7 @@ def test_times_that_decide_nothing_are_not_drawn(study):
 
 def test_accuracy_has_the_interval_of_its_examples(tmp_path):
     write_study(tmp_path, workload="bert-imdb")
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     runs = runs.assign(accuracy=0.77, settings=[{**one, "num_eval_examples": 500} for one in runs["settings"]])
     shown = pages.answer(runs, differences.compare(runs, "ddp", METRICS), "ddp")
     assert "| 0.770 0.731 to 0.805, of 500 |" in row_of(shown, "zero2")  # +-3.7 points
@@ -148,7 +149,7 @@ def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
     for seed in range(2):
         write_run(tmp_path, strategy="zero1", seed=seed, status="out_of_memory", study="synthetic")
     write_outcome(tmp_path, "killed", strategy="zero3", message="killed, host memory is full")
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     compared = differences.compare(runs, "ddp", METRICS)
     shown = pages.answer(runs, compared, "ddp")
     assert row_of(shown, "zero1").startswith("2 | unknown | not comparable | unknown |")
@@ -196,7 +197,7 @@ def test_settings_of_one_box_stand_side_by_side(tmp_path):
 
 def test_figure_of_nothing_says_so(tmp_path):
     write_run(tmp_path, strategy="zero1", status="out_of_memory")
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     assert "No figure for Synthetic CPU, 8 cores, 2 processes: " in text_of(pages.drawn(runs, figures.runtime))
     assert text_of(pages.compared_drawn(runs, differences.compare(runs, "ddp"), figures.differences, "mfu")) == ""
 
@@ -308,7 +309,7 @@ def test_crowded_times_are_not_shown(tmp_path):
     for processes in (2, 4):
         write_run(tmp_path, strategy="ddp", world_size=processes, machine={"num_cores": 2})
     write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 2})
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     compared = differences.compare(runs, "ddp", METRICS)
     shown = pages.scaling(runs, compared).text
     assert "4 processes on too few cores" in shown
@@ -321,7 +322,7 @@ def test_crowded_times_are_not_shown(tmp_path):
 def test_efficiency_in_words_is_of_one_process(tmp_path):
     for size in (2, 4):
         write_run(tmp_path, strategy="ddp", world_size=size, machine={"num_cores": 64})
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     compared = differences.compare(runs, "ddp", METRICS)
     assert text_of(pages.scaling_in_words(runs, compared)) == "No time can be compared with that of one process."
     write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 64})
@@ -351,7 +352,7 @@ def test_proof(tmp_path):
     for strategy in ("ddp", "zero2", "zero3_cpu_offload"):
         write_run(tmp_path, strategy=strategy)
     write_outcome(tmp_path, "skipped", strategy="zero1")
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     assert text_of(pages.proof_in_words(runs)) == (
         "A file that asks for a way to train may be read otherwise by the programs below it. So each training reads "
         "back what was really built before it takes a step: 3 of 4 runs did, and 2 of the 2 by DeepSpeed have the "

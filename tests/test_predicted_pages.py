@@ -16,7 +16,7 @@ from reported import read as text_of
 from reported import row_of
 from synthetic import write_run
 
-from study.compare import predicted, table
+from study.compare import expected, table
 from study.errors import Refusal
 from study.files import write_json
 from study.records.schema import PredictedBox, PredictedRun, PredictedStudy, UnpredictedRun
@@ -66,7 +66,7 @@ def several(tmp_path) -> pd.DataFrame:
     write(tmp_path, *ones, left_out(strategy="ddp"))
     write(tmp_path, *(prediction(one.strategy, one.world_size, one.peak_bytes_per_gpu / GIB, 78) for one in ones),
           gpu="a100-80gb")  # fmt: skip
-    return predicted.read([tmp_path])
+    return expected.read_predicted([tmp_path])
 
 
 # ---------------------------------------------------------------- reading
@@ -85,14 +85,14 @@ def test_reads_one_row_each(several):
 def test_a_folder_within_another_counts_once(tmp_path):
     write(tmp_path, prediction())
     (tmp_path / "validation.json").write_text('{"rows": []}')  # another file
-    assert len(predicted.read([tmp_path, tmp_path / "a100-40gb-2x", tmp_path])) == 1
+    assert len(expected.read_predicted([tmp_path, tmp_path / "a100-40gb-2x", tmp_path])) == 1
 
 
 def test_refuses_what_is_no_prediction(tmp_path):
     path = write(tmp_path / "one", prediction())
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(Refusal, match=r"multi-gpu on 2 x A100-SXM4-40GB is predicted in .*one.* too; give one of them"):
-        predicted.read([tmp_path / "one", tmp_path / "two"])
+        expected.read_predicted([tmp_path / "one", tmp_path / "two"])
     content = json.loads(path.read_text())
     for change, message in (
         ({"status": "ok"}, r"status='ok': input should be 'predicted'"),
@@ -102,10 +102,10 @@ def test_refuses_what_is_no_prediction(tmp_path):
     ):
         path.write_text(json.dumps({**content, **change}))
         with pytest.raises(Refusal, match=rf"multi-gpu\.json: {message}"):
-            predicted.read([tmp_path / "one"])
+            expected.read_predicted([tmp_path / "one"])
     path.write_text("{")
     with pytest.raises(Refusal, match=r"multi-gpu\.json: cannot be read as JSON"):
-        predicted.read([tmp_path / "one"])
+        expected.read_predicted([tmp_path / "one"])
 
 
 def test_measured_and_predicted_do_not_mix(tmp_path):
@@ -115,7 +115,7 @@ def test_measured_and_predicted_do_not_mix(tmp_path):
     with pytest.raises(Refusal, match="no record below"):
         table.read([tmp_path / "predicted"])
     with pytest.raises(Refusal, match=r"\.json: "):
-        predicted.read([tmp_path / "measured"])
+        expected.read_predicted([tmp_path / "measured"])
 
 
 def test_finds_the_projects_from_anywhere(tmp_path, monkeypatch):
@@ -158,7 +158,8 @@ def test_times_have_intervals(several):
 def test_a_node_may_lack_host_memory(tmp_path):
     write(tmp_path, prediction(fits=False, lacking="host memory"))
     assert (
-        row_of(pages.predicted_memory(predicted.read([tmp_path])), "zero2") == "does not fit (too little host memory)"
+        row_of(pages.predicted_memory(expected.read_predicted([tmp_path])), "zero2")
+        == "does not fit (too little host memory)"
     )
 
 
@@ -175,7 +176,7 @@ def test_all_of_a_table_looks_predicted(several):
 def test_several_batches_are_columns(tmp_path):
     ones = [prediction(world_size=world, global_batch_size=batch) for world in (1, 2) for batch in (16, 32)]
     write(tmp_path, *ones, prediction("zero3", 2, global_batch_size=32))
-    shown = pages.predicted_memory(predicted.read([tmp_path])).text
+    shown = pages.predicted_memory(expected.read_predicted([tmp_path])).text
     assert re.findall(r'scope="col"[^>]*>(.*?)<', shown) == ["strategy", "batch 16", "batch 32"]
     assert re.findall(r"<span>(\d process\w*)", shown) == ["1 process", "2 processes"]
     assert shown.count('scope="row">zero3<') == 1  # not where it has no configuration
@@ -184,7 +185,7 @@ def test_several_batches_are_columns(tmp_path):
 def test_settings_are_told_apart(tmp_path):
     other = {"dropout": 0.1, "attention": "eager", "activation_checkpointing": True, "accumulation_dtype": "bf16"}
     write(tmp_path, prediction(), prediction(**other))
-    text = text_of(pages.predicted_memory(predicted.read([tmp_path])))
+    text = text_of(pages.predicted_memory(expected.read_predicted([tmp_path])))
     assert ": bert-imdb large, fp32, length 128, 16 sequences" in text
     assert (
         "fp32, gradients added in bf16, length 128, dropout 0.1, eager attention, activation checkpointing, 16" in text
@@ -224,12 +225,12 @@ def test_times_are_drawn_for_each_box(several):
 def test_drawn_are_the_studies_asked_for_on_all_gpus(several, tmp_path):
     assert pages.predicted_times_drawn(several, ["offload"]).text == ""
     write(tmp_path / "eight", prediction("single", 1), prediction("zero2", 2), gpu="h200", num_gpus=8)
-    assert pages.predicted_memory_drawn(predicted.read([tmp_path / "eight"]), ["multi-gpu"]).text == ""
+    assert pages.predicted_memory_drawn(expected.read_predicted([tmp_path / "eight"]), ["multi-gpu"]).text == ""
 
 
 def test_nothing_fits(tmp_path):
     write(tmp_path, prediction("zero2", peak=50), prediction("zero3", peak=60))
-    shown = pages.predicted_times_drawn(predicted.read([tmp_path]), ["multi-gpu"])
+    shown = pages.predicted_times_drawn(expected.read_predicted([tmp_path]), ["multi-gpu"])
     assert "No figure: nothing fits 2 x A100-SXM4-40GB." in text_of(shown)
 
 

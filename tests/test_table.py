@@ -12,7 +12,8 @@ import pytest
 import synthetic
 
 from study import files
-from study.compare import differences, quiet, table
+from study.compare import differences, facts, table
+from study.compare.expected import with_theory
 from study.config import build_config
 from study.errors import Refusal
 from study.records import collect, schema
@@ -33,7 +34,7 @@ def change(path: Path, **facts) -> None:
 
 def only(folder: Path) -> pd.Series:
     """The one row of a folder."""
-    rows = table.read([folder])
+    rows = with_theory(table.read([folder]))
     assert len(rows) == 1
     return rows.iloc[0]
 
@@ -140,8 +141,8 @@ def test_a_disturbed_run_has_no_times(tmp_path, changed, share, has_times):
 def test_what_pages_say_of_the_quiet_study_is_in_its_records():
     runs = table.read([files.ROOT / "reports" / "cpu" / "records" / "cpu-time"])
     shares = runs["share_of_others"]
-    disturbed = shares[shares > quiet.QUIET]
-    assert runs["seconds_per_step"].isna().equals(shares > quiet.QUIET)
+    disturbed = shares[shares > facts.QUIET]
+    assert runs["seconds_per_step"].isna().equals(shares > facts.QUIET)
     results, readme = (
         " ".join((files.ROOT / page).read_text().split()) for page in ("docs/results.md", "reports/cpu/README.md")
     )
@@ -524,7 +525,7 @@ def test_refuses_an_outcome_that_is_not_json(tmp_path):
 
 
 def test_reads_the_committed_records():
-    rows = table.read([COMMITTED]).set_index("run_id")
+    rows = with_theory(table.read([COMMITTED])).set_index("run_id")
     assert (rows["status"] == "ok").all()
     assert rows["paper_state_bytes"].notna().all()
     assert rows["final_loss"].between(0, 20).all()
