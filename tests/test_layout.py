@@ -99,6 +99,11 @@ def test_the_table_has_no_circle():
     assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
 
 
+def test_one_module_joins_theory_to_what_was_recorded():
+    joining = {path.stem for path in (STUDY / "compare").glob("*.py") if "theory" in imported(path)}
+    assert joining == {"expected"}
+
+
 def test_no_module_is_in_a_circle():
     modules = {
         ".".join(path.relative_to(STUDY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
