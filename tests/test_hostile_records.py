@@ -83,7 +83,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
     refused_everywhere(
-        "the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "scaling", "answer")
+        "the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "answer")
     )
 
 
@@ -289,7 +289,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     assert not {*"\u202e\x1b"} & {*page}
     for table_lines in page.split("\n\n"):
         assert len({re.sub(r"\\.", "", line).count("|") for line in table_lines.splitlines() if line[:1] == "|"}) <= 1
-    if view in ("communication", "differences", "scaling", "acceptance"):
+    if view in ("communication", "differences", "acceptance"):
         assert "&lt;script>" in page
 
 
