@@ -80,6 +80,8 @@ class _Estimate(NamedTuple):
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
     """Compare each strategy with the control, metric by metric; one row per comparison, with `COLUMNS`.
 
+    `mfu` is a metric of tables that `expected.with_theory` has joined.
+
     Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
     by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
     bytes exactly, without a test. From two seeds on the interval is that of the paired differences: Student's t, from
