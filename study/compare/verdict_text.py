@@ -47,6 +47,10 @@ class Decided(NamedTuple):
         return next(endpoint for endpoint in self.protocol.endpoints if endpoint.primary)
 
     @property
+    def model(self) -> str:
+        return MODELS[self.workload]
+
+    @property
     def workload(self) -> str:
         return str(self.study.parts[0].flags.get("workload", "bert-imdb"))
 
@@ -97,9 +101,8 @@ def _not_falling(decided: Decided) -> str:
     first, last = (float(np.mean([each[step]["loss"] for each in control])) for step in (steps[0], steps[-1]))
     if last < first:
         return ""
-    model = MODELS[decided.workload]
     return (
-        f" The {model}'s loss does not fall meanwhile ({first:.3f} after {steps[0]} steps, {last:.3f} after "
+        f" The {decided.model}'s loss does not fall meanwhile ({first:.3f} after {steps[0]} steps, {last:.3f} after "
         f"{steps[-1]}): this compares {steps[-1]} updates, and says nothing of learning."
     )
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from study.compare import verdict
 from study.compare.verdict import SAME, Judged
-from study.compare.verdict_text import MODELS, Decided
+from study.compare.verdict_text import Decided
 from study.compare.words import processes, three_digits
 from study.report.figures.drawing import INK, Figure, below, beside, finish, house_style, panels, rows, style
 from study.report.words import count
@@ -79,9 +79,8 @@ def _caption(study: Decided, words: str, unit: str) -> str:
     endpoint, seeds = study.primary, {len(row.seeds) for row in study.on(study.primary)}
     apart_of = len(study.protocol.neighbours)
     confidence = f"{100 * (1 - 2 * study.protocol.significance):g} %"
-    model = MODELS[study.workload]
     return (
-        f"{model}, {words}: difference to the mean of {study.study.control} and its neighbours, runs of "
+        f"{study.model}, {words}: difference to the mean of {study.study.control} and its neighbours, runs of "
         f"{study.study.control} whose first weights differ by one unit in the last place, of the same seed; in the "
         f"first row, of each neighbour to the mean of its seed's {count(apart_of - 1, 'other')}. Rings: single runs. "
         f"Filled: their mean, with its {confidence} interval, over {min(seeds)} seeds. Grey: the margin of "
