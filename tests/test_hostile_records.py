@@ -82,9 +82,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
     change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
-    refused_everywhere(
-        "the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "answer")
-    )
+    refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "answer"))
 
 
 @pytest.mark.parametrize(
