@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOMENTS: tuple[Moment, ...] = ("stepping", "resting")
 PARTS: tuple[Part, ...] = model_states.PARTS
 REASONS = model_states.REASONS
+is_known = on_wire.is_known
 
 # What `with_theory` adds, in this order; NaN or None where the record does not have what it takes.
 COLUMNS: dict[str, str] = {
@@ -258,10 +259,8 @@ def messages(r: Record) -> Messages | None:
     )
 
 
-def machine_bytes(r: Record, asked: list[Collective], num_machines: int) -> MachineBytes | None:
-    """Count what a machine sends to others for these collectives; None where the algorithm of one is not known."""
-    if not on_wire.is_known(asked):
-        return None
+def machine_bytes(r: Record, asked: list[Collective], num_machines: int) -> MachineBytes:
+    """Count what a machine sends to others for these collectives, all of which are known."""
     engine, shape = engine_of(r), shape_of(r)
     by_gloo, by_nccl = (on_wire.sent_bytes(asked, engine, num_machines, backend) for backend in ("gloo", "nccl"))
     if shape is None:

@@ -15,10 +15,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from study.compare import expected, parity, words
-from study.compare.expected import MachineBytes
 from study.records import find as records
 from study.records.find import RecordFile
-from study.records.schema import Network, Record
+from study.records.schema import Record
 
 EXPLANATION = """\
 Runs on CPUs, over gloo. The rate is that of the token bucket which `tc` shows on the interface, or what the laboratory
@@ -66,22 +65,7 @@ class Cell:
         return statistics.median(self.seconds)
 
 
-class _Run(NamedTuple):
-    """One run of several machines."""
-
-    layout: Layout
-    strategy: str
-    rate: float
-    seconds: float
-    counted: int  # bytes
-    sent: MachineBytes
-    carried: list[Network]
-    from_one_machine: float | None
-    record: Record
-
-    @property
-    def key(self) -> tuple[Layout, str, float]:
-        return self.layout, self.strategy, -self.rate
+_Key = tuple[Layout, str, float]  # of repeats: layout, strategy, and the rate below 0
 
 
 def cells(found: Iterable[RecordFile]) -> list[Cell]:
@@ -91,8 +75,9 @@ def cells(found: Iterable[RecordFile]) -> list[Cell]:
     """
     finished = [file for file in found if file.record.status == "ok"]
     on_one = {_twin(f): f for f in finished if f.record.proof and len(f.record.proof.ranks_of_machines or [1]) == 1}
-    runs = sorted((run for file in finished if (run := _run(file, on_one))), key=lambda run: run.key)
-    return [_cell(list(repeats)) for _, repeats in groupby(runs, key=lambda run: run.key)]
+    keyed = [(key, file) for file in finished if (key := _key(file))]
+    groups = groupby(sorted(keyed, key=lambda each: each[0]), key=lambda each: each[0])
+    return [_cell(key, [file for _, file in members], on_one) for key, members in groups]
 
 
 def comparable(cells: Iterable[Cell], control: str) -> dict[Layout, dict[str, list[Cell]]]:
@@ -118,48 +103,41 @@ def _twin(file: RecordFile) -> tuple[Hashable, ...]:
     return r.strategy, r.world_size, r.config.get("micro_batch_size"), parity.same_training(file)
 
 
-def _run(file: RecordFile, on_one: Mapping[tuple[Hashable, ...], RecordFile]) -> _Run | None:
+def _key(file: RecordFile) -> _Key | None:
     """None where something is missing, of one machine, not over gloo, or sent in a way that is not known."""
-    r = file.record
-    asked, proof = r.collectives_per_step, r.proof
-    seconds = r.timing.median_seconds if r.timing else None
-    if proof is None or not (proof.ranks_of_machines and r.network and r.num_params and seconds):
+    r, proof = file.record, file.record.proof
+    if proof is None or not (proof.ranks_of_machines and r.network and r.num_params and _seconds_of(r)):
+        return None
+    if r.collectives_per_step is None or proof.device != "cpu" or not expected.is_known(r.collectives_per_step):
         return None
     ranks = proof.ranks_of_machines
-    if asked is None or proof.device != "cpu" or (sent := expected.machine_bytes(r, asked, len(ranks))) is None:
-        return None
-    twin = on_one.get(_twin(file))
-    return _Run(
-        layout=Layout(len(ranks), ranks[0], proof.gradient_accumulation_steps, parity.same_training(file)),
-        strategy=r.strategy,
-        rate=records.rate_of(r) or 0.0,
-        seconds=seconds,
-        counted=sum(each.moved_bytes for each in asked),
-        sent=sent,
-        carried=r.network,
-        from_one_machine=None if twin is None else parity.largest_loss_difference(file, twin),
-        record=r,
-    )
+    layout = Layout(len(ranks), ranks[0], proof.gradient_accumulation_steps, parity.same_training(file))
+    return layout, r.strategy, -(records.rate_of(r) or 0.0)
 
 
-def _cell(repeats: list[_Run]) -> Cell:
-    first = repeats[0]
-    size = expected.all_parameter_bytes(first.record)
-    theory = first.sent.by_theory
-    differences = [run.from_one_machine for run in repeats if run.from_one_machine is not None]
+def _seconds_of(r: Record) -> float | None:
+    return r.timing.median_seconds if r.timing else None
+
+
+def _cell(key: _Key, repeats: list[RecordFile], on_one: Mapping[tuple[Hashable, ...], RecordFile]) -> Cell:
+    (layout, strategy, below_0), first = key, repeats[0].record
+    asked, size = first.collectives_per_step or [], expected.all_parameter_bytes(first)
+    sent = expected.machine_bytes(first, asked, layout.machines)
+    twins = [(file, on_one[twin]) for file in repeats if (twin := _twin(file)) in on_one]
+    differences = [parity.largest_loss_difference(*both) for both in twins]
     return Cell(
-        layout=first.layout,
-        strategy=first.strategy,
-        rate=first.rate,
-        seconds=tuple(sorted(run.seconds for run in repeats)),
-        counted=first.counted / size,
-        by_gloo=first.sent.by_gloo / size,
-        on_the_wire=statistics.mean(n.sent_bytes / n.num_steps for run in repeats for n in run.carried) / size,
-        by_theory=None if theory is None else theory / size,
-        by_nccl=first.sent.by_nccl / size,
+        layout=layout,
+        strategy=strategy,
+        rate=-below_0,
+        seconds=tuple(sorted(seconds for file in repeats if (seconds := _seconds_of(file.record)))),
+        counted=sum(each.moved_bytes for each in asked) / size,
+        by_gloo=sent.by_gloo / size,
+        on_the_wire=statistics.mean(n.sent_bytes / n.num_steps for f in repeats for n in f.record.network or []) / size,
+        by_theory=None if sent.by_theory is None else sent.by_theory / size,
+        by_nccl=sent.by_nccl / size,
         parameter_bytes=size,
-        runs=tuple(run.record.run_id for run in repeats),
-        from_one_machine=max(differences, default=None),
+        runs=tuple(file.record.run_id for file in repeats),
+        from_one_machine=max((each for each in differences if each is not None), default=None),
     )
 
 
