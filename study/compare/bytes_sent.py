@@ -8,7 +8,7 @@ from pathlib import Path
 
 from study.compare import expected, network, words
 from study.compare.expected import Messages
-from study.compare.facts import proven
+from study.compare.facts import model_heading, proven
 from study.records import find as records
 
 TOLERANCE = 0.01  # of a step's bytes
@@ -39,7 +39,7 @@ def table(folders: Sequence[Path]) -> str:
     communicating = [c for _, c in found if c is not None and (c.measured or c.predicted)]
     lines = [*_summary(communicating), ""] if communicating else []
     head = ["strategy", "sent", "by gloo", "theory", "paper", "error", "collectives"]
-    for heading, members in groupby(sorted(communicating, key=_order), key=_heading):
+    for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
         lines += [f"## {heading}", ""]
         for title, block in groupby(members, key=_title):
             lines += [f"### {title}", "", *words.markdown(head, _rows(list(block))), ""]
@@ -68,11 +68,6 @@ def _summary(cells: list[Messages]) -> list[str]:
     return lines
 
 
-def _heading(c: Messages) -> str:
-    r = c.record
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters"
-
-
 def _title(c: Messages) -> str:
     r, accumulation = c.record, proven(c.record).gradient_accumulation_steps
     said = [words.processes(r.world_size)]
@@ -85,7 +80,7 @@ def _order(c: Messages) -> tuple[object, ...]:
     r, proof = c.record, proven(c.record)
     way = (r.world_size, r.config["activation_checkpointing"], proof.gradient_accumulation_steps)
     stage = -1 if proof.zero_stage is None else proof.zero_stage
-    return proof.precision, r.workload, r.num_params, _heading(c), way, stage, r.strategy, r.run_id
+    return proof.precision, r.workload, r.num_params, model_heading(r), way, stage, r.strategy, r.run_id
 
 
 def _rows(block: list[Messages]) -> list[list[str]]:

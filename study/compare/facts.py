@@ -165,6 +165,10 @@ def computed_buckets(found: Iterable[Record]) -> list[str]:
     return [f"{said} measurement: {', '.join(old)}.", ""] if old else []
 
 
+def model_heading(r: Record) -> str:
+    return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters"
+
+
 def hidden_size(r: Record) -> int:
     return SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
 

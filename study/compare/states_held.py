@@ -8,7 +8,7 @@ from pathlib import Path
 
 from study.compare import expected, words
 from study.compare.expected import MOMENTS, PARTS, Moment, Part
-from study.compare.facts import computed_buckets, proven
+from study.compare.facts import computed_buckets, model_heading, proven
 from study.records import find as records
 from study.records.schema import ModelStateBytes, Record
 
@@ -35,7 +35,7 @@ def table(folders: Sequence[Path]) -> str:
     measured = [r for r in finished if r.model_state_bytes and r.resting_state_bytes]
     notes: list[str] = []  # reasons in the order of their first use
     lines = []
-    for heading, members in groupby(sorted(measured, key=_order), key=_heading):
+    for heading, members in groupby(sorted(measured, key=_order), key=model_heading):
         lines += [f"## {heading}", ""]
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
@@ -52,15 +52,11 @@ def table(folders: Sequence[Path]) -> str:
     return words.page(title, EXPLANATION, lines, "--view model-states", folders, record_files)
 
 
-def _heading(r: Record) -> str:
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters"
-
-
 def _order(r: Record) -> tuple[object, ...]:
     stage = proven(r).zero_stage
     stages = {"single": -2, "ddp": -1, "ddp_tuned": -1}  # from nothing sharded to everything offloaded
     place = stages.get(r.strategy, stage if stage is not None else 9)
-    return proven(r).precision, r.workload, r.num_params, _heading(r), r.world_size, place, r.strategy, r.run_id
+    return proven(r).precision, r.workload, r.num_params, model_heading(r), r.world_size, place, r.strategy, r.run_id
 
 
 def _distinct(block: list[Record]) -> list[tuple[str, Record]]:

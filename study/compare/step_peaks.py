@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from study.compare import expected, words
 from study.compare.expected import StepPeak
-from study.compare.facts import computed_buckets, proven
+from study.compare.facts import computed_buckets, model_heading, proven
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
@@ -60,8 +60,7 @@ def _summary(cells: list[StepPeak]) -> str:
 
 
 def _heading(c: StepPeak) -> str:
-    r = c.record
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters, {words.processes(r.world_size)}"
+    return f"{model_heading(c.record)}, {words.processes(c.record.world_size)}"
 
 
 def _order(c: StepPeak) -> tuple[object, ...]:
