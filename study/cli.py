@@ -27,16 +27,12 @@ from study.theory import case
 
 # The tables of `zero-study compare`, by the module of study.compare that makes each.
 VIEWS = {
-    "differences": "text.differences",
-    "largest-batch": "text.largest_batch",
-    "scaling": "text.scaling",
-    "model-states": "model_states.table",
-    "communication": "communication.table",
-    "network": "network.table",
-    "peaks": "peaks.table",
-    "theory": "theory.table",
+    "differences": "differences.table",
+    "model-states": "states_held.table",
+    "communication": "bytes_sent.table",
+    "peaks": "step_peaks.table",
+    "theory": "step_peaks.by_strategy",
     "parity": "parity.table",
-    "losses": "losses.table",
     "answer": "answer.table",
     "acceptance": "acceptance.table",
 }
@@ -416,36 +412,40 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
     print(export.check(model, checkpoint, data_dir))
 
 
-@zero_study.command("verdict")
-@click.argument("study", help=A_STUDY)
-@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-def _verdict(study: str, records: tuple[Path, ...]) -> None:
-    """Hold a study's runs to the protocol that was fixed before them: arm by arm, endpoint by endpoint.
-
-    Of a pilot, which has no protocol: how far apart its runs of one seed are, and what power that leaves.
-    """
-    from study.compare import pilot, verdict_text
-    from study.running import studies
-
-    chosen = studies.find(study)
-    if chosen.protocol is not None:
-        print(verdict_text.page(records, chosen))
-        return
-    planned = {run.run_id for run in studies.runs(chosen)}
-    print(pilot.page(records, planned, {part.label for part in chosen.parts}, chosen.name))
-
-
 @zero_study.command("compare")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.option("--view", type=click.Choice(tuple(VIEWS)), default="differences", help="which table")
 @click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
-def _compare(records: tuple[Path, ...], view: str, control: str) -> None:
-    """Compare runs with the control, with intervals and verdicts, as Markdown."""
+@click.option("--verdict", metavar="STUDY", help="hold the runs of this study to the protocol that it fixed in advance")
+def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | None) -> None:
+    """Compare runs with the control, with intervals and verdicts, as Markdown.
+
+    --verdict judges a study that was fixed in advance, arm by arm and endpoint by endpoint; of a pilot, which has no
+    protocol, it says how far apart its runs of one seed are, and what power that leaves.
+    """
+    if verdict is not None:
+        if (view, control) != ("differences", "ddp"):
+            raise Refusal(
+                "--verdict: a study's protocol names its tables and its control; leave --view and --control out"
+            )
+        print(_verdict(verdict, records))
+        return
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
     module, table = VIEWS[view].split(".")
     make = getattr(importlib.import_module(f"study.compare.{module}"), table)
     print(make(records, control) if view in WITH_CONTROL else make(records))
+
+
+def _verdict(study: str, records: tuple[Path, ...]) -> str:
+    from study.compare import pilot, verdict_text
+    from study.running import studies
+
+    chosen = studies.find(study)
+    if chosen.protocol is not None:
+        return verdict_text.page(records, chosen)
+    planned = {run.run_id for run in studies.runs(chosen)}
+    return pilot.page(records, planned, {part.label for part in chosen.parts}, chosen.name)
 
 
 @zero_study.command("report")

@@ -604,7 +604,7 @@ CASES: dict[str, tuple[Callable[[random.Random], None], int]] = {  # with the sh
 
 def prepare(folder: Path) -> None:
     """What every case finds in its folder; and what takes seconds to import, which is no case's time."""
-    for module in ("torch", "study.compare.text"):
+    for module in ("torch", "study.compare.differences"):
         importlib.import_module(module)
     good = folder / "good"
     synthetic.write_run(good, strategy="ddp", study="s")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from study.compare import cases
+from study.compare import expected
 from study.config import RunConfig, build_config
 from study.records import schema
 from study.records.schema import (
@@ -271,7 +271,7 @@ def _record(
         machine=_machine(box),
         steps_sha256=steps_sha256,
     )
-    engine, sizes = cases.engine_of(made), cases.shape_of(made).parameters
+    engine, sizes = expected.engine_of(made), expected.shape_of(made).parameters
     stepping = [_state_bytes(engine, sizes, made.num_params, rank, "stepping", device) for rank in range(world_size)]
     resting = [_state_bytes(engine, sizes, made.num_params, rank, "resting", device) for rank in range(world_size)]
     measured = {

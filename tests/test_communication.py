@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from study.compare import communication as view
+from study.compare import bytes_sent, expected
 from study.records import find as records
 from study.theory.case import Engine, Job
 from study.theory.communication import ExpectedCollective, collectives, model_order, paper_volume
@@ -275,9 +275,9 @@ def test_a_grid_of_accumulations_is_one_call():
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[view.CommunicationCell]:
+def cells() -> list[expected.Messages]:
     found = [file.record for file in records.find([*COMMITTED, FIXTURES])]
-    return [view.cell(r) for r in found if r.status == "ok" and r.collectives_per_step]
+    return [expected.messages(r) for r in found if r.status == "ok" and r.collectives_per_step]
 
 
 def test_counts_are_equal_but_for_what_no_record_tells(cells):
@@ -293,7 +293,7 @@ def test_counts_are_equal_but_for_what_no_record_tells(cells):
 
 
 def test_the_page_says_how_far_theory_is_off():
-    page = view.table([FIXTURES])
+    page = bytes_sent.table([FIXTURES])
     num_records = len(list(FIXTURES.glob("*/record.json")))
     assert f"\n{num_records} runs: bytes within 1% in {num_records}, counts equal in {num_records - 1}.\n" in page
     assert "The worst in bytes is auto-zero0, 0.0001% off.\n- other counts: auto-zero0, 2 all-reduce (1)\n" in page

@@ -13,7 +13,7 @@ import pytest
 import synthetic
 
 from study import files
-from study.compare import losses, markdown, model_states, parity, peaks, text
+from study.compare import differences, parity, states_held, step_peaks, words
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
@@ -57,7 +57,7 @@ def rows(page: str, name: str) -> list[list[str]]:
 
 def test_model_states_by_hand():
     """1,527,938 parameters on two ranks; the numbers are the records' bytes divided by that."""
-    page = model_states.table([FIXTURES])
+    page = states_held.table([FIXTURES])
     stepping, resting = rows(page, "ddp")
     assert stepping[1:7] == ["4.000", "4.000", "8.000", "16.000", "16.000", "1.000"]
     assert resting[1:7] == ["4.000", "0.000", "8.000", "12.000", "12.000", "1.000"]
@@ -74,17 +74,17 @@ def test_model_states_by_hand():
 def test_buckets_that_were_computed_are_named(folder):
     """In records from before the proof told DDP's buckets, which those of the fixtures are."""
     said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that "
-    for view in (model_states, peaks):
+    for view in (states_held, step_peaks):
         assert f"{said}measurement: auto-ddp" in view.table([folder])
     for path in folder.glob("*/record.json"):
         if path.name.count(".") == 1 and (proof := json.loads(path.read_text())["proof"]):
             change(path, proof=proof | {"gradient_as_bucket_view": False})
-    for view in (model_states, peaks):
+    for view in (states_held, step_peaks):
         assert "computed" not in view.table([folder])
 
 
 def test_model_states_gives_each_number_its_reason():
-    page = model_states.table([FIXTURES])
+    page = states_held.table([FIXTURES])
     body, _, reasons = page.partition("## Reasons")
     used = {int(number) for number in body.replace("[", "]").split("]") if number.isdigit()}
     listed = [line.partition(". ")[0] for line in reasons.splitlines() if line[:1].isdigit()]
@@ -97,25 +97,25 @@ def test_model_states_flags_what_it_cannot_explain(folder):
     states = json.loads(path.read_text())["model_state_bytes"]
     states[1]["gradients"] += 100_000
     change(path, model_state_bytes=states)
-    stepping, _ = rows(model_states.table([folder]), "ddp")
+    stepping, _ = rows(states_held.table([folder]), "ddp")
     assert stepping[2] == "4.000 to 4.065 (4.000) *unexplained*"
     assert stepping[7].startswith("4.000 (0.000) [")
 
 
 def test_model_states_of_an_unknown_model_are_not_explained(folder):
     change(folder / "auto-ddp" / "record.json", num_params=1_527_939)
-    stepping, _ = rows(model_states.table([folder]), "ddp")
+    stepping, _ = rows(states_held.table([folder]), "ddp")
     assert stepping[7] == "4.000 (0.000) *unexplained*"
 
 
 def test_model_states_of_one_strategy_that_differ_have_a_row_each(folder):
     other = shutil.copytree(folder / "auto-ddp", folder / "other") / "record.json"
     change(other, run_id="other")
-    assert len(rows(model_states.table([folder]), "ddp")) == 2  # equal bytes: one row, at two moments
+    assert len(rows(states_held.table([folder]), "ddp")) == 2  # equal bytes: one row, at two moments
     states = json.loads(other.read_text())["model_state_bytes"]
     states[0]["parameters"] += 1
     change(other, model_state_bytes=states)
-    page = model_states.table([folder])
+    page = states_held.table([folder])
     assert (len(rows(page, "ddp")), len(rows(page, "auto-ddp")), len(rows(page, "other"))) == (0, 2, 2)
 
 
@@ -124,7 +124,7 @@ def test_runs_without_a_result_are_named(folder):
     content |= {"status": "out_of_memory", "failure": {"step": 1, "error": "out of memory"}, "model_state_bytes": None}
     (folder / "auto-ddp" / "record.json").write_text(json.dumps(content))
     change(folder / "auto-zero0" / "record.json", model_state_bytes=None)
-    page = model_states.table([folder])
+    page = states_held.table([folder])
     assert "- auto-ddp: out_of_memory" in page
     assert "Not measured (`--no-measure`): auto-zero0." in page
     assert "- auto-ddp: out_of_memory" in parity.table([folder])
@@ -132,11 +132,11 @@ def test_runs_without_a_result_are_named(folder):
 
 def test_pages_name_the_command_without_this_machines_folders(monkeypatch, tmp_path):
     monkeypatch.chdir(FIXTURES.parent.parent)
-    for absolute in (model_states.table([FIXTURES]), parity.table([FIXTURES])):
+    for absolute in (states_held.table([FIXTURES]), parity.table([FIXTURES])):
         assert absolute.splitlines()[-1].endswith(" fixtures/records`.")
         assert str(FIXTURES.parent.parent) not in absolute
     monkeypatch.chdir(tmp_path)
-    assert markdown.command("parity", [Path("/somewhere/else/records")]) == "zero-study parity records"
+    assert words.command("parity", [Path("/somewhere/else/records")]) == "zero-study parity records"
 
 
 # --- parity
@@ -147,7 +147,7 @@ def test_losses_by_hand(folder):
     change(path, evaluation=[{"step": 8.0, "loss": 0.5, "accuracy": 0.75}])
     for number, value in enumerate((1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 4.0, 6.0), 1):  # a third of eight steps is two
         change_steps(path, number, loss=value)
-    page = losses.table([folder])
+    page = parity.table([folder])
     ddp = next(row for row in rows(page, "ddp") if row[1:4] == ["2", "0", "8"])
     assert ddp[4:7] == ["2.000", "5.000", "accuracy 0.750"]
 
@@ -226,7 +226,7 @@ def test_what_was_computed_with_another_arithmetic_is_not_compared(folder, facts
     change(folder / "auto-zero0" / "record.json", machine=facts)
     (name, value) = next(iter(facts.get("environment", facts).items()))
     assert f"Nothing to compare with: auto-zero0 with {name}={value}." in parity.table([folder])
-    assert f"{name} {value} against None" in text.differences([folder], "ddp")
+    assert f"{name} {value} against None" in differences.table([folder], "ddp")
 
 
 @pytest.mark.parametrize("name", ["output_dir", "data_dir", "swap_dir"])
@@ -252,7 +252,7 @@ def test_runs_of_another_length_are_refused(folder):
 
 def test_other_json_is_left_alone(folder):
     (folder / "summary.json").write_text('{"title": "no record"}')
-    model_states.table([folder])
+    states_held.table([folder])
 
 
 # --- collect
@@ -357,7 +357,7 @@ def test_a_collected_line_that_is_cut_is_refused(folder, tmp_path):
     pack.collect([folder], target)
     (target / "records.jsonl").write_text((target / "records.jsonl").read_text().replace("}\n", "\n", 1))
     with pytest.raises(Refusal, match=r"collected/records\.jsonl, auto-ddp: cannot be read as a record"):
-        model_states.table([target])
+        states_held.table([target])
 
 
 def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
@@ -460,7 +460,8 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
 @pytest.mark.launches
 def test_nothing_here_imports_torch():
     program = (
-        "import sys; from study.compare import model_states, parity; from study.records import pack; "
+        "import sys; from study.compare import bytes_sent, parity, states_held, step_peaks; "
+        "from study.records import pack; "
         "print(sorted({'torch', 'accelerate', 'deepspeed', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ import synthetic
 from scipy import stats
 
 from study.compare import differences, table
+from study.compare.expected import with_theory
 
 NUM_STUDIES = 200
 
@@ -357,7 +358,7 @@ def test_compares_records(tmp_path):
         synthetic.write_run(tmp_path, strategy="zero3", seed=seed, loss_shift=0.5, seconds=0.8)
     synthetic.write_run(tmp_path, strategy="ddp", repeat=1)
     synthetic.write_outcome(tmp_path, "killed", strategy="zero1")
-    compared = differences.compare(table.read([tmp_path]))
+    compared = differences.compare(with_theory(table.read([tmp_path])))
     assert list(compared.columns) == list(differences.COLUMNS)
     found = compared.set_index(["strategy", "metric"])["verdict"]
     assert set(compared["strategy"]) == {"zero2", "zero3"}
@@ -371,7 +372,7 @@ def test_compares_records(tmp_path):
 
 def test_nothing_to_compare_gives_an_empty_table(tmp_path):
     synthetic.write_run(tmp_path)
-    compared = differences.compare(table.read([tmp_path]))
+    compared = differences.compare(with_theory(table.read([tmp_path])))
     assert list(compared.columns) == list(differences.COLUMNS)
     assert compared.empty
 

@@ -26,7 +26,7 @@ from test_layout import MAY_IMPORT
 from study import cli
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import answer, communication, differences, model_states, network, parity, peaks, table, theory
+from study.compare import answer, bytes_sent, differences, expected, parity, states_held, step_peaks, table
 from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
@@ -123,7 +123,8 @@ def measured() -> str:
 def of_layouts(study: str, number: int) -> str:
     """One of the tables of each layout: what a machine sent for a step; or what it took, and what was predicted."""
     lines = []
-    for block in network.table([CPU / study]).split("\n## ")[1:]:
+    _, *blocks = bytes_sent.table([CPU / study]).partition("## Several machines")[2].split("\n### ")
+    for block in blocks:
         title, _, tables = block.partition("\n\n")
         lines += [f"**{title}**", "", tables.split("\n\n")[number].rstrip(), ""]
     return "\n".join(lines[:-1])
@@ -153,9 +154,9 @@ def fsdp2() -> str:
         both = [trained[study, run.run_id] for study, run in each if (study, run.run_id) in trained]
         far = [f"{max(float(pair[place]) for pair in both):.1e}" if both else "" for place in (0, 1)]
         held = {f"{max(rank.model_states for rank in r.model_state_bytes) / r.num_params:.2f}" for _, r in each}
-        errors = [model_states.error(run) for _, run in each]
-        sent = max(communication.cell(run).error for _, run in each)
-        highest = [peaks.cell(run) for _, run in each]
+        errors = [expected.states_error(run) for _, run in each]
+        sent = max(expected.messages(run).error for _, run in each)
+        highest = [expected.step_peak(run) for _, run in each]
         raw, beyond = ([getattr(cell, kind) for cell in highest] for kind in ("error", "error_beyond"))
         rows.append(
             [f"`{name}`", precision, str(processes), str(len(each)), str(len(both)), *far, " to ".join(sorted(held)),
@@ -168,7 +169,7 @@ def fsdp2() -> str:
 
 def seen() -> str:
     """Two rows of the smoke study's model states."""
-    page = model_states.table([CPU / "smoke"])
+    page = states_held.table([CPU / "smoke"])
     block = page.split("## bert-imdb tiny, fp32")[1].split("### 2 processes. As the optimizer is about to step")[1]
     held = by_name(block.split("###")[0])
     rows = [[f"`{name}`", held[name]["model states"], held[name]["paper"]] for name in ("ddp", "zero3")]
@@ -193,19 +194,19 @@ def margins() -> str:
 
 
 @cache
-def against_theory() -> theory.Errors:
-    return theory.errors([CPU])
+def against_theory() -> step_peaks.Errors:
+    return step_peaks.errors([CPU])
 
 
-def wrong_states() -> list[theory.Error]:
+def wrong_states() -> list[step_peaks.Error]:
     """Errors of model states beyond rounding, the worst first."""
     beyond = [error for error in against_theory().states if abs(error.error) > EXACT]
     return sorted(beyond, key=lambda error: -abs(error.error))
 
 
-def settings(errors: list[theory.Error]) -> list[theory.Error]:
+def settings(errors: list[step_peaks.Error]) -> list[step_peaks.Error]:
     """The worst error of each setting: other starts, repeats and rates of a network are no further evidence."""
-    worst: dict[str, theory.Error] = {}
+    worst: dict[str, step_peaks.Error] = {}
     for error in errors:
         setting = re.sub(r"-seed\d+(-nudged\d+)?(-once)?|-repeat\d+|_(unlimited|\d+[mg]bit)", "", error.run)
         worst[setting] = max(worst.get(setting, error), error, key=lambda one: abs(one.error))
@@ -216,7 +217,7 @@ def num_close(errors: list[float], limit: float) -> int:
     return sum(abs(error) <= limit for error in errors)
 
 
-def worst_peak(errors: list[theory.Error]) -> str:
+def worst_peak(errors: list[step_peaks.Error]) -> str:
     worst = max(errors, key=lambda error: abs(error.error))
     return f"{percent(worst.error)}, `{worst.run}`"
 
@@ -225,10 +226,12 @@ def peaks_in_words() -> list[list[str]]:
     """Errors of all peaks: where the count is exact or nearly so, and where it may be much too large."""
     found = against_theory().peaks
     exact = [error for error in found if error.overcount <= NEARLY_EXACT]
-    close = num_close([error.error for error in exact], peaks.WANTED)
-    inside = num_close([error.beyond for error in found], peaks.WANTED)
+    close = num_close([error.error for error in exact], step_peaks.WANTED)
+    inside = num_close([error.beyond for error in found], step_peaks.WANTED)
     outside = max((error.beyond for error in found), key=abs)
-    of_all = f"{num_close([error.error for error in found], peaks.WANTED)} within 5 %; the worst {worst_peak(found)}"
+    of_all = (
+        f"{num_close([error.error for error in found], step_peaks.WANTED)} within 5 %; the worst {worst_peak(found)}"
+    )
     near = f"the {len(exact)} of them whose count is at most {percent(NEARLY_EXACT, 0)} too large"
     as_range = f"all {len(found)}, as a range: theory, and above it what the count may have too much"
     return [
@@ -244,7 +247,7 @@ THEORY = ("reports/cpu/theory.md", "reports/cpu/records")  # the page, and of wh
 @cache
 def whole_theory() -> str:
     _, *folders = THEORY
-    return theory.table([ROOT / folder for folder in folders])
+    return step_peaks.by_strategy([ROOT / folder for folder in folders])
 
 
 def every_strategy() -> str:
@@ -376,7 +379,7 @@ LEFT_BY_EVERY_RUN = {
 
 def planner_accuracy() -> str:
     """How far the planner's models are from what is known."""
-    sent = [cell for run in runs() if run.world_size > 1 and (cell := communication.cell(run))]
+    sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
     states = [f"{len(runs()) - len(wrong_states())} within 0.001 %"]
     states += [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in wrong_states()]
     most = f"at most {percent(max(cell.error for cell in sent), 4)}"
@@ -516,8 +519,8 @@ def doors() -> str:
     met = sum(summary["percentile_90"] <= AIM for summary in (unseen, every))
     right = len(runs()) - len(wrong_states())
     found = settings(against_theory().peaks)
-    far = [error for error in found if abs(error.error) > peaks.WANTED]
-    above = sum(abs(error.beyond) <= peaks.WANTED for error in far)
+    far = [error for error in found if abs(error.error) > step_peaks.WANTED]
+    above = sum(abs(error.beyond) <= step_peaks.WANTED for error in far)
     rested = sentences.rested([one for one in sentences.read() if one.sentence])
     said = [
         f"- The planner **predicts**. In {right} of {len(runs())} runs here the bytes that a process holds are "

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import order, table
+from study.compare import table, words
+from study.compare.expected import with_theory
 from study.compare.words import bytes_text, three_digits
 from study.report import drawing, figures
 from study.report.drawing import Figure
@@ -34,7 +35,7 @@ def everything(tmp_path_factory) -> pd.DataFrame:
                           seconds=taken, loss_shift=0.05 if name == "zero3" else 0.0, study="s")  # fmt: skip
         write_run(folder, strategy="zero1", world_size=2, seed=seed, box="gpu", status="out_of_memory", study="s")
     write_outcome(folder, "skipped", strategy="fsdp2")
-    return table.read([folder])
+    return with_theory(table.read([folder]))
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,7 @@ def test_colours_are_seen_on_both_pages(colour, page):
 
 
 def test_every_strategy_has_a_look_of_its_own():
-    assert (tuple(drawing.COLOURS), tuple(drawing.MARKS)) == (order.STAGES, order.KINDS)
+    assert (tuple(drawing.COLOURS), tuple(drawing.MARKS)) == (words.STAGES, words.KINDS)
     looks = [drawing.style(name) for name in file.names()]
     assert len({str(look) for look in looks}) == len(looks)
     assert drawing.style("zero3_cpu_offload").color == drawing.style("zero3").color
@@ -290,6 +291,6 @@ def test_bytes_come_in_a_unit_that_fits(value, text):
 
 
 def test_order_is_from_nothing_sharded_to_everything_offloaded():
-    assert order.in_order(["mine", "zero3_tuned", "zero1", "zero3", "ddp", "zero3_mine", "single", "ddp"]) == [
+    assert words.in_order(["mine", "zero3_tuned", "zero1", "zero3", "ddp", "zero3_mine", "single", "ddp"]) == [
         "single", "ddp", "zero1", "zero3", "zero3_tuned", "zero3_mine", "mine",
     ]  # fmt: skip

@@ -121,12 +121,12 @@ def test_replicas_have_their_number_of_processes():
 
 
 def test_a_record_without_its_sharding_is_held_against_nothing(tmp_path):
-    from study.compare import communication, peaks, table
+    from study.compare import expected, table
 
     _, record, steps = sharded()
-    assert communication.cell(record).error == 0
+    assert expected.messages(record).error == 0
     bare = record.model_copy(update={"proof": record.proof.model_copy(update={"sharding": None})})
-    assert (communication.cell(bare), peaks.cell(bare)) == (None, None)
+    assert (expected.messages(bare), expected.step_peak(bare)) == (None, None)
     schema.write(tmp_path, bare)
     (tmp_path / "steps.jsonl").write_bytes(steps)
     (tmp_path / "config.json").write_text("{}\n")

@@ -15,7 +15,7 @@ import pytest
 import synthetic
 
 from study import cli, files
-from study.compare import answer, losses, table
+from study.compare import answer, parity, table
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
@@ -83,9 +83,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
     change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
-    refused_everywhere(
-        "the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "scaling", "answer")
-    )
+    refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "answer"))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, 
     steps = run_dir / "steps.jsonl"
     steps.write_text("\n".join(spoil(steps.read_text().splitlines())) + "\n")
     change(run_dir / "record.json", steps_sha256=files.sha256(steps))
-    for make in (table.read, losses.table):
+    for make in (table.read, parity.table):
         with pytest.raises(Refusal, match=match):
             make([Path("runs")])
 
@@ -274,7 +272,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     assert not {*"\u202e\x1b"} & {*page}
     for table_lines in page.split("\n\n"):
         assert len({re.sub(r"\\.", "", line).count("|") for line in table_lines.splitlines() if line[:1] == "|"}) <= 1
-    if view in ("communication", "differences", "scaling", "acceptance"):
+    if view in ("communication", "differences", "acceptance"):
         assert "&lt;script>" in page
 
 

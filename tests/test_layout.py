@@ -94,6 +94,11 @@ def test_the_table_has_no_circle():
     assert set(MAY_IMPORT) == {part(path) for path in FILES} - {"__init__"}
 
 
+def test_one_module_joins_theory_to_what_was_recorded():
+    joining = {path.stem for path in (STUDY / "compare").glob("*.py") if "theory" in imported(path)}
+    assert joining == {"expected"}
+
+
 def test_no_module_is_in_a_circle():
     modules = {
         ".".join(path.relative_to(STUDY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
@@ -147,7 +152,7 @@ def test_deciding_claims_loads_no_page_code():
 
 @pytest.mark.launches
 def test_sorting_strategies_loads_no_drawing():
-    code = "import sys; from study.compare import order; print(*order.in_order(['zero1', 'ddp']), *sys.modules)"
+    code = "import sys; from study.compare import words; print(*words.in_order(['zero1', 'ddp']), *sys.modules)"
     done = launching.attempt(["python", "-c", code])
     first, second, *modules = done.stdout.split()
     assert (first, second) == ("ddp", "zero1")

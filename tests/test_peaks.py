@@ -10,9 +10,8 @@ import launching
 import numpy as np
 import pytest
 
-from study.compare import cases
-from study.compare import peaks as view
-from study.compare import theory as theory_view
+from study.compare import expected as view
+from study.compare import step_peaks
 from study.config import build_config
 from study.records import find as records
 from study.strategy import engines, file
@@ -42,20 +41,20 @@ def explained(found):
 
 def test_every_peak_is_where_theory_says():
     """Over all committed runs: as predicted, but for what gloo's threads made the count too large, at most."""
-    found = explained(theory_view.errors(ALL).peaks)
+    found = explained(step_peaks.errors(ALL).peaks)
     assert len(found) >= 756
     assert max(abs(e.beyond) for e in found) <= 0.06
 
 
 def test_states_and_messages_are_those_measured_in_every_run():
-    found = theory_view.errors(ALL)
+    found = step_peaks.errors(ALL)
     assert len(found.states) >= 756
     assert len(found.messages) >= 630
     assert max(abs(e.error) for e in [*found.states, *found.messages]) <= 1e-5
 
 
 def test_where_little_is_counted_too_much_nothing_is_explained_by_it():
-    exact = [e for e in explained(theory_view.errors(ALL).peaks) if e.overcount <= 0.01]
+    exact = [e for e in explained(step_peaks.errors(ALL).peaks) if e.overcount <= 0.01]
     assert len(exact) >= 78
     assert max(abs(e.error) for e in exact) <= 0.04
     # Repeats, and rates of a network, are no further cases.
@@ -67,7 +66,7 @@ def test_where_little_is_counted_too_much_nothing_is_explained_by_it():
 def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
     """Accumulated: each micro step leaves them tensors to let go of. Without the wait up to half of a peak is those."""
     run = launching.run(strategy, workload="bert-imdb", data="bundled", micro_batch_size=2, global_batch_size=16)
-    found = view.cell(run.record)
+    found = view.step_peak(run.record)
     assert found.overcount <= 0.05 * found.measured
     assert found.measured - found.overcount <= 1.06 * found.predicted
     assert found.predicted <= 1.06 * found.measured
@@ -76,7 +75,7 @@ def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
 def test_there_are_peaks_of_each_model_batch_and_length():
     grid = {}
     for r in MEASURED:
-        if r.strategy == "single" and r.proof.precision == "fp32" and not view._ways(r):
+        if r.strategy == "single" and r.proof.precision == "fp32" and not step_peaks._computed(r):
             grid.setdefault((r.workload, r.size), set()).add(
                 (r.config["global_batch_size"], r.config["sequence_length"])
             )
@@ -217,9 +216,9 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     assert unproved <= {"fsdp2_cpu_offload"}  # needs a GPU
     for (name, precision, world_size), r in proved.items():
         chosen = file.read_strategy(file.find_strategy(name))
-        hidden = cases.shape_of(r).hidden
+        hidden = view.shape_of(r).hidden
         expected = engines.engine_of(chosen, hidden, world_size, precision)
-        told = dataclasses.replace(cases.engine_of(r), sub_group_size=expected.sub_group_size)
+        told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert told == expected, name
 
 

@@ -13,7 +13,7 @@ from reported import read as text_of
 from reported import row_of
 from synthetic import write_run
 
-from study.compare import predicted, table
+from study.compare import expected, table
 from study.errors import Refusal
 from study.files import write_json
 from study.records.schema import PredictedBox, PredictedRun, PredictedStudy, UnpredictedRun
@@ -63,7 +63,7 @@ def several(tmp_path) -> pd.DataFrame:
     write(tmp_path, *ones, left_out(strategy="ddp"))
     write(tmp_path, *(prediction(one.strategy, one.world_size, one.peak_bytes_per_gpu / GIB, 78) for one in ones),
           gpu="a100-80gb")  # fmt: skip
-    return predicted.read([tmp_path])
+    return expected.read_predicted([tmp_path])
 
 
 # ---------------------------------------------------------------- reading
@@ -83,7 +83,7 @@ def test_refuses_what_is_no_prediction(tmp_path):
     path = write(tmp_path / "one", prediction())
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(Refusal, match=r"multi-gpu on 2 x A100-SXM4-40GB is predicted in .*one.* too; give one of them"):
-        predicted.read([tmp_path / "one", tmp_path / "two"])
+        expected.read_predicted([tmp_path / "one", tmp_path / "two"])
     content = json.loads(path.read_text())
     for change, message in (
         ({"status": "ok"}, r"status='ok': input should be 'predicted'"),
@@ -93,10 +93,10 @@ def test_refuses_what_is_no_prediction(tmp_path):
     ):
         path.write_text(json.dumps({**content, **change}))
         with pytest.raises(Refusal, match=rf"multi-gpu\.json: {message}"):
-            predicted.read([tmp_path / "one"])
+            expected.read_predicted([tmp_path / "one"])
     path.write_text("{")
     with pytest.raises(Refusal, match=r"multi-gpu\.json: cannot be read as JSON"):
-        predicted.read([tmp_path / "one"])
+        expected.read_predicted([tmp_path / "one"])
 
 
 def test_measured_and_predicted_do_not_mix(tmp_path):
@@ -106,7 +106,7 @@ def test_measured_and_predicted_do_not_mix(tmp_path):
     with pytest.raises(Refusal, match="no record below"):
         table.read([tmp_path / "predicted"])
     with pytest.raises(Refusal, match=r"\.json: "):
-        predicted.read([tmp_path / "measured"])
+        expected.read_predicted([tmp_path / "measured"])
 
 
 def test_finds_the_projects_from_anywhere(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_all_of_a_table_looks_predicted(several):
 def test_several_batches_are_columns(tmp_path):
     ones = [prediction(world_size=world, global_batch_size=batch) for world in (1, 2) for batch in (16, 32)]
     write(tmp_path, *ones, prediction("zero3", 2, global_batch_size=32))
-    shown = pages.predicted_memory(predicted.read([tmp_path]))
+    shown = pages.predicted_memory(expected.read_predicted([tmp_path]))
     assert re.findall(r'scope="col"[^>]*>(.*?)<', shown) == ["strategy", "batch 16", "batch 32"]
     assert re.findall(r"<span>(\d process\w*)", shown) == ["1 process", "2 processes"]
     assert shown.count('scope="row">zero3<') == 1  # not where it has no configuration

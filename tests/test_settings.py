@@ -12,7 +12,7 @@ from launching import ROOT
 from test_strategy import FOUND, beside
 
 from study import files
-from study.compare import cases
+from study.compare import facts
 from study.compare import table as runs_table
 from study.config import build_config
 from study.engines.keys import engine_settings, table
@@ -155,8 +155,8 @@ def test_a_strategy_is_the_same_whatever_it_trains_in_what_batches(tmp_path):
         write(tmp_path, "tiny", tiny, size="tiny"),
         write(tmp_path, "mini", mini, size="mini", config={**TEMPLATE["config"], "size": "mini"}),
     ]
-    first, second = (cases.proven_strategy(record) for record in records)
+    first, second = (facts.proven_strategy(record) for record in records)
     assert first == second
     assert first["zero_optimization.reduce_bucket_size"] == "auto"
     other = write(tmp_path, "other", {**tiny, "zero_optimization.overlap_comm": False})
-    assert cases.proven_strategy(other) != first
+    assert facts.proven_strategy(other) != first

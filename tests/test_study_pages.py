@@ -12,6 +12,7 @@ from reported import row_of
 from synthetic import write_outcome, write_run
 
 from study.compare import differences, table
+from study.compare.expected import with_theory
 from study.errors import Refusal
 from study.report import figures, markup, run_rows
 from study.report import study_pages as pages
@@ -31,7 +32,7 @@ def write_study(folder: Path, box: str = "cpu", seconds: float = 0.5, **settings
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return table.read([write_study(tmp_path_factory.mktemp("study"), dropout=0.0)])
+    return with_theory(table.read([write_study(tmp_path_factory.mktemp("study"), dropout=0.0)]))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def two_boxes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     write_study(folder / "a", "cpu", seconds=0.5, dropout=0.0)
     write_study(folder / "b", "gpu", seconds=0.125, dropout=0.0)
-    return table.read([folder])
+    return with_theory(table.read([folder]))
 
 
 # ---------------------------------------------------------------- runs
@@ -107,7 +108,7 @@ def test_what_others_decide_is_told_by_them_alone(study):
 
 def test_accuracy_has_the_interval_of_its_examples(tmp_path):
     write_study(tmp_path, workload="bert-imdb")
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     runs = runs.assign(accuracy=0.77, settings=[{**one, "num_eval_examples": 500} for one in runs["settings"]])
     shown = pages.answer(runs, differences.compare(runs, "ddp", METRICS), "ddp")
     assert "| 0.770 0.731 to 0.805, of 500 |" in row_of(shown, "zero2")  # +-3.7 points
@@ -118,7 +119,7 @@ def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
     for seed in range(2):
         write_run(tmp_path, strategy="zero1", seed=seed, status="out_of_memory", study="synthetic")
     write_outcome(tmp_path, "killed", strategy="zero3", message="killed, host memory is full")
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     compared = differences.compare(runs, "ddp", METRICS)
     shown = pages.answer(runs, compared, "ddp")
     assert row_of(shown, "zero1").startswith("2 | 2 2 out of memory | ")
@@ -199,7 +200,7 @@ def test_crowded_times_are_not_shown(tmp_path):
     for processes in (2, 4):
         write_run(tmp_path, strategy="ddp", world_size=processes, machine={"num_cores": 2})
     write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 2})
-    runs = table.read([tmp_path])
+    runs = with_theory(table.read([tmp_path]))
     shown = pages.scaling(runs)
     assert "4 processes on too few cores" in shown
     rate = runs.loc[runs["world_size"] == 4, "tokens_per_second_per_gpu"].item()

@@ -12,7 +12,8 @@ import pytest
 import synthetic
 
 from study import files
-from study.compare import differences, quiet, table
+from study.compare import differences, expected, facts, table
+from study.compare.expected import with_theory
 from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
@@ -33,7 +34,7 @@ def change(path: Path, **facts) -> None:
 
 def only(folder: Path) -> pd.Series:
     """The one row of a folder."""
-    rows = table.read([folder])
+    rows = with_theory(table.read([folder]))
     assert len(rows) == 1
     return rows.iloc[0]
 
@@ -44,6 +45,16 @@ def test_columns_are_there_in_order_and_typed(tmp_path):
     rows = table.read([tmp_path])
     assert list(rows.columns) == list(table.COLUMNS)
     assert {name: str(kind) for name, kind in rows.dtypes.items()} == table.COLUMNS
+
+
+def test_theory_is_joined_and_changes_no_fact(tmp_path):
+    synthetic.write_run(tmp_path)
+    synthetic.write_outcome(tmp_path, "skipped", seed=1)
+    rows = table.read([tmp_path])
+    joined = with_theory(rows)
+    assert {name: str(kind) for name, kind in joined.dtypes.items()} == table.COLUMNS | expected.COLUMNS
+    pd.testing.assert_frame_equal(joined[list(rows.columns)], rows)
+    assert joined.loc[1, list(expected.COLUMNS)].isna().all()
 
 
 def test_identity_and_settings(tmp_path):
@@ -140,8 +151,8 @@ def test_a_disturbed_run_has_no_times(tmp_path, changed, share, has_times):
 def test_what_pages_say_of_the_quiet_study_is_in_its_records():
     runs = table.read([files.ROOT / "reports" / "cpu" / "records" / "cpu-time"])
     shares = runs["share_of_others"]
-    disturbed = shares[shares > quiet.QUIET]
-    assert runs["seconds_per_step"].isna().equals(shares > quiet.QUIET)
+    disturbed = shares[shares > facts.QUIET]
+    assert runs["seconds_per_step"].isna().equals(shares > facts.QUIET)
     results, readme = (
         " ".join((files.ROOT / page).read_text().split()) for page in ("docs/results.md", "reports/cpu/README.md")
     )
@@ -163,65 +174,52 @@ def test_what_others_do_on_a_gpus_host_does_not_count(tmp_path):
     assert only(tmp_path)["seconds_per_step"] > 0
 
 
+L40S = {"name": "NVIDIA L40S", "memory_bytes": 2**35, "capability": "8.9"}  # not in the list
+
+
 @pytest.mark.parametrize(
-    "machine",
+    ("gpus", "changes", "oversubscribed"),
     [
-        {"gpus": [{"name": "NVIDIA L40S", "memory_bytes": 2**35, "capability": "8.9"}] * 2},  # not in the list
-        {"gpus": [{"name": name, "memory_bytes": 2**35, "capability": "9.0"} for name in ("NVIDIA H200", "NVIDIA L4")]},
+        ([L40S] * 2, {"precision": "bf16"}, False),
+        ([synthetic.GPU, L40S | {"name": "NVIDIA L4"}], {"precision": "bf16"}, False),
+        ([synthetic.GPU | {"name": "Tesla T4"}] * 2, {"precision": "bf16"}, False),  # which has no unit for the type
+        ([], {"box": "cpu"}, False),
+        ([synthetic.GPU], {}, True),  # none of two ranks has the card to itself, and each counts all of its energy
+        ([synthetic.GPU] * 8, {"share_device": True}, True),
     ],
 )
-def test_no_mfu_without_one_known_peak(tmp_path, machine):
-    synthetic.write_run(tmp_path, box="gpu", precision="bf16", machine=machine)
+def test_no_mfu_without_one_known_peak(tmp_path, gpus, changes, oversubscribed):
+    assert hardware.find("Tesla T4")
+    synthetic.write_run(tmp_path, **{"box": "gpu", **changes}, **({"machine": {"gpus": gpus}} if gpus else {}))
     row = only(tmp_path)
     assert math.isnan(row["mfu"])
     assert row["model_flops_per_second"] > 0
+    assert (row["oversubscribed"], row["share_device"]) == (oversubscribed, "share_device" in changes)
+    if gpus:
+        assert math.isnan(row["energy_joules"]) is oversubscribed
+        assert row["peak_allocated_bytes"] > 0
 
 
-def test_no_mfu_on_a_cpu_and_none_of_a_card_without_the_type(tmp_path):
-    synthetic.write_run(tmp_path / "cpu")
-    assert math.isnan(only(tmp_path / "cpu")["mfu"])
-    synthetic.write_run(
-        tmp_path / "t4", box="gpu", precision="bf16", machine={"gpus": [{**synthetic.GPU, "name": "Tesla T4"}] * 2}
-    )
-    assert hardware.find("Tesla T4")
-    assert math.isnan(only(tmp_path / "t4")["mfu"])
-
-
-def test_ranks_that_share_a_gpu_have_no_mfu_and_no_energy(tmp_path):
-    """Each would count the whole of the card's energy, and none has the card to itself."""
-    synthetic.write_run(tmp_path, box="gpu", world_size=2, machine={"gpus": [synthetic.GPU]})
-    row = only(tmp_path)
-    assert row["oversubscribed"]
-    assert row["box"] == "1 x NVIDIA H200"
-    assert math.isnan(row["mfu"])
-    assert math.isnan(row["energy_joules"])
-
-
-def test_ranks_on_one_of_several_gpus_share_it(tmp_path):
-    gpus = {"gpus": [synthetic.GPU] * 8}
-    synthetic.write_run(tmp_path, box="gpu", world_size=2, machine=gpus, share_device=True)
-    row = only(tmp_path)
-    assert row["oversubscribed"]
-    assert row["share_device"]
-    assert math.isnan(row["mfu"])
-    assert row["peak_allocated_bytes"] > 0
-    synthetic.write_run(tmp_path / "alone", box="gpu", world_size=1, machine=gpus, share_device=True)
-    assert not only(tmp_path / "alone")["oversubscribed"]  # one rank shares with nobody
-
-
-def test_threads_decide_whether_cores_suffice(tmp_path):
-    synthetic.write_run(tmp_path, machine={"num_cores": 2, "num_threads_per_process": 1})
+def test_one_rank_shares_with_nobody(tmp_path):
+    synthetic.write_run(tmp_path, box="gpu", world_size=1, machine={"gpus": [synthetic.GPU] * 8}, share_device=True)
     assert not only(tmp_path)["oversubscribed"]
-    synthetic.write_run(tmp_path, machine={"num_cores": 2, "num_threads_per_process": 2})
-    assert only(tmp_path)["oversubscribed"]
+    synthetic.write_run(tmp_path / "two", box="gpu", machine={"gpus": [synthetic.GPU]})
+    assert only(tmp_path / "two")["box"] == "1 x NVIDIA H200"
 
 
-def test_cores_that_a_run_might_not_use_are_not_its_own(tmp_path):
-    """Two ranks of one thread each, under `taskset -c 0`: a box of its own, which does not suffice."""
-    synthetic.write_run(tmp_path, machine={"num_cores": 2, "usable_cores": 1})
-    assert (only(tmp_path)["box"], only(tmp_path)["oversubscribed"]) == ("Synthetic CPU, 1 of 2 cores", True)
-    synthetic.write_run(tmp_path, machine={"num_cores": 2, "usable_cores": 2.0})
-    assert (only(tmp_path)["box"], only(tmp_path)["oversubscribed"]) == ("Synthetic CPU, 2 cores", False)
+@pytest.mark.parametrize(
+    ("machine", "cores", "oversubscribed"),
+    [
+        ({"num_cores": 2, "num_threads_per_process": 1}, "2", False),
+        ({"num_cores": 2, "num_threads_per_process": 2}, "2", True),
+        ({"num_cores": 2, "usable_cores": 1}, "1 of 2", True),  # under `taskset -c 0`: a box of its own
+        ({"num_cores": 2, "usable_cores": 2.0}, "2", False),
+    ],
+)
+def test_threads_decide_whether_cores_suffice(tmp_path, machine, cores, oversubscribed):
+    synthetic.write_run(tmp_path, machine=machine)
+    row = only(tmp_path)
+    assert (row["box"], row["oversubscribed"]) == (f"Synthetic CPU, {cores} cores", oversubscribed)
 
 
 def test_memory_is_the_largest_ranks_while_training(tmp_path):
@@ -524,7 +522,7 @@ def test_refuses_an_outcome_that_is_not_json(tmp_path):
 
 
 def test_reads_the_committed_records():
-    rows = table.read([COMMITTED]).set_index("run_id")
+    rows = with_theory(table.read([COMMITTED])).set_index("run_id")
     assert (rows["status"] == "ok").all()
     assert rows["paper_state_bytes"].notna().all()
     assert rows["final_loss"].between(0, 20).all()

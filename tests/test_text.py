@@ -9,7 +9,7 @@ import launching
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import answer, table, text
+from study.compare import answer, differences, table
 
 
 def rows(page: str, strategy: str) -> list[list[str]]:
@@ -23,7 +23,7 @@ def test_differences(tmp_path):
         write_run(tmp_path, strategy="ddp", seed=seed)
         write_run(tmp_path, strategy="zero2", seed=seed, loss_shift=0.5)
     write_outcome(tmp_path, "killed", strategy="zero3")
-    page = text.differences([tmp_path], "ddp")
+    page = differences.table([tmp_path], "ddp")
     losses = rows(page.split("### final_loss")[1].split("###")[0], "zero2")
     assert [(row[2], row[7]) for row in losses] == [("3", "higher")]
     assert losses[0][5].startswith("+")
@@ -35,41 +35,9 @@ def test_differences_tell_the_controls_processes_and_what_else_was_trained(tmp_p
     for learning_rate in (1e-3, 1e-4):
         write_run(tmp_path, strategy="ddp", learning_rate=learning_rate)
         write_run(tmp_path, strategy="single", world_size=1, learning_rate=learning_rate)
-    page = text.differences([tmp_path], "ddp")
+    page = differences.table([tmp_path], "ddp")
     assert {row[1] for row in rows(page, "single")} == {"1 against 2"}
     assert len(re.findall(r"\n## gpt-wikitext tiny, fp32, batch 8, settings [0-9a-f]{8}, Synthetic CPU", page)) == 2
-
-
-def test_largest_batch_and_what_came_of_the_next(tmp_path):
-    write_run(tmp_path, strategy="zero2", global_batch_size=8)
-    write_run(tmp_path, strategy="zero2", global_batch_size=16)
-    write_run(tmp_path, strategy="zero2", global_batch_size=32, status="out_of_memory")
-    write_run(tmp_path, strategy="ddp", global_batch_size=8, status="out_of_memory")
-    write_run(tmp_path, strategy="zero1", global_batch_size=8)
-    write_run(tmp_path, strategy="zero1", global_batch_size=8, seed=1, status="out_of_memory")
-    page = text.largest_batch([tmp_path])
-    assert rows(page, "zero2")[0][2:5] == ["16", "32", "out_of_memory"]
-    assert rows(page, "ddp")[0][2:6] == ["none", "8", "out_of_memory", "unknown"]
-    assert [rows(page, name)[0][-1] for name in ("zero2", "zero1")] == ["1", "ok 1, out_of_memory 1"]
-
-
-def test_a_run_that_fits_nowhere_is_not_lost(tmp_path):
-    for precision in ("fp32", "bf16"):
-        write_run(tmp_path, strategy="ddp", precision=precision)
-    write_outcome(tmp_path, "skipped", strategy="zero3")
-    page = text.largest_batch([tmp_path])
-    assert rows(page.split("unknown precision")[1], "zero3")[0][2:5] == ["none", "8", "skipped"]
-
-
-def test_scaling_names_its_base(tmp_path):
-    write_run(tmp_path, strategy="single", world_size=1, seconds=1.0)
-    write_run(tmp_path, strategy="ddp", world_size=2, seconds=0.5)
-    write_outcome(tmp_path, "killed", strategy="zero2", world_size=4)
-    page = text.scaling([tmp_path])
-    assert "zero2-4x-seed0-batch8: killed (synthetic: killed)" in page.split("## Without a result")[1]
-    efficiency, base = rows(page, "ddp")[0][3:5]
-    assert 97 <= int(efficiency.rstrip("%")) <= 103  # times are noisy by one per cent
-    assert base == "single on 1 process"
 
 
 def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
@@ -84,15 +52,14 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
         }
         if strategy != "ddp":
             path.write_text(json.dumps(json.loads(path.read_text()) | {"load": disturbed}))
-    for page in (text.differences([tmp_path], "ddp"), text.scaling([tmp_path]), text.largest_batch([tmp_path])):
-        (line,) = re.findall("Without a time: 2 of 3 runs .*", page)
-        assert "5 % of the processors" in line
+    (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.table([tmp_path], "ddp"))
+    assert "5 % of the processors" in line
     path = write_run(tmp_path / "quiet", strategy="ddp")
-    assert "Without a time" not in text.scaling([path.parent])
+    assert "Without a time" not in differences.table([path.parent], "ddp")
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("view", ["differences", "largest-batch", "scaling", "parity", "model-states", "losses"])
+@pytest.mark.parametrize("view", ["differences", "parity", "model-states"])
 def test_every_view_of_committed_records(view):
     done = launching.command_line(["compare", "--view", view, "reports/cpu/records/cpu"])
     assert done.returncode == 0, done.stderr
@@ -107,7 +74,7 @@ from study.__main__ import main
 reader, writer = os.pipe()
 os.dup2(writer, 1)
 os.close(reader)
-sys.argv = ["zero-study", "compare", "--view", "losses", "reports/cpu/records/smoke"]
+sys.argv = ["zero-study", "compare", "--view", "parity", "reports/cpu/records/smoke"]
 main()
 """
     done = launching.attempt(["python", "-c", code])

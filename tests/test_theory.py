@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from study.compare import cases
+from study.compare import expected
 from study.records import schema
 from study.theory.case import Engine
 from study.theory.model_states import (
@@ -151,7 +151,7 @@ def test_nvme_by_hand():
 def test_the_engines_bytes_are_those_measured(path):
     """To the byte, but for Adam's step counters, 4 bytes a tensor, and one element in place of what is on the disk."""
     found = schema.read(path)
-    engine, sizes = cases.engine_of(found), cases.shape_of(found).parameters
+    engine, sizes = expected.engine_of(found), expected.shape_of(found).parameters
     uncounted = {"optimizer_states": 4 * (len(sizes.matrices) + len(sizes.vectors)), "parameters": 2}
     for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
         for rank, measured in enumerate(ranks):

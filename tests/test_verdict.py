@@ -213,20 +213,8 @@ def test_the_answer_says_what_was_found():
     assert "`zero3` on 2 processes is further from it than one unit" in said
 
 
-def test_the_plain_sentence_has_the_worst_beside_the_mean():
-    within = decided(study())
-    same = verdict_text.plain([within, within])
-    assert same.count("% at most on average (shown to be within 1 % for all 1 ways over 10 starts)") == 2
-    assert same.count(".") - same.count("0.") == 1
-    assert "moved by up to" in verdict_text.single_trainings(within)
-    apart = verdict_text.plain([decided(study(shift=0.03))])
-    assert "not seen (shown to be within 1 % for none of 1 ways over 10 starts; not for zero3 on 2 processes)" in apart
-
-
 def test_where_nothing_moved_no_start_is_called_the_cause():
-    still = decided(study(spread=0.0, arm_spread=0.0))
-    assert "one start of" not in verdict_text.single_trainings(still)
-    assert "one start of" not in verdict_text.answer(still)
+    assert "one start of" not in verdict_text.answer(decided(study(spread=0.0, arm_spread=0.0)))
 
 
 def test_deviations_are_of_studies_that_were_fixed():
@@ -247,7 +235,7 @@ def test_training_loss_is_told_last_and_not_judged():
 
 
 def test_a_page_shows_what_the_command_says():
-    """The figure has every arm and the neighbours; the tables have the cells of `zero-study verdict`."""
+    """The figure has every arm and the neighbours; the tables have the cells of `zero-study compare --verdict`."""
     found = decided(study(shift=0.03))
     figure = pages.decided_drawn([found])
     assert "margin fixed before the runs: 1 %" in figure
@@ -441,7 +429,7 @@ def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
 
 def test_a_study_without_protocol_has_no_verdict():
     with pytest.raises(Refusal, match=r"nothing was fixed before its runs.* nor is it a pilot"):
-        cli.run(["verdict", "smoke", "reports/cpu/records"])
+        cli.run(["compare", "--verdict", "smoke", "reports/cpu/records"])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ import hf_trainer
 import pairs
 
 from study import files, processes
-from study.compare import table
+from study.compare import expected
 from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
@@ -240,7 +240,7 @@ def ours(work: Run) -> dict[str, Any]:
 
 def peak_samples_per_second(facts: Record) -> float | None:
     """Samples per second if every GPU multiplied at its dense peak; None on a CPU and for an unknown GPU."""
-    peak = table.peak_flops_per_second(facts)
+    peak = expected.peak_flops_per_second(facts)
     return None if peak is None else facts.world_size * peak / facts.model_flops_per_sequence
 
 

@@ -1,4 +1,4 @@
-"""Does every strategy work on this machine: trains in each precision, as `single` does, with everything measured?"""
+"""The view `acceptance`: whether each strategy trains here, in each precision, as `single` does, and is measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from study.compare import markdown
+from study.compare import words
 from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
 from study.records.find import RecordedRun, RecordFile
@@ -64,10 +64,9 @@ def table(folders: Sequence[Path]) -> str:
     rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in names]
     boxes = sorted({records.box_of(run.record.record) for run in found if run.record}) or [records.UNKNOWN_BOX]
     counts = [f"{sum(cell.status == status for cell in cells.values())} {status}" for status in (OK, FAILED, NOT_RUN)]
-    lines = ["# Acceptance: does every strategy work here?", "", EXPLANATION, ""]
-    lines += [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *markdown.markdown(["strategy", *CHECKS], rows), ""]
+    lines = [f"{'; '.join(boxes)}: {', '.join(counts)}.", "", *words.markdown(["strategy", *CHECKS], rows), ""]
     lines += [*_reasons(cells), *_distances(runs, plain)]
-    return "\n".join([*lines, f"Made by `{markdown.command('compare --view acceptance', folders)}`."])
+    return words.page("Acceptance: does every strategy work here?", EXPLANATION, lines, "--view acceptance", folders)
 
 
 def _shown(verdict: Verdict | None) -> str:
@@ -215,7 +214,7 @@ def _reasons(cells: dict[tuple[str, str], Verdict]) -> list[str]:
     for verdict, places in sorted(where.items()):
         names = dict.fromkeys(f"`{name}`" for name, _ in places)
         checks = sorted({check for _, check in places}, key=CHECKS.index)
-        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {markdown.shown(verdict.reason)}")
+        lines.append(f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {words.shown(verdict.reason)}")
     return ["## What is not ok", "", *lines, ""] if lines else []
 
 
@@ -228,4 +227,4 @@ def _distances(runs: list[_Run], plain: dict[str, RecordFile]) -> list[str]:
             allowed = tolerance(file.record.config["precision"])
             rows.append([file.record.run_id, reference.record.run_id, seen, f"{allowed:g}"])
     head = ["run", "compared with", "largest difference of a loss", "at most"]
-    return ["## How far from `single`", "", *markdown.markdown(head, rows), ""] if rows else []
+    return ["## How far from `single`", "", *words.markdown(head, rows), ""] if rows else []

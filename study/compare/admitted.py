@@ -1,4 +1,4 @@
-"""Which runs does a study's protocol let into its result? Those that were planned, once each, and as planned."""
+"""The runs that a study's protocol lets into its result: those that were planned, once each and as planned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.compare.table import libraries
+from study.compare.facts import libraries
 from study.config import NOT_TRAINED, RunConfig
 from study.errors import Refusal
 from study.records import find as records

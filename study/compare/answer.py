@@ -1,4 +1,4 @@
-"""What is the answer so far, in one table? That of docs/results.md, from committed records.
+"""The view `answer`: by strategy what was learned, held and sent, in one table; that of docs/results.md.
 
 What a model learned is told by a study that was fixed in advance, where its runs lie in the folders; else by the runs
 of a study that only compares.
@@ -13,14 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from study.compare import differences, markdown, verdict, verdict_text
+from study.compare import differences, expected, verdict, verdict_text
 from study.compare import table as tidy
-from study.compare.order import in_order
 from study.compare.verdict import SAME
 from study.compare.verdict_text import Decided
-from study.compare.words import signed_percent
+from study.compare.words import in_order, markdown, signed_percent
 from study.errors import Refusal
-from study.theory.case import parameter_bytes
 
 # What is shown of each model: the size where nothing was fixed in advance, the held-out metric, how it is written.
 LEARNED = {"bert-imdb": ("micro", "accuracy", ".3f"), "gpt-wikitext": ("mini", "perplexity", ".0f")}
@@ -28,13 +26,10 @@ NAMES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}
 STATES = ("bert-imdb", "large")
 WORLD_SIZE = 2
 
-# Times the parameters, sent by each rank and step (arXiv:1910.02054, sec. 7).
-PAPER_VOLUME = {"all whole": 2, "parameters sharded": 3}
-
 
 def table(folders: Sequence[Path], control: str = "ddp") -> str:
     """Make the table and the sentence on how many runs it rests on, in Markdown."""
-    everything = tidy.read(folders)
+    everything = expected.with_theory(tidy.read(folders))
     compared = differences.compare(everything, control, ["final_loss"])  # more processes tell more of the margin
     compared, runs = (
         rows[(rows["strategy"] == "single") | (rows["world_size"] == WORLD_SIZE)] for rows in (compared, everything)
@@ -63,7 +58,7 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
         for strategy in in_order(runs["strategy"])
     ]  # fmt: skip
     seeds["BERT-large"] = _cell(ok, *STATES)["seed"].nunique()
-    return "\n".join([*markdown.markdown(head, rows), "", _basis(ok, seeds)])
+    return "\n".join([*markdown(head, rows), "", _basis(ok, seeds)])
 
 
 Column = Callable[[str], tuple[str, str]]  # of a strategy: what it learned, and its loss against the control's
@@ -157,19 +152,14 @@ def _held(runs: pd.DataFrame) -> list[str]:
     if ok.empty:
         return ["unknown" if runs.empty else runs["status"].iloc[0], "", ""]
     run = ok.iloc[0]
-    sharded = run["zero_stage"] == 3 or run["strategy"].startswith("fsdp2")
-    volume = PAPER_VOLUME["parameters sharded" if sharded else "all whole"] if run["world_size"] > 1 else 0
-    each = run["num_params"]
+    each, sent = run["num_params"], expected.sent(run["record"])
     states, paper = _number(run["model_state_bytes"] / each, ".2f"), _number(run["paper_state_bytes"] / each, ".0f")
-    sent, by_gloo = (
-        run[name] / (parameter_bytes(run["precision"]) * each) for name in ("collective_bytes", "gloo_bytes")
-    )
     computed = ", computed" if run["has_computed_buckets"] is True else ""
-    return [
-        f"{states} ({paper})",
-        _number(run["communication_buffer_bytes"] / each, ".2f") + computed,
-        f"{_number(sent, '.2f')} ({volume})" + (f", by gloo {by_gloo:.2f}" if by_gloo > sent else ""),
-    ]
+    said = "unknown"
+    if sent is not None:
+        by_gloo = run["backend"] == "gloo" and sent.by_gloo > sent.measured
+        said = f"{sent.measured:.2f} ({sent.paper:.0f})" + (f", by gloo {sent.by_gloo:.2f}" if by_gloo else "")
+    return [f"{states} ({paper})", _number(run["communication_buffer_bytes"] / each, ".2f") + computed, said]
 
 
 def _basis(ok: pd.DataFrame, seeds: dict[str, int]) -> str:

@@ -1,15 +1,13 @@
-"""What did one run find, in five lines? What a person reads when it has ended."""
+"""The last lines of a run that ended well: its proof, losses, model states, messages and step time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from study.compare.cases import engine_of
+from study.compare import expected
+from study.compare.facts import proven
 from study.records import schema
 from study.records.schema import Proof, Record
-from study.theory.communication import paper_volume
-from study.theory.communication.on_wire import moved_by_gloo
-from study.theory.model_states import paper_bytes
 
 ENGINES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution", "FSDP": "FSDP2"}
 
@@ -26,7 +24,7 @@ def text(folder: Path) -> str:
 
 
 def _proven(record: Record) -> str:
-    proof = record.proof
+    proof = proven(record)
     processes = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
     return f"proven    {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
@@ -54,7 +52,7 @@ def _held(record: Record) -> str:
         return "held      not measured (--no-measure)"
     fullest = max(rank.model_states for rank in record.model_state_bytes) / record.num_params
     buffers = max(rank.communication_buffers for rank in record.model_state_bytes)
-    paper = paper_bytes(engine_of(record), record.num_params, "stepping").total / record.num_params
+    paper = expected.paper_states(record, "stepping").total / record.num_params
     return (
         f"held      {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
         f"{paper:.2f}), and {buffers / 1e9:.3g} GB of the engine's buffers"
@@ -62,20 +60,12 @@ def _held(record: Record) -> str:
 
 
 def _sent(record: Record) -> str:
-    if record.collectives_per_step is None or record.num_params is None:
+    if (sent := expected.sent(record)) is None:
         return "sent      not measured (--no-measure)"
-    engine = engine_of(record)
-    parameters = record.num_params * engine.parameter_bytes
-    asked = record.collectives_per_step
-    moved = sum(collective.moved_bytes for collective in asked) / parameters
-    by_gloo = moved_by_gloo(asked, record.world_size) / parameters
-    paper = 0.0
-    if record.world_size > 1:
-        accumulation = record.proof.gradient_accumulation_steps
-        paper = float(paper_volume(engine.zero_stage, record.num_params, accumulation)) / record.num_params
-    line = f"sent      {moved:.2f} times the parameters' bytes per step and rank (arXiv:1910.02054: {paper:.2f})"
-    more = record.proof.backend == "gloo" and by_gloo != moved
-    return line + (f", as NCCL would; gloo, over which it ran, {by_gloo:.2f}" if more else "")
+    line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
+    line += f" (arXiv:1910.02054: {sent.paper:.2f})"
+    more = proven(record).backend == "gloo" and sent.by_gloo != sent.measured
+    return line + (f", as NCCL would; gloo, over which it ran, {sent.by_gloo:.2f}" if more else "")
 
 
 def _time(record: Record) -> str:

@@ -1,16 +1,21 @@
-"""How far is each strategy from the control, and is that more than the control is from itself?"""
+"""Paired and Welch intervals of differences from the control, and two one-sided tests (TOST) against a margin.
+
+The margin is the repeatability limit (ISO 5725-6) of the control's own repeats. The view `differences` is its page.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from study.compare import pairs
+from study.compare import expected, pairs, words
+from study.compare import table as tidy
 from study.compare.parity import WITHIN
 
 Kind = Literal["learned", "times", "bytes"]
@@ -66,8 +71,7 @@ class _Estimate(NamedTuple):
     """A difference with its interval: relative for what is learned, of logarithms for times."""
 
     value: float
-    low: float | None  # None: no interval
-    high: float | None
+    bounds: tuple[float, float] | None  # of the interval; None: there is none
     equivalent: bool | None  # by two one-sided tests against the margin; None: no margin, or no interval
     n: int
     interval: str
@@ -75,6 +79,8 @@ class _Estimate(NamedTuple):
 
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
     """Compare each strategy with the control, metric by metric; one row per comparison, with `COLUMNS`.
+
+    `mfu` is a metric of tables that `expected.with_theory` has joined.
 
     Which runs go together is for `pairs.pair` to say, whose `refused` lists the rest. What is learned is compared seed
     by seed, the mean of a seed's repeats with that of the control's; times launch by launch, as logarithms of ratios;
@@ -109,9 +115,9 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
 
 
 def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tuple, Margin]:
-    """Say how far repeats of the control, of equal settings and seed, differ: by box, workload, size and precision.
+    """The repeatability limit of the control, by box, workload, size and precision, from equal runs.
 
-    The repeatability limit of ISO 5725-6, 4.1.4, below which 95 of 100 pairs of equal runs differ: 1.96 sqrt(2) s_r,
+    That of ISO 5725-6, 4.1.4, below which 95 of 100 pairs of equal runs differ: 1.96 sqrt(2) s_r,
     with s_r relative to the mean, of times that of their logarithms, pooled over settings and seeds. As s_r is an
     estimate, often of few repeats, Student's quantile stands for 1.96, to which it falls with more of them. Never below
     `FLOOR`; where nothing was repeated there is no margin.
@@ -182,6 +188,7 @@ def _comparison(
     couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
     if not len(runs) and not len(controls):
         return None
+    group = group._replace(runs=runs, controls=controls)
     limit = group.limits.get(_LIMIT[metric])
     average = {"learned": np.mean, "times": stats.gmean, "bytes": np.median}[kind]
     facts: dict[str, Any] = {
@@ -201,13 +208,13 @@ def _comparison(
     usable = margin if limit is None else None
     allowed = None if usable is None else np.log1p(usable.relative) if kind == "times" else usable.relative
     estimate_of = _launches if kind == "times" else _seeds
-    value, control_value, estimate = estimate_of(values, seeds, runs, controls, couples, allowed)
+    value, control_value, estimate = estimate_of(values, seeds, group, couples, allowed)
     facts |= {"n_pairs": estimate.n, "value": value, "control_value": control_value, "interval": estimate.interval}
     facts |= {"difference": value - control_value, "relative_difference": value / control_value - 1}
     if usable is not None:
         facts |= {"relative_margin": usable.relative, "margin": usable.relative * control_value}
-    if estimate.low is not None:
-        low, high = (np.expm1(bound) if kind == "times" else bound for bound in (estimate.low, estimate.high))
+    if estimate.bounds is not None:
+        low, high = (np.expm1(bound) if kind == "times" else bound for bound in estimate.bounds)
         facts |= {"relative_low": low, "relative_high": high, "low": low * control_value, "high": high * control_value}
     without = limit or f"{control} was not repeated, so that there is no margin"
     verdict, why = _verdict(estimate, kind, usable, control, without)
@@ -228,16 +235,11 @@ def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
 
 
 def _launches(
-    values: np.ndarray,
-    seeds: np.ndarray,
-    runs: np.ndarray,
-    controls: np.ndarray,
-    couples: np.ndarray,
-    margin: float | None,
+    values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
 ) -> tuple[float, float, _Estimate]:
     """Compare times, as logarithms: the value, the control's, and the difference with its interval."""
     if len(np.unique(seeds[couples[:, 0]])) == 1:
-        logs, control_logs = np.log(values[runs]), np.log(values[controls])
+        logs, control_logs = np.log(values[group.runs]), np.log(values[group.controls])
         estimate = _unpaired(logs, control_logs, margin)
     else:
         # Several launches that go with one of the control's make one difference.
@@ -249,29 +251,25 @@ def _launches(
 
 
 def _seeds(
-    values: np.ndarray,
-    seeds: np.ndarray,
-    runs: np.ndarray,
-    controls: np.ndarray,
-    couples: np.ndarray,
-    margin: float | None,
+    values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
 ) -> tuple[float, float, _Estimate]:
     """Compare what is learned, relative to the control's mean: as `_launches`."""
     common = np.unique(seeds[couples[:, 0]])
     means, control_means = (
-        np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (runs, controls)
+        np.array([values[rows[seeds[rows] == seed]].mean() for seed in common]) for rows in (group.runs, group.controls)
     )
     value, control_value = means.mean(), control_means.mean()
     if len(common) == 1:
-        return value, control_value, _Estimate(value / control_value - 1, None, None, None, 1, "one seed: no interval")
+        return value, control_value, _Estimate(value / control_value - 1, None, None, 1, "one seed: no interval")
     return value, control_value, _paired((means - control_means) / control_value, margin, f"{len(common)} seeds")
 
 
 def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estimate:
-    """Of at least two differences."""
+    """The mean of at least two paired differences, by Student's t or the bootstrap; TOST against the margin."""
     value, n = differences.mean(), len(differences)
     if np.ptp(differences) <= CONSTANT:
-        return _Estimate(value, value, value, margin and abs(value) <= margin, n, f"{what}, all equal")
+        equivalent = margin is not None and margin > 0 and abs(value) <= margin
+        return _Estimate(value, (value, value), equivalent, n, f"{what}, all equal")
     if n < BOOTSTRAP_FROM:
         low, high = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
         method = "t"
@@ -286,7 +284,7 @@ def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estima
         above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
         below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
-    return _Estimate(value, low, high, equivalent, n, f"{what}, {method}")
+    return _Estimate(value, (low, high), equivalent, n, f"{what}, {method}")
 
 
 def t_interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
@@ -305,42 +303,44 @@ def interval_of_mean(each: np.ndarray, confidence: float) -> tuple[float, float]
 
 
 def _unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> _Estimate:
+    """The difference of two means with Welch's interval; TOST against the margin."""
     value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
     what = f"one seed, {len(values)} against {len(control_values)} repeats"
     if n < 2:
-        return _Estimate(value, None, None, None, n, "one seed, not repeated on both sides: no interval")
+        return _Estimate(value, None, None, n, "one seed, not repeated on both sides: no interval")
     if min(np.ptp(values), np.ptp(control_values)) <= CONSTANT:
-        return _Estimate(value, None, None, None, n, f"{what}, repeats are equal: no interval")
+        return _Estimate(value, None, None, n, f"{what}, repeats are equal: no interval")
     low, high = stats.ttest_ind(values, control_values, equal_var=False).confidence_interval(CONFIDENCE)
     equivalent = None
     if margin is not None:
         above = stats.ttest_ind(values + margin, control_values, equal_var=False, alternative="greater").pvalue
         below = stats.ttest_ind(values - margin, control_values, equal_var=False, alternative="less").pvalue
         equivalent = max(above, below) < 1 - CONFIDENCE
-    return _Estimate(value, low, high, equivalent, n, f"{what}, Welch")
+    return _Estimate(value, (low, high), equivalent, n, f"{what}, Welch")
 
 
 def _verdict(
     estimate: _Estimate, kind: Kind, margin: Margin | None, control: str, without_margin: str
 ) -> tuple[str, str]:
     """The verdict, and why; `without_margin` says why there is none."""
-    if estimate.low is None:
+    if estimate.bounds is None:
         return "inconclusive", estimate.interval
-    leaves_out_0 = estimate.low > 0 or estimate.high < 0
-    if estimate.equivalent:
+    low, high = estimate.bounds
+    leaves_out_0, furthest = low > 0 or high < 0, max(-low, high)
+    if estimate.equivalent and margin is not None:
         ceiling = f"{100 * CEILING[kind]:g} %"
         if margin.relative > CEILING[kind]:
             repeats = f"{margin.num_runs} repeats of {control} differ by {_percent(margin.relative)}"
             # Not for times: what slows a box down comes to several runs in a row, and no interval knows of it.
-            if kind == "learned" and max(-estimate.low, estimate.high) <= CEILING[kind]:
+            if kind == "learned" and furthest <= CEILING[kind]:
                 return "no difference", f"the interval is within {ceiling}, though {repeats}"
             return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
         within = f"within {_percent(margin.relative)}, as {margin.num_runs} repeats of {control} are"
         return "no difference", f"{within}; the interval leaves out 0 all the same" if leaves_out_0 else within
-    if margin is None and max(-estimate.low, estimate.high) <= FLOOR[kind]:
+    if margin is None and furthest <= FLOOR[kind]:
         return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, which no margin is below"
     if leaves_out_0:
-        return "higher" if estimate.low > 0 else "lower", f"the interval leaves out 0 ({estimate.interval})"
+        return "higher" if low > 0 else "lower", f"the interval leaves out 0 ({estimate.interval})"
     if margin is None:
         return "inconclusive", f"the interval has 0 in it; {without_margin}"
     return "inconclusive", f"the interval has 0 in it and reaches beyond {_percent(margin.relative)}"
@@ -348,3 +348,84 @@ def _verdict(
 
 def _percent(relative: float) -> str:
     return "more than 100 %" if relative > 1 else f"{100 * relative:.3g} %"
+
+
+# ---------------------------------------------------------------- the view
+
+_WORK = ("box", "workload", "size", "precision", "global_batch_size")
+_APART = {"sequence_length": "length {:.0f}", "num_steps": "{:.0f} steps", "config_digest": "settings {:.8}"}
+SHOWN_REASONS = 12  # of those that leave runs out; the rest is counted
+EXPLANATION = """\
+Each strategy beside the control's runs of equal work and seed. n: the differences that an interval rests on.
+Difference: relative to the control, with its 95 % interval. Margin: below it 95 of 100 pairs of equal runs of the
+control differ, by a rule that was written when the first results were known; *no difference* is within it by two
+one-sided tests, *higher* and *lower* have an interval that leaves out 0. Each interval is of one comparison: of twenty
+without any effect, one is expected to leave out 0. Bytes are counted, and compared exactly."""
+
+
+def table(folders: Sequence[Path], control: str) -> str:
+    """Make the page: verdicts metric by metric, and the list of what was left out."""
+    runs = expected.with_theory(tidy.read(folders))
+    tidy.check_control(runs, control)
+    head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
+    lines = []
+    for heading, metrics in _sections(compare(runs, control)):
+        lines += [f"## {heading}", ""]
+        for metric, rows in metrics.groupby("metric", sort=False):
+            lines += [f"### {metric}", "", *words.markdown(head, map(_row, rows.to_dict("records"))), ""]
+    lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)
+    return words.page(f"Differences from {control}", EXPLANATION, lines, "", folders)
+
+
+def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of one thing trained after the other, under a heading that says all that tells it apart."""
+    several = rows.groupby(list(_WORK), dropna=False)[list(_APART)].nunique()
+    apart = [name for name, most in several.max().items() if most > 1]
+    for values, members in rows.groupby([*_WORK, *apart], sort=False, dropna=False):
+        known = {name: value for name, value in zip([*_WORK, *apart], values, strict=True) if not pd.isna(value)}
+        said = [f"{known['workload']} {known['size']}", known.get("precision", "unknown precision")]
+        said += [f"batch {known['global_batch_size']:.0f}"]
+        said += [_APART[name].format(known[name]) for name in apart if name in known]
+        yield ", ".join([*said, known["box"]]), members
+
+
+def _row(row: dict[Any, Any]) -> list[Any]:
+    show = words.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
+    relative = "" if pd.isna(row["relative_difference"]) else f"{row['relative_difference']:+.3%}"
+    if not pd.isna(row["relative_low"]):
+        relative += f" ({row['relative_low']:+.3%} to {row['relative_high']:+.3%})"
+    margin = row["relative_margin"]
+    mine, theirs = row["world_size"], row["control_world_size"]
+    return [
+        row["strategy"],
+        mine if mine == theirs else f"{mine} against {theirs}",
+        row["n_pairs"],
+        *("unknown" if pd.isna(row[name]) else show(row[name]) for name in ("control_value", "value")),
+        relative,
+        "" if pd.isna(margin) else f"{margin:.3%}",
+        row["verdict"],
+        row["why"],
+    ]
+
+
+def _untimed(runs: pd.DataFrame) -> list[str]:
+    """How many runs have no time in these tables, and why, in one line; nothing where all have one."""
+    ok = runs[runs["status"] == "ok"]
+    reasons = Counter(ok["why_untimed"].dropna()).most_common()
+    if not reasons:
+        return []
+    total = sum(n for _, n in reasons)
+    return [f"Without a time: {total} of {len(ok)} runs ({'; '.join(f'{n}: {why}' for why, n in reasons)}).", ""]
+
+
+def _left_out(refused: pd.DataFrame) -> list[str]:
+    """The reasons that leave runs out, the commonest first."""
+    if refused.empty:
+        return []
+    runs = refused.to_dict("records")
+    known = [run["status"] != "ok" and not pd.isna(run["message"]) for run in runs]
+    reasons = [run["reason"] + (f" ({run['message']})" if why else "") for run, why in zip(runs, known, strict=True)]
+    counted = Counter(reasons).most_common()
+    lines = [f"- {n} run(s): {words.shown(why)}" for why, n in counted[:SHOWN_REASONS]]
+    others = sum(n for _, n in counted[SHOWN_REASONS:])
+    return ["## Not compared", "", *lines, *([f"- and {others} for other reasons"] if others else []), ""]

@@ -1,4 +1,4 @@
-"""Which runs may be compared, in what, and why not the others? What is refused has a reason."""
+"""Pairs of comparable runs, what limits a pair, and a reason for each run that is in none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CELL = tuple(_HELD)
 LIMITS = ("losses", "speed", "memory", "states")
 SETTING = tuple(name for name in CELL if name not in ("global_batch_size", "num_steps", "gradient_clipping"))
 SUMMED_UP = (
-    "final_loss", "eval_loss", "seconds_per_step", "tokens_per_second", "tokens_per_second_per_gpu", "mfu",
+    "final_loss", "eval_loss", "seconds_per_step", "tokens_per_second", "tokens_per_second_per_gpu",
     "peak_allocated_bytes", "peak_reserved_bytes", "peak_tensor_bytes", "peak_resident_bytes", "model_state_bytes",
     "collective_bytes",
 )  # fmt: skip
@@ -173,7 +173,7 @@ def largest_batch(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaling(table: pd.DataFrame) -> pd.DataFrame:
-    """How much of one process's throughput is left to each of N, at a fixed global batch (strong scaling)?
+    """Strong scaling: the share of one process's throughput that is left to each of N, at a fixed global batch.
 
     `scaling_efficiency` is the median `tokens_per_second_per_gpu` over that of the base: `single` on one process, or
     else the strategy's own runs on the fewest; `base` says which. NaN where times cannot be compared; `why` says why.
@@ -252,7 +252,7 @@ def _repeated(run: Mapping[str, Any]) -> tuple:
 def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], control: str) -> str:
     """Why a run is in no pair: what differs from the control's run that is most like it."""
     if run["status"] != "ok":
-        return comparable(run, run)
+        return f"{run['strategy']}: {run['status']}"
     if run["strategy"] == control:
         return f"no run of another strategy is like this one of {control}"
     if not controls:

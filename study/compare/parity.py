@@ -1,26 +1,23 @@
-"""How far is each strategy's training from ddp's, step by step and in the weights it ends with?"""
+"""The view `parity`: each run's losses, norms and final weights beside DDP's, and what each run learned."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from study.compare import markdown
-from study.config import NOT_TRAINED
+from study.compare import words
+from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, steps_at_an_end
 from study.errors import Refusal
 from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
-from study.records.schema import Record
+from study.records.schema import Checksum, Record
 
 WITHIN = 1e-5
-
-# Where a run writes, what it observes and how its global batch is cut do not decide what is trained; nor does the
-# folder that the data came from: the data's digest does.
-NOT_COMPARED = NOT_TRAINED | {"micro_batch_size"}
 
 EXPLANATION = f"""\
 Each run beside the run of equal data, configuration and seed that it is compared with: the ddp one, or the first where
@@ -32,12 +29,20 @@ micro batch or on another device, and are then not comparable."""
 HEAD = ["run", "processes x micro batch", "compared with", "loss", "gradient norm", "absolute sum", "square sum",
         "initial weights", "final weights", f"within {WITHIN:g}"]  # fmt: skip
 
+LEARNED = f"""\
+One line per run. Losses are means over the first and the last {STEPS_AT_AN_END} steps (of a shorter run, over a third
+of its steps each). Held-out figures are of examples that were not trained on. Seconds per step: the median, the slowest
+rank's, without warm-up and the probed step; on a shared machine a figure of that hour, not a comparison."""
+
+LEARNED_HEAD = ["strategy", "processes", "seed", "steps", "first losses", "last losses", "held out", "s/step",
+                "peak RSS, GiB"]  # fmt: skip
+
 
 def table(folders: Sequence[Path]) -> str:
-    """Make the page: one table per group of runs that train the same thing."""
+    """Make the page: one table per group of runs that train the same thing, then what each run learned."""
     record_files = records.find(folders)
     finished = [f for f in record_files if f.record.status == "ok"]
-    lines = ["# Parity: does the strategy change what is trained?", "", EXPLANATION, ""]
+    lines = []
     groups = [list(members) for _, members in groupby(sorted(finished, key=same_training), key=same_training)]
     alone = [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]
     several = len({records.box_of(f.record) for f in finished}) > 1
@@ -46,11 +51,15 @@ def table(folders: Sequence[Path]) -> str:
             ordered = sorted(group, key=_order)
             rows = [_row(file, ordered) for file in ordered]
             box = f", {records.box_of(ordered[0].record)}" if several else ""
-            lines += [f"## {markdown.shown(_heading(ordered[0].record))}{box}", "", *markdown.markdown(HEAD, rows), ""]
+            lines += [f"## {words.shown(_heading(ordered[0].record))}{box}", "", *words.markdown(HEAD, rows), ""]
     if alone:
-        lines += [f"Nothing to compare with: {markdown.shown(', '.join(alone))}.", ""]
-    lines += [*markdown.not_ok(record_files), f"Made by `{markdown.command('compare --view parity', folders)}`."]
-    return "\n".join(lines)
+        lines += [f"Nothing to compare with: {words.shown(', '.join(alone))}.", ""]
+    lines += _learned(finished)
+    title = "Parity: does the strategy change what is trained?"
+    return words.page(title, EXPLANATION, lines, "--view parity", folders, record_files)
+
+
+# ---------------------------------------------------------------- what trains the same
 
 
 def same_training(file: RecordFile) -> str:
@@ -77,34 +86,38 @@ def shown_arithmetic(r: Record) -> str:
 def _heading(r: Record) -> str:
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
-    return f"{r.workload} {r.size}, {r.proof.precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
+    return f"{r.workload} {r.size}, {proven(r).precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
-def _order(file: RecordFile) -> tuple:
+def _order(file: RecordFile) -> tuple[int, int, int, str, str]:
     """References first: ddp, then the plainest run."""
-    r = file.record
-    plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if r.proof.sharding else 2)
-    return plainness, r.world_size, r.proof.zero_stage or 0, r.strategy, r.run_id
+    r, proof = file.record, proven(file.record)
+    plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if proof.sharding else 2)
+    return plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
 
 
 def _incomparable(r: Record, other: Record) -> str | None:
     """Why two runs of one group cannot be compared; None where they can."""
-    return other_masks(
-        *({**each.config, **each.proof.model_dump(), "world_size": each.world_size} for each in (r, other))
+    run, reference = (
+        {**each.config, **proven(each).model_dump(), "world_size": each.world_size} for each in (r, other)
     )
+    return other_masks(run, reference)
 
 
-def other_masks(run: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Say why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
-    for name, words in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
+def other_masks(run: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
+    """Why two runs drew other dropout masks, so that losses differ for that alone; None: the same ones."""
+    for name, said in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
         if run["dropout"] and run[name] != other[name]:
-            return f"dropout is on and {words} {run[name]:g} against {other[name]:g}: other masks"
+            return f"dropout is on and {said} {run[name]:g} against {other[name]:g}: other masks"
     return None
+
+
+# ---------------------------------------------------------------- how far from the reference
 
 
 def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     r = file.record
-    start = [r.run_id, f"{r.world_size} x {r.proof.micro_batch_size}"]
+    start = [r.run_id, f"{r.world_size} x {proven(r).micro_batch_size}"]
     others = [other for other in group if other is not file]
     comparable = [other for other in group if _incomparable(r, other.record) is None]
     if comparable == [file]:
@@ -112,19 +125,29 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     reference = comparable[0]
     if reference is file:
         return [*start, "(the reference)", *[""] * (len(HEAD) - 3)]
+    initial, final = _weights(file)
+    initial_reference, final_reference = _weights(reference)
     differences = [
         *_steps(file, reference),
-        _relative(r.final_parameters.absolute_sum, reference.record.final_parameters.absolute_sum),
-        _relative(r.final_parameters.square_sum, reference.record.final_parameters.square_sum),
+        _relative(final.absolute_sum, final_reference.absolute_sum),
+        _relative(final.square_sum, final_reference.square_sum),
     ]
     return [
         *start,
         reference.record.run_id,
         *("unknown" if difference is None else f"{difference:.1e}" for difference in differences),
-        _identity(r.initial_parameters.sha256, reference.record.initial_parameters.sha256),
-        _identity(r.final_parameters.sha256, reference.record.final_parameters.sha256),
+        _identity(initial, initial_reference),
+        _identity(final, final_reference),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
     ]
+
+
+def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:
+    """The checksums of a finished run's weights as it began, and as it ended."""
+    initial, final = file.record.initial_parameters, file.record.final_parameters
+    if initial is None or final is None:
+        raise Refusal(f"{file.where}: no checksum of its weights; run it again")
+    return initial, final
 
 
 def largest_loss_difference(file: RecordFile, reference: RecordFile) -> float | None:
@@ -147,16 +170,61 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
     return loss, grad_norm
 
 
-def _largest(pairs: Sequence[tuple[Any, Any]]) -> float | None:
+def _largest(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
     known = [(a, b) for a, b in pairs if (a, b) != (None, None)]  # both skipped the step: a scaler's overflow
-    if not known or any(None in pair for pair in known):
+    both = [(a, b) for a, b in known if a is not None and b is not None]
+    if not both or len(both) < len(known):
         return None
-    return max(_relative(a, b) for a, b in known)
+    return max(_relative(a, b) for a, b in both)
 
 
 def _relative(value: float, reference: float) -> float:
     return abs(value - reference) / abs(reference) if reference else abs(value)
 
 
-def _identity(sha256: str, reference: str) -> str:
-    return "identical" if sha256 == reference else "differ"
+def _identity(weights: Checksum, reference: Checksum) -> str:
+    return "identical" if weights.sha256 == reference.sha256 else "differ"
+
+
+# ---------------------------------------------------------------- what each run learned
+
+
+def _learned(finished: Sequence[RecordFile]) -> list[str]:
+    """One table per model, precision, global batch and box, with a row for each run."""
+
+    def heading(file: RecordFile) -> str:
+        r = file.record
+        batch = f"{r.config['global_batch_size']} sequences per step"
+        return f"{r.workload} {r.size}, {proven(r).precision}, {batch}, {records.box_of(r)}"
+
+    def order(file: RecordFile) -> tuple[Hashable, ...]:
+        r = file.record
+        return heading(file), r.strategy != "single", r.strategy, r.world_size, r.seed
+
+    lines = ["## What each run learned", "", LEARNED, ""] if finished else []
+    for name, members in groupby(sorted(finished, key=order), key=heading):
+        lines += [f"### {name}", "", *words.markdown(LEARNED_HEAD, map(_learned_by, members)), ""]
+    return lines
+
+
+def _learned_by(file: RecordFile) -> list[str]:
+    r = file.record
+    losses = [line["loss"] for line in records.steps_of(file)]
+    some = steps_at_an_end(len(losses))
+    held_out = r.evaluation[-1] if r.evaluation else {}
+    name = "accuracy" if "accuracy" in held_out else "perplexity"
+    figure = held_out.get(name)
+    seconds = r.timing and r.timing.median_seconds
+    # The largest resident set of any rank in any phase; none on a GPU box.
+    resident = [p.resident_bytes for phases in r.peak_memory or () for p in phases.values() if p.resident_bytes]
+    return [
+        r.strategy,
+        str(r.world_size),
+        str(r.seed),
+        str(r.steps_done),
+        f"{statistics.mean(losses[:some]):.3f}",
+        f"{statistics.mean(losses[-some:]):.3f}",
+        f"{name} " + ("unknown" if figure is None else format(figure, ".3f" if name == "accuracy" else ".1f")),
+        "" if seconds is None else f"{seconds:.2f}",
+        f"{max(resident) / 2**30:.2f}" if resident else "",
+    ]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study.compare import admitted, markdown, verdict
+from study.compare import admitted, verdict, words
 from study.errors import Refusal
 from study.records import find as records
 from study.records.schema import Record
@@ -51,9 +51,9 @@ def page(folders: Sequence[Path], planned: Set[str], labels: Set[str], study: st
             "from the others. Of accuracy, points. Power: of two one-sided tests at 5 % for a margin of "
             f"{100 * MARGIN:g} %, were a strategy's runs spread so and its mean the control's.",
             "",
-            *markdown.markdown(head, rows),
+            *words.markdown(head, rows),
             "",
-            f"Made by `{markdown.command(f'verdict {study}', folders)}`.",
+            f"Made by `{words.command(f'compare --verdict {study}', folders)}`.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""What came of a study that was fixed in advance: is any strategy further from the control than a neighbour's start?
+"""Two one-sided tests (TOST) and permutation tests of a study that was fixed in advance, corrected by Holm.
 
 A seed has an ensemble: the control's own run, and neighbours, runs of the control whose initial weights differ by one
 unit in the last place. Two questions are asked of each arm, endpoint by endpoint, and neither stands for the other: is
@@ -16,7 +16,7 @@ from scipy import stats
 
 from study.compare import differences
 from study.compare.admitted import Runs, Trained
-from study.compare.order import in_order
+from study.compare.words import in_order
 from study.errors import Refusal
 from study.running.studies import Endpoint, Protocol
 
@@ -145,7 +145,7 @@ def _equivalence(each: np.ndarray, margin: float, significance: float) -> Equiva
 
 
 def exchange(scaled: np.ndarray) -> tuple[float, float]:
-    """How far is the last column from the others, against the others among themselves; and how often by chance?
+    """A permutation test within each seed: how far the last column is from the others, over theirs, and its p.
 
     Were the arm another neighbour, any run of a seed could be in its place. Two statistics are exchanged, the sum of
     squares, which sees scatter, and the square of the sum, which sees a shift; p is twice the smaller of theirs.

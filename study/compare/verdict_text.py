@@ -1,4 +1,4 @@
-"""What came of a study that was fixed in advance, in sentences and tables: the answer first, then what it rests on."""
+"""The page of a study that was fixed in advance: its answer, a table per endpoint, and what these rest on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from study.compare import admitted, markdown, verdict
+from study.compare import admitted, verdict, words
 from study.compare.admitted import Runs, Wanted
 from study.compare.verdict import SAME, Judged
 from study.compare.words import processes, signed_percent
@@ -47,7 +47,6 @@ class Decided(NamedTuple):
 
     @property
     def model(self) -> str:
-        """What was trained, as a sentence names it."""
         return MODELS[self.workload]
 
     @property
@@ -82,45 +81,15 @@ def decided_in(folders: Sequence[Path], own: str = "") -> list[Decided]:
 def page(folders: Sequence[Path], study: Study) -> str:
     """Make the page of a study that has a protocol, in Markdown. Raises Refusal."""
     decided = decide(folders, study)
-    lines = [f"# {study.question}", "", answer(decided), ""]
+    lines = []
     for table in tables(decided):
-        lines += [f"## {table.title}", "", *markdown.markdown(table.head, table.rows), ""]
+        lines += [f"## {table.title}", "", *words.markdown(table.head, table.rows), ""]
         lines += [*table.notes, ""] if table.notes else []
     lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
-    return "\n".join([*lines, f"Made by `{markdown.command(f'verdict {study.name}', folders)}`."])
+    return words.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
 
 # ---------------------------------------------------------------- sentences
-
-
-def plain(found: Sequence[Decided]) -> str:
-    """One sentence for who knows none of the project's words: on the primary endpoint of each study."""
-    first, *rest = map(_moved, found)
-    return f"How a training was spread over processes moved {'; '.join([first, *rest])}."
-
-
-def _moved(decided: Decided) -> str:
-    endpoint, rows = decided.primary, decided.on(decided.primary)
-    same = [row for row in rows if row.equivalence == SAME]
-    others = ", ".join(f"{row.strategy} on {processes(row.world_size)}" for row in rows if row not in same)
-    shown = f"{'all' if not others else f'{len(same)} of' if same else 'none of'} {len(rows)} ways"
-    largest = f" by {_size(max(abs(row.mean) for row in same), endpoint)} at most on average" if same else ""
-    return (
-        f"a small {decided.model}'s loss on text it had not seen{largest} (shown to be within "
-        f"{_size(endpoint.margin, endpoint)} for {shown} over {_seeds(rows)} starts"
-        f"{f'; not for {others}' if others else ''})"
-    )
-
-
-def single_trainings(decided: Decided) -> str:
-    """How far a single training may be moved, beside the means of `plain`."""
-    endpoint, rows = decided.primary, decided.on(decided.primary)
-    apart = verdict.neighbours_apart(decided.runs, decided.protocol, endpoint, decided.study.control)
-    return (
-        f"Single trainings of the {decided.model} moved by up to {_size(abs(_furthest(rows)[1]), endpoint)}, and plain "
-        f"ones whose first weights differ in the last digit by up to {_size(float(np.abs(apart).max()), endpoint)}."
-        f"{_one_start(rows)}{_not_falling(decided)}"
-    )
 
 
 def _not_falling(decided: Decided) -> str:
@@ -169,17 +138,13 @@ def answer(decided: Decided) -> str:
         if further
         else f"Of none was it shown that its runs are further from it {than}"
     )
+    bodies = len({run.body for run in decided.runs.taken})
+    started = "one body" if bodies == 1 else f"{bodies} bodies"
     return (
         f"{first}. The single run furthest from its control, by {_size(by, endpoint, True)}, is of {_arm(worst)}."
-        f"{_one_start(rows)}{_not_falling(decided)} {second}. All of it is of {_bodies(decided.runs)}, one split and "
+        f"{_one_start(rows)}{_not_falling(decided)} {second}. All of it is of {started}, one split and "
         "one set of held-out text."
     )
-
-
-def _bodies(runs: Runs) -> str:
-    """How many bodies the runs start from, in words."""
-    number = len({run.body for run in runs.taken})
-    return "one body" if number == 1 else f"{number} bodies"
 
 
 def heading(endpoint: Endpoint) -> str:

@@ -1,11 +1,37 @@
-"""How does a value read in a table, a figure or a sentence? Bytes, numbers of three digits, processes."""
+"""How values, strategies and tables read: units, digits, the order of strategies, Markdown."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from study.files import shown_path
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from study.records.find import RecordFile
+
+STAGES = ("single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2")
+KINDS = ("", "cpu_offload", "nvme_offload", "tuned")  # of a stage: what follows the first underscore of a name
+
+
+def in_order(strategies: Iterable[str]) -> list[str]:
+    """Sort from nothing sharded to everything offloaded; strategies of a user's own come last, by name."""
+
+    def place(strategy: str) -> tuple[int, int, str]:
+        stage, _, kind = strategy.partition("_")
+        return _place(stage, STAGES), _place(kind, KINDS), strategy
+
+    return sorted(set(strategies), key=place)
+
+
+def _place(word: str, known: Sequence[str]) -> int:
+    return known.index(word) if word in known else len(known)
+
+
+# ---------------------------------------------------------------- values
 
 
 class Unit(NamedTuple):
@@ -47,11 +73,54 @@ def powers(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
+def processes(count: float) -> str:
+    return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"
+
+
 def computed_note(runs: pd.DataFrame) -> str:
-    """What a table or a figure of these runs says where DDP's buckets in it are computed; nothing where none are."""
+    """A note for a table or a figure of these runs where DDP's buckets in it are computed; empty where none are."""
     computed = sorted(set(runs.loc[runs["has_computed_buckets"].eq(True), "strategy"]))
     return f" Buckets of {', '.join(computed)}: computed from the parameters, not measured." if computed else ""
 
 
-def processes(count: float) -> str:
-    return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"
+# ---------------------------------------------------------------- Markdown
+
+
+def page(
+    title: str,
+    legend: str,
+    lines: Iterable[str],
+    option: str,
+    folders: Sequence[Path],
+    record_files: Iterable[RecordFile] = (),
+) -> str:
+    """Make a page of `zero-study compare`: title, legend, tables, runs without a result, and the command it is from."""
+    name = f"compare {option}".rstrip()
+    return "\n".join(
+        [f"# {title}", "", legend, "", *lines, *not_ok(record_files), f"Made by `{command(name, folders)}`."]
+    )
+
+
+def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
+    """List the runs that did not finish, so that no table drops them unseen."""
+    lines = [f"- {r.run_id}: {r.status}" for r in (file.record for file in record_files) if r.status != "ok"]
+    return ["", "Runs without a result:", "", *lines] if lines else []
+
+
+def command(name: str, folders: Sequence[Path]) -> str:
+    """The command that makes a page, with folders as seen from the current one."""
+    return " ".join(["zero-study", name, *map(shown_path, folders)])
+
+
+def shown(text: Any) -> str:
+    """What a record says, on one line: nothing in it ends a cell, is HTML, or turns the direction of what follows."""
+    line = " ".join(str(text).split())
+    visible = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return visible.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A Markdown table; all columns but the first are to the right."""
+    ruler = "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"
+    first, *others = ["| " + " | ".join(map(shown, row)) + " |" for row in (head, *rows)]
+    return [first, ruler, *others]

@@ -22,9 +22,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import IdentityTransform
 
-from study.compare.order import in_order
-from study.compare.quiet import is_disturbed
-from study.compare.words import processes, three_digits
+from study.compare.facts import is_disturbed
+from study.compare.words import in_order, processes, three_digits
 from study.report.markup import listed
 
 WIDTH_INCHES = 6.0  # beyond the width of a phone, on which a drawing scrolls: its text would be 8 pixels high

@@ -17,10 +17,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from study.compare import network, verdict
 from study.compare.network import Cell
-from study.compare.order import in_order
 from study.compare.verdict import SAME, Judged
 from study.compare.verdict_text import Decided
-from study.compare.words import Unit, bytes_text, bytes_unit, powers, processes, three_digits
+from study.compare.words import Unit, bytes_text, bytes_unit, in_order, powers, processes, three_digits
 from study.planner import choose
 from study.planner.choose import Advice
 from study.planner.published_rows import PublishedRun

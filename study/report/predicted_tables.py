@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from study.compare import predicted
-from study.compare.order import in_order
-from study.compare.words import bytes_text, bytes_unit, processes
+from study.compare import expected
+from study.compare.words import bytes_text, bytes_unit, in_order, processes
 from study.report import markup
 from study.report.markup import Html, number, seconds_unit
 from study.report.run_rows import in_project
@@ -27,7 +26,7 @@ def predictions(folders: Sequence[str], workload: str = "") -> pd.DataFrame:
 
     A folder that is not there is looked for in the project. Raises Refusal for records that cannot be read.
     """
-    rows = predicted.read([in_project(name) for name in folders])
+    rows = expected.read_predicted([in_project(name) for name in folders])
     return rows[rows["workload"] == workload] if workload else rows
 
 
@@ -62,8 +61,8 @@ def _tables(rows: pd.DataFrame, cell: MakeCell, what: str, note: str) -> Html:
         folded = [_unpredicted(here)]
         for (study,), of_study in _grouped(here, ["study"]):
             tables = [
-                _table(block, predicted.setting_in_words(block.iloc[0].to_dict()), cell, what)
-                for _, block in _grouped(of_study, list(predicted.SETTING))
+                _table(block, expected.setting_in_words(block.iloc[0].to_dict()), cell, what)
+                for _, block in _grouped(of_study, list(expected.SETTING))
             ]
             folded.append(markup.details(study, markup.lines(*tables)))
         sections.append(section.format(box, markup.lines(*folded)))

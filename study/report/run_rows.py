@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare import pairs, table
-from study.compare.order import in_order
-from study.compare.quiet import is_disturbed
-from study.compare.words import Unit, bytes_unit, three_digits
+from study.compare.expected import with_theory
+from study.compare.facts import is_disturbed
+from study.compare.words import Unit, bytes_unit, in_order, three_digits
 from study.errors import Refusal
 from study.files import ROOT
 from study.report import markup
@@ -49,7 +49,7 @@ def load(records: Sequence[str], box: str = "", workload: str = "") -> pd.DataFr
     A folder that is not there is looked for in the project, so that a notebook opens in its own folder too. Raises
     Refusal for records that cannot be read, and for a box or workload of which there is no run.
     """
-    runs = table.read([in_project(name) for name in records], [box] if box else None)
+    runs = with_theory(table.read([in_project(name) for name in records], [box] if box else None))
     workloads = sorted(runs["workload"].unique())
     if workload and workload not in workloads:
         raise Refusal(f"workload {workload!r} has no run here; the workloads are {', '.join(map(repr, workloads))}")

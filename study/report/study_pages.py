@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 
 from study.compare import pairs, table, verdict_text
-from study.compare.order import in_order
 from study.compare.verdict_text import Decided
-from study.compare.words import bytes_text, computed_note, processes
+from study.compare.words import bytes_text, computed_note, in_order, processes
 from study.errors import Refusal
 from study.report import figures, markup
 from study.report.drawing import Figure

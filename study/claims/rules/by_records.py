@@ -71,7 +71,7 @@ def loss_difference(
     """
     if part not in ("training", "evaluation"):
         raise ValueError(f"part {part!r}: must be 'training' or 'evaluation'")
-    from study.compare.table import CURVE
+    from study.compare.facts import CURVE
 
     table = _table(workload)
     if steps is not None:  # compared in the place of the last losses

@@ -1,0 +1,398 @@
+"""What theory expects of recorded runs, beside what they measured: states, messages, peaks, FLOP/s; predicted records.
+
+The only module of this room that imports `study.theory`. `with_theory` joins its columns to the tidy table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from study import files
+from study.compare import facts
+from study.compare.facts import proven
+from study.errors import Refusal
+from study.models import SIZES, swap_buffer_size
+from study.records import schema
+from study.records.schema import Collective, PredictedRun, PredictedStudy, Record, UnpredictedRun
+from study.theory import communication, hardware, model_states, peaks, shapes
+from study.theory.case import Engine, Job, Precision, parameter_bytes
+from study.theory.communication import on_wire
+from study.theory.model_states import Difference
+from study.theory.model_states import Moment as Moment
+from study.theory.model_states import Part as Part
+from study.theory.model_states import Parts as Parts
+from study.theory.shapes import ModelShape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOMENTS: tuple[Moment, ...] = ("stepping", "resting")
+PARTS: tuple[Part, ...] = model_states.PARTS
+REASONS = model_states.REASONS
+is_known = on_wire.is_known
+
+# What `with_theory` adds, in this order; NaN or None where the record does not have what it takes.
+COLUMNS: dict[str, str] = {
+    "peak_flops_per_second": "float64",  # of one GPU, in the run's precision
+    "mfu": "float64",
+    "paper_state_bytes": "float64",
+    "paper_parameter_bytes": "float64",
+    "paper_gradient_bytes": "float64",
+    "paper_optimizer_state_bytes": "float64",
+    "predicted_parts": "object",  # bytes of the largest rank's peak, as theory says; None: of no model that it knows
+    "gloo_bytes": "float64",  # that gloo sends for a step's collectives; NaN: another backend carried them
+}
+
+
+def with_theory(table: pd.DataFrame) -> pd.DataFrame:
+    """Join to a table of facts what theory expects of each run: peak FLOP/s, MFU, the paper's states, bytes."""
+    import pandas as pd
+
+    rows = [{} if record is None else _columns(record) for record in table["record"]]
+    kinds: dict[str, Any] = dict(COLUMNS)
+    joined = {
+        name: pd.Series([row.get(name) for row in rows], index=table.index, dtype=kind) for name, kind in kinds.items()
+    }
+    utilization = table["model_flops_per_second"] / table["world_size"] / joined["peak_flops_per_second"]
+    joined["mfu"] = utilization.where(~table["oversubscribed"])
+    return table.assign(**joined)
+
+
+def _columns(r: Record) -> dict[str, Any]:
+    row: dict[str, Any] = {"peak_flops_per_second": peak_flops_per_second(r)}
+    if r.model_state_bytes and r.proof and r.num_params:
+        paper = paper_states(r, "stepping")
+        row["paper_state_bytes"] = paper.total
+        row["paper_parameter_bytes"] = paper.parameters
+        row["paper_gradient_bytes"] = paper.gradients
+        row["paper_optimizer_state_bytes"] = paper.optimizer_states
+    peak = step_peak(r)
+    row["predicted_parts"] = peak and peak.parts
+    if r.collectives_per_step is not None and r.proof and r.proof.backend == "gloo":
+        row["gloo_bytes"] = on_wire.moved_by_gloo(r.collectives_per_step, r.world_size)
+    return row
+
+
+def peak_flops_per_second(r: Record) -> float | None:
+    """The peak of each GPU in the run's precision; None on a CPU, and where the GPUs are not known or differ."""
+    names = {gpu["name"] for gpu in r.machine.get("gpus", [])}
+    if r.proof is None or r.proof.device == "cpu" or len(names) != 1:
+        return None
+    if (gpu := hardware.find(names.pop())) is None:
+        return None
+    return hardware.peak_flops_per_second(gpu, r.proof.precision, r.machine.get("tf32"))
+
+
+# ---------------------------------------------------------------- a run as theory asks for it
+
+
+def engine_of(r: Record) -> Engine:
+    """The engine as the run proved it."""
+    proof = proven(r)
+    sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
+    accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
+    swap = swap_buffer_size(facts.hidden_size(r), r.world_size) if proof.offload_param_device == "nvme" else 0
+    return Engine(
+        kind=cast(Literal["torch", "ddp", "deepspeed", "fsdp"], facts.engine_kind(proof)),
+        zero_stage=3 if is_fsdp else proof.zero_stage or 0,
+        world_size=r.world_size,
+        precision=cast(Precision, proof.precision),
+        accumulation_bytes=4 if accumulation == "fp32" else 2,
+        offload_optimizer=proof.offload_optimizer_device,
+        offload_param=proof.offload_param_device,
+        reduce_bucket_size=proof.reduce_bucket_size or 0,
+        persistence_threshold=proof.param_persistence_threshold or 0,
+        prefetch_bucket_size=proof.prefetch_bucket_size or 0,
+        max_live_parameters=proof.max_live_parameters or 0,
+        max_reuse_distance=proof.max_reuse_distance or 0,
+        sub_group_size=proof.sub_group_size or Engine.sub_group_size,  # records from before the proof had it
+        secondary_partition_size=proof.secondary_partition_size or 1,
+        param_swap_buffer_size=swap,
+        overlap_comm=bool(proof.overlap_comm),
+        multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
+        reshard_after_forward=sharding is None or sharding.reshard_after_forward,
+        replicas=facts.num_replicas(proof),
+        reduces_in_fp32=sharding is not None and sharding.reduce_dtypes == ["float32"],
+        gradient_as_bucket_view=bool(proof.gradient_as_bucket_view),
+    )
+
+
+def shape_of(r: Record) -> ModelShape | None:
+    """The shape of a run's model; None where the record's number of parameters is not the workload's model.
+
+    Also None where FSDP2 ran and its proof does not say what it sharded: theory has no engine to hold it against.
+    """
+    known = SIZES.get(r.workload, {}).get(r.size)
+    if known is None or r.num_params is None or facts.is_unproven(r):
+        return None
+    architecture = cast(Literal["bert", "gpt2", "gpt-neo", "gpt-j"], shapes.architecture_of(r.workload, r.size))
+    shape = (architecture, known["layers"], known["hidden"])
+    try:
+        sizes = shapes.parameter_sizes(*shape, known["positions"], r.num_params)
+    except ValueError:
+        return None
+    vocabulary = sizes.matrices[0] // known["hidden"]  # rows of the embedding, which comes first
+    return shapes.plain(f"{r.workload} {r.size}", *shape, known["heads"], known["positions"], vocabulary)
+
+
+def job_of(r: Record) -> Job:
+    """What a run computed in a step."""
+    proof = proven(r)
+    return Job(
+        micro_batch_size=proof.micro_batch_size,
+        sequence_length=r.config["sequence_length"],
+        gradient_accumulation_steps=proof.gradient_accumulation_steps,
+        activation_checkpointing=r.config["activation_checkpointing"],
+        attention=r.config["attention"],
+        dropout=r.config["dropout"] > 0,
+        device="cpu" if proof.device == "cpu" else "gpu",
+    )
+
+
+# ---------------------------------------------------------------- model states
+
+
+def paper_states(r: Record, moment: Moment) -> Parts:
+    """One rank's model states by the paper's formula (arXiv:1910.02054, sec. 5), in bytes."""
+    assert r.num_params is not None
+    return model_states.paper_bytes(engine_of(r), r.num_params, moment)
+
+
+def state_differences(r: Record, moment: Moment) -> list[list[Difference]] | None:
+    """By rank what the engine holds beyond the paper's formula, with reasons; None: of no model that theory knows."""
+    if (shape := shape_of(r)) is None:
+        return None
+    engine, accumulates = engine_of(r), proven(r).gradient_accumulation_steps > 1
+    return [
+        model_states.engine_differences(engine, shape.parameters, rank, moment, accumulates)
+        for rank in range(r.world_size)
+    ]
+
+
+def states_error(r: Record) -> float | None:
+    """Theory's largest relative error about what a rank of a run held, buffers and all; None: not known."""
+    if not r.model_state_bytes or not r.resting_state_bytes:
+        return None
+    errors: list[float] = []
+    for moment, ranks in zip(MOMENTS, (r.model_state_bytes, r.resting_state_bytes), strict=True):
+        if (known := state_differences(r, moment)) is None:
+            return None
+        paper = paper_states(r, moment).total
+        for held, differences in zip(ranks, known, strict=True):
+            predicted = paper + sum(difference.num_bytes for difference in differences)
+            errors.append(predicted / sum(getattr(held, part) for part in PARTS) - 1)
+    return max(errors, key=abs)
+
+
+# ---------------------------------------------------------------- messages
+
+
+class Sent(NamedTuple):
+    """What a rank sent in a step, over the bytes of all parameters."""
+
+    measured: float
+    by_gloo: float  # for the same collectives
+    paper: float  # arXiv:1910.02054, sec. 7, carried on to accumulation
+
+
+class Messages(NamedTuple):
+    """A run's collectives beside those that theory expects."""
+
+    record: Record
+    measured: dict[str, tuple[int, int]]  # kind -> count, bytes
+    predicted: dict[str, tuple[int, int]]
+    sent: Sent
+    predicted_sent: float
+    error: float  # of bytes, relative
+
+    @property
+    def is_equal_in_counts(self) -> bool:
+        counts, predicted = ({kind: count for kind, (count, _) in c.items()} for c in (self.measured, self.predicted))
+        return counts == predicted
+
+
+class MachineBytes(NamedTuple):
+    """What a machine sends to others in a step, by the algorithms of a backend."""
+
+    by_gloo: float
+    by_nccl: float
+    by_theory: float | None  # the collectives that theory expects, by gloo; None: of no model that it knows
+
+
+def sent(r: Record) -> Sent | None:
+    """What a run sent in a step, in parameters' worth; None where it was not measured."""
+    if r.collectives_per_step is None or r.num_params is None:
+        return None
+    engine, paper = engine_of(r), 0.0
+    if r.world_size > 1:
+        volume = communication.paper_volume(engine.zero_stage, r.num_params, proven(r).gradient_accumulation_steps)
+        paper = float(volume) / r.num_params
+    moved = sum(c.moved_bytes for c in r.collectives_per_step)
+    by_gloo = on_wire.moved_by_gloo(r.collectives_per_step, r.world_size)
+    size = all_parameter_bytes(r)
+    return Sent(moved / size, by_gloo / size, paper)
+
+
+def all_parameter_bytes(r: Record) -> int:
+    assert r.num_params is not None
+    return r.num_params * parameter_bytes(proven(r).precision)
+
+
+def messages(r: Record) -> Messages | None:
+    """Hold a run's collectives against theory; None where they were not measured, or theory does not know the model."""
+    shape, asked = shape_of(r), r.collectives_per_step
+    if shape is None or asked is None or (of_step := sent(r)) is None:
+        return None
+    predicted = communication.collectives(engine_of(r), shape, job_of(r))
+    counted = {c.kind: (c.count, c.bytes) for c in asked}
+    expected = {c.kind: (cast(int, c.count), cast(int, c.bytes)) for c in predicted}
+    differing = sum(abs(expected.get(k, (0, 0))[1] - counted.get(k, (0, 0))[1]) for k in {*counted, *expected})
+    return Messages(
+        record=r,
+        measured=counted,
+        predicted=expected,
+        sent=of_step,
+        predicted_sent=float(sum(c.moved_bytes for c in predicted)) / all_parameter_bytes(r),
+        error=differing / max(sum(num_bytes for _, num_bytes in counted.values()), 1),
+    )
+
+
+def machine_bytes(r: Record, asked: list[Collective], num_machines: int) -> MachineBytes:
+    """Count what a machine sends to others for these collectives, all of which are known."""
+    engine, shape = engine_of(r), shape_of(r)
+    by_gloo, by_nccl = (on_wire.sent_bytes(asked, engine, num_machines, backend) for backend in ("gloo", "nccl"))
+    if shape is None:
+        return MachineBytes(by_gloo, by_nccl, None)
+    expected = communication.collectives(engine, shape, job_of(r))
+    return MachineBytes(by_gloo, by_nccl, on_wire.sent_bytes(expected, engine, num_machines, "gloo"))
+
+
+# ---------------------------------------------------------------- peaks
+
+
+class StepPeak(NamedTuple):
+    """A run's highest moment of a steady step beside its prediction, in bytes."""
+
+    record: Record
+    measured: int
+    overcount: int  # at most; 0: exact
+    predicted: float
+    parts: dict[str, float]  # of the predicted, but for a CPU's examples
+    moment: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def error_beyond(self) -> float:
+        """What is left of the error where the measurement is as much too large as it may be, and helps theory."""
+        least = self.measured - self.overcount
+        return self.error if self.error > 0 else min(0.0, self.predicted / least - 1) if least > 0 else 0.0
+
+
+def step_peak(r: Record) -> StepPeak | None:
+    """Hold a run's peak against theory; None where it was not measured, or the model is none that theory knows."""
+    shape = shape_of(r)
+    if shape is None or not r.peak_memory or r.proof is None:
+        return None
+    steady = [phases["steady_steps"] for phases in r.peak_memory if "steady_steps" in phases]
+    on_cpu, engine = r.proof.device == "cpu", engine_of(r)
+    held = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
+    measured = [value for value in held if value is not None]
+    if not measured or len(measured) < len(held):
+        return None
+    if on_cpu and engine.kind == "ddp":
+        if r.model_state_bytes is None:
+            return None
+        ranks = zip(measured, r.model_state_bytes, strict=True)
+        measured = [peak + rank.communication_buffers for peak, rank in ranks]
+    predicted = max(
+        (peaks.peak(shape, engine, job_of(r), rank) for rank in range(r.world_size)),
+        key=lambda peak: _counted(peak, on_cpu),
+    )
+    total = _counted(predicted, on_cpu) + (_text_bytes(r) if on_cpu else 0)
+    parts: dict[str, float] = {part: float(value) for part, value in predicted.parts.items()}
+    parts["offloaded"] = float(predicted.host_bytes_then) if on_cpu else 0.0
+    return StepPeak(r, max(measured), _overcount(r), total, parts, peaks.MOMENTS[cast(int, predicted.moment)])
+
+
+def _text_bytes(r: Record) -> int:
+    """Bytes of the examples, all of which are in the host's memory: their tokens, and of a review which are padding."""
+    examples = sum((r.data or {}).get(name, 0) for name in ("num_train_examples", "num_eval_examples"))
+    return int(8 * examples * r.config["sequence_length"] * (2 if r.workload == "bert-imdb" else 1))
+
+
+def _overcount(r: Record) -> int:
+    """Bytes by which a measured peak may be too large.
+
+    On a CPU what a thread of gloo's lets go of is counted to the end of the step. Records say how much that was then;
+    older ones do not: there it is at most what the step's collectives worked on.
+    """
+    if proven(r).device != "cpu" or r.world_size == 1:
+        return 0
+    known = [phases["steady_steps"].unreleased_bytes for phases in r.peak_memory or () if "steady_steps" in phases]
+    counted = [value for value in known if value is not None]
+    if len(counted) == len(known):
+        return max(counted)
+    return sum(collective.bytes for collective in r.collectives_per_step or [])
+
+
+def _counted(predicted: peaks.Peak, on_cpu: bool) -> float:
+    """Bytes that an allocator counts: a GPU's not those of the host."""
+    return float(predicted.total + (predicted.host_bytes_then if on_cpu else 0.0))
+
+
+# ---------------------------------------------------------------- predicted records
+
+# What, beside strategy, batch and processes, tells configurations of one study apart.
+SETTING = ("workload", "size", "precision", "accumulation_dtype", "sequence_length", "dropout", "attention",
+           "activation_checkpointing")  # fmt: skip
+
+
+def read_predicted(folders: Iterable[Path]) -> pd.DataFrame:
+    """Read all predicted records below these folders: a row for each configuration, in the order of their files.
+
+    A row has a prediction, or in `why` the reason that it has none. A folder that is not there has none. Raises Refusal
+    for a JSON file that says by a schema_version that it is a record and is no predicted one, and where two files are
+    of one study and box.
+    """
+    import pandas as pd
+
+    path_of: dict[tuple[str, str], Path] = {}
+    rows: list[dict[str, Any]] = []
+    for path in dict.fromkeys(path for folder in folders for path in sorted(folder.rglob("*.json"))):
+        content = files.load(path, "JSON")
+        if not isinstance(content, dict) or "schema_version" not in content:  # another file
+            continue
+        read = schema.parse(path, content, PredictedStudy)
+        box = _box(path, read)
+        other = path_of.setdefault((box, read.study), path)
+        if other != path:
+            raise Refusal(f"{path}: {read.study} on {box} is predicted in {other} too; give one of them")
+        shared = {"box": box, "num_gpus": read.box.num_gpus, "study": read.study}
+        rows += [{**shared, **run.model_dump()} for run in (*read.predictions, *read.left_out)]
+    names = ["box", "num_gpus", "study", *PredictedRun.model_fields, *UnpredictedRun.model_fields]
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys(names)))
+    return table.astype({"why": object, "lacking": object})  # None: nothing, also where that is so of all
+
+
+def _box(path: Path, read: PredictedStudy) -> str:
+    """Name a box by what torch calls its GPU, as the tables of measured runs do."""
+    gpu = hardware.GPUS.get(read.box.gpu)
+    if gpu is None:
+        raise Refusal(f"{path}: box.gpu={read.box.gpu!r} is unknown; known are {', '.join(hardware.GPUS)}")
+    return f"{read.box.num_gpus} x {gpu.torch_name}"
+
+
+def setting_in_words(row: dict[str, Any]) -> str:
+    """What is trained, and how; what most configurations have goes without saying."""
+    words = [f"{row['workload']} {row['size']}", row["precision"]]
+    words += [f"gradients added in {row['accumulation_dtype']}"] if row["accumulation_dtype"] != "fp32" else []
+    words += [f"length {row['sequence_length']}"]
+    words += [f"dropout {row['dropout']:g}"] if row["dropout"] else []
+    words += [f"{row['attention']} attention"] if row["attention"] != "sdpa" else []
+    words += ["activation checkpointing"] if row["activation_checkpointing"] else []
+    return ", ".join(words)

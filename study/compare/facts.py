@@ -1,0 +1,399 @@
+"""The facts of one recorded run, as a row of the tidy table: nothing expected, and nothing of other runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from study.config import NOT_TRAINED, RunConfig
+from study.errors import Refusal
+from study.models import SIZES, suited_buckets, swap_buffer_size
+from study.records import find as records
+from study.records import machine
+from study.records.find import RecordFile
+from study.records.schema import ModelStateBytes, Outcome, PeakMemory, Proof, Record
+
+TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
+CURVE = ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens")
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers")
+PARTS = tuple(name for name in ModelStateBytes.model_fields if name not in ("swapped", "by_device"))
+STEPS_FIELDS = {"max_steps", "epochs"}  # `num_steps` says what comes of them
+STEPS_AT_AN_END = 10  # fewer in a shorter run: the loss of a single small batch is noisy
+
+# Where a run writes, what it observes and how its global batch is cut do not decide what is trained; nor does the
+# folder that the data came from: the data's digest does.
+NOT_COMPARED = NOT_TRAINED | {"micro_batch_size"}
+
+# Of the processor time that a machine had. A box that does nothing else comes to 0.01 or 0.02: the kernel, the runner.
+QUIET = 0.05
+
+_shared: dict[str, dict[str, Any]] = {}  # settings by their text: thousands of runs have the same
+
+
+def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
+    """The facts of a run by column; what the runner saw of it counts where it says more than the record."""
+    r = file.record
+    config = RunConfig.model_validate(r.config)
+    failure = r.failure.error.splitlines()[0] if r.failure and r.failure.error else None
+    device = records.device_of(r)
+    return {
+        "run_id": r.run_id,
+        "study": outcome.study if outcome else None,
+        "record": r,
+        "command": r.command,
+        "machine": r.machine,
+        "box": records.box_of(r),
+        "device": device,
+        "workload": r.workload,
+        "size": r.size,
+        "strategy": r.strategy,
+        "world_size": r.world_size,
+        "seed": r.seed,
+        "status": r.status if outcome is None or outcome.status == "ok" else outcome.status,
+        "message": failure if outcome is None or (outcome.status == "ok" and failure) else outcome.message,
+        "started_at": r.started_at,
+        "share_of_others": share_of_others(r),
+        "oversubscribed": _is_oversubscribed(r, device),
+        "is_unproven": is_unproven(r),
+        "share_device": config.share_device,
+        "threads_per_process": r.machine.get("num_threads_per_process"),
+        "init": r.init,
+        "global_batch_size": config.global_batch_size,
+        "num_params": r.num_params,
+        "wall_seconds": r.wall_seconds,
+        "data_digest": (r.data or {}).get("digest"),
+        "initial_sha256": r.initial_parameters.sha256 if r.initial_parameters else None,
+        "final_sha256": r.final_parameters.sha256 if r.final_parameters else None,
+        "libraries": libraries(r.machine),
+        **settings(config, r),
+        **_learning(file, config),
+        **_speed(r, device),
+        **_memory(r, device),
+        **_model_states(r),
+        "rank_parts": _rank_parts(r, device),
+        **_communication(r),
+        **_proof(r),
+        "proven_strategy": proven_strategy(r),
+    }
+
+
+# ---------------------------------------------------------------- what was asked, and what was proven
+
+
+def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
+    """What was asked of a run, and the digest of all that decides what it trains but seed, batch and steps."""
+    micro_batch_size, accumulation = config.batches(r.world_size)
+    decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
+    decisive["init"] = config.effective_init
+    weights_sha256 = r.weights_sha256 if isinstance(r, Record) else None
+    for name, value in (("weights", weights_sha256), ("nudge_seed", config.nudge_seed)):
+        if value is None:  # as in records from before there were these
+            del decisive[name]
+        else:
+            decisive[name] = value
+    if isinstance(r, Record):
+        decisive |= {} if r.continues is None else {"continues": r.continues.model_dump()}
+        decisive |= machine.arithmetic(r.machine)
+    text = json.dumps(decisive, sort_keys=True)
+    return {
+        "precision": config.precision,
+        "dropout": config.dropout,
+        "micro_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "sequence_length": config.sequence_length,
+        "num_steps": config.num_steps,
+        "gradient_clipping": config.gradient_clipping,
+        "config_digest": hashlib.sha256(text.encode()).hexdigest(),
+        "settings": _shared.setdefault(text, decisive),
+    }
+
+
+def libraries(of_machine: dict[str, Any]) -> str | None:
+    known = of_machine.get("libraries", {})
+    return ", ".join(f"{name} {known[name]}" for name in LIBRARIES if known.get(name)) or None
+
+
+def proven(r: Record) -> Proof:
+    """The proof of a run that trained. Raises Refusal where its record has none."""
+    if r.proof is None:
+        raise Refusal(f"{r.run_id}: its record has no proof of the engine; run it again")
+    return r.proof
+
+
+_OF_PROOF = (
+    "zero_stage", "offload_optimizer_device", "offload_param_device", "engine_class", "optimizer_class", "backend",
+    "overlap_comm", "reduce_bucket_size", "partitioned_parameters", "gradient_clipping", "precision",
+    "micro_batch_size", "gradient_accumulation_steps",
+)  # fmt: skip
+
+
+def _proof(r: Record) -> dict[str, Any]:
+    if r.proof is None:
+        return {}
+    return {name: getattr(r.proof, name) for name in _OF_PROOF}
+
+
+def engine_kind(proof: Proof) -> str:
+    """The engine as the run proved it: deepspeed, fsdp, ddp or torch."""
+    if proof.zero_stage is not None:
+        return "deepspeed"
+    if proof.distributed_type == "FSDP":
+        return "fsdp"
+    return "ddp" if proof.engine_class == "DistributedDataParallel" else "torch"
+
+
+def is_unproven(r: Record) -> bool:
+    """Whether FSDP2 ran before the proof said what it sharded."""
+    return r.proof is not None and r.proof.distributed_type == "FSDP" and r.proof.sharding is None
+
+
+def has_computed_buckets(r: Record) -> bool:
+    """Whether a run is from before DDP's buckets were measured, which is when the proof began to tell their kind."""
+    proof = proven(r)
+    return engine_kind(proof) == "ddp" and proof.gradient_as_bucket_view is None
+
+
+def computed_buckets(found: Iterable[Record]) -> list[str]:
+    """Lines for a page that name the runs whose DDP buckets were computed; none where all were measured."""
+    old = sorted({r.run_id for r in found if has_computed_buckets(r)})
+    said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
+    return [f"{said} measurement: {', '.join(old)}.", ""] if old else []
+
+
+def model_heading(r: Record) -> str:
+    return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters"
+
+
+def hidden_size(r: Record) -> int:
+    return SIZES.get(r.workload, {}).get(r.size, {}).get("hidden", 0)
+
+
+# Of the settings in a proof: what the run says for every strategy, not what tells one strategy from another.
+_OF_THE_RUN = {"gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
+_COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def proven_strategy(r: Record) -> dict[str, Any] | None:
+    """What the engine was, whatever the strategy is called; None in records from before the proof had all of it.
+
+    Equal for runs of one strategy whatever their model, precision and number of processes: what follows from these
+    is written as such.
+    """
+    if r.proof is None or r.proof.settings is None:
+        return None
+    proof, sharding, hidden = r.proof, r.proof.sharding, hidden_size(r)
+    suited = {f"zero_optimization.{key}": value for key, value in suited_buckets(hidden).items()}
+    suited["zero_optimization.offload_param.buffer_size"] = swap_buffer_size(hidden, r.world_size)
+    engines = {
+        key: "auto" if value == suited.get(key) else value
+        for key, value in r.proof.settings.items()
+        if key not in _OF_THE_RUN
+    }
+    if engines.get("communication_data_type") == _COMPUTED_IN.get(proof.precision, "float32"):
+        engines["communication_data_type"] = "as computed"
+    return {
+        "engine": engine_kind(proof),
+        "stage": proof.zero_stage,
+        "offload_optimizer": proof.offload_optimizer_device,
+        "offload_param": proof.offload_param_device,
+        "gradient_as_bucket_view": bool(proof.gradient_as_bucket_view),
+        "reshard_after_forward": sharding and sharding.reshard_after_forward,
+        "replicas": num_replicas(proof),
+        **engines,
+    }
+
+
+def num_replicas(proof: Proof) -> int:
+    """How often FSDP2 holds the model, each time sharded over as many ranks."""
+    return proof.sharding.mesh[0] if proof.sharding and len(proof.sharding.mesh) > 1 else 1
+
+
+# ---------------------------------------------------------------- learning
+
+
+def steps_at_an_end(num_steps: int) -> int:
+    """How many steps a first or a last loss is the mean of."""
+    return max(1, min(STEPS_AT_AN_END, num_steps // 3))
+
+
+def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
+    """The curve, and what sums it up; the sums only of a run that took all its steps."""
+    r = file.record
+    if r.steps_sha256 is None or not r.steps_done:
+        return {}
+    lines = records.steps_of(file)
+    curve = np.array([[line[name] for name in CURVE] for line in lines], dtype=float)
+    losses, grad_norms = curve[:, 1], curve[:, 2]
+    facts: dict[str, Any] = {"curve": curve, "last_loss": losses[-1]}
+    if len(curve) == config.num_steps:
+        known = grad_norms[~np.isnan(grad_norms)]  # a step that an overflow skipped has none
+        facts["final_loss"] = losses[-steps_at_an_end(len(losses)) :].mean()
+        facts["loss_area"] = losses.mean()
+        facts["mean_grad_norm"] = known.mean() if known.size else None
+    if r.evaluation:
+        last = r.evaluation[-1]
+        facts |= {"eval_loss": last.get("loss"), "accuracy": last.get("accuracy"), "perplexity": last.get("perplexity")}
+    return facts
+
+
+# ---------------------------------------------------------------- speed
+
+
+def share_of_others(r: Record) -> float | None:
+    """The share of the processors that other processes, and a hypervisor's other guests, took while steps were trained.
+
+    None where it is not known, on a GPU, which they do not slow down, and on several machines, of which the record
+    knows the first's alone.
+    """
+    if r.load is None or records.device_of(r) != "cpu" or r.other_machines:
+        return None
+    return (r.load.other_seconds + r.load.stolen_seconds) / (r.load.seconds * r.load.num_processors)
+
+
+def is_disturbed(share: float | None) -> bool:
+    """Whether others took too much; what is not known (None, or NaN in a table) is taken to be quiet."""
+    return share is not None and share > QUIET
+
+
+def why_untimed(r: Record) -> str | None:
+    """Why a run's times are not compared with others'; None where they are."""
+    if r.timing is None or r.timing.median_seconds is None:
+        return "no step was timed"
+    if is_disturbed(share_of_others(r)):
+        return f"other programs took more than {100 * QUIET:g} % of the processors"
+    if math.isfinite(records.rate_of(r) or math.inf):
+        return "the network had a rate, by which --view communication compares them"
+    return None
+
+
+def _is_oversubscribed(r: Record, device: str) -> bool:
+    if r.world_size > 1 and r.config.get("share_device"):
+        return True
+    places: float | None
+    if device == "cpu":
+        places, wanted = records.usable_cores(r), r.world_size * (r.machine.get("num_threads_per_process") or 1)
+    else:
+        places, wanted = len(r.machine.get("gpus", [])), r.world_size
+    return bool(places) and wanted > (places or 0)
+
+
+def _speed(r: Record, device: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"model_flops_per_sequence": r.model_flops_per_sequence}
+    # Ranks that share a GPU would each count the whole of its energy.
+    joules = [each for each in r.energy_joules or () if each is not None]
+    if joules and len(joules) == len(r.energy_joules or ()) and not _is_oversubscribed(r, device):
+        facts["energy_joules"] = sum(joules)
+        facts["joules_per_token"] = facts["energy_joules"] / r.tokens if r.tokens else None
+    if why := why_untimed(r):
+        return facts | {"why_untimed": why}
+    timing = r.timing
+    assert timing is not None  # which `why_untimed` has seen
+    assert timing.samples_per_second is not None
+    assert timing.tokens_per_second is not None
+    facts["seconds_per_step"] = timing.median_seconds
+    facts["seconds_lower"] = timing.lower_quartile_seconds
+    facts["seconds_upper"] = timing.upper_quartile_seconds
+    facts |= {name: getattr(timing, name) for name in ("samples_per_second", "tokens_per_second")}
+    facts["tokens_per_second_per_gpu"] = timing.tokens_per_second / r.world_size
+    if r.model_flops_per_sequence is not None:
+        facts["model_flops_per_second"] = r.model_flops_per_sequence * timing.samples_per_second
+    return facts
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def _memory(r: Record, device: str) -> dict[str, Any]:
+    """Peaks of the largest rank while it trained, not of building or evaluating the model."""
+    gpus = r.machine.get("gpus", [])
+    limit = (
+        r.machine.get("host_memory_bytes") if device == "cpu" else min((g["memory_bytes"] for g in gpus), default=None)
+    )
+    facts: dict[str, Any] = {"device_memory_bytes": limit}
+    if not r.peak_memory:
+        return facts
+    alive: list[int] | None = None  # bytes of each rank
+    for kind in ("allocated_bytes", "reserved_bytes", "tensor_bytes", "resident_bytes"):
+        ranks = [peak for peak in _peaks(r, kind) if peak is not None]
+        if len(ranks) < len(r.peak_memory):
+            continue
+        facts[f"peak_{kind}"] = max(ranks)
+        if kind in ("allocated_bytes", "tensor_bytes"):
+            facts["rank_tensor_bytes"] = ranks
+            alive = ranks
+        elif kind == "resident_bytes" and alive is None:
+            alive = ranks
+    if alive and (least := min(alive)):
+        facts["memory_imbalance"] = max(alive) / least
+    return facts
+
+
+def _peaks(r: Record, kind: str) -> list[int | None]:
+    """Of each rank while it trained; None: not measured."""
+    highest = [_peak(phases, kind) for phases in r.peak_memory or ()]
+    if kind == "tensor_bytes" and r.proof and r.proof.engine_class == "DistributedDataParallel":
+        # Live tensors are those that Python reaches. The reducer's flat buckets, which live as long as the model, are
+        # C++ tensors; `model_state_bytes` has those that no gradient is a view of, which Python would reach.
+        if r.model_state_bytes is None:
+            return [None] * len(highest)
+        ranks = zip(highest, r.model_state_bytes, strict=True)
+        return [None if peak is None else peak + rank.communication_buffers for peak, rank in ranks]
+    return highest
+
+
+def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
+    known = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
+    return max((value for value in known if value is not None), default=None)
+
+
+def _model_states(r: Record) -> dict[str, Any]:
+    if not r.model_state_bytes:
+        return {}
+    largest = max(r.model_state_bytes, key=lambda rank: rank.model_states)
+    return {
+        "model_state_bytes": largest.model_states,
+        "parameter_bytes": largest.parameters,
+        "gradient_bytes": largest.gradients,
+        "optimizer_state_bytes": largest.optimizer_states,
+        "communication_buffer_bytes": largest.communication_buffers,
+        "num_ranks_proved": len(r.model_state_bytes),
+        "has_computed_buckets": has_computed_buckets(r) if r.proof else None,
+    }
+
+
+def _rank_parts(r: Record, device: str) -> list[dict[str, Any]] | None:
+    """Of each rank: bytes by part as the optimizer steps, `host` of them off the GPU, and the peaks of the training.
+
+    `resting`: the same parts between two steps.
+    """
+    if not r.model_state_bytes or not r.resting_state_bytes or not r.peak_memory:
+        return None
+    on_gpu = device != "cpu"
+    highest, reserved = _peaks(r, "allocated_bytes" if on_gpu else "tensor_bytes"), _peaks(r, "reserved_bytes")
+    moments = zip(r.model_state_bytes, r.resting_state_bytes, highest, reserved, strict=True)
+    ranks = [
+        {**_parts(stepping, on_gpu), "resting": _parts(resting, on_gpu), "peak": peak, "reserved": kept}
+        for stepping, resting, peak, kept in moments
+    ]
+    return None if None in highest else ranks
+
+
+def _parts(states: ModelStateBytes, on_gpu: bool) -> dict[str, int | None]:
+    host = states.by_device.get("cpu", 0) if on_gpu else None
+    return {**{part: getattr(states, part) for part in PARTS}, "host": host}
+
+
+def _communication(r: Record) -> dict[str, Any]:
+    """Of rank 0 in one step."""
+    if r.collectives_per_step is None:
+        return {}
+    return {
+        "collective_bytes": sum(c.moved_bytes for c in r.collectives_per_step),
+        "collective_count": sum(c.count for c in r.collectives_per_step),
+    }
