@@ -60,7 +60,7 @@ class _Command(config.Command):
         return context
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        return " ".join(self.help.partition("\n\n")[0].split())
+        return " ".join((self.help or "").partition("\n\n")[0].split())
 
 
 class _Commands(config.Command, click.Group):
@@ -83,7 +83,7 @@ class _WholeNumber(click.ParamType):
             number = int(value)
         except ValueError:
             number = 0
-        flag = param.opts[0]
+        flag = param.opts[0] if param else self.name
         if number < 1:
             raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
         if number > config.LARGEST_NUMBER:
@@ -111,7 +111,9 @@ def parse(words: list[str]) -> click.Context:
     Raises Refusal for what cannot be asked, and click's Exit once it has printed what --help asks for.
     """
     try:
-        return zero_study.invoke(zero_study.make_context("zero-study", list(words), max_content_width=120))
+        context = zero_study.make_context("zero-study", list(words), max_content_width=120)
+        asked: click.Context = zero_study.invoke(context)
+        return asked
     except click.UsageError as error:
         raise Refusal(describe_usage(error)) from None
 
@@ -122,7 +124,9 @@ def run(words: list[str]) -> int:
         context = parse(words)
     except click.exceptions.Exit as end:
         return end.exit_code
-    return context.invoke(context.command.callback, **context.params) or 0
+    callback = context.command.callback
+    assert callback is not None  # every command has one
+    return context.invoke(callback, **context.params) or 0
 
 
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"show_default": True})
@@ -586,16 +590,18 @@ def _advise(
         if None in (model, num_gpus):
             raise Refusal(f"--write {write}: needs both --model and --gpus")
         advice_text.check_free(write)
+
+    def show(advice: Any, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> None:
+        print(json.dumps(content(advice), indent=1) if as_json else text(advice))
+
     if model is None:
-        advice = planner.largest_models(asked)
-        text, content = advice_text.text_of_largest, advice_text.content_of_largest
-    elif num_gpus is None:
-        advice = planner.fewest_gpus(model, asked)
-        text, content = advice_text.text_of_fewest, advice_text.content_of_fewest
-    else:
-        advice = planner.advise(model, asked)
-        text, content = advice_text.text, advice_text.content
-    print(json.dumps(content(advice), indent=1) if as_json else text(advice))
+        show(planner.largest_models(asked), advice_text.text_of_largest, advice_text.content_of_largest)
+        return
+    if num_gpus is None:
+        show(planner.fewest_gpus(model, asked), advice_text.text_of_fewest, advice_text.content_of_fewest)
+        return
+    advice = planner.advise(model, asked)
+    show(advice, advice_text.text, advice_text.content)
     if trace:
         from study.planner import fake_tensors
         from study.planner.trace import lines

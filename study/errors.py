@@ -106,7 +106,8 @@ def describe_usage(error: click.UsageError) -> str:
         message = error.message[0].lower() + error.message[1:].rstrip(".")
     similar = getattr(error, "possibilities", None)
     hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
-    return f"{message}{hint}`{error.ctx.command_path} --help` lists the options"
+    command = error.ctx.command_path if error.ctx else "zero-study"
+    return f"{message}{hint}`{command} --help` lists the options"
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
@@ -117,7 +118,7 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
     except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
         return f"{missing} is not installed; in the clone run: make setup" if missing not in ("", "study") else None
     for line in required:
-        name, extra = re.match(r"[\w.-]+", line)[0], re.search(r"extra == ['\"](\w+)", line)
+        name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.
         if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
             return f"{name} is not installed; run: pip install 'zero-study[{extra[1]}]' (in a clone: '.[{extra[1]}]')"

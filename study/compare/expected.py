@@ -127,8 +127,7 @@ def shape_of(r: Record) -> ModelShape | None:
     known = SIZES.get(r.workload, {}).get(r.size)
     if known is None or r.num_params is None or facts.is_unproven(r):
         return None
-    architecture = cast(Literal["bert", "gpt2", "gpt-neo", "gpt-j"], shapes.architecture_of(r.workload, r.size))
-    shape = (architecture, known["layers"], known["hidden"])
+    shape = (shapes.architecture_of(r.workload, r.size), known["layers"], known["hidden"])
     try:
         sizes = shapes.parameter_sizes(*shape, known["positions"], r.num_params)
     except ValueError:
