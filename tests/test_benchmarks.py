@@ -231,7 +231,7 @@ def test_trainer_refuses_the_ddp_that_it_would_not_build():
 def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
     broken = dataclasses.replace(work, config=build_config(**{**TINY, "schedule": "cosine"}))
-    with pytest.raises(RunFailed, match="schedule='cosine': Trainer is compared for 'linear' only"):
+    with pytest.raises(Refusal, match="schedule='cosine': Trainer is compared for 'linear' only"):
         throughput.trainer(broken)
 
 
