@@ -8,8 +8,6 @@ import json
 import hf_trainer
 import pairs
 import pytest
-import soak_exits as exits
-import soak_prove
 import throughput
 
 from study.compare import acceptance
@@ -132,15 +130,6 @@ def test_mfu_is_of_the_median_step():
     assert summarize(pair(arm(1, 1), arm(1, 1)))["mfu"] is None  # on a CPU
 
 
-def test_tally_counts_what_ended_badly_and_what_did_not_finish():
-    done = [
-        {"ended": "ok", "finished": True},
-        {"ended": "SIGABRT", "finished": True},
-        {"ended": "ok", "finished": False},
-    ]
-    assert exits.tally(done) == {"launches": 3, "failed": 2, "finished_work": 2, "ended": {"ok": 2, "SIGABRT": 1}}
-
-
 def test_report_names_the_command_without_the_machines_folders(monkeypatch, tmp_path, capsys):
     facts = {"ours": arm(90, 100), "trainer": arm(100, 100)}
     monkeypatch.setattr(throughput, "ours", lambda work: facts["ours"])
@@ -257,21 +246,3 @@ def test_both_arms_train_the_same_work(strategy, num_processes, flags):
         assert done[name]["proof"]["world_size"] == num_processes
         assert done[name]["proof"]["gradient_clipping"] == TINY["gradient_clipping"]
         assert done[name]["wall_samples_per_second"] > 0
-
-
-def test_a_counted_step_is_held_against_the_plain_ones_around():
-    before, watched, counted, after = [1.0] * 10, [7.0, 7.0], [3.0], [2.0] * 10
-    seconds = [9.0] * 10 + before + watched + counted + after + [9.0]
-    assert soak_prove.beside_neighbours(seconds, begin=20) == 3 / 1.5
-
-
-def test_a_pair_says_how_many_steps_a_proof_costs():
-    plain = [0.5] * 100
-    proven = [0.5] * 22 + [1.5] + [0.5] * 77
-    pair = {
-        "with": {"seconds": sum(proven), "step_seconds": proven},
-        "without": {"seconds": sum(plain), "step_seconds": plain},
-    }
-    summary = soak_prove.summarize([pair], begin=20)
-    medians = {name: values["median"] for name, values in summary.items()}
-    assert medians == {"run_ratio": 1.02, "added_steps": 2.0, "counted_step_ratio": 3.0, "plain_step_ratio": 1.0}

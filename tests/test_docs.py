@@ -146,7 +146,8 @@ def check_python(words: list[str]) -> None:
         if isinstance(command, click.Group):
             command = command.commands[arguments.pop(0)]
         command.make_context(words[1], arguments)
-    elif words[0] == "-m":
+        return
+    if words[0] == "-m" and words[1].startswith("study."):
         assert (ROOT / f"{words[1].replace('.', '/')}.py").read_text().count('if __name__ == "__main__":') == 1
         return
     (path,) = [word for word in words if word.endswith(".py")]
