@@ -35,12 +35,12 @@ from study.run import Run
 from study.running import checks, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
-from study.training import meeting
+from study.training import rendezvous
 from study.training.built import Built, build, start
 from study.training.gradient_norm import gradient_norm_reader
 from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import check_as_launched, requested_run
-from study.training.screen import LibraryWarnings, tell_launcher, tidy_launcher
+from study.training.warnings_log import LibraryWarnings, tell_launcher, tidy_launcher
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -112,9 +112,9 @@ def run(arguments: list[str]) -> None:
             checks.check_folder(asked)  # another run may just have finished there
             checks.check(asked)
         except Refusal as refusal:
-            meeting.decline(asked, refusal)
+            rendezvous.decline(asked, refusal)
             raise
-        _run(asked, library_warnings, meeting.meet(asked))
+        _run(asked, library_warnings, rendezvous.meet(asked))
 
 
 def _run(asked: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:
@@ -152,7 +152,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     import torch
     from tqdm.auto import tqdm
 
-    from study.training.measure.clock import make_clock
+    from study.training.timing import make_clock
 
     config, accelerator, workload = built.run.config, built.accelerator, built.workload
     model, optimizer, observer = built.model, built.optimizer, journal.observer
@@ -247,9 +247,8 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     """Check that the run trained, gather every rank's facts, and write the record on rank 0. Collective."""
     from accelerate.utils import gather_object
 
-    from study.training import weights
-    from study.training.measure import clock
-    from study.training.measure.flops import model_flops_per_sequence
+    from study.training import timing, weights
+    from study.training.timing import model_flops_per_sequence
 
     config, accelerator, observer = built.run.config, built.accelerator, journal.observer
     built.memory.begin(None)
@@ -289,7 +288,7 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
             final_parameters=final,
             tokens=tokens,
             samples=sum(line["samples"] for line in journal.lines),
-            timing=clock.summarize(
+            timing=timing.summarize(
                 journal.lines, config.timing_warmup_steps, observer.probed_steps, journal.progress().resumed_at
             ),
             checkpointing=checkpoints.facts(),

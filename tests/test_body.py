@@ -16,8 +16,7 @@ from study.errors import Refusal
 from study.run import make_run
 from study.running import studies
 from study.strategy.file import read_by_name
-from study.training import body, weights
-from study.training.measure import load
+from study.training import body, counters, weights
 from study.workloads import WORKLOADS, sources
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
@@ -231,23 +230,23 @@ cpu2 {} 0 0 9000 0 0 0 0 0 0
 def test_load_is_what_others_took_of_the_processors_of_the_run(
     tmp_path, monkeypatch, allowed, quota, num_processors, others
 ):
-    monkeypatch.setattr(load, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(counters, "STAT", tmp_path / "stat")
     monkeypatch.setattr(this_machine, "allowed_processors", lambda: allowed)
     monkeypatch.setattr(this_machine, "quota", lambda: quota)
     ticks, moments = os.sysconf("SC_CLK_TCK"), []
     for at, by_all, stolen, by_others in ((10.0, 0, 0, 0), (20.0, 15, 1, 9)):
-        load.STAT.write_text(STAT.format(by_all * ticks, stolen * ticks, by_others * ticks))
-        moments.append(load.moment()._replace(at=at))
-    found = load.between(*moments, own=12.0)
+        counters.STAT.write_text(STAT.format(by_all * ticks, stolen * ticks, by_others * ticks))
+        moments.append(counters.moment()._replace(at=at))
+    found = counters.between(*moments, own=12.0)
     assert (found.seconds, found.num_processors, found.own_seconds) == (10.0, num_processors, 12.0)
     assert (found.other_seconds, found.stolen_seconds) == (others, min(1.0, (quota or 9) / len(allowed)))
-    assert load.between(*moments, own=30.0).other_seconds == 0  # clocks of the kernel tick
+    assert counters.between(*moments, own=30.0).other_seconds == 0  # clocks of the kernel tick
 
 
 def test_the_box_counts_this_process():
-    first, own = load.moment(), load.own_seconds()
-    while load.own_seconds() - own < 0.2:
+    first, own = counters.moment(), counters.own_seconds()
+    while counters.own_seconds() - own < 0.2:
         sum(range(100_000))
-    found = load.between(first, load.moment(), load.own_seconds() - own)
+    found = counters.between(first, counters.moment(), counters.own_seconds() - own)
     assert found.num_processors >= 1
     assert found.own_seconds >= 0.2

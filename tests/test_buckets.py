@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from study.records.schema import ModelStateBytes
-from study.training.measure.memory import BucketBytes, model_state_bytes
+from study.training.memory import BucketBytes, model_state_bytes
 
 INPUTS = torch.ones(2, 64)
 

@@ -18,7 +18,7 @@ import yaml
 from study import cli
 from study.engines.doctor import examine, findings, written_files
 from study.engines.doctor.findings import KEEP, Finding
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.strategy.file import CONFIGS, read_strategy
 
@@ -70,15 +70,19 @@ def test_the_table_is_that_of_the_installed_engines():
 def test_every_name_in_the_table_is_one_of_the_engines():
     """Of keys that rules, the strict reader, the proof and the facts speak of; REMOVED ones are DeepSpeed's own."""
     known = {
-        "accelerate": {*table.installed("accelerate", "fields"), *table.read()["named"]["converted"]}
-        | {f"{section}.{key}" for section, keys in table.accelerate_sections().items() for key in keys},
-        "json": {*table.read()["named"]["top"], *table.json_sections()}
-        | {f"{section}.{key}" for section, known in table.json_sections().items() for key in known.keys},
+        "accelerate": {*known_keys.installed("accelerate", "fields"), *known_keys.read()["named"]["converted"]}
+        | {f"{section}.{key}" for section, keys in known_keys.accelerate_sections().items() for key in keys},
+        "json": {*known_keys.read()["named"]["top"], *known_keys.json_sections()}
+        | {f"{section}.{key}" for section, known in known_keys.json_sections().items() for key in known.keys},
     }
     inside = ("optimizer.params.", "scheduler.params.")  # which DeepSpeed hands on as they are
     for place, names in known.items():
         examined = {rule.key for rule in findings.rules(place) if rule.said.get("error") != "has been removed"}
-        spoken_of = {*table.taken(place), *table.read()["study"][place]["needed"], *table.read()["facts"][place]}
+        spoken_of = {
+            *known_keys.taken(place),
+            *known_keys.read()["study"][place]["needed"],
+            *known_keys.read()["facts"][place],
+        }
         examined -= {key for key in examined if key.startswith(inside)}
         nothing = {key for key in examined | spoken_of if not any(fnmatchcase(name, key) for name in names)}
         whole = {rule.key for rule in findings.rules(place) if rule.effect == "not examined"}
@@ -90,7 +94,7 @@ def test_every_condition_names_what_a_file_has():
     own = {"value", "text", "lower", "upper"}
     for place, kind in kinds.items():
         subjects = {name for rule in findings.rules(place) for name in rule.when}
-        keys = {rule.key for rule in findings.rules(place)} | set(table.taken(place))
+        keys = {rule.key for rule in findings.rules(place)} | set(known_keys.taken(place))
         strange = {
             name for name in subjects - own - keys if not (name.startswith(".") or "." in name or hasattr(kind, name))
         }

@@ -14,7 +14,7 @@ import pytest
 from study import files, processes
 from study.running import ending, launch
 from study.running.ending import OwnReport, classify
-from study.training.screen import LibraryWarnings, tidy_launcher
+from study.training.warnings_log import LibraryWarnings, tidy_launcher
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\

@@ -19,7 +19,7 @@ from study.planner.trace import differences, lines
 from study.theory import peaks, shapes
 from study.theory.case import Engine, Job
 from study.theory.residual import EAGER_ONLY
-from study.training.measure.memory import CpuPeak
+from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits
 

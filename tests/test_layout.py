@@ -53,7 +53,7 @@ MAY_IMPORT = {
 LIGHT = [
     "claims", "cli", "compare", "config", "engines.conformance.cells", "engines.conformance.committed",
     "engines.doctor", "engines.extensions", "engines.keys.allowed",
-    "engines.keys.table", "engines.known_bad", "engines.this_machine", "errors", "files", "models",
+    "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "errors", "files", "models",
     "planner", "processes", "records", "report", "run", "running", "strategy",
     "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip

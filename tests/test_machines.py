@@ -29,8 +29,7 @@ from study.records.machine import LABORATORY
 from study.run import make_run
 from study.running import ending, launch, plan, studies
 from study.strategy.file import names, read_by_name
-from study.training import journal, meeting, proof, reports
-from study.training.measure import network
+from study.training import counters, journal, proof, rendezvous, reports
 
 
 def two_machines(**changes):
@@ -146,10 +145,10 @@ class Store(dict):
 def met(theirs=None, **changes):
     """What machine 0 says to a machine whose facts are its own, but for some."""
     run, store = two_machines(**changes), Store()
-    ours = meeting._facts(run) | {"shared run directory": True}
+    ours = rendezvous._facts(run) | {"shared run directory": True}
     for rank, facts in enumerate([ours, ours | (theirs or {})]):
         store.set(f"machine/{rank}", json.dumps(facts))
-    return meeting._verdict(store, run, 0)
+    return rendezvous._verdict(store, run, 0)
 
 
 def test_machines_that_are_alike_go_on():
@@ -192,14 +191,14 @@ def test_changed_code_is_told_from_code_that_was_changed_otherwise(tmp_path):
 
 
 def test_a_machine_that_does_not_come_is_named():
-    assert meeting._verdict(Store(), two_machines(), 0).startswith("machines 0, 1 of 2 did not come within 0 s")
+    assert rendezvous._verdict(Store(), two_machines(), 0).startswith("machines 0, 1 of 2 did not come within 0 s")
 
 
 def test_why_a_machine_declines_is_told_to_all(monkeypatch):
     store = Store()
-    monkeypatch.setattr(meeting, "_store", lambda seconds: store)
-    meeting.decline(two_machines(machine_rank=1), Refusal("deepspeed is not installed"))
-    assert meeting._verdict(store, two_machines(), 0) == "machine 1: deepspeed is not installed"
+    monkeypatch.setattr(rendezvous, "_store", lambda seconds: store)
+    rendezvous.decline(two_machines(machine_rank=1), Refusal("deepspeed is not installed"))
+    assert rendezvous._verdict(store, two_machines(), 0) == "machine 1: deepspeed is not installed"
 
 
 @pytest.mark.parametrize(
@@ -214,11 +213,11 @@ def test_gloo_takes_the_interface_that_leads_from_machine_0_to_another(theirs, i
     ways = {"this-host": "127.0.0.1", "10.0.0.2": "10.0.0.1", "127.0.0.1": "127.0.0.1", "": ""}
     has = {"lo": "127.0.0.1", "eth0": "10.0.0.1"}
     run, store = two_machines(), Store()
-    facts = meeting._facts(run) | {"shared run directory": True}
+    facts = rendezvous._facts(run) | {"shared run directory": True}
     store.set("machine/1", json.dumps(facts))
     store.set("address/1", theirs)
-    monkeypatch.setattr(meeting, "_store", lambda seconds: store)
-    monkeypatch.setattr(meeting, "own_address", ways.__getitem__)
+    monkeypatch.setattr(rendezvous, "_store", lambda seconds: store)
+    monkeypatch.setattr(rendezvous, "own_address", ways.__getitem__)
     monkeypatch.setattr(
         psutil, "net_if_addrs", lambda: {k: [SimpleNamespace(family=socket.AF_INET, address=v)] for k, v in has.items()}
     )
@@ -226,20 +225,20 @@ def test_gloo_takes_the_interface_that_leads_from_machine_0_to_another(theirs, i
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     for name, value in {"RANK": "0", "MASTER_ADDR": "this-host"}.items():
         monkeypatch.setenv(name, value)
-    assert meeting.meet(run) is store
+    assert rendezvous.meet(run) is store
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
     assert store["address/0"] == b"127.0.0.1"
 
 
 def test_what_gloo_was_told_by_the_user_stays(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
-    meeting.talk_from("127.0.0.1")
+    rendezvous.talk_from("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
 
 
 def test_the_way_to_another_machine_is_asked_of_the_kernel():
-    assert meeting.own_address("127.0.0.1") == "127.0.0.1"
-    assert meeting.own_address("") == ""
+    assert rendezvous.own_address("127.0.0.1") == "127.0.0.1"
+    assert rendezvous.own_address("") == ""
 
 
 def test_what_ranks_of_other_machines_say_is_heard(tmp_path, monkeypatch):
@@ -306,17 +305,17 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
 
     held = {"eth0": 25_000_000, "eth1": 125_000, "lo": 1}  # eth1 carried nothing
     shown = json.dumps([{"kind": "tbf", "dev": name, "options": {"rate": rate}} for name, rate in held.items()])
-    monkeypatch.setattr(network.machine, "said", lambda *_: shown)
-    traffic = network.Traffic(first_step=4)
+    monkeypatch.setattr(counters.machine, "said", lambda *_: shown)
+    traffic = counters.Traffic(first_step=4)
     for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
         carried(sent, 2 * sent)
         traffic.begin_step(step, step)
     found = traffic.network()
     assert (found.num_steps, found.sent_bytes, found.received_bytes) == (3, 1600, 3200)
     assert (found.interfaces, found.rate_bits_per_second) == (["eth0"], 200_000_000)
-    assert network.Traffic(first_step=4).network() is None
-    assert network._rate({"eth0", "eth1"}) == 1_000_000
-    assert network._rate({"eth2"}) is None
+    assert counters.Traffic(first_step=4).network() is None
+    assert counters._rate({"eth0", "eth1"}) == 1_000_000
+    assert counters._rate({"eth2"}) is None
 
 
 # ---------------------------------------------------------------- what comes home
@@ -412,7 +411,7 @@ def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
         assert seen == [["of", "machine", "0"], []]
         name = lab._namespace(0)
         assert '"rate":1000000' in laboratory._run(["tc", "-n", name, "-j", "qdisc", "show", "dev", "eth0"])
-        ask = "from study.training.measure import network; print(network._rate({'eth0'}))"
+        ask = "from study.training import counters; print(counters._rate({'eth0'}))"
         rate = lab.start(0, [sys.executable, "-c", ask], stdout=-1, text=True, env=launching.environment())
         assert rate.communicate()[0].split() == ["8000000"]
         assert name in laboratory._ip("netns", "list")

@@ -25,7 +25,7 @@ from study.records import schema
 from study.run import Run
 from study.running import launch, one_writer
 from study.strategy.file import read_by_name
-from study.training import left
+from study.training import integrity
 
 HOLD = (
     "import sys, time; from pathlib import Path; from study.running import one_writer\n"
@@ -196,7 +196,7 @@ def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFI
 
 
 def test_digests_of_what_the_run_wrote(tmp_path):
-    digests = left.tied(written(tmp_path), LINES, CONFIGURATION, is_result=True)
+    digests = integrity.tied(written(tmp_path), LINES, CONFIGURATION, is_result=True)
     assert digests == {
         "steps_sha256": files.sha256(tmp_path / "steps.jsonl"),
         "config_sha256": files.sha256(tmp_path / "config.json"),
@@ -217,16 +217,16 @@ def test_digests_of_what_the_run_wrote(tmp_path):
 def test_a_result_whose_files_are_anothers_is_none(tmp_path, change, message):
     change(written(tmp_path))
     with pytest.raises(Failed, match=message):
-        left.tied(tmp_path, LINES, CONFIGURATION, is_result=True)
-    left.tied(tmp_path, LINES, CONFIGURATION, is_result=False)  # a failure is recorded whatever lies there
+        integrity.tied(tmp_path, LINES, CONFIGURATION, is_result=True)
+    integrity.tied(tmp_path, LINES, CONFIGURATION, is_result=False)  # a failure is recorded whatever lies there
 
 
 def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
     lines = [LINES[0], LINES[0]]
     with pytest.raises(Failed, match="its steps are not 1 to 2, one after another"):
-        left.tied(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)
+        integrity.tied(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)
 
 
 def test_a_failure_before_the_first_file_names_none(tmp_path):
     files.write_json(tmp_path / "config.json", {"of": "an earlier run"})
-    assert left.tied(tmp_path, [], None, is_result=False) == {"steps_sha256": None, "config_sha256": None}
+    assert integrity.tied(tmp_path, [], None, is_result=False) == {"steps_sha256": None, "config_sha256": None}

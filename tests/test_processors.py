@@ -21,11 +21,11 @@ from study.records import machine
 from study.run import Run
 from study.running import launch
 from study.strategy.file import read_by_name
-from study.training.measure import load
+from study.training import counters
 launched = launch._environment(Run(build_config(), read_by_name("single"), 1, Path("run")))["OMP_NUM_THREADS"]
 pairs.share_cores(1)
 facts = machine.describe()
-measured = load.between(load.moment(), load.moment(), 0.0).num_processors
+measured = counters.between(counters.moment(), counters.moment(), 0.0).num_processors
 print(launched, os.environ["OMP_NUM_THREADS"], facts["usable_cores"], len(facts["allowed_processors"]), measured)
 """
 

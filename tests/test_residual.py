@@ -8,7 +8,7 @@ import transformers
 
 from study.theory import peaks, residual, shapes
 from study.theory.case import Engine, Job
-from study.training.measure.memory import CpuPeak
+from study.training.memory import CpuPeak
 
 BATCH, LENGTH, VOCABULARY = 3, 40, 1000
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 200, "vocab_size": VOCABULARY}

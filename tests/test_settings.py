@@ -15,7 +15,7 @@ from study import files
 from study.compare import facts
 from study.compare import table as runs_table
 from study.config import build_config
-from study.engines.keys import engine_settings, table
+from study.engines.keys import engine_settings, known_keys
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Record
@@ -26,8 +26,8 @@ from study.training import proof
 
 def test_every_key_that_a_file_may_set_is_read_from_the_engine():
     """Any other key is refused as unknown when the file is read."""
-    unread = {key for key, paths in table.read()["read"].items() if not paths}
-    assert set(table.taken("json")) == set(engine_settings.readers()) | unread
+    unread = {key for key, paths in known_keys.read()["read"].items() if not paths}
+    assert set(known_keys.taken("json")) == set(engine_settings.readers()) | unread
 
 
 ZERO2 = {"stage": 2, "reduce_bucket_size": "auto"}

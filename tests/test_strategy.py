@@ -15,7 +15,7 @@ import torch
 
 from study import files, models
 from study.config import build_config
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.records.schema import Proof
 from study.run import Run, make_run
@@ -420,7 +420,9 @@ def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     section = shipped("fsdp2").content["fsdp_config"]
-    taken = {key.removeprefix("fsdp_config.") for key in table.taken("accelerate") if key.startswith("fsdp_config.")}
+    taken = {
+        key.removeprefix("fsdp_config.") for key in known_keys.taken("accelerate") if key.startswith("fsdp_config.")
+    }
     flags = vars(launch_command_parser().parse_args(["study/train.py"]))
     assert set(section) <= taken <= set(flags)
     for key, value in section.items():

@@ -31,8 +31,8 @@ from study.running.checks import check
 from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, weights
-from study.training.measure import memory as measured
-from study.training.measure.memory import PhaseMemory
+from study.training import memory as measured
+from study.training.memory import PhaseMemory
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
 COMPARED = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, "num_eval_examples": 15, "save_model": True}

@@ -26,8 +26,8 @@ from typing import Any, ClassVar, NoReturn
 IMPORTED = """
     accelerate.commands.launch torch.distributed.run
     study.__main__ study.train study.workloads study.training.body study.training.checkpoints study.training.export
-    study.training.observer study.training.order study.training.reports study.training.measure.clock
-    study.training.measure.energy study.training.measure.flops study.training.measure.network
+    study.training.observer study.training.order study.training.reports study.training.timing
+    study.training.counters study.training.timing study.training.counters
     datasets evaluate cpuinfo torch.profiler transformers.models.bert.modeling_bert
     transformers.models.gpt2.modeling_gpt2
     deepspeed deepspeed.module_inject.auto_ep_layer deepspeed.ops.adam deepspeed.ops.op_builder.all_ops

@@ -179,7 +179,7 @@ def batch(names: dict[str, Any]) -> dict[str, Any]:
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
     """Let expressions ask for the engine, and for the bytes per parameter that this rank holds of its states."""
-    from study.training.measure.memory import model_state_bytes
+    from study.training.memory import model_state_bytes
 
     def held(part: str) -> float:
         sizes = (getattr(p, "ds_numel", p.numel()) for p in engine.parameters())

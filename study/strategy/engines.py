@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from study.config import RunConfig
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY, suited_buckets, swap_buffer_size
 from study.strategy.file import Strategy
@@ -18,7 +18,7 @@ from study.theory.shapes import ModelShape
 # Where a file is silent; elements.
 _SILENT = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
            "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")  # fmt: skip
-_ZERO = table.installed("deepspeed", "strict")["zero_optimization"]
+_ZERO = known_keys.installed("deepspeed", "strict")["zero_optimization"]
 DEEPSPEED_DEFAULTS: dict[str, int] = {name: _ZERO[name]["default"] for name in _SILENT}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from study.engines.doctor import strict, written_files
 from study.engines.doctor.examine import CONFIGS, with_keys
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.files import check_name, load, read_yaml, shown_path
 from study.strategy import shipped
@@ -211,7 +211,7 @@ def _wrong_sections(written: dict[str, Any]) -> list[str]:
         return ["deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"]
     machines = written.get("num_machines", 1)
     if deepspeed is not None and machines > 1 and deepspeed.get("deepspeed_multinode_launcher") is None:
-        why = table.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
+        why = known_keys.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
         return [f"num_machines: {machines} without a launcher {why}"]  # accelerate's default is pdsh
     if (kind == "FSDP") != (fsdp is not None):
         return ["distributed_type: FSDP and an fsdp_config section belong together"]

@@ -82,7 +82,7 @@ def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causa
 def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
     """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing recomputed.
 
-    The same count as study/training/measure/flops.py makes with PyTorch's counter. Backward takes twice forward:
+    The same count as study/training/timing.py makes with PyTorch's counter. Backward takes twice forward:
     every product
     has a gradient to each of its two factors, the first block's too, since embeddings are trained. Rotary positions
     are no product to that counter.

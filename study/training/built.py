@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from study.training.manifest import Checkpoint
-    from study.training.measure.memory import PhaseMemory
+    from study.training.memory import PhaseMemory
     from study.workloads.sources import Splits
 
 
@@ -51,7 +51,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     from torch.utils.data import DataLoader
 
     from study.training import engine_state, manifest, weights
-    from study.training.measure.memory import BucketBytes, PhaseMemory
+    from study.training.memory import BucketBytes, PhaseMemory
     from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, load_metric
 

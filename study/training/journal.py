@@ -22,7 +22,7 @@ from study.run import Run
 from study.running import one_writer
 from study.running.ending import is_out_of_memory, memory_of, shown_command
 from study.running.launch import command
-from study.training import faults, left
+from study.training import faults, integrity
 from study.training.built import Built
 from study.training.reports import Reports
 from study.training.request import launcher_command
@@ -220,7 +220,7 @@ class Journal:
         if file:
             with file:
                 os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
-        tied = left.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
+        tied = integrity.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
         known = {**self._facts, **tied, **facts, "status": status}
@@ -248,7 +248,7 @@ class Journal:
             return error
         if self.rank and self.observer is None and isinstance(error, Interrupted):
             return error  # nothing had begun: rank 0 says why, and where it has refused nothing is to be left
-        if not self.has_folder or left.is_anothers(self.run.folder, self._configuration):
+        if not self.has_folder or integrity.is_anothers(self.run.folder, self._configuration):
             return error
         at, error = time.time(), faults.named(error, self.run, self._is_removed())
         try:

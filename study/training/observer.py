@@ -11,10 +11,9 @@ from typing import Any
 
 from study.engines.listening import CollectiveProbe
 from study.records.schema import Collective, Facts, Load, ModelStateBytes, Network, PeakMemory, Proof
-from study.training.measure import load
-from study.training.measure.energy import energy_joules
-from study.training.measure.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
-from study.training.measure.network import Traffic
+from study.training import counters
+from study.training.counters import Traffic, energy_joules
+from study.training.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
 from study.training.proof import base_optimizer, innermost, prove_compiled, read_optimizer_dtypes
 
 # Adam's moments exist after the first step, and stage 3 has traced the order of its parameters after the second.
@@ -94,7 +93,7 @@ class Observer:
     def begin(self) -> None:
         """Count what is read, written and used from now on: all is there, and steps begin."""
         self._traffic, self._energy = swap_traffic(), energy_joules(self._memory.device)
-        self._processor, self._box = load.own_seconds(), load.moment()
+        self._processor, self._box = counters.own_seconds(), counters.moment()
 
     def observed(self) -> Observed:
         """What this rank has seen until now. Rank-local."""
@@ -114,7 +113,7 @@ class Observer:
             swap_bytes_read=read,
             swap_bytes_written=written,
             energy_joules=energy,
-            processor_seconds=load.own_seconds() - self._processor,
+            processor_seconds=counters.own_seconds() - self._processor,
             network=None if self._traffic_of_network is None else self._traffic_of_network.network(),
         )
 
@@ -122,7 +121,7 @@ class Observer:
         """How busy others were on this machine, whose ranks are the first; None: an earlier process saw a part."""
         here = ranks[: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
         own = sum(rank.processor_seconds for rank in here)
-        return None if self._earlier is not None else load.between(self._box, load.moment(), own)
+        return None if self._earlier is not None else counters.between(self._box, counters.moment(), own)
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

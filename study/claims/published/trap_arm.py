@@ -30,7 +30,7 @@ from study import files, processes
 from study.config import RunConfig
 from study.records import machine
 from study.training import proof, weights
-from study.training.measure.memory import model_state_bytes
+from study.training.memory import model_state_bytes
 from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits
 

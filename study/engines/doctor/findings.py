@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.engines.keys.patterns import ABSENT, Mark, Pattern, holds
 
 Effect = Literal["honoured", "ignored", "overridden", "crashes", "means something else", "not examined"]
@@ -121,15 +121,15 @@ class Rule:
 def _filled_in(text: str, key: str, value: Any) -> str:
     text = text.replace("{value}", str(cut(value))).replace("{section}", key.partition(".")[0])
     for name in ("distributed_types", "schedulers"):
-        text = text.replace(f"{{{name}}}", ", ".join(table.listed(name)) if f"{{{name}}}" in text else "")
+        text = text.replace(f"{{{name}}}", ", ".join(known_keys.listed(name)) if f"{{{name}}}" in text else "")
     return text
 
 
 @cache
-def rules(place: table.Place) -> list[Rule]:
+def rules(place: known_keys.Place) -> list[Rule]:
     """The rules of a place, in their order."""
     found = []
-    for names, said in table.read()["rules"][place].items():
+    for names, said in known_keys.read()["rules"][place].items():
         for name in _removed() if names == "<removed>" else names.split():
             for rule in said:
                 of_absent = "absent" in rule
@@ -139,27 +139,29 @@ def rules(place: table.Place) -> list[Rule]:
 
 
 @lru_cache(maxsize=1024)
-def _of_key(place: table.Place, key: str) -> list[Rule]:
+def _of_key(place: known_keys.Place, key: str) -> list[Rule]:
     """The rules of a key that is written."""
     return [rule for rule in rules(place) if not rule.of_absent and fnmatchcase(key, rule.key)]
 
 
 def _removed() -> list[str]:
-    in_zero = (f"zero_optimization.{name}" for name in table.listed("removed_zero"))
-    return [*table.listed("removed"), *in_zero]
+    in_zero = (f"zero_optimization.{name}" for name in known_keys.listed("removed_zero"))
+    return [*known_keys.listed("removed"), *in_zero]
 
 
 Unknown = Callable[[str, Any], Finding | None]
 
 
-def examine(file: str, settings: Settings, place: table.Place, unknown: Unknown) -> list[Finding]:
+def examine(file: str, settings: Settings, place: known_keys.Place, unknown: Unknown) -> list[Finding]:
     """Say what each key of a file does: by its rule, as an unknown key, or else that it is honoured."""
     findings = []
     said_whole: tuple[str, ...] = ()
     for key, value, is_section in settings.nodes():
         if key.startswith(said_whole):
             continue
-        of_key = (rule for rule in _of_key(place, key) if holds(rule.when, rule.key, value, settings, table.listed))
+        of_key = (
+            rule for rule in _of_key(place, key) if holds(rule.when, rule.key, value, settings, known_keys.listed)
+        )
         rule = next(of_key, None)
         found = rule.finding(file, key, value) if rule else unknown(key, value)
         if found and is_section and (rule is None or rule.whole):
@@ -170,7 +172,7 @@ def examine(file: str, settings: Settings, place: table.Place, unknown: Unknown)
             findings.append(found)
     for rule in rules(place):
         is_missing = rule.of_absent and settings.get(rule.key) is ABSENT
-        if is_missing and holds(rule.when, rule.key, ABSENT, settings, table.listed):
+        if is_missing and holds(rule.when, rule.key, ABSENT, settings, known_keys.listed):
             findings.append(rule.finding(file, rule.key, ABSENT))
     return findings
 

@@ -10,26 +10,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from study.engines.doctor.findings import Finding, Settings, cut, misspelt
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.engines.keys.patterns import ABSENT, fits, in_words, shown
 
 HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 
 
-def refusals(place: table.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
+def refusals(place: known_keys.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
     """Say why the study refuses a file, the keys that are not known first; nothing where it takes it.
 
     `findings`: what doctor says of the file, which explains what is refused.
     """
-    settings, taken = Settings(content), table.taken(place)
+    settings, taken = Settings(content), known_keys.taken(place)
     about = {finding.key: finding for finding in findings}
-    removed = {*table.listed("removed"), *table.listed("removed_zero")}
+    removed = {*known_keys.listed("removed"), *known_keys.listed("removed_zero")}
     unknown, wrong = [], []
     for key, value in _written(content, _sections(place)):
         pattern = taken.get(key)
         if pattern is not None:
             finding = about.get(key)
-            if not fits(pattern, value, table.listed, exactly=True):
+            if not fits(pattern, value, known_keys.listed, exactly=True):
                 wrong.append(
                     _not_taken(place, key, value, finding) or f"{key}={cut(value)!r}: should be {in_words(pattern)}"
                 )
@@ -41,14 +41,14 @@ def refusals(place: table.Place, content: Mapping[str, Any], findings: Sequence[
             is_removed = key.rpartition(".")[2] in removed
             finding = about.get(key) if is_removed else None
             unknown.append(_not_taken(place, key, value, finding) or _unknown(place, key, value))
-    needed = table.read()["study"][place]["needed"]
+    needed = known_keys.read()["study"][place]["needed"]
     missing = [f"{key} is missing" for key in needed if settings.get(key) is ABSENT and _could_be(settings, key)]
     return [*unknown, *wrong, *missing]
 
 
-def _sections(place: table.Place) -> set[str]:
+def _sections(place: known_keys.Place) -> set[str]:
     """The sections in which the study takes keys."""
-    parents = (key.split(".")[:-1] for key in table.taken(place))
+    parents = (key.split(".")[:-1] for key in known_keys.taken(place))
     return {".".join(names[: depth + 1]) for names in parents for depth in range(len(names))}
 
 
@@ -62,26 +62,26 @@ def _written(content: Mapping[str, Any], sections: set[str], above: str = "") ->
             yield key, value
 
 
-def _not_taken(place: table.Place, key: str, value: Any, finding: Finding | None) -> str | None:
+def _not_taken(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str | None:
     """Why the study does not take a key or its value: its own reason, else what becomes of it."""
     written = " ".join(cut(value).split()) if isinstance(value, str) else shown(value)
-    why = table.read()["study"][place]["why"].get(key)
+    why = known_keys.read()["study"][place]["why"].get(key)
     is_odd = isinstance(value, bool) and finding is not None and finding.effect == "crashes"  # an unquoted no
     if why and not is_odd:
-        return f"{key}: {written} {why}" if key in table.taken(place) else f"{key} {why}"
+        return f"{key}: {written} {why}" if key in known_keys.taken(place) else f"{key} {why}"
     return f"{key}: {written}: {finding.message}; {finding.remedy}" if finding and finding.matters else None
 
 
 def _is_lost(key: str, finding: Finding) -> bool:
     """Whether a value that the study takes is lost where it stands: accelerate wants none beside a JSON."""
-    beside = table.installed("accelerate", "not_beside_a_json")
+    beside = known_keys.installed("accelerate", "not_beside_a_json")
     stops = finding.effect == "crashes" and key.rpartition(".")[2] in beside
     return stops or (finding.effect == "ignored" and key == HPZ)
 
 
-def _unknown(place: table.Place, key: str, value: Any) -> str:
+def _unknown(place: known_keys.Place, key: str, value: Any) -> str:
     section, _, _ = key.rpartition(".")
-    beside = [name.rpartition(".")[2] for name in table.taken(place) if name.rpartition(".")[0] == section]
+    beside = [name.rpartition(".")[2] for name in known_keys.taken(place) if name.rpartition(".")[0] == section]
     remedy = misspelt("", key, value, beside, effect="crashes", message="").remedy
     return f"unknown key {key!r}; {remedy}"
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from study.engines.doctor.findings import REMOVE, Finding, Settings, examine, misspelt
-from study.engines.keys import table
+from study.engines.keys import known_keys
 
 STAGES = (0, 1, 2, 3)
 PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}  # which the launcher adds where a key lacks it
@@ -81,7 +81,7 @@ class AccelerateFile(Settings):
     def is_contradicted(self) -> bool:
         """Whether keys stand in the file of which accelerate wants none beside a JSON."""
         section = self.get("deepspeed_config", {})
-        beside = set(table.installed("accelerate", "not_beside_a_json"))
+        beside = set(known_keys.installed("accelerate", "not_beside_a_json"))
         return bool(beside & set(section if isinstance(section, dict) else ())) or (
             self.get("mixed_precision", None) is not None
         )
@@ -118,14 +118,14 @@ def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
 
     What is on none of its ways to the program (a flag, a variable, a plugin) is lost without a word.
     """
-    sections, fields = table.accelerate_sections(), table.installed("accelerate", "fields")
+    sections, fields = known_keys.accelerate_sections(), known_keys.installed("accelerate", "fields")
 
     def unknown(key: str, value: Any) -> Finding | None:
         if key in sections and not isinstance(value, dict) and value is not None:
             return _no_section(name, key, value, "write keys under it, or remove it")
         section, _, inner = key.partition(".")
         if not inner:
-            if key in fields or key in table.read()["named"]["converted"]:
+            if key in fields or key in known_keys.read()["named"]["converted"]:
                 return None
             return misspelt(
                 name, key, value, fields, effect="crashes", error="unknown keys",
@@ -142,7 +142,7 @@ def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
 
 def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
     """What accelerate and DeepSpeed do with each key of a DeepSpeed JSON."""
-    named, sections = table.read()["named"], table.json_sections()
+    named, sections = known_keys.read()["named"], known_keys.json_sections()
 
     def unknown(key: str, value: Any) -> Finding | None:
         if key in sections and not isinstance(value, dict) and value is not None:

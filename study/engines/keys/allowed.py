@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal, NamedTuple
 
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.errors import Refusal
 
 
@@ -27,7 +27,7 @@ class Allowed(NamedTuple):
 @cache
 def rules(what: Literal["flags", "variables"]) -> dict[str, Allowed]:
     """What becomes of each flag, by the launcher's own names, or of each family of variables."""
-    said = table.read()[what]
+    said = known_keys.read()[what]
     return {
         pattern: Allowed(verdict == "accepted", why)
         for verdict in ("accepted", "refused")

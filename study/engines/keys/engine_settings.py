@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from study.engines.keys import table
+from study.engines.keys import known_keys
 
 Value = bool | int | float | str | None
 
@@ -24,9 +24,9 @@ HPZ = "zero_optimization.zero_hpz_partition_size"  # which the engine's groups d
 @cache
 def readers() -> dict[str, list[str]]:
     """Where each key is found that a strategy may set: paths from the engine and its optimizer, the first that is."""
-    paths = table.read()["read"]
+    paths = known_keys.read()["read"]
     found = {}
-    for key in table.taken("json"):
+    for key in known_keys.taken("json"):
         section, _, name = key.rpartition(".")
         found[key] = paths[key] if key in paths else [path.format(name=name) for path in paths[section]]
     return {key: where for key, where in found.items() if where}
@@ -56,7 +56,7 @@ def value(key: str, engine: Any, optimizer: Any) -> Value:
 
 def asked(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
     """The keys that a DeepSpeed JSON sets to a value, as `read` writes them; "auto" is for others to fill in."""
-    unread = {key for key, paths in table.read()["read"].items() if not paths}
+    unread = {key for key, paths in known_keys.read()["read"].items() if not paths}
     for key, wanted in _flat(content):
         if wanted != "auto" and key not in unread:
             yield key, DTYPES[wanted] if key == "communication_data_type" else wanted

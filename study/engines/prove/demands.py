@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.engines.keys import engine_settings, table
+from study.engines.keys import engine_settings, known_keys
 
 Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or what one would hold
 
@@ -29,7 +29,7 @@ def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
     has = {name: environment.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("DEEPSPEED", "FSDP")}
     demands = [
         Demand(fact, _read(environment[name]), f"the launcher ({name})")
-        for name, fact in table.read()["facts"]["variables"].items()
+        for name, fact in known_keys.read()["facts"]["variables"].items()
         if name in environment and (has["FSDP"] or not name.startswith("FSDP_"))
     ]
     engine = None
@@ -83,7 +83,7 @@ def by_json(content: dict[str, Any], source: str) -> list[Demand]:
 
 
 def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:
-    for key, fact in table.read()["facts"]["accelerate"].items():
+    for key, fact in known_keys.read()["facts"]["accelerate"].items():
         section, _, name = key.rpartition(".")
         value = (content.get(section) or {} if section else content).get(name)
         if value not in _OPEN:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from study.engines.keys import table
+from study.engines.keys import known_keys
 from study.engines.prove.demands import Demand
 from study.engines.prove.read_back import precision
 
@@ -154,7 +154,7 @@ def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]
 
 
 def _fact(demand: Demand) -> str:
-    name: str = table.read()["facts"]["json"].get(demand.name, demand.name)
+    name: str = known_keys.read()["facts"]["json"].get(demand.name, demand.name)
     return name
 
 
