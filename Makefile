@@ -9,7 +9,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box test test-fast test-slow chromium skypilot slurm iproute2 lint types constraints audit
+.PHONY: help setup study gpu box derived test test-fast test-slow chromium skypilot slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
@@ -17,6 +17,7 @@ help:
 	@echo "make test         make the environment, then run the tests, one worker a core (ten minutes on two cores)"
 	@echo "make test-fast    run those of them that start no other Python: no training, no command, no notebook (a minute)"
 	@echo "make test-slow    run the others: clusters, several machines, browsers, rehearsals, every strategy's launch (20 min)"
+	@echo "make derived      make again what is derived from records and engines, in order, and list what has changed"
 	@echo "make lint         check style and format"
 	@echo "make types        check types"
 	@echo "make setup        make the environment in .venv (Python 3.11 or newer; another one: make setup PYTHON=python3.12)"
@@ -83,6 +84,21 @@ iproute2:
 skypilot:
 	@[ -x build/skypilot/bin/sky ] || { $(PYTHON) -m venv build/skypilot && \
 		build/skypilot/bin/python -m pip install -q skypilot==0.14.1; }
+
+# In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
+DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
+	"tools/planned_answers.py" "-m study claims --write" "tests/test_docs_tables.py" "-m study report" \
+	"-m study report network --records reports/cpu/records/network" \
+	"-m study report cpu --records reports/cpu/records/cpu --times reports/cpu/records/cpu-time \
+		--fixed reports/cpu/records/learning-bert --fixed reports/cpu/records/learning-gpt"
+
+derived: setup
+	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \
+		.venv/bin/python $$step >build/derived.log 2>&1 || { cat build/derived.log >&2; exit 1; }; done
+	@for page in reports/cpu/*.md; do \
+		command=$$(sed -n '$$s/^Made by `\(zero-study .*\)`\.$$/\1/p' "$$page"); [ -n "$$command" ] || continue; \
+		echo "$$page ..."; .venv/bin/$$command >build/derived.md && mv build/derived.md "$$page" || exit 1; done
+	@git status --short -- study reports docs README.md
 
 lint: setup
 	@.venv/bin/ruff check .
