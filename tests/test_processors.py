@@ -8,12 +8,14 @@ import sys
 
 import psutil
 import pytest
+from launching import ROOT
 
 from study.engines import this_machine
 
 OF_ONE_PROCESSOR = """
-import os
+import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import pairs
 from study.config import build_config
@@ -35,7 +37,9 @@ print(launched, os.environ["OMP_NUM_THREADS"], facts["usable_cores"], len(facts[
 def test_threads_and_records_follow_the_affinity():
     """As under `taskset -c 0`: two threads shared one core, and the record said two cores."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", OF_ONE_PROCESSOR], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", OF_ONE_PROCESSOR, ROOT / "tools"], env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.split()) == (0, ["1"] * 5), done.stderr
 
 

@@ -820,7 +820,7 @@ SHARDED = """
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from study import prove
+from study.engines import prove
 dist.init_process_group("gloo")
 model = torch.nn.Linear(64, 64)
 fully_shard(model, mesh=init_device_mesh("cpu", (2,)))

@@ -107,12 +107,12 @@ def test_subcommands(folder):
         ("", "missing command; `zero-study --help` lists"),
         ("run", "STUDY is missing; `zero-study run --help` lists"),
         ("run smok", "study 'smok' is unknown; name a YAML file or one of "),
-        ("run smoke --onl ddp", "no such option '--onl'; did you mean --only or --on? "),
+        ("run smoke --onl ddp", "no such option '--onl'; did you mean --only? "),
         ("run smoke --timeout", "option '--timeout' requires an argument; `zero-study run --help` lists"),
         ("run smoke twice", "got unexpected extra argument (twice); `zero-study run --help` lists"),
         ("compare runs --view losse", "--view: 'losse' is not one of 'differences', "),
         ("advise", "--gpu is missing; `zero-study advise --help` lists"),
-        ("benchmark throughput --pairs 1.5", "--pairs 1.5: must be a whole number of at least 1"),
+        ("run smoke --timeout 1.5", "--timeout 1.5: must be a whole number of at least 1"),
     ):
         done = command_line(arguments.split(), cwd=folder)
         assert (done.returncode, done.stdout) == (2, "")
