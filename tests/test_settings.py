@@ -68,7 +68,7 @@ import dataclasses, sys
 from pathlib import Path
 from study.config import build_config
 from study.errors import Refusal
-from study.preflight import extensions
+from study.engines import extensions
 from study.run import make_run
 from study.strategy.file import read_by_name
 from study.training import built, proof
