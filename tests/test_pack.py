@@ -240,6 +240,13 @@ def test_a_member_with_a_path_in_its_name_is_refused(packed, tmp_path, name):
     assert not list(tmp_path.parent.rglob("out.json"))
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")  # zipfile's, as the test writes it
+def test_two_members_of_one_name_are_refused(packed, tmp_path):
+    with zipfile.ZipFile(packed, "a") as archive:
+        archive.writestr(archive.namelist()[-1], b"{}")
+    refused(packed, tmp_path / "records", r"box\.zip: two members of one name")
+
+
 def edit(found: dict[str, bytes], name: str, old: str, new: str) -> None:
     changed = found[name].replace(old.encode(), new.encode(), 1)
     assert changed != found[name]
@@ -269,6 +276,13 @@ def rename_inside(found: dict[str, bytes], run_id: str) -> None:
          r"box\.zip/records\.jsonl, RUN: world_size='two'"),
         (lambda found, run_id: drop(found, "records.jsonl", run_id), r"box\.zip/outcomes\.jsonl, RUN: outcome ok, but"),
         (lambda found, run_id: edit(found, "steps.jsonl", run_id, "other"), r"box\.zip/steps\.jsonl, RUN: not there"),
+        (lambda found, run_id: edit(found, "steps.jsonl", "{", '{"run_id": "more", "steps": []}\n{'),
+         r"box\.zip: steps\.jsonl is not of finished runs alone"),
+        (lambda found, run_id: edit(found, "records.jsonl", "\n", "\r\n"),
+         r"box\.zip: records\.jsonl is not of finished runs alone"),
+        (lambda found, run_id: found.update({"notes.txt": b"private"}), r"box\.zip: notes\.txt is not of finished"),
+        (lambda found, run_id: edit(found, "outcomes.jsonl", '"status": "ok"', '"status": ["ok"]'),
+         r"box\.zip/outcomes\.jsonl, RUN: status=\['ok'\]"),
         (rename_inside, r"box\.zip/records\.jsonl, \.\./\.\./out: .*the name '\.\./\.\./out' cannot"),
     ],
 )  # fmt: skip

@@ -199,6 +199,10 @@ def merge(file: Path, folder: Path) -> int:
         try:
             runs = find([Path(unpacked)])
             results = _results([Path(unpacked)])
+            held = _files_of(runs)
+            for name in sorted(set(members) - set(results)):
+                if members[name] != held.get(name):
+                    raise Refusal(f"{file}: {name} is not of finished runs alone; pack the records again")
             for key, value in _origin(runs, [Path(unpacked)]).items():
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
@@ -264,6 +268,8 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
                 raise Refusal(f"{file}: holds {num_bytes:,} bytes; a pack has at most {MOST_BYTES:,}")
             # Not more is read of a member than its entry says.
             members = {entry.filename: archive.read(entry) for entry in found}
+            if len(members) != len(found):
+                raise Refusal(f"{file}: two members of one name; `zero-study pack` writes no such file")
     except Refusal:
         raise
     except FileNotFoundError:

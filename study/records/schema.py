@@ -244,7 +244,7 @@ RENAMED = {
     "node_failed": "killed",
     "preempted": "killed",
 }
-_Renamed = BeforeValidator(lambda status: RENAMED.get(status, status))
+_Renamed = BeforeValidator(lambda status: RENAMED.get(status, status) if isinstance(status, str) else status)
 
 # Ended from outside, which is no result; the same command goes on from the last checkpoint.
 CUT_OFF = frozenset({"interrupted", "killed", "timed_out", "stalled"})
