@@ -30,7 +30,7 @@ from study.strategy.file import Strategy
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from study.training.watched_trainer import Watched
+    from study.claims.published.watched_trainer import Watched
 
 # On a CPU the engine rounds weights that it puts on a disk and did not build itself; FSDP is set up otherwise.
 STRATEGIES = [  # Trainer has no argument for DDP's gradient_as_bucket_view
@@ -155,10 +155,10 @@ def build_trainer(run: Run, settings: TrainingArguments, ends: list[float]) -> W
     import torch
     from transformers import TrainerCallback, set_seed
 
+    from study.claims.published.watched_trainer import Watched
     from study.training import weights
     from study.training.order import TrainingOrder
     from study.training.timing import make_clock
-    from study.training.watched_trainer import Watched
     from study.workloads import WORKLOADS, sources
 
     config = run.config

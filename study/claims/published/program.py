@@ -31,7 +31,7 @@ from study.running.launch import QUIET
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from study.training.watched_trainer import Watched
+    from study.claims.published.watched_trainer import Watched
     from study.workloads.sources import Examples, Splits
 
 PUBLISHED_SEED = 42  # of split, order and dropout, in every start of the published program
@@ -186,9 +186,9 @@ def train(
     model: Any, arm: str, program: Program, seed: int, config: RunConfig, splits: Splits, held_out: Examples
 ) -> dict[str, Any]:
     """Call the appendix's `train_model`, and observe it. Raises ArmFailed where Trainer does not train."""
+    from study.claims.published.watched_trainer import StepEdges, Watched
     from study.training.memory import PhaseMemory
     from study.training.timing import make_clock
-    from study.training.watched_trainer import StepEdges, Watched
 
     with tempfile.TemporaryDirectory() as folder:
         try:
