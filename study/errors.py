@@ -75,11 +75,6 @@ def describe(error: ValidationError, where: str = "") -> str:
     return f"{where}: {message}" if where else message
 
 
-def describe_all(error: ValidationError) -> list[str]:
-    """Every error of a pydantic one, the keys that are not known first."""
-    return [_describe(e) for e in sorted(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)]
-
-
 def _key(error: Any) -> str:
     return ".".join(str(part) for part in error["loc"])
 
