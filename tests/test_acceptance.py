@@ -77,29 +77,10 @@ def test_what_was_not_run_says_why(page):
     assert "as single of `zero1_cpu_offload`: no finished run of `single` with the same work" in page
 
 
-def test_distances_and_counts_are_on_the_page(page):
-    cells = [cell for row in rows(page).values() for cell in row.values()]
-    counts = [f"{cells.count(shown)} {name}" for shown, name in (("ok", "ok"), ("**failed**", "failed"))]
-    assert f"{', '.join(counts)}, {cells.count('not run')} not run." in page
-    compared = page.partition("## How far from `single`")[2]
-    assert compared.count("\n| bert-imdb-tiny-") == 6  # with dropout off, also one on two ranks
-    assert page.splitlines()[-1].startswith("Made by `zero-study compare --view acceptance ")
-
-
 def test_fp32_is_held_to_less(tmp_path):
     for strategy in ("single", "ddp"):
         synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32"})  # apart by 2e-4
     assert rows(acceptance.table([tmp_path]))["ddp"]["as single"] == "**failed**"
-
-
-def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):
-    for strategy in ("single", "zero3"):
-        synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32", "box": "cpu"})
-    page = acceptance.table([tmp_path])
-    found = rows(page)["zero3"]
-    assert (found["fp32"], found["as single"]) == ("ok", "ok")
-    assert {found[check] for check in ("NCCL", "energy", "NVML", "batches")} == {"not run"}
-    assert "- not run: NCCL, energy, NVML, batches of `single`, `zero3`: on a CPU" in page
 
 
 def test_a_single_of_another_arithmetic_is_no_reference(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from random import Random
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 from study import cli
-from study.theory import communication, flops, hardware, shapes, step_time
+from study.theory import communication, flops, shapes
 from study.theory.case import Engine, Job
 from study.theory.communication.buckets import buffer_bytes
 from study.theory.shapes import config_json
@@ -205,13 +203,6 @@ def test_published_models_have_the_parameters_that_transformers_builds(hub_id):
     assert shapes.from_config({**config.to_dict(), "architectures": content["architectures"]}, hub_id) == shape
 
 
-def test_the_issues_masked_bert():
-    """The two-class head would make it 109,483,778; untied it has words and their biases twice."""
-    content = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "tie_word_embeddings": False}
-    assert shapes.from_config(content, "x").num_params == 132_985_716
-    assert shapes.from_config({**content, "tie_word_embeddings": True}, "x").num_params == 109_514_298
-
-
 @pytest.mark.parametrize(
     ("hub_id", "total", "active"),
     [  # of which their model cards say 47B and 13B, 30.5B and 3.3B, 235B and 22B
@@ -223,10 +214,6 @@ def test_the_issues_masked_bert():
 def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
     shape = shapes.from_config(PUBLISHED[hub_id], hub_id)
     assert (shape.num_params, shape.active_params) == (total, active)
-
-
-def test_a_dense_model_meets_all_of_its_parameters():
-    assert all(shape.active_params == shape.num_params for shape in shapes.KNOWN.values())
 
 
 # ---------------------------------------------------------------- what the answer says
@@ -256,42 +243,6 @@ def test_what_is_ignored_is_said(tmp_path, capsys):
         "its sliding_window of 4,096 tokens is ignored: attention is counted over the whole sequence",
     ]
     assert all(f"Note: {note}." in text for note in found["notes"])
-
-
-def test_a_window_that_is_switched_off_is_not_ignored():
-    content = {**PUBLISHED["Qwen/Qwen3-8B"], "sliding_window": 4096}
-    assert not shapes.from_config(content, "x").notes
-    assert shapes.from_config({**content, "use_sliding_window": True}, "x").notes
-
-
-def test_what_a_mixture_is_taken_for_is_said(tmp_path, capsys):
-    text, found = told(tmp_path, capsys, PUBLISHED["Qwen/Qwen3-30B-A3B"], "--strategy", "zero3")
-    assert "30,532,122,624 parameters, of which a token meets 3,353,032,704" in text
-    assert (found["num_params"], found["num_active_params"]) == (30_532_122_624, 3_353_032_704)
-    assert "a guess" in found["notes"][0]
-
-
-def test_a_mixtures_times_have_the_wide_interval():
-    """No published row is of one."""
-    box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 8)
-    engine, job = Engine("fsdp", 3, 8, "bf16", 4), Job(64, 1024, kernels="fused")  # of fewer tokens weights count most
-    dense, mixture = (
-        step_time.seconds(shapes.from_config(PUBLISHED[hub_id], hub_id), engine, job, box)
-        for hub_id in ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B")
-    )
-    assert (dense.evidence.engine, mixture.evidence.engine) == ("fsdp", "resident")
-    assert mixture.forward < dense.forward  # by the active parameters
-
-
-def test_the_head_is_said(tmp_path, capsys):
-    content = {**PUBLISHED["Qwen/Qwen3-0.6B"], "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 3}
-    text, found = told(tmp_path, capsys, content)
-    assert (found["head"], found["num_labels"]) == ("sequence classes", 3)
-    assert "; 3 sequence classes;" in text
-    _, found = told(tmp_path, capsys, {"model_type": "bert", "architectures": ["BertForMaskedLM"]})
-    assert (found["head"], found["num_labels"]) == ("tokens", None)
-    _, found = told(tmp_path, capsys, {"model_type": "bert"})
-    assert found["notes"][0] == "it names no architectures: counted as BertForSequenceClassification"
 
 
 @pytest.mark.parametrize(
@@ -324,31 +275,3 @@ def test_what_is_not_counted_is_refused_by_name_in_one_line(content, says):
         shapes.from_config(content, "some/config.json")
     assert str(refused.value).startswith("some/config.json: ")
     assert "\n" not in str(refused.value)
-
-
-def test_a_file_with_anything_in_it_is_read_or_refused_in_one_line():
-    """Of 3,000 files with a few values that do not belong there none ends otherwise, nor with nothing to count."""
-    random = Random(14)
-    wrong = [None, True, False, 0, -1, 1, 3, 10**30, 0.5, float("nan"), "", "x\ny", [], [1], {}, {"a": {}}, [[]], "24"]
-    keys = {key for known in config_json.MODEL_TYPES.values() for key in known.keys.values()}
-    others = ["architectures", "num_labels", "id2label", "quantization_config", "sliding_window", "rope_scaling"]
-    keys |= {
-        *others,
-        *config_json.COUNTED,
-        "model_type",
-        "mlp_only_layers",
-        "word_embed_proj_dim",
-        "use_sliding_window",
-    }
-    refused = []
-    for content in random.choices([*PUBLISHED.values()], k=3000):
-        changed = {key: random.choice(wrong) for key in random.sample(sorted(keys), random.randint(1, 3))}
-        try:
-            shape = shapes.from_config({**content, **changed}, "x")
-        except ValueError as error:
-            refused.append(str(error))
-            continue
-        assert shape.num_params >= shape.active_params > 0
-        assert not any("\n" in note for note in shape.notes)
-    assert 1000 < len(refused) < 3000
-    assert all(re.fullmatch(r"x: .+", said) for said in refused)

@@ -67,10 +67,6 @@ def test_arms_alternate_so_that_each_is_first_in_turn():
     assert all(one[name] == {"from": name} for one in done for name in ("a", "b"))
 
 
-def test_summary_has_count_median_and_range():
-    assert pairs.summarize([1.2, 0.9, 1.0]) == {"count": 3, "median": 1.0, "minimum": 0.9, "maximum": 1.2}
-
-
 def test_both_arms_count_the_samples_after_warm_up_over_all_the_time_they_took():
     ends = [10.0, 11.0, 12.0, 16.0, 17.0]  # 4 samples each; two steps of warm-up; a long third step
     config = build_config(max_steps=5, global_batch_size=4, timing_warmup_steps=2)
@@ -98,55 +94,6 @@ def test_arms_that_are_not_the_same_work_are_not_compared():
         summarize(pair(arm(1, 1, (0.7, float("nan"))), arm(1, 1)))
     with pytest.raises(RunFailed, match=r"'world_size': 1"):
         summarize(pair(arm(1, 1), arm(1, 1, world_size=1)))
-
-
-def test_beside_ddp_on_one_process_trainer_runs_as_single(monkeypatch):
-    started = []
-    alone = {"world_size": 1}
-    monkeypatch.setattr(throughput, "ours", lambda work: started.append(work.strategy.name) or arm(2, 2, **alone))
-    theirs = arm(1, 1, **alone, engine_class="BertForSequenceClassification")
-    monkeypatch.setattr(throughput, "trainer", lambda work: started.append(work.strategy.name) or theirs)
-    kept = throughput.compare(throughput.plan("ddp", TINY, 1), 1, 1)
-    assert started == ["ddp", "single"]
-    assert kept["step_ratio"] == 2
-    assert kept["trainer"]["proof"]["engine_class"] == "BertForSequenceClassification"
-    started.clear()
-    with pytest.raises(RunFailed, match="'engine_class': 'BertForSequenceClassification'"):
-        throughput.compare(throughput.plan("ddp", TINY, 2), 1, 1)
-    assert started == ["ddp", "ddp"]
-
-
-def test_losses_in_sixteen_bits_may_be_further_apart():
-    done = pair(arm(1, 1, (0.7, 0.5)), arm(1, 1, (0.7, 0.501)))
-    assert throughput.reduced(done, acceptance.tolerance("bf16-autocast"))
-    with pytest.raises(RunFailed):
-        throughput.reduced(done, acceptance.tolerance("fp32"))
-
-
-def test_mfu_is_of_the_median_step():
-    """At the peak, 400 samples a second."""
-    done = [pair({**arm(1, step), "peak_samples_per_second": 400.0}, arm(1, 100)) for step in (180, 200, 220)]
-    assert summarize(*done)["mfu"] == {"ours": 0.5, "trainer": 0.25}
-    assert summarize(pair(arm(1, 1), arm(1, 1)))["mfu"] is None  # on a CPU
-
-
-def test_report_names_the_command_without_the_machines_folders(monkeypatch, tmp_path, capsys):
-    facts = {"ours": arm(90, 100), "trainer": arm(100, 100)}
-    monkeypatch.setattr(throughput, "ours", lambda work: facts["ours"])
-    monkeypatch.setattr(throughput, "trainer", lambda work: facts["trainer"])
-    output = tmp_path / "result.json"
-    words = ["--pairs", "2", "--strategies", "ddp", "--size", "tiny", "--output", str(output)]
-    assert start(*words) == 0
-    text = output.read_text()
-    assert str(tmp_path) not in text
-    result = json.loads(text)
-    assert result["command"] == "python tools/throughput.py --pairs 2 --strategies ddp --work small --size tiny"
-    assert {"benchmark", "finished_at", "machine", "config", "loss_tolerance", "strategies"} < set(result)
-    assert result["machine"]["environment"]["OMP_NUM_THREADS"] == "1"
-    assert [one["order"] for one in result["strategies"]["ddp"]["pairs"]] == [["ours", "trainer"], ["trainer", "ours"]]
-    printed = capsys.readouterr().out
-    assert printed.count("samples/s") == 4
-    assert "ours/Trainer wall 0.900 (0.900 to 0.900, n=2)" in printed
 
 
 def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
@@ -177,19 +124,6 @@ def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     assert "holds the result of other work; name another file" in capsys.readouterr().err
 
 
-def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, capsys):
-    def compare(work, number, num_pairs):
-        if work.strategy.name == "ddp":
-            raise RunFailed("out of memory")
-        return throughput.reduced(pair(arm(2, 2), arm(1, 1)), acceptance.LOSS_TOLERANCE)
-
-    monkeypatch.setattr(throughput, "compare", compare)
-    assert start("--pairs", "1", "--strategies", "ddp,zero2", "--size", "tiny") == 1
-    said = capsys.readouterr()
-    assert said.err == "zero-study: ddp: out of memory\n"
-    assert said.out.startswith("zero2: ours/Trainer wall 2.000")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -203,17 +137,6 @@ def test_a_strategy_that_fails_keeps_no_other_from_being_compared(monkeypatch, c
 def test_what_cannot_be_compared_is_refused_before_anything_starts(words, message, capsys):
     assert start(*words) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flags", [{"precision": "fp16"}, {"schedule": "cosine"}, {"micro_batch_size": 4}])
-def test_trainer_refuses_flags_that_it_would_not_honour(flags):
-    with pytest.raises(Refusal, match=f"{next(iter(flags))}.*Trainer is compared"):
-        hf_trainer.check(build_config(**flags), "ddp", 2)
-
-
-def test_trainer_refuses_the_ddp_that_it_would_not_build():
-    with pytest.raises(Refusal, match="'ddp' on one process: Trainer builds no DDP there on a GPU; take single"):
-        hf_trainer.check(build_config(), "ddp", 1)
 
 
 @pytest.mark.launches

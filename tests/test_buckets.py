@@ -58,14 +58,6 @@ def test_buckets_are_held_beside_the_gradients():
     assert sum(stepping.by_device.values()) == stepping.model_states + stepping.communication_buffers
 
 
-def test_gradients_that_are_views_lie_in_the_buckets():
-    ddp, measured = built(layers(), gradient_as_bucket_view=True)
-    stepping, resting = held(ddp, measured)
-    assert measured == size(ddp)
-    assert (stepping.gradients, stepping.communication_buffers) == (size(ddp), 0)
-    assert (resting.gradients, resting.communication_buffers) == (0, size(ddp))
-
-
 def test_other_buckets_are_other_bytes():
     """A formula over all parameters, or of 4 bytes each, would not see these."""
     frozen = layers()
@@ -86,11 +78,3 @@ def test_buckets_that_are_arranged_anew_are_as_large(view):
         assert sum(buckets) == measured
         numbers.add(len(buckets))
     assert len(numbers) == 2
-
-
-def test_without_ddp_there_is_nothing_to_measure():
-    reducer = dist.Reducer
-    with BucketBytes(torch.device("cpu")) as buckets:
-        layers()
-    assert buckets.num_bytes is None
-    assert dist.Reducer is reducer

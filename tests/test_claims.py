@@ -23,8 +23,6 @@ from study.errors import Refusal
 from study.running import studies
 from study.theory import measured_by_others
 
-PUBLISHED = ("hf-analysis", "zero3-blog", "a100-replication", "stages-analysis")
-
 CLAIM = {
     "id": "small.speed.ratio",
     "where": "a table",
@@ -70,14 +68,6 @@ def now():
 # ---------------------------------------------------------------- what is refused
 
 
-def test_a_small_ledger_is_decided(tmp_path):
-    write(tmp_path)
-    found = verdicts.decide_all(tmp_path)["small.speed.ratio"]
-    assert found.verdict == "adds up"
-    assert found.evidence == ["fast / slow = 20 / 10 = 2"]
-    assert found.why == "times: arithmetic gives 2, which agrees with 2 within 5 %."
-
-
 def rule(**content):
     return lambda claim, source: claim.update(rule=content)
 
@@ -118,52 +108,6 @@ def test_a_wrong_entry_is_refused_by_file_claim_and_key(tmp_path):
         name = yaml.safe_load(path.read_text())["claims"][0]["id"]
         assert str(refusal.value).startswith(f"{path}: {name}: ")
         assert "\n" not in str(refusal.value)
-
-
-def test_a_ledger_that_is_none_is_refused(tmp_path):
-    with pytest.raises(Refusal, match="no ledger here"):
-        ledger.read(tmp_path)
-    for content, message in (("a: [", "cannot be read as YAML"), ("- 1", "holds no keys")):
-        (tmp_path / "small.yaml").write_text(content)
-        with pytest.raises(Refusal, match=message):
-            ledger.read(tmp_path)
-    write(tmp_path, lambda claim, source: source.update(source="other"))
-    with pytest.raises(Refusal, match=r"source 'other': must be the file's name, 'small'"):
-        ledger.read(tmp_path)
-    write(tmp_path, lambda claim, source: source["numbers"].update(slow=None))
-    with pytest.raises(Refusal, match=r"small.yaml: numbers.slow=None"):
-        ledger.read(tmp_path)
-
-
-def test_a_formula_may_name_the_numbers_of_what_is_cited(tmp_path):
-    write(tmp_path, rule(type="arithmetic", formula="fast / papers_speed"))
-    cited = {**copy.deepcopy(SOURCE), "source": "papers", "numbers": {"speed": 10}, "claims": []}
-    (tmp_path / "papers.yaml").write_text(yaml.safe_dump(cited))
-    found = verdicts.decide_all(tmp_path)["small.speed.ratio"]
-    assert (found.verdict, found.evidence) == ("matches what it cites", ["fast / papers_speed = 20 / 10 = 2"])
-    (tmp_path / "papers.yaml").unlink()
-    with pytest.raises(Refusal, match="papers_speed is not among the source's numbers"):
-        ledger.read(tmp_path)
-
-
-# What only following the rule tells.
-UNDECIDED = [
-    ("record", "volume", {"strategy": "fsdp2_cpu_offload", "world_size": 2, "accumulation": 1}, "no committed record"),
-    ("record", "loss_difference", {"workload": "vision", "strategy": "zero2", "control": "ddp"}, "workload 'vision'"),
-    ("theory", "num_params", {"model": "owner/gpt"}, "model 'owner/gpt'"),
-    ("theory", "link_bandwidth", {"gpu": "k80", "directions": "one"}, "unknown GPU 'k80'"),
-    ("theory", "fits", {**FITS, "strategy": "zero9"}, "strategy 'zero9'"),
-    ("theory", "fits", FITS, "expected.value 2.0: the rule finds True"),
-    ("theory", "peak", FITS, "expected.unit 'times'"),
-]
-
-
-def test_a_rule_that_cannot_be_followed_is_refused(tmp_path):
-    for kind, function, arguments, fact in UNDECIDED:
-        path = write(tmp_path, rule(type=kind, function=function, arguments=arguments))
-        with pytest.raises(Refusal, match=re.escape(fact)) as refusal:
-            verdicts.decide_all(tmp_path)
-        assert str(refusal.value).startswith(f"{path}: small.speed.ratio: rule: ")
 
 
 # ---------------------------------------------------------------- formulas
@@ -249,12 +193,6 @@ def test_a_yes_or_no_is_sure_where_both_ends_say_it(monkeypatch, expected, obser
     assert ("to be sure" in found.why) == (verdict == "open")
 
 
-def test_bytes_are_compared_in_the_unit_of_the_claim(monkeypatch):
-    for unit, value in (("bytes of a GPU", 3e9), ("GB", 3), ("TB of disk", 0.003), ("GiB", 3e9 / 2**30)):
-        found = judged(monkeypatch, Observed(3e9, (), in_bytes=True), claim(value, unit=unit, relative=1e-5))
-        assert found.verdict == "predicted to hold"
-
-
 # ---------------------------------------------------------------- functions
 
 
@@ -282,31 +220,6 @@ def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
         assert found.interval[1] / found.value == pytest.approx(both)
 
 
-def test_a_change_is_that_of_the_ratio_at_both_ends():
-    of, to = {**FITS, "strategy": "zero3"}, FITS
-    found = by_theory.speed_ratio_change(of, to, "micro_batch", 1, 8)
-    ends = [by_theory.speed_ratio({**of, "micro_batch": n}, {**to, "micro_batch": n}).value for n in (1, 8)]
-    assert found.value == pytest.approx(ends[1] - ends[0])
-    assert found.interval[0] < found.value < found.interval[1]
-
-
-def test_fewer_gpus_may_have_all_of_a_host():
-    case = {**FITS, "model": "mpt-13b", "strategy": "zero3_cpu_offload", "gpu": "a100-40gb", "gpus": 1}
-    assert not by_theory.fits(**case).value
-    assert "too little host memory" in by_theory.fits(**case).evidence[0]
-    assert by_theory.fits(**case, node="whole").value
-
-
-def test_a_peak_of_an_unknown_batch_is_anything_from_the_least_to_the_card():
-    case = {name: value for name, value in FITS.items() if name not in ("micro_batch", "checkpointing")}
-    least = by_theory.peak(**FITS)  # micro batch 1, checkpointed
-    found = by_theory.peak_of_any_batch(**case)
-    assert (found.value, found.interval[0]) == (least.value, least.interval[0])
-    assert found.interval[1] == 80 * 2**30
-    too_large = by_theory.peak_of_any_batch(**{**case, "strategy": "ddp", "model": "mpt-70b"})
-    assert too_large.interval[1] > 80 * 2**30
-
-
 def test_records_say_where_they_are_from():
     found = by_records.loss_difference("gpt-wikitext", "zero2", "ddp")
     assert found.interval[0] <= found.value <= found.interval[1]
@@ -319,16 +232,6 @@ def test_records_say_where_they_are_from():
 
 
 # ---------------------------------------------------------------- the committed ledger
-
-
-def test_there_are_claims_enough(sources, now):
-    count = {source.source: len(source.claims) for source in sources}
-    assert set(count) == {*PUBLISHED, "deepspeed-tutorial", "papers"}
-    assert sum(count[name] for name in PUBLISHED) >= 90
-    decided = {name: one for name, one in now.items() if one.verdict not in (verdicts.NEEDS, verdicts.NEEDS_SOURCE)}
-    assert len(decided) >= 40
-    assert all(one.evidence and one.observed for one in decided.values())
-    assert all(one.why.endswith(".") and "\n" not in one.why for one in now.values())
 
 
 def test_what_would_decide_the_rest_can_be_run(sources):
@@ -368,13 +271,6 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
     assert set(verdicts.stale({key: one for key, one in now.items() if key != name}, now)) == {name}
     assert set(verdicts.stale({**now, "gone.claim": one}, now)) == {"gone.claim"}
     assert verdicts.stale(now, now) == {}
-
-
-def test_last_digits_may_differ(now):
-    name = next(name for name, one in now.items() if one.observed and one.observed.value not in (0, True, False))
-    seen = now[name].observed
-    near = now[name].model_copy(update={"observed": seen.model_copy(update={"value": seen.value * (1 + 1e-6)})})
-    assert verdicts.stale({**now, name: near}, now) == {}
 
 
 # ---------------------------------------------------------------- the command
@@ -422,13 +318,6 @@ def test_claims_are_printed_as_asked(capsys):
     overview = printed(capsys)
     assert all(f"| {word} |" in overview for word in {one["verdict"] for one in everything})
     assert sentences.rested(sentences.read()) in overview
-
-
-def test_words_find_a_sentence(capsys):
-    told = sentences.read("hf-analysis")[0]
-    phrase = told.head.claim.phrase
-    assert f'{told.head.claim.id}: "{phrase}": {told.word}' in printed(capsys, "--search", phrase.upper()).splitlines()
-    assert printed(capsys, "--search", "qwertz") == "no sentence has all of these words: qwertz\n"
 
 
 def test_the_command_refuses_what_makes_no_sense():
@@ -563,13 +452,6 @@ def test_what_holds_always_fails_by_one_pair(rows_of):
     assert rows_of(*rows, *against, value=(0, 1)).verdict == "measured by others to fail"  # by the other pair
 
 
-def test_what_is_possible_holds_by_one_pair_and_never_fails(rows_of):
-    rows = [measured("zero3", 1200), measured("zero2", 1000)]
-    against = [measured("zero3", 700, family="others"), measured("zero2", 1000, family="others")]
-    assert rows_of(*rows, *against, asks="one").verdict == "measured by others to hold"
-    assert rows_of(*against, asks="one").verdict == "open"
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -580,14 +462,6 @@ def test_what_is_possible_holds_by_one_pair_and_never_fails(rows_of):
 def test_rows_that_differ_in_more_than_is_asked_are_no_pair(rows_of, other):
     with pytest.raises(Refusal, match="no two rows of grade A differ in engine alone"):
         rows_of(measured("zero3", 1200), measured(**{"engine": "zero2", "speed": 1000, **other}))
-
-
-def test_grade_c_decides_nothing(rows_of):
-    with pytest.raises(Refusal, match=r"rule\.others\.grade='C'"):
-        rows_of(measured("zero3", 1200), measured("zero2", 1000), grade="C")
-    found = rows_of(measured("zero3", 1200, grade="B"), measured("zero2", 1000), grade="B")
-    assert found.verdict == "measured by others to hold"
-    assert "them, grade B: zero3" in found.evidence[0]
 
 
 def test_whether_it_fits_is_what_a_row_says(monkeypatch):
@@ -619,19 +493,6 @@ def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     apart = [abs(math.log(a.published / b.published)) for a, b in pairs if a.quantity == b.quantity]
     assert len(apart) >= 6
     assert 0.01 < max(apart) < by_others.REPEAT
-
-
-def test_a_reading_by_others_has_the_expectation_of_the_one_before(sources):
-    claims = {claim.id: claim for source in sources for claim in source.claims}
-    readings = {name: claim for name, claim in claims.items() if isinstance(claim.rule, by_others.ByOthers)}
-    assert len(readings) == 6
-    for name, claim in readings.items():
-        before = claims[name.removesuffix(".others")]
-        assert (claim.phrase, claim.expected.value, claim.expected.tolerance) == (
-            before.phrase,
-            before.expected.value,
-            before.expected.tolerance,
-        )
 
 
 # ---------------------------------------------------------------- corrections

@@ -24,12 +24,10 @@ from study import run as run_module
 from study.config import build_config
 from study.engines import known_bad
 from study.engines.conformance import (
-    adapters,
     cells,
     committed,
     installation,
     judge,
-    probe,
     reference,
     releases,
     toy,
@@ -60,22 +58,6 @@ def test_micro_batches_are_the_whole_batch(cell):
     assert min(map(len, parts)) > 0 or cell.batch_size < len(parts)
 
 
-def test_names_say_what_a_cell_is():
-    assert PLAIN.name == "ddp/fp32/2-ranks/accumulation-2"
-    named = Cell("zero2", "bf16", 1, 3, True, "tied")
-    assert named.name == "zero2/bf16/1-rank/accumulation-3/clipped/tied"
-
-
-def test_each_package_is_asked_what_it_has_a_part_in():
-    asked = {package: cells.of_release([package]) for package in cells.PACKAGES}
-    assert {cell.through_accelerate for cell in asked["accelerate"]} == {True}
-    assert {cell.engine for cell in asked["torch"]} == {"ddp", "fsdp2", "zero1", "zero2", "zero3"}
-    assert all(cell.engine.startswith("zero") for cell in asked["deepspeed"])
-    every = [cell for each in asked.values() for cell in each]
-    assert {(cell.num_ranks, cell.twist) for cell in every} == {(2, cells.PLAIN)}
-    assert {*cells.of_release(["torch", "accelerate"])} == {*asked["torch"], *asked["accelerate"]}
-
-
 # ---------------------------------------------------------------- the toy
 
 
@@ -88,16 +70,6 @@ def test_the_toy_begins_with_the_same_numbers_everywhere():
 
 
 FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.055561812636884866]
-
-
-def test_its_weights_are_numbers_that_bf16_has():
-    for parameter in toy.Toy(PLAIN).parameters():
-        assert torch.equal(parameter, parameter.bfloat16().float())
-
-
-def test_the_large_toy_is_one_that_is_swapped():
-    model = toy.Toy(dataclasses.replace(PLAIN, engine="zero3_nvme_offload"))
-    assert 4 * sum(parameter.numel() for parameter in model.parameters()) / 2 > 1 << 20
 
 
 # ---------------------------------------------------------------- the reference
@@ -157,13 +129,6 @@ def test_bounds_are_the_same_in_every_process():
         for seed in ("1", "2")
     }
     assert len(said) == 1
-
-
-def test_what_is_not_trained_may_not_move():
-    bounds = reference.expect(dataclasses.replace(PLAIN, twist="frozen")).bounds
-    assert {name for name in bounds if not bounds[name].any()} == {
-        f"{kind}/{name}" for kind in ("masters", "weights") for name in toy.FROZEN
-    }
 
 
 # ---------------------------------------------------------------- verdicts
@@ -247,16 +212,6 @@ def test_what_an_engine_does_not_show_is_written_down(precision, changed, unseen
     assert verdict["verdict"] == ("wrong" if 0.5 in changed.get("norms", ()) else "same")
 
 
-def test_values_are_sampled_of_every_row_and_column():
-    for parameter in toy.Toy(dataclasses.replace(PLAIN, engine="zero3_nvme_offload")).parameters():
-        rows = parameter.shape[0]
-        columns = parameter.numel() // rows
-        places = probe.sampled(torch.arange(parameter.numel())).long()
-        assert len(places) <= probe.MOST_VALUES
-        assert len({*(places // columns).tolist()}) == rows or columns == 1
-        assert len({*(places % columns).tolist()}) == columns
-
-
 @pytest.mark.parametrize(
     ("message", "stage", "verdict"),
     [
@@ -269,37 +224,6 @@ def test_values_are_sampled_of_every_row_and_column():
 )
 def test_a_refusal_is_one_that_says_why(message, stage, verdict):
     assert installation.failed(installation.Failure(message, stage))["verdict"] == verdict
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ([["RuntimeError: Read error [127.0.0.1]:8615: Connection reset by peer", "trained", 1.0],
-          ["rank 1 was ended by SIGABRT: what(): sizes differ", "ended", 2.0]],
-         "rank 1 was ended by SIGABRT: what(): sizes differ"),
-        ([["RuntimeError: Connection closed by peer [127.0.0.1]:8615", "trained", 1.0],
-          ["ValueError: no such stage", "built", 2.0]],
-         "ValueError: no such stage"),
-        ([["ValueError: no such stage", "built", 1.0],
-          ["rank 1 was ended by SIGABRT: Read error [127.0.0.1]:8615: Connection reset by peer", "ended", 2.0]],
-         "ValueError: no such stage"),
-        ([["RuntimeError: Read error [::1]:8615: Connection reset by peer", "trained", 2.0]],
-         "RuntimeError: Read error [::1]: Connection reset by peer"),
-    ],
-)  # fmt: skip
-def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
-    for rank, each in enumerate(said):
-        (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
-    assert installation._failure(tmp_path, 7, len(said)).message == message
-
-
-def test_every_engine_has_a_configuration():
-    for cell in cells.matrix((2,)):
-        if cell.is_deepspeed:
-            written = adapters.config(cell, Path("swap"))
-            assert written["zero_optimization"]["stage"] == int(re.search(r"zero(\d)", cell.engine)[1])
-            assert ("offload_optimizer" in written["zero_optimization"]) == ("offload" in cell.engine)
-            assert written["gradient_clipping"] == (cells.MAX_NORM if cell.clipping else 0)
 
 
 # ---------------------------------------------------------------- what the bounds see, and what they do not
@@ -413,50 +337,6 @@ def commands(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "_run", pretend)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "own")
     return ran
-
-
-def test_releases_are_found_before_what_is_installed(commands, tmp_path, capsys):
-    found = releases.environment({"torch": "2.9.1", "deepspeed": "0.18.2"}, {"zero2"}, tmp_path)
-    places = [Path(place) for place in found["PYTHONPATH"].split(os.pathsep)]
-    assert [place.resolve().name for place in places] == ["torch-2.9.1", "deepspeed-0.18.2"]
-    assert [shlex.split(command)[-1].split(";")[0] for command in commands[:4]] == [
-        "torch==2.9.1", "deepspeed==0.18.2", "import torch", "import deepspeed",
-    ]  # fmt: skip
-    assert ["--no-deps" in command for command in commands[:2]] == [False, True]  # torch brings what it is linked with
-    assert len(commands) == 5
-    assert "ShareMemCommBuilder" in commands[4]
-    assert "installing torch 2.9.1 into torch-2.9.1/" in capsys.readouterr().out
-    releases.environment({"torch": "2.9.1"}, {"ddp"}, tmp_path)
-    assert len(commands) == 6  # it is there, and nothing is compiled for DDP
-
-
-def test_extensions_are_compiled_for_each_torch_and_each_source(commands, tmp_path):
-    asked = [{"torch": "2.9.1"}, {"torch": "2.8.0"}, {"deepspeed": "0.18.2"}, {"deepspeed": "0.18.3"}]
-    asked.append({"torch": "2.9.1", "deepspeed": "0.18.2"})
-    folders = [releases.environment(chosen, {"zero2"}, tmp_path)["TORCH_EXTENSIONS_DIR"] for chosen in asked]
-    assert len({*folders}) == len(asked)
-    assert (
-        releases.environment({"accelerate": "1.4.0"}, {"accelerate_zero2"}, tmp_path)["TORCH_EXTENSIONS_DIR"] == "own"
-    )
-
-
-@pytest.mark.parametrize(
-    ("releases_asked", "failing", "said"),
-    [
-        ({"accelerate": "99.0.0"}, "pip", "accelerate 99.0.0 cannot be installed: No matching distribution"),
-        ({"accelerate": "1.4.0"}, "import", "accelerate 1.4.0 does not import here: No matching distribution"),
-        ({"torch": "2.9.1"}, "Builder", "DeepSpeed's extensions cannot be compiled under torch 2.9.1: No matching"),
-    ],
-)
-def test_a_release_that_cannot_be_had_is_refused_in_one_line(releases_asked, failing, said, tmp_path, monkeypatch):
-    def fail(command, **how):
-        if failing in command[2]:
-            raise subprocess.CalledProcessError(1, command, "", "a traceback\nNo matching distribution")
-
-    monkeypatch.setattr(releases.subprocess, "run", fail)
-    monkeypatch.setattr(releases, "LAST_LINES", 1)
-    with pytest.raises(Refusal, match=re.escape(said)):
-        releases.environment(releases_asked, {"zero2"}, tmp_path)
 
 
 # ---------------------------------------------------------------- launches
@@ -577,18 +457,6 @@ def test_every_release_was_asked_what_it_has_a_part_in(package):
     assert all(names <= set(matrix["cells"]) for matrix in committed.read(package).values())
 
 
-def test_releases_of_a_package_are_in_their_order(tmp_path):
-    for name, versions in (
-        ("0.18.2", {"deepspeed": "0.18.2", "torch": "2.13.0+cpu"}),
-        ("0.19.8", {"deepspeed": "0.19.8", "torch": "2.13.0+cpu"}),
-        ("torch-2.9.1", {"deepspeed": "0.19.8", "torch": "2.9.1"}),
-        ("torch-2.10.0", {"deepspeed": "0.19.8", "torch": "2.10.0"}),
-    ):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"versions": versions}))
-    assert list(committed.read("deepspeed", tmp_path)) == ["0.18.2", "0.19.8"]
-    assert list(committed.read("torch", tmp_path)) == ["2.9.1", "2.10.0", "2.13.0"]
-
-
 def _wrong(matrix: dict[str, Any]) -> set[tuple[str, str]]:
     """Engines and classes of which a plain cell is wrong."""
     cells = matrix["cells"].items()
@@ -654,31 +522,3 @@ def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch)
     checks._check_release(whole)
     with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly \("):
         checks._check_release(halved)
-
-
-@pytest.mark.parametrize(
-    ("precision", "sums_in_fp32", "is_wrong"),
-    [("fp32", True, False), ("bf16-autocast", True, True), ("bf16", False, False), ("bf16", True, True)],
-)
-def test_precision_is_asked_as_records_name_it(precision, sums_in_fp32, is_wrong):
-    """Of 0.17.5, which is wrong under autocast and, where gradients of bf16 are added up in fp32, under offload."""
-    found = known_bad.find(
-        deepspeed="0.17.5", zero_stage=1, offloads=["cpu"], precision=precision, sums_in_fp32=sums_in_fp32,
-        micro_batches=None,
-    )  # fmt: skip
-    assert (found is not None) == is_wrong
-
-
-def test_what_hits_every_model_is_said_before_what_hits_some():
-    asked = {"zero_stage": 0, "offloads": [], "precision": "bf16", "sums_in_fp32": False, "micro_batches": 2}
-    assert known_bad.find(deepspeed="0.19.5", **asked).models is None
-    some = known_bad.find(deepspeed="0.19.5", **(asked | {"zero_stage": 2}))
-    assert "of models that return" in known_bad.sentence(some, "0.19.5")
-    assert known_bad.find(deepspeed="0.19.5", **(asked | {"zero_stage": 2, "micro_batches": 1})) is None
-
-
-@pytest.mark.parametrize(
-    ("version", "numbers"), [("0.19.8", (0, 19, 8)), ("2.13.0+cpu", (2, 13, 0)), ("1.2.dev0", (1, 2))]
-)
-def test_releases_are_ordered_by_their_numbers(version, numbers):
-    assert known_bad.release(version) == numbers

@@ -17,7 +17,6 @@ from pathlib import Path
 import click
 import markdown_it
 import pytest
-import test_layout
 import yaml
 from launching import ROOT
 from markdown_it.token import Token
@@ -25,7 +24,6 @@ from markdown_it.token import Token
 from study import cli, config
 from study.claims import snippets
 from study.claims.published import __main__ as published
-from study.errors import Refusal
 from study.strategy import file
 
 PAGES = sorted(
@@ -33,9 +31,7 @@ PAGES = sorted(
     for pattern in ("README.md", "docs/*.md", "reports/README.md", "reports/*/README.md")
     for path in ROOT.glob(pattern)
 )
-LANGUAGES = {"python", "sh", "text", "yaml"}
 LONGEST_README = 120  # lines
-WIDEST_LINE = 98  # characters of a block: what GitHub shows of it without scrolling
 
 
 @cache
@@ -59,14 +55,6 @@ def test_the_readme_is_one_page():
 def test_every_guide_is_listed():
     listed = {dict(token.attrs)["href"] for token in inline("docs/README.md") if token.type == "link_open"}
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_code_blocks_name_their_language(page):
-    assert not [token.content for token in tokens(page) if token.type == "code_block"]
-    blocks = [token for token in tokens(page) if token.type == "fence"]
-    assert {block.info for block in blocks} <= LANGUAGES
-    assert not [line for block in blocks for line in block.content.splitlines() if len(line) > WIDEST_LINE]
 
 
 def anchors(path: Path) -> set[str]:
@@ -199,22 +187,6 @@ def test_the_program_knows_the_command(line, monkeypatch, capsys):
     program, *words = shlex.split(line)
     if not line.startswith(SHELL):
         CHECKS[program](words)
-
-
-def test_a_command_that_does_not_exist_is_found():
-    for words in (["compare", "--views", "parity", "runs"], ["advice"], ["train", "--max-step", "3"]):
-        with pytest.raises(Refusal):
-            check_study(words)
-    with pytest.raises(Refusal, match="zero9"):
-        check_study(["train", "--strategy", "zero9"])
-
-
-def test_every_command_stands_in_a_guide():
-    lines = [line for line in commands() if line.startswith("zero-study ")]
-    missing = [
-        name for name in test_layout.commands() if not any(line.startswith(f"zero-study {name}") for line in lines)
-    ]
-    assert not missing
 
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}

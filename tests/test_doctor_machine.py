@@ -9,11 +9,9 @@ import os
 import launching
 import pytest
 
-from study import cli
 from study.engines import extensions
 from study.engines.doctor import checkup
 from study.engines.keys import allowed
-from study.errors import Refusal
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +68,6 @@ def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
         held = {check.name: check for check in checkup._extensions()}["DeepSpeed's cpu_adam"]
         assert held.verdict == "note"
         assert extensions.building("cpu_adam")
-
-
-def test_what_is_of_a_file_is_refused_without_one():
-    with pytest.raises(Refusal, match="--fix is about a file"):
-        cli.run(["doctor", "--fix", "out.yaml"])
-    with pytest.raises(Refusal, match="--disk here is about this machine"):
-        cli.run(["doctor", "file.yaml", "--disk", "here"])
 
 
 @pytest.mark.launches

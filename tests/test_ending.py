@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from study import files, processes
 from study.running import ending, launch
 from study.running.ending import OwnReport, classify
-from study.training.warnings_log import LibraryWarnings, tidy_launcher
+from study.training.warnings_log import tidy_launcher
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\
@@ -199,12 +198,6 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
     assert processes.raised_in(lines)[0].type == "Refusal"
 
 
-def test_a_time_limit_is_told_with_its_seconds():
-    assert classify([], INTERRUPTED, -15, 90.0)[:2] == ("timed_out", "ended at its time limit of 90 s")
-    found = classify([], OwnReport("ok", text="final loss 0.5"), -15, 90.0)
-    assert found[:2] == ("crashed", "ended at its time limit of 90 s, after its record was written")
-
-
 @pytest.mark.parametrize(
     ("kernel_ended", "status", "words", "memory"),
     [
@@ -255,21 +248,6 @@ def test_what_a_run_told_is_its_record_or_the_first_report_of_another_rank(tmp_p
     told = ending.read_report(tmp_path)
     assert told.status == "ok"
     assert told.text.startswith("final loss ")
-
-
-def test_a_warning_that_a_full_disk_does_not_take_is_no_error(tmp_path):
-    (tmp_path / "warnings.log").symlink_to("/dev/full")
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        kept = LibraryWarnings()
-        warnings.warn("early", stacklevel=1)
-        kept.write_to(tmp_path)
-        warnings.warn("while it trains", stacklevel=1)
-
-
-def test_of_a_progress_bar_only_what_was_drawn_last_is_kept():
-    log = b"warning\n\r  0%|  | 0/8\r 50%|# | 4/8\r100%|##| 8/8\r\n\nlast \xff line\r\n"
-    assert processes.lines_of(log) == ["warning", "100%|##| 8/8", "last \ufffd line"]
 
 
 def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):

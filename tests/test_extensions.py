@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -88,12 +87,6 @@ def refusal(*needs: str) -> str:
     return str(caught.value)
 
 
-def test_lock_that_nobody_holds_is_stale(folder):
-    assert extensions.stale_locks() == []
-    lock = put_lock(folder, "async_io")
-    assert extensions.stale_locks() == [lock]
-
-
 @pytest.mark.launches
 def test_lock_is_stale_only_once_its_builder_is_dead(folder):
     lock = folder / "cpu_adam" / "lock"
@@ -131,52 +124,10 @@ def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools)
     extensions.check({"async_io", "cpu_adam"})
 
 
-def test_check_minds_no_lock_of_an_extension_that_the_run_does_not_load(folder, tools):
-    put_compiler(tools)
-    put_built(folder, "cpu_adam")
-    put_lock(folder, "async_io")
-    extensions.check({"cpu_adam"})
-    extensions.check(set())
-    with pytest.raises(ValueError, match="fused_adam"):
-        extensions.check({"fused_adam"})
-
-
 def test_check_refuses_without_a_compiler(tools):
     put_tool(tools / "ninja")
     for name in extensions.EXTENSIONS:
         assert re.match(f"no C.. compiler: c.. is not on PATH.*{name}.*apt-get install g..", refusal(name))
-
-
-def test_check_looks_for_the_compiler_that_is_asked_for(tools, monkeypatch):
-    put_compiler(tools)
-    assert "not built yet" in refusal("cpu_adam")
-    monkeypatch.setenv("CXX", "clang++-99 -v")
-    assert "clang++-99 -v is not on PATH" in refusal("cpu_adam")
-
-
-def test_check_needs_no_compiler_for_a_built_cpu_adam_but_for_a_built_async_io(folder, tools):
-    put_tool(tools / "ninja")
-    put_built(folder, "cpu_adam", "pin_memory", "async_io")
-    extensions.check({"cpu_adam"})
-    assert "no C++ compiler" in refusal("async_io")
-
-
-def test_check_refuses_without_ninja_even_when_all_is_built(folder, tools):
-    put_compiler(tools)
-    put_built(folder, "cpu_adam")
-    extensions.check({"cpu_adam"})
-    (tools / "ninja").unlink()
-    assert "ninja" in refusal("cpu_adam")
-
-
-def test_check_refuses_without_the_headers_of_python_unless_built(folder, tools, tmp_path, monkeypatch):
-    put_compiler(tools)
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tools if name == "scripts" else tmp_path))
-    message = refusal("cpu_adam")
-    assert str(tmp_path / "Python.h") in message
-    assert f"python3.{sys.version_info.minor}-dev" in message
-    put_built(folder, "cpu_adam")
-    extensions.check({"cpu_adam"})
 
 
 @pytest.mark.parametrize(
@@ -210,30 +161,6 @@ def test_check_refuses_what_is_not_built_and_names_the_command(folder, devices, 
     extensions.check({"cpu_adam", "async_io"})
 
 
-def test_check_accepts_what_deepspeed_was_installed_with(tmp_path, tools, monkeypatch):
-    put_compiler(tools)
-    compiled = tmp_path / "deepspeed" / "ops" / "adam" / "cpu_adam_op.cpython-312-x86_64-linux-gnu.so"
-    compiled.parent.mkdir(parents=True)
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "deepspeed")])
-    monkeypatch.setattr(extensions.importlib.util, "find_spec", lambda name: found)
-    assert "not built yet" in refusal("cpu_adam")
-    compiled.touch()
-    extensions.check({"cpu_adam"})
-
-
-def test_a_real_compiler_answers_what_the_stub_answers(tmp_path, monkeypatch):
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler, found none")
-    (tmp_path / "libaio.h").write_text("#error this is not the header\n")
-    monkeypatch.setenv("CPATH", str(tmp_path))
-    assert extensions._lacking_of_libaio(compiler) == "libaio.h"
-    (tmp_path / "libaio.h").write_text("")
-    (tmp_path / "libaio.so").touch()
-    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-    assert extensions._lacking_of_libaio(compiler) is None
-
-
 def test_the_processor_is_looked_at_once(monkeypatch):
     asked = []
     monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: asked.append("X86_64") or {"arch": asked[-1]})
@@ -242,42 +169,6 @@ def test_the_processor_is_looked_at_once(monkeypatch):
 
     assert [cpuinfo.get_cpu_info(), cpuinfo.get_cpu_info()] == [{"arch": "X86_64"}] * 2
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("device", "visible", "expected"),
-    [
-        (None, None, "cpu"),
-        (None, "0", "cpu"),
-        ("nvidiactl", None, "cpu"),
-        ("nvidia3", None, "cuda"),
-        ("dxg", None, "cuda"),
-        ("nvidia0", "0,1", "cuda"),
-        ("nvidia0", "GPU-1", "cuda"),
-        ("nvidia0", "", "cpu"),
-        ("nvidia0", "-1,0", "cpu"),
-    ],
-)
-def test_cpu_and_gpus_have_a_folder_each(devices, monkeypatch, device, visible, expected):
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    if device:
-        (devices / device).touch()
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    extensions.use_own_folder()
-    assert os.environ["TORCH_EXTENSIONS_DIR"] == str(extensions.EXTENSIONS_DIR / expected)
-
-
-def test_the_ninja_beside_this_python_comes_first(tools, tmp_path, monkeypatch):
-    other = tmp_path / "usr"
-    other.mkdir()
-    for place in (tools, other):
-        put_tool(place / "ninja")
-    monkeypatch.setenv("PATH", f"{other}{os.pathsep}{tools}")
-    extensions.use_own_folder()
-    extensions.use_own_folder()
-    assert shutil.which("ninja") == str(tools / "ninja")
-    assert os.environ["PATH"].split(os.pathsep) == [str(tools), str(other)]
 
 
 @pytest.fixture
@@ -292,9 +183,6 @@ def deepspeed(tmp_path, monkeypatch):
     found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "packages" / "deepspeed")])
     monkeypatch.setattr(extensions.importlib.util, "find_spec", lambda name: found)
     return package / "__init__.py"
-
-
-BUILDS = "class CPUAdamBuilder:\n    def load(self): pass\nAsyncIOBuilder = CPUAdamBuilder\n"
 
 
 @pytest.mark.launches
@@ -314,29 +202,6 @@ def test_build_shows_why_it_failed_and_which_strategies_are_skipped(deepspeed, t
     by_adam, by_async_io = (line for line in output.splitlines() if "strategies are skipped" in line)
     assert {"zero2_cpu_offload,", "zero3_nvme_offload"} <= set(by_adam.split())
     assert by_async_io.endswith("strategies are skipped: zero3_nvme_offload")
-
-
-def test_build_without_a_compiler_says_what_that_costs(deepspeed, tools, capsys):
-    put_tool(tools / "ninja")
-    assert extensions.build() == 1
-    output = capsys.readouterr().out
-    assert "skipped where there is no GPU: zero0, zero1," in output
-    assert "skipped: zero3_nvme_offload\n" in output
-    assert "building" not in output
-
-
-@pytest.mark.launches
-def test_build_for_a_gpu_leaves_out_what_only_a_cpu_needs(deepspeed, devices, folder, tools, capsys):
-    put_compiler(tools)
-    (devices / "nvidia0").touch()
-    deepspeed.write_text(BUILDS)
-    assert extensions.build() == 0
-    output = capsys.readouterr().out
-    assert "building DeepSpeed's cpu_adam" in output
-    assert "deepspeed_shm_comm" not in output
-    put_built(folder, *ALL)
-    assert extensions.build() == 0
-    assert "building" not in capsys.readouterr().out
 
 
 def test_check_refuses_what_was_built_in_another_folder(folder, tools):

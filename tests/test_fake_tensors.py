@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 import torch
 import traced_cases
-import transformers
 
-from study import cli
 from study.config import build_config
 from study.errors import Refusal
 from study.planner import Asked, advise, fake_tensors
 from study.planner.fake_tensors import trace
-from study.planner.trace import differences, lines
+from study.planner.trace import lines
 from study.theory import peaks, shapes
 from study.theory.case import Engine, Job
 from study.theory.residual import EAGER_ONLY
@@ -147,13 +144,6 @@ def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
         assert traced._attn_implementation == trained._attn_implementation
 
 
-def test_transformers_is_left_as_it_was():
-    before = transformers.masking_utils.find_packed_sequence_indices
-    trace(DECODER, FSDP2, JOB)
-    assert transformers.masking_utils.find_packed_sequence_indices is before
-    assert not torch.distributed.is_initialized()
-
-
 # ---------------------------------------------------------------- what cannot be traced
 
 
@@ -189,31 +179,4 @@ def test_advice_has_a_second_opinion():
     assert traced == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
 
 
-def test_differences_add_up():
-    traced, predicted = trace(DECODER, FSDP2, JOB), peaks.peak(DECODER, FSDP2, JOB)
-    found = differences(traced, predicted, FSDP2)
-    assert sum(each.num_bytes for each in found) == pytest.approx(traced.total - predicted.total)
-
-
-@pytest.mark.parametrize("more", [["--gpus", "2", "--json"], []], ids=["as JSON", "without GPUs"])
-def test_a_trace_needs_a_model_and_gpus(more):
-    with pytest.raises(Refusal, match="--trace goes with both --model and --gpus"):
-        cli.run(["advise", "--model", "gpt2", "--gpu", "l4", "--trace", *more])
-
-
 # ---------------------------------------------------------------- the grid
-
-
-def test_the_grid_goes_on_where_it_was(tmp_path):
-    path, only = tmp_path / "traces.json", "bert-imdb-tiny-single"
-    printed = list(traced_cases.run(path, only))
-    assert printed[0] == "4 cases, 4 of them to be traced"
-    assert len(printed) == 5
-    content = path.read_bytes()
-    assert list(traced_cases.run(path, only)) == ["4 cases, 0 of them to be traced"]
-    assert path.read_bytes() == content
-    changed = json.loads(content)
-    changed["made_with"]["torch"] = "1.0"
-    path.write_text(json.dumps(changed))
-    with pytest.raises(Refusal, match=r"was made with torch 1\.0"):
-        list(traced_cases.run(path, only))

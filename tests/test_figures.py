@@ -10,12 +10,10 @@ import pandas as pd
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import table, words
+from study.compare import table
 from study.compare.expected import with_theory
-from study.compare.words import bytes_text, three_digits
 from study.report import drawing, figures
 from study.report.drawing import Figure
-from study.strategy import file
 
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK = "{http://www.w3.org/1999/xlink}"
@@ -99,13 +97,6 @@ def test_svg_is_whole_has_ids_of_its_own_and_takes_the_pages_colours(drawn, kind
     assert "nan" not in figure.svg.lower().replace("nanosecond", "")
 
 
-@pytest.mark.parametrize("kind", OF_RUNS)
-def test_same_input_same_bytes(two, drawn, kind):
-    assert getattr(figures, kind)(two) == drawn[kind]
-    shuffled = two.sample(frac=1, random_state=0)
-    assert getattr(figures, kind)(shuffled) == drawn[kind]
-
-
 # ---------------------------------------------------------------- one box, one thing trained
 
 
@@ -138,55 +129,7 @@ def test_nothing_to_draw_is_refused(two, kind):
         getattr(figures, kind)(two[two["strategy"] == "zero1"])
 
 
-def test_unknown_control_is_refused(two):
-    with pytest.raises(ValueError, match="control 'zero0' has no steps here; there are single, ddp"):
-        figures.loss_curves(table.steps(two), "zero0")
-
-
 # ---------------------------------------------------------------- what was not measured
-
-
-@pytest.mark.parametrize("kind", OF_RUNS)
-def test_what_has_no_value_is_named_and_not_drawn(drawn, kind):
-    text = visible(drawn[kind])
-    assert "zero1" in text
-    assert "fsdp2" in text
-    assert "out of memory" in text
-    assert "skipped" in text
-    assert colours(drawn[kind], "zero1") == colours(drawn[kind], "fsdp2") == 0
-
-
-def test_one_bar_of_a_strategy_is_measured(drawn):
-    panels, in_legend = 2, 1  # all of the peak; model states alone
-    filled = f'"fill: {figures.MEASURED_PARTS["parameters"]}"'
-    assert drawn["peak_memory"].svg.lower().count(filled.lower()) == panels * len(["single", *STRATEGIES]) + in_legend
-
-
-def test_curves_that_end_early_are_named(drawn, two):
-    assert "zero1: 3 of 3 runs ended at step 3" in visible(drawn["loss_curves"])
-    assert "fsdp2: skipped, no curve" in visible(drawn["loss_curves"])
-    steps = table.steps(two)
-    cut = steps[~((steps["strategy"] == "zero2") & (steps["seed"] == 1) & (steps["step"] > 9))]
-    assert "zero2: 1 of 3 runs ended at step 9, left out" in visible(figures.loss_curves(cut, "ddp"))
-
-
-def test_part_of_the_runs_without_a_value(two):
-    label = two.index[(two["strategy"] == "zero2") & (two["seed"] == 1)][0]
-    killed = two.copy()
-    killed.loc[label, "status"] = "killed"
-    assert "(1 of 3 killed)" in visible(figures.runtime(killed))
-
-
-def test_status_ok_without_a_value_is_not_measured(two):
-    unmeasured = two.assign(rank_parts=two["rank_parts"].where(two["strategy"] != "zero2"), share_of_others=0.5)
-    assert "not measured" in visible(figures.peak_memory(unmeasured))  # what disturbs a run takes its times alone
-    assert drawing.unmeasured(unmeasured.assign(seconds_per_step=None), "seconds_per_step")["zero2"] == "disturbed"
-
-
-def test_world_sizes_name_where_nothing_was_measured(drawn):
-    text = visible(drawn["world_sizes"])
-    assert "zero1 on 2: out of memory" in text
-    assert "fsdp2 on 2: skipped" in text
 
 
 # ---------------------------------------------------------------- what each shows
@@ -219,78 +162,4 @@ def test_the_bar_is_of_the_rank_with_the_most(two):
     assert "9 GiB" in visible(figures.peak_memory(two.assign(rank_parts=parts)))
 
 
-def test_the_axis_of_runtime_says_that_it_is_logarithmic(two):
-    near = two[two["strategy"].isin(["ddp", "zero2"])]
-    assert "logarithmic" not in visible(figures.runtime(near))
-    far = near.assign(seconds_per_step=near["seconds_per_step"].where(near["strategy"] == "ddp", 50.0))
-    assert "(axis logarithmic)" in visible(figures.runtime(far))
-
-
-def test_shared_cores_are_named(everything):
-    shared = everything.assign(oversubscribed=everything["world_size"] == 4)
-    assert "4 processes: cores or GPUs were shared" in visible(figures.world_sizes(shared))
-
-
-def test_the_front_is_what_no_other_beats():
-    seconds = pd.Series({"fast": 1.0, "worse": 2.0, "small": 3.0, "tied": 3.0, "slow": 4.0})
-    size = pd.Series({"fast": 9.0, "worse": 9.0, "small": 2.0, "tied": 3.0, "slow": 2.0})
-    assert figures.front(seconds, size) == ["fast", "small"]
-
-
 # ---------------------------------------------------------------- colours, order and numbers
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance as WCAG 2 defines it."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one: str, other: str) -> float:
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-@pytest.mark.parametrize("colour", [*drawing.COLOURS.values(), *drawing.OTHER_COLOURS])
-@pytest.mark.parametrize("page", ["#ffffff", "#121212"])
-def test_colours_are_seen_on_both_pages(colour, page):
-    assert colour == drawing.INK or contrast(colour, page) >= 3
-
-
-def test_every_strategy_has_a_look_of_its_own():
-    assert (tuple(drawing.COLOURS), tuple(drawing.MARKS)) == (words.STAGES, words.KINDS)
-    looks = [drawing.style(name) for name in file.names()]
-    assert len({str(look) for look in looks}) == len(looks)
-    assert drawing.style("zero3_cpu_offload").color == drawing.style("zero3").color
-    assert drawing.style("zero3_cpu_offload").marker == drawing.style("zero2_cpu_offload").marker
-    assert drawing.style("zero2_reduce_5e7").color == drawing.style("zero2").color
-    assert drawing.style("mine_own") == drawing.style("mine_own")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (1234.5, "1,234"),
-        (99.96, "100"),
-        (12.345, "12.3"),
-        (-0.5, "\N{MINUS SIGN}0.5"),
-        (2.14e-6, "2.1e-6"),
-    ],
-)
-def test_numbers_have_three_digits(value, text):
-    assert three_digits(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(3 * 2**30, "3 GiB"), (512 * 2**20, "512 MiB"), (1000, "0.977 KiB"), (2**30 - 1, "1,024 MiB")]
-)
-def test_bytes_come_in_a_unit_that_fits(value, text):
-    assert bytes_text(value) == text
-
-
-def test_order_is_from_nothing_sharded_to_everything_offloaded():
-    assert words.in_order(["mine", "zero3_tuned", "zero1", "zero3", "ddp", "zero3_mine", "single", "ddp"]) == [
-        "single", "ddp", "zero1", "zero3", "zero3_tuned", "zero3_mine", "mine",
-    ]  # fmt: skip

@@ -101,23 +101,11 @@ def test_all_files_of_the_project_are_read_as_others_read_them(folder):
         assert files.load(path, "JSON") == json.loads(path.read_text())
 
 
-def test_a_file_of_another_kind_is_read_by_its_name(tmp_path):
-    """As accelerate does: in JSON 1e3 is a number, in YAML 1.1 a word."""
-    path = tmp_path / "mine.json"
-    path.write_text('{"a": 1e3}')
-    assert files.read_yaml(path, tmp_path) == {"a": 1000.0}
-
-
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_FILE", 1 << 20)
     (tmp_path / "a.json").write_bytes(b" " * ((1 << 20) + 1))
     with pytest.raises(Refusal, match="it is larger than 1 MiB"):
         files.load(tmp_path / "a.json", "JSON")
-
-
-@pytest.mark.parametrize("name", ["a", "_x", "zero3_tuned", "bert-imdb-tiny-ddp-2x-seed0.v2", "x" * 128])
-def test_a_name(name):
-    assert files.check_name(name, "the name") == name
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from test_parity import CLIPPED, UNCLIPPED, UNEVEN_EVALUATION, assert_same_run, 
 from study.config import build_config
 from study.errors import Refusal
 from study.records import find as records
-from study.records import schema
 from study.records.schema import Proof, Sharding
 from study.run import make_run
 from study.strategy.file import read_by_name
@@ -106,37 +105,3 @@ def test_what_was_sharded_otherwise_is_refused(changed, expected, proved):
     with pytest.raises(Refusal) as caught:
         proof.verify(other, run)
     assert str(caught.value).startswith(expected)
-
-
-def test_replicas_have_their_number_of_processes():
-    from study.running import checks
-
-    hybrid = read_by_name("fsdp2_hybrid")
-    assert hybrid.fixed_processes == 4
-    checks.check(make_run(build_config(), hybrid, 4))
-    with pytest.raises(
-        Refusal, match="makes 2 replicas of 2 shards, the run asks for 2 processes; pass --num_processes 4"
-    ):
-        checks.check(make_run(build_config(), hybrid, 2))
-
-
-def test_a_record_without_its_sharding_is_held_against_nothing(tmp_path):
-    from study.compare import expected, table
-
-    _, record, steps = sharded()
-    assert expected.messages(record).error == 0
-    bare = record.model_copy(update={"proof": record.proof.model_copy(update={"sharding": None})})
-    assert (expected.messages(bare), expected.step_peak(bare)) == (None, None)
-    schema.write(tmp_path, bare)
-    (tmp_path / "steps.jsonl").write_bytes(steps)
-    (tmp_path / "config.json").write_text("{}\n")
-    assert table.read([tmp_path])["is_unproven"].tolist() == [True]
-
-
-def test_offload_beside_a_mesh_is_refused(tmp_path):
-    from study.strategy.file import find_strategy, read_strategy
-
-    path = tmp_path / "mine.yaml"
-    path.write_text(find_strategy("fsdp2_hybrid").read_text().replace("params: false", "params: true"))
-    with pytest.raises(Refusal, match="fsdp_offload_params beside parallelism_config has never been tried"):
-        read_strategy(path)

@@ -33,12 +33,6 @@ def test_what_stands_before_pythons_own_is_refused(path, name):
         imports.check(PROGRAM)
 
 
-def test_what_stands_before_nothing_is_let_be(path):
-    (path / "mine.py").touch()
-    (path / "email").mkdir()  # without modules
-    imports.check(PROGRAM)
-
-
 def test_what_was_imported_from_the_current_folder_is_refused(path, monkeypatch):
     """A .pth file that imports does so before the program takes that folder away."""
     monkeypatch.chdir(path)

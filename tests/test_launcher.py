@@ -14,13 +14,12 @@ from test_strategy import Ancestor
 
 from study.config import build_config
 from study.engines.keys import allowed
-from study.errors import Failed, Refusal
+from study.errors import Refusal
 from study.records import find as records
 from study.records import machine, schema
-from study.records.schema import Proof
 from study.running import launch
 from study.strategy.file import CONFIGS, read_strategy
-from study.training import proof, request
+from study.training import request
 
 SMALL = ["--max-steps", "2", "--num-train-examples", "32", "--num-eval-examples", "8", "--no-measure"]
 KINDS = [CONFIGS / f"{name}.yaml" for name in ("single", "ddp", "zero2", "zero3_tuned", "fsdp2")]
@@ -230,18 +229,6 @@ def test_a_bare_launch_is_refused(tmp_path, flag, environment, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_launch_of_the_program_is_refused_at_once(monkeypatch, tmp_path):
-    from study.run import make_run
-    from study.strategy.file import read_by_name
-
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(
-        Refusal, match=r"^ACCELERATE_MIXED_PRECISION is set in the environment, and accelerate takes it"
-    ):
-        launch.launch(make_run(build_config(output_dir=tmp_path / "run"), read_by_name("single"), 1))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_launch_passes_on_no_rank(monkeypatch, tmp_path):
     from study.run import make_run
     from study.strategy.file import read_by_name
@@ -286,25 +273,6 @@ def test_a_record_keeps_names_and_values_without_secrets_and_places():
 
 
 # ---------------------------------------------------------------- what was compiled
-
-PROVEN = Proof(
-    world_size=1, distributed_type="NO", device="cpu", engine_class="Model", optimizer_class="AdamW",
-    gradient_clipping=0, gradient_accumulation_steps=1, micro_batch_size=8, precision="fp32",
-    parameter_dtypes=["float32"],
-)  # fmt: skip
-
-
-def test_graphs_are_counted_and_held_against_the_wish(monkeypatch):
-    import torch._dynamo.utils as dynamo
-
-    monkeypatch.setitem(dynamo.counters, "stats", {"unique_graphs": 0})
-    assert proof.prove_compiled(PROVEN, is_asked=False).compiled_graphs == 0
-    with pytest.raises(Failed, match=r"is to be compiled, and nothing was; something switches torch.compile off"):
-        proof.prove_compiled(PROVEN, is_asked=True)
-    monkeypatch.setitem(dynamo.counters, "stats", {"unique_graphs": 3})
-    assert proof.prove_compiled(PROVEN, is_asked=True).compiled_graphs == 3
-    with pytest.raises(Failed, match=r"is not to be compiled, and 3 graphs were; something switches torch.compile on"):
-        proof.prove_compiled(PROVEN, is_asked=False)
 
 
 def test_a_compiled_function_is_counted():

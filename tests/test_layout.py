@@ -140,25 +140,6 @@ def test_imports_need_neither_torch_nor_pages():
     assert done.stdout.splitlines() == [modules[0] for modules, _ in asked]  # and nothing after any
 
 
-@pytest.mark.launches
-def test_deciding_claims_loads_no_page_code():
-    code = (
-        "import sys; from study.claims import verdicts; assert verdicts.decide_all()\n"
-        f"print(*{DRAWING | HEAVY!r} & set(sys.modules))"
-    )
-    done = launching.attempt(["python", "-c", code])
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
-
-
-@pytest.mark.launches
-def test_sorting_strategies_loads_no_drawing():
-    code = "import sys; from study.compare import words; print(*words.in_order(['zero1', 'ddp']), *sys.modules)"
-    done = launching.attempt(["python", "-c", code])
-    first, second, *modules = done.stdout.split()
-    assert (first, second) == ("ddp", "zero1")
-    assert not {*DRAWING, "pandas"} & set(modules)
-
-
 def test_no_file_hides_another_module():
     """`accelerate launch study/train.py` puts study/ first on sys.path."""
     ours = {path.stem for path in STUDY.glob("*.py")} | {path.name for path in STUDY.iterdir() if path.is_dir()}

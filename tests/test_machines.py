@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import socket
@@ -28,7 +27,7 @@ from study.records import find, machine, schema
 from study.records.machine import LABORATORY
 from study.run import make_run
 from study.running import ending, launch, plan, studies
-from study.strategy.file import names, read_by_name
+from study.strategy.file import read_by_name
 from study.training import counters, journal, proof, rendezvous, reports
 
 
@@ -38,22 +37,6 @@ def two_machines(**changes):
 
 
 # ---------------------------------------------------------------- what a machine is told
-
-
-def test_no_file_leaves_the_start_on_several_machines_to_deepspeed():
-    for name in names():
-        chosen = read_by_name(name)
-        if chosen.zero_stage is not None:  # else accelerate hands the machines to DeepSpeed's pdsh
-            assert chosen.content["deepspeed_config"]["deepspeed_multinode_launcher"] == "standard", name
-
-
-def test_the_launcher_is_told_which_machine_this_is(tmp_path):
-    run = two_machines(machine_rank=1, main_process_ip="10.0.0.1", main_process_port=29500)
-    words = launch.command(run)
-    for flag, value in {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1"}.items():
-        assert words[words.index(f"--{flag}") + 1] == str(value)
-    assert words[words.index("--rdzv_conf") + 1] == "timeout=20"  # the agents wait no longer than the ranks
-    assert "--num_machines" not in launch.command(make_run(build_config(), read_by_name("ddp"), 2))
 
 
 def test_each_machine_but_the_first_has_a_folder_of_its_own():
@@ -151,10 +134,6 @@ def met(theirs=None, **changes):
     return rendezvous._verdict(store, run, 0)
 
 
-def test_machines_that_are_alike_go_on():
-    assert met() == ""
-
-
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
@@ -171,12 +150,6 @@ def test_what_machines_have_otherwise_is_named(theirs, said):
     assert met(theirs).startswith(said)
 
 
-def test_what_trains_is_named_by_its_models(monkeypatch):
-    assert machine.devices() == "cpu"
-    monkeypatch.setattr(machine, "_gpus", lambda: [{"name": "B"}, {"name": "A"}, {"name": "B"}])
-    assert machine.devices() == "A + B"
-
-
 def test_changed_code_is_told_from_code_that_was_changed_otherwise(tmp_path):
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "one.py").write_text("1")
@@ -188,17 +161,6 @@ def test_changed_code_is_told_from_code_that_was_changed_otherwise(tmp_path):
     second = machine.code_sha256(tmp_path)
     (tmp_path / "room" / "one.py").rename(tmp_path / "one.py")
     assert len({first, second, machine.code_sha256(tmp_path)}) == 3
-
-
-def test_a_machine_that_does_not_come_is_named():
-    assert rendezvous._verdict(Store(), two_machines(), 0).startswith("machines 0, 1 of 2 did not come within 0 s")
-
-
-def test_why_a_machine_declines_is_told_to_all(monkeypatch):
-    store = Store()
-    monkeypatch.setattr(rendezvous, "_store", lambda seconds: store)
-    rendezvous.decline(two_machines(machine_rank=1), Refusal("deepspeed is not installed"))
-    assert rendezvous._verdict(store, two_machines(), 0) == "machine 1: deepspeed is not installed"
 
 
 @pytest.mark.parametrize(
@@ -228,17 +190,6 @@ def test_gloo_takes_the_interface_that_leads_from_machine_0_to_another(theirs, i
     assert rendezvous.meet(run) is store
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
     assert store["address/0"] == b"127.0.0.1"
-
-
-def test_what_gloo_was_told_by_the_user_stays(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
-    rendezvous.talk_from("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
-
-
-def test_the_way_to_another_machine_is_asked_of_the_kernel():
-    assert rendezvous.own_address("127.0.0.1") == "127.0.0.1"
-    assert rendezvous.own_address("") == ""
 
 
 def test_what_ranks_of_other_machines_say_is_heard(tmp_path, monkeypatch):
@@ -334,63 +285,7 @@ def test_the_box_of_a_run_is_of_all_its_machines(tmp_path):
         assert find.box_of(record.model_copy(update={**on_two, "other_machines": others})) == box
 
 
-def test_the_machines_of_a_laboratory_are_one_box(tmp_path):
-    record = schema.read(synthetic.write_run(tmp_path))
-    on_two = {"proof": record.proof.model_copy(update={"ranks_of_machines": [1, 1]})}
-    assert find.box_of(record.model_copy(update={**on_two, "other_machines": [record.machine]})) == find.box_of(record)
-
-
-@pytest.mark.parametrize(
-    ("told", "shown", "rate"),
-    [
-        ("unlimited", [None, None], math.inf),
-        ("unlimited", [None, 10**8], 10**8),
-        ("200mbit", [2 * 10**8] * 2, 2 * 10**8),
-        ("200mbit", [None, None], 2 * 10**8),  # nobody could be asked
-        (None, [10**9, 10**8], 10**8),
-        (None, [None, 10**8], None),
-        (None, [None, None], None),
-        (None, [], None),
-        ("fast", [None], None),
-    ],
-)
-def test_the_rate_of_a_network_is_known_or_it_is_not(told, shown, rate, tmp_path):
-    record = schema.read(synthetic.write_run(tmp_path))
-    carried = {"interfaces": ["eth0"], "num_steps": 1, "sent_bytes": 1, "received_bytes": 1}
-    facts = {
-        "machine": record.machine | {"environment": {LABORATORY: told} if told else {}},
-        "network": [schema.Network(**carried, rate_bits_per_second=each) for each in shown] or None,
-    }
-    assert find.rate_of(record.model_copy(update=facts)) == rate
-
-
 # ---------------------------------------------------------------- the laboratory
-
-
-def test_what_is_no_laboratory_is_refused(monkeypatch):
-    with pytest.raises(Refusal, match=r"^rate '200': write a number and kbit, mbit or gbit, as 200mbit, or unlimited$"):
-        Lab(2, "200")
-    with pytest.raises(Refusal, match=r"^100 machines: a laboratory has 1 to 64"):
-        Lab(100)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Refusal, match=r"takes root; use sudo$"):
-        laboratory.check()
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shutil, "which", lambda program: None)
-    with pytest.raises(Refusal, match=r"needs ip; run: apt-get install iproute2$"):
-        laboratory.check()
-
-
-def test_a_study_names_machines_and_a_rate():
-    part = {"machines": 2, "rate": "50mbit", "strategies": ["ddp"], "world_sizes": (2, 4)}
-    assert studies.Part(**part).machines == 2
-    for wrong, said in (
-        ({"rate": "fast"}, "write machines: 2 or more beside it, and a rate as 200mbit or unlimited"),
-        ({"machines": 1}, "write machines: 2 or more"),
-        ({"machines": 4}, "2 processes are not as many on each of 4 machines"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            studies.Part(**part | wrong)
 
 
 def sent_by(lab: Lab, machine: int) -> int:

@@ -104,27 +104,6 @@ def test_no_strategy_always_runs_first_or_after_the_same_one():
     assert all(len(names) > 1 for name, names in before.items() if name != "single")
 
 
-def test_a_preset_does_not_bring_its_text(find):
-    study = find(QUESTION + "parts: [{flags: {preset: paper, micro_batch_size: null}, strategies: [single]}]\n")
-    (run,) = studies.runs(study)
-    assert run.config.data == "bundled"
-    assert "None" not in run.arguments()
-    assert "--micro-batch-size" not in run.arguments()
-
-
-def test_published_weights_go_with_real_text_only(find):
-    flags = "parts: [{flags: {init: pretrained}, strategies: [single]}]\n"
-    assert studies.runs(find(QUESTION + "text: real\n" + flags))
-    with pytest.raises(Refusal, match=r"parts\.0: --init pretrained needs a published tokenizer"):
-        find(QUESTION + flags)
-
-
-def test_batches_go_up_within_a_round(find):
-    study = find(QUESTION + "parts: [{strategies: [ddp, zero1], global_batch_sizes: [32, 8, 16], repeats: 2}]\n")
-    runs = studies.runs(study)
-    assert [run.config.global_batch_size for run in runs] == [8, 8, 16, 16, 32, 32] * 2
-
-
 def test_single_is_run_once_and_ddp_on_one_process_too(find):
     study = find(QUESTION + "parts: [{strategies: [single, ddp, zero2], world_sizes: [1, 2]}]\n")
     found = [(run.strategy.name, run.world_size) for run in studies.runs(study)]
@@ -146,10 +125,3 @@ def test_a_plan_of_too_many_runs_is_refused_in_a_second(find):
         with pytest.raises(Refusal, match="runs are planned, at most 10,000 are run; make several studies of it"):
             find(QUESTION + f"parts: [{{strategies: [ddp], {part}}}]\n")
     assert time.monotonic() - started < 30  # 3 s, on a machine with nothing else to do
-
-
-@pytest.mark.parametrize("name", ["lr:a.yaml", "my study.yaml", "CON.yaml"])
-def test_a_study_has_a_name_that_files_can_have(tmp_path, name):
-    (tmp_path / name).write_text(QUESTION + "parts: [{}]\n")
-    with pytest.raises(Refusal, match=r"the study's name .* take"):
-        studies.find(str(tmp_path / name))

@@ -19,12 +19,10 @@ from laboratory import Lab
 
 from study.compare import network
 from study.files import ROOT
-from study.records import find, schema
+from study.records import find
 from study.records.machine import LABORATORY
 from study.records.schema import Network
-from study.report import build
 from study.report import network_page as page
-from study.running import studies
 from study.strategy import engines
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
@@ -98,12 +96,6 @@ def test_groups_within_a_machine_send_nothing_to_others():
     assert on_wire.sent_bytes(gather, engine(4, secondary_partition_size=4), 2, "gloo") == 75
 
 
-def test_replicas_send_each_shard_over_all_machines():
-    hybrid = engine(4, replicas=2)  # of two shards
-    assert on_wire.sent_bytes([Asked("subgroup_all_reduce", 50)], hybrid, 2, "nccl") == 100  # two ranks of each
-    assert on_wire.sent_bytes([Asked("subgroup_reduce_scatter", 100)], hybrid, 2, "nccl") == 0
-
-
 @pytest.mark.parametrize(
     ("mebibytes", "world_size", "machines", "measured"),
     [(1, 2, 2, 0.753), (8, 2, 2, 1.001), (32, 2, 2, 1.189), (32, 4, 2, 1.190)],
@@ -113,17 +105,6 @@ def test_a_large_reduce_of_gloo_sends_more_than_it_needs_to(mebibytes, world_siz
     size = mebibytes << 20
     sent = on_wire.sent_bytes([Asked("reduce", size)], engine(world_size), machines, "gloo")
     assert sent / size == pytest.approx(measured, rel=0.005)
-
-
-def test_a_broadcast_of_gloo_goes_down_a_tree():
-    for world_size, machines, crossings in ((2, 2, 1), (4, 2, 2), (4, 4, 3)):
-        sent = on_wire.sent_bytes([Asked("broadcast", 100)], engine(world_size), machines, "gloo")
-        assert sent == pytest.approx(100 * crossings / machines)
-
-
-def test_an_algorithm_that_is_not_told_is_not_known():
-    assert on_wire.is_known([Asked("subgroup_all_gather", 1), Asked("reduce", 1)])
-    assert not on_wire.is_known([Asked("all_gather", 1), Asked("all_to_all", 1)])
 
 
 @pytest.mark.parametrize(
@@ -192,20 +173,6 @@ def test_a_prediction_is_the_unlimited_step_and_the_bytes_through_the_rate(recor
     assert network.prediction_error(measured, unlimited) == pytest.approx(-0.5)
 
 
-def test_a_strategy_pays_by_the_factor_that_was_fixed(records):
-    ddp = network.cells([on_two_machines(records["ddp"], None, 0.1, 0)])[0]
-    for seconds, pays in ((0.1, True), (0.125, True), (0.126, False)):
-        assert network.pays(replace(ddp, seconds=(seconds,)), ddp) is pays
-
-
-def test_other_work_is_another_layout(records):
-    zero2 = on_two_machines(records["zero2"], None, 0.1, 0)
-    longer = zero2.record.model_copy(update={"config": zero2.record.config | {"learning_rate": 1e-5}})
-    found = network.cells([zero2, zero2._replace(record=longer)])
-    assert len(found) == 2
-    assert found[0].layout[:3] == found[1].layout[:3]
-
-
 def test_the_page_has_a_block_for_each_layout(records):
     """ZeRO-2 pays without a limit alone, where its step is the control's."""
     runs = [
@@ -223,19 +190,6 @@ def test_the_page_has_a_block_for_each_layout(records):
     assert f"At most 1.25 times `ddp`'s step: {paying}." in page
 
 
-def test_runs_of_one_machine_are_in_no_table(records):
-    assert network.cells(records.values()) == network.sections(records.values()) == []
-
-
-def test_every_part_of_the_study_is_of_machines_and_a_rate():
-    study = studies.find("network")
-    assert all(part.machines > 1 and part.rate for part in study.parts)
-    planned = studies.runs(study)
-    assert len({run.run_id for run in planned}) == len(planned)
-    assert {run.num_machines for run in planned} == {2, 4}
-    assert schema.Network.model_fields["rate_bits_per_second"].is_required()
-
-
 # ---------------------------------------------------------------- the page of a report
 
 
@@ -251,12 +205,6 @@ def cells(records):
     return network.cells(found)
 
 
-def test_the_page_of_a_study_half_way_has_what_can_be_compared(cells):
-    partly = [cell for cell in cells if cell.strategy == "ddp" or cell.rate > 1e8]
-    assert page.steps(partly).svg.count("<title") == 1
-    assert "not run" in page.seconds(partly)
-
-
 def test_the_page_shows_bytes_and_seconds(cells):
     wire, seconds = page.wire(cells), page.seconds(cells).replace("\N{NO-BREAK SPACE}", " ")
     assert "rings, predicted" in wire
@@ -264,23 +212,3 @@ def test_the_page_shows_bytes_and_seconds(cells):
     assert "1,000 Mbit/s" in seconds
     assert "0.105<small>" in seconds
     assert "0.100 to 0.110" in seconds
-
-
-def test_the_page_names_what_is_in_no_comparison(records, cells, monkeypatch):
-    ended = records["zero2"].record.model_copy(update={"status": "stalled", "run_id": "another"})
-    monkeypatch.setattr(page.find, "find", lambda _: [records["zero2"]._replace(record=ended)])
-    assert '<th scope="row">another</th><td>stalled</td>' in page.left_out([], cells)
-    monkeypatch.setattr(page.find, "find", lambda _: list(records.values()))
-    assert "Every run that has a record is in the tables." in page.left_out([], cells)
-
-
-def test_a_report_has_the_page_where_a_network_had_a_limit(records, monkeypatch, tmp_path):
-    whole = [on_two_machines(records[name], rate, 1.0, 10**6) for name in ("ddp", "zero2") for rate in (10**8, None)]
-    for found, has in ((whole, True), (whole[:3], False), (whole[2:], False), (list(records.values()), False)):
-        monkeypatch.setattr(build.find, "find", lambda _, found=found: found)
-        assert ("network" in build._pages([tmp_path])) is has
-    monkeypatch.setattr(build.find, "find", lambda _: [*whole, *records.values()])
-    assert list(build._pages([tmp_path])) == [*build.REPORT_PAGES, "network"]
-    others = [one._replace(record=one.record.model_copy(update={"other_machines": [{}]})) for one in whole]
-    monkeypatch.setattr(build.find, "find", lambda _: others)
-    assert build._pages([tmp_path])["network"].file == "index.html"  # the other pages know no rates

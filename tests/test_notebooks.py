@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -16,10 +12,6 @@ from study.report import build as report
 from study.report import colab
 
 each = pytest.mark.parametrize("path", reported.NOTEBOOKS, ids=lambda path: path.stem)
-
-
-def sources(path: Path) -> list[str]:
-    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
 def test_every_notebook_is_a_page():
@@ -65,25 +57,6 @@ def test_parameters_are_literals():
 
 
 @each
-def test_is_thin(path):
-    """No function, class or loop: what can be wrong lives where a test sees it."""
-    for source in sources(path):
-        tree = ast.parse(source)
-        logic = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.comprehension)
-        assert not [node for node in ast.walk(tree) if isinstance(node, logic)], source
-
-
-@each
-def test_imports_only_the_study(path):
-    for source in sources(path):
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom):
-                assert node.module.partition(".")[0] == "study"
-            elif isinstance(node, ast.Import):
-                assert {alias.name for alias in node.names} <= set(sys.stdlib_module_names)
-
-
-@each
 def test_has_one_set_up_cell_and_a_badge_where_the_project_is_published(path):
     *badges, set_up = reported.tagged(path, "colab")
     published = colab.repository()
@@ -105,12 +78,3 @@ def test_set_up_is_the_same_everywhere():
     assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
     assert "colab.train" in "".join(common[len(lines) + 1 :])
     assert set(found.values()) == {"\n".join(common)}
-
-
-@pytest.mark.launches
-def test_style():
-    """Notebooks are checked as all other code is."""
-    for arguments in (["check"], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *arguments, str(report.NOTEBOOKS)]
-        done = subprocess.run(command, cwd=report.ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,22 +64,6 @@ def test_what_a_link_in_the_locks_place_points_to_stays(tmp_path, name):
     with suppress(Refusal), one_writer.locked_run(tmp_path / "run"):
         pass
     assert (tmp_path / "precious").read_text() == "a thesis"
-
-
-def test_a_folder_that_is_removed_meanwhile(tmp_path):
-    with one_writer.locked_run(tmp_path / "a"):
-        shutil.rmtree(tmp_path / "a")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(Refusal, match=r"cannot be written or locked .*; pass another --output-dir$"):
-        one_writer.locked_run(tmp_path / "file" / "run").__enter__()
-    (tmp_path / "run" / one_writer.HOLDER).mkdir(parents=True)
-    with pytest.raises(Refusal, match=r"cannot be written or locked \(Is a directory\)"):
-        one_writer.locked_run(tmp_path / "run").__enter__()
-    assert not (tmp_path / "run" / one_writer.LOCK).exists()
 
 
 @pytest.mark.launches
@@ -225,8 +208,3 @@ def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
     lines = [LINES[0], LINES[0]]
     with pytest.raises(Failed, match="its steps are not 1 to 2, one after another"):
         integrity.tied(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)
-
-
-def test_a_failure_before_the_first_file_names_none(tmp_path):
-    files.write_json(tmp_path / "config.json", {"of": "an earlier run"})
-    assert integrity.tied(tmp_path, [], None, is_result=False) == {"steps_sha256": None, "config_sha256": None}

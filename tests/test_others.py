@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from reported import read as text_of
 
 from study.planner import published_rows
@@ -18,18 +17,6 @@ def test_rows_are_of_their_family_and_in_order():
     assert counts == sorted(counts)
     assert all(0 < row.share_of_peak < 1 for row in rows)
     assert published_rows.runs("nobody") == []
-
-
-def test_precision_classes_are_told_apart():
-    mistral = [row for row in published_rows.runs("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
-    assert {published_rows.state_bytes(row.case) for row in mistral} == {8, 16}
-
-
-@pytest.mark.parametrize("draw", [page.data_parallel, page.states_split])
-def test_figures_say_whose_figures_they_are(draw):
-    figure = draw()
-    assert figure.title.startswith("Published by")
-    assert ">predicted<" in figure.svg
 
 
 def test_every_row_says_what_can_be_checked():

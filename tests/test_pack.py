@@ -129,16 +129,6 @@ def test_the_manifest_says_where_the_records_come_from(runs, tmp_path, capsys):
     assert "packed 5 runs on Synthetic CPU, 8 cores into" in capsys.readouterr().out
 
 
-def test_a_pack_is_of_one_box(runs, tmp_path):
-    synthetic.write_run(tmp_path / "gpu", box="gpu")
-    with pytest.raises(Refusal, match=r"records of 2 boxes \(\d x NVIDIA H200; Synthetic CPU, 8 cores\)"):
-        pack.pack([runs, tmp_path / "gpu"], tmp_path / "box.zip")
-    synthetic.write_outcome(tmp_path / "none", "skipped")
-    with pytest.raises(Refusal, match="no record, so no box"):
-        pack.pack([tmp_path / "none"], tmp_path / "box.zip")
-    assert not (tmp_path / "box.zip").exists()
-
-
 def test_one_machine_and_two_like_it_are_one_box(tmp_path):
     synthetic.write_run(tmp_path / "gpu", box="gpu")
     path = synthetic.write_run(tmp_path / "gpu", box="gpu", seed=1)
@@ -175,27 +165,6 @@ def no_space(*_) -> None:
 
 
 # --- merge
-
-
-@pytest.mark.parametrize("content", [b"", b"no zip"])
-def test_what_is_no_zip_file_is_refused(tmp_path, content):
-    (tmp_path / "box.zip").write_bytes(content)
-    refused(tmp_path / "box.zip", tmp_path / "records", r"box\.zip: cannot be read as a pack")
-
-
-def test_a_pack_that_is_not_there_is_refused(tmp_path):
-    refused(
-        tmp_path / "box.zip", tmp_path / "records", r"box\.zip: no such file; name one that `zero-study pack` wrote"
-    )
-
-
-@pytest.mark.parametrize("manifest", [None, b"{", b"[1]", b'{"sha256": {}}', b"\xff"])
-def test_a_zip_file_without_a_manifest_is_refused(tmp_path, manifest):
-    with zipfile.ZipFile(tmp_path / "box.zip", "w") as archive:
-        archive.writestr("a.json", "{}")
-        if manifest is not None:
-            archive.writestr(pack.MANIFEST, manifest)
-    refused(tmp_path / "box.zip", tmp_path / "records", r"box\.zip: no pack, its manifest\.json says no format_version")
 
 
 @pytest.mark.parametrize(
@@ -300,12 +269,6 @@ def test_a_run_that_is_there_and_differs_is_refused(packed, tmp_path):
     synthetic.write_run(tmp_path / "other", seed=1, seconds=2.0, status="out_of_memory")
     pack.collect([tmp_path / "other"], target)
     refused(packed, target, r"records/records\.jsonl, .*seed1.* and .*box\.zip/records\.jsonl, .*seed1.* differ")
-
-
-def test_a_merge_into_a_file_is_refused(packed, tmp_path):
-    (tmp_path / "records").write_text("")
-    with pytest.raises(Refusal, match="records: not a folder"):
-        pack.merge(packed, tmp_path / "records")
 
 
 def test_a_later_pack_of_the_box_adds_its_results(runs, packed, tmp_path, capsys):

@@ -49,13 +49,6 @@ def test_comparable(row, facts, reason):
     assert pairs.comparable(row, {**row, **facts}) == reason
 
 
-def test_another_setting_is_named(row):
-    other = {**row["settings"], "learning_rate": 0.1}
-    assert pairs.comparable(row, {**row, "config_digest": "f" * 64, "settings": other}) == (
-        "learning_rate 5e-05 against 0.1"
-    )
-
-
 @pytest.mark.parametrize(
     ("facts", "other", "limits"),
     [
@@ -110,14 +103,6 @@ def pairs_of(rows: pd.DataFrame, control: str = "ddp") -> set[tuple]:
     }
 
 
-def test_times_of_another_day_are_not_compared(row):
-    later = {"started_at": (pd.Timestamp(row["started_at"]) + pd.Timedelta(hours=20)).isoformat()}
-    assert pairs.limits(row, {**row, **later})["speed"] == "begun 20 hours apart"
-    soon = {"started_at": (pd.Timestamp(row["started_at"]) + pd.Timedelta(hours=11)).isoformat()}
-    assert pairs.limits(row, {**row, **soon})["speed"] is None
-    assert pairs.limits(row, {**row, **later})["memory"] is None
-
-
 def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
     for strategy, world_size in (("ddp", 2), ("ddp", 4), ("zero2", 2), ("zero2", 4), ("single", 1)):
         for seed in (0, 1):
@@ -159,14 +144,6 @@ def test_an_equal_micro_batch_is_preferred(tmp_path):
     (one,) = pairs.pair(rows).compared.itertuples()
     assert rows.loc[one.control_run, "micro_batch_size"] == 2
     assert (one.losses, one.speed, one.memory) == (None, None, None)
-
-
-def test_what_limits_a_pair_is_told(tmp_path):
-    synthetic.write_run(tmp_path, strategy="ddp", dropout=0.1)
-    synthetic.write_run(tmp_path, strategy="single", world_size=1, dropout=0.1)
-    (one,) = pairs.pair(table.read([tmp_path])).compared.itertuples()
-    assert one.losses == "dropout is on and processes 1 against 2: other masks"
-    assert pd.isna(one.speed)
 
 
 def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
@@ -244,21 +221,6 @@ def test_the_largest_batch_and_what_came_of_the_next(tmp_path):
     assert len(view) == 4
 
 
-def test_losses_of_other_work_are_not_beside_one_another(tmp_path):
-    synthetic.write_run(tmp_path)
-    rows = table.read([tmp_path])
-    assert "final_loss" not in pairs.largest_batch(rows)
-
-
-def test_a_run_without_settings_is_placed_only_where_one_cell_fits(tmp_path):
-    synthetic.write_run(tmp_path, strategy="ddp")
-    synthetic.write_outcome(tmp_path, "skipped", strategy="zero3")
-    assert pairs.largest_batch(table.read([tmp_path]))["precision"].tolist() == ["fp32", "fp32"]
-    synthetic.write_run(tmp_path, strategy="ddp", precision="bf16")
-    view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
-    assert pd.isna(view.loc["zero3", "precision"])
-
-
 # ---------------------------------------------------------------- scaling
 
 
@@ -272,15 +234,6 @@ def test_scaling_is_against_single(tmp_path):
     assert view.loc[("ddp", 4), "scaling_efficiency"] == pytest.approx(1 / 4 / 0.4, rel=0.05)
     assert set(view["base"]) == {"single on 1 process"}
     assert set(view["num_runs"]) == set(view["base_num_runs"]) == {1}
-
-
-def test_scaling_without_single_is_against_the_fewest(tmp_path):
-    for world_size, seconds in ((2, 0.6), (4, 0.4)):
-        synthetic.write_run(tmp_path, strategy="zero2", world_size=world_size, seconds=seconds)
-    view = pairs.scaling(table.read([tmp_path])).set_index("world_size")
-    assert view.loc[4, "scaling_efficiency"] == pytest.approx(0.6 * 2 / (0.4 * 4), rel=0.05)
-    assert view.loc[4, "base"] == "zero2 on 2 processes"
-    assert set(view["base_world_size"]) == {2}
 
 
 def test_no_efficiency_where_processes_share_cores(tmp_path):

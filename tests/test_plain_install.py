@@ -9,12 +9,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import launching
 import pytest
-from test_layout import HEAVY, commands
+from test_layout import commands
 
 from study import cli, errors, files
 from study.errors import Refusal
@@ -129,15 +128,6 @@ def test_every_command_is_tried():
     assert tried == set(commands())
 
 
-# Of them a run says itself, by its strategy and its device, whether it needs them.
-AS_NEEDED = {"deepspeed", "ninja", "pynvml"}
-
-
-def test_all_that_trains_comes_with_its_extra():
-    assert set(cli.TRAINING) <= modules_of_extras()["train"]
-    assert {name for name in modules_of_extras()["train"] if find_spec(name)} & HEAVY <= {*cli.TRAINING, *AS_NEEDED}
-
-
 @pytest.mark.parametrize("module", cli.TRAINING)
 @pytest.mark.parametrize("command", ["train --strategy single", "run smoke"])
 def test_a_run_is_refused_where_one_package_is_missing(module, command, monkeypatch, tmp_path):
@@ -172,11 +162,6 @@ def test_a_clone_that_is_not_installed(monkeypatch, name, said):
 def test_a_missing_module_is_told_by_its_package(module, package, extra):
     said = errors.describe_missing(ModuleNotFoundError(name=module))
     assert said.startswith(f"{package} is not installed; run: pip install 'zero-study[{extra}]' ")
-
-
-@pytest.mark.parametrize("name", ["study.nothing", "yaml", "py", None])
-def test_no_other_module_is_of_an_extra(name):
-    assert errors.describe_missing(ModuleNotFoundError(name=name)) is None
 
 
 def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):

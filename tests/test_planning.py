@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from study import planner
 from study.errors import Refusal
-from study.planner import advice_text, choose, published_rows
+from study.planner import choose, published_rows
 from study.theory import measured_by_others, step_time
 
 
@@ -71,13 +70,6 @@ def test_front_is_beaten_by_nothing_that_fits(advice):
 # ---------------------------------------------------------------- figures
 
 
-def test_memory_falls_with_more_gpus_only_where_something_is_sharded(advice):
-    needed = choose.needed_by_gpus(advice)
-    assert set(needed["single"]) == {1}
-    assert needed["zero3"][64] < needed["zero3"][2] / 4
-    assert needed["ddp"][64] == needed["ddp"][2]
-
-
 # ---------------------------------------------------------------- trust
 
 
@@ -89,41 +81,3 @@ def test_validation_is_of_the_models_as_they_are(found):
         assert entry["predicted"] == pytest.approx(float(now), rel=1e-3), f"stale: run {published_rows.COMMAND}"
         assert entry["error"] == pytest.approx(row.tokens_per_second_per_gpu / now - 1, abs=1e-3)
     assert [case["name"] for case in found.content["cases"]] == [case.name for case in measured_by_others.cases()]
-
-
-def test_an_answer_says_which_errors_its_times_rest_on(advice, capsys):
-    sentences = {option.prediction.step.evidence.sentence for option in advice.options}
-    assert len(sentences) >= 3  # FSDP, other engines, offload; and of each what no published row has
-    said = " ".join(advice_text.text(advice).split())
-    content = advice_text.content(advice)
-    for option, entry in zip(advice.options, content["strategies"], strict=True):
-        sentence = option.prediction.step.evidence.sentence
-        assert entry["seconds_per_step_rests_on"] == sentence
-        assert sentence in said
-
-
-def test_memory_counts_what_was_measured_twice_alike_once():
-    cases = published_rows.amounts()
-    peaks_of_tensors = [case for case in cases if case.quantity == "peak_allocated_bytes" and case.grade == "A"]
-    assert len(peaks_of_tensors) == 29
-    assert 0 < sum(map(published_rows.activations_decide, peaks_of_tensors)) < 29
-
-
-def test_what_trained_and_is_said_not_to_fit_is_counted():
-    wrong = [one for one in published_rows.fits_verdicts() if one.trained != one.predicted]
-    assert wrong
-    assert all(one.trained for one in wrong)  # none that ran out of memory is said to fit
-    assert {"fms-acceleration liger", "BigScience GPT"} <= {one.case.family for one in wrong}
-
-
-def test_validation_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "there.json"
-    with pytest.raises(Refusal, match=r"^there.json: No such file or directory; run python tools/planner_acc"):
-        published_rows.load(path)
-    for content in ("{", "{}", "[1]"):
-        path.write_text(content)
-        with pytest.raises(Refusal, match=r"^there.json: not what python tools/planner_accuracy.py writes; run "):
-            published_rows.load(path)
-    path.write_text(json.dumps({"rows": [{"row": "another"}]}))
-    with pytest.raises(Refusal, match=r"^there.json: has other rows than mpt_throughput.csv; run "):
-        published_rows.load(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -69,16 +68,6 @@ def several(tmp_path) -> pd.DataFrame:
 # ---------------------------------------------------------------- reading
 
 
-def test_reads_one_row_each(several):
-    assert len(several) == 7
-    assert set(several["box"]) == {"2 x A100-SXM4-40GB", "2 x A100-SXM4-80GB"}
-    assert list(several["why"].dropna()) == ["bf16: t4 has no unit for it"]
-    # Of what is measured and what is predicted, only what was asked has the same name, and what is compared later.
-    results = {"peak_allocated_bytes", "peak_tensor_bytes", "final_loss", "status", "wall_seconds"}
-    assert not results & set(several.columns)
-    assert results <= set(table.COLUMNS)
-
-
 def test_refuses_what_is_no_prediction(tmp_path):
     path = write(tmp_path / "one", prediction())
     shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -109,20 +98,6 @@ def test_measured_and_predicted_do_not_mix(tmp_path):
         expected.read_predicted([tmp_path / "measured"])
 
 
-def test_finds_the_projects_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = pages.predictions(["reports/predicted"])
-    assert len(rows) > 1000
-    assert set(pages.predictions(["reports/predicted"], "bert-imdb")["workload"]) == {"bert-imdb"}
-
-
-@pytest.mark.parametrize("folders", [[], ["nowhere"]])
-def test_without_predictions_a_sentence(folders):
-    rows = pages.predictions(folders)
-    for make in (pages.predicted_memory, pages.predicted_times):
-        assert "no predicted records here" in text_of(make(rows))
-
-
 # ---------------------------------------------------------------- tables
 
 
@@ -142,22 +117,3 @@ def test_times_have_intervals(several):
     shown = pages.predicted_times(several)
     assert row_of(shown, "zero2") == "≈ 1.00 0.667 to 1.50"
     assert row_of(shown, "zero3") == "does not fit (short of 2 GiB)"
-
-
-def test_all_of_a_table_looks_predicted(several):
-    for piece in (pages.predicted_memory(several), pages.predicted_times(several)):
-        parts = re.findall(r'<section class="predicted">.*?</section>', piece, re.DOTALL)
-        assert sum(part.count("<table>") for part in parts) == piece.count("<table>") == 2
-        captions = re.findall(r"<caption>(.*?)</caption>", piece, re.DOTALL)
-        assert all("Predicted by study/theory, no run." in caption for caption in captions)
-        numbers = [cell for cell in re.findall(r'<td class="number">(.*?)</td>', piece) if re.match(r"\d", cell)]
-        assert numbers == []
-
-
-def test_several_batches_are_columns(tmp_path):
-    ones = [prediction(world_size=world, global_batch_size=batch) for world in (1, 2) for batch in (16, 32)]
-    write(tmp_path, *ones, prediction("zero3", 2, global_batch_size=32))
-    shown = pages.predicted_memory(expected.read_predicted([tmp_path]))
-    assert re.findall(r'scope="col"[^>]*>(.*?)<', shown) == ["strategy", "batch 16", "batch 32"]
-    assert re.findall(r"<span>(\d process\w*)", shown) == ["1 process", "2 processes"]
-    assert shown.count('scope="row">zero3<') == 1  # not where it has no configuration

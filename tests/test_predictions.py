@@ -101,22 +101,6 @@ def test_leaves_out_what_the_study_would_refuse(tmp_path, flags, name, why):
     assert one.strategy == name
 
 
-def test_bundled_text_has_its_own_vocabulary():
-    found = predictions.predict_study(studies.find("smoke"), "a100-80gb", 2).predictions
-    (run,) = {(one.workload, one.size) for one in found if one.workload == "bert-imdb"}
-    config = build_config(workload=run[0], size=run[1])
-    assert {one.num_params for one in found if one.workload == run[0]} == {engines.shape_of(config).num_params}
-
-
-def test_refuses():
-    study = studies.find("multi-gpu")
-    with pytest.raises(Refusal, match=r"^unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb"):
-        predictions.predict_study(study, "a100", 8)
-    only_two = study.model_copy(update={"parts": (study.parts[0].model_copy(update={"strategies": ("zero2",)}),)})
-    with pytest.raises(Refusal, match=r"^study 'multi-gpu': every run takes more GPUs than 1; raise --gpus$"):
-        predictions.predict_study(only_two, "a100-80gb", 1)
-
-
 def test_a_file_is_read_as_it_was_written(tmp_path):
     study = study_of(tmp_path, f"  - {{flags: {{{FLAGS}, precision: bf16}}, strategies: [ddp, zero3]}}")
     made = predictions.predict_study(study, "a100-80gb", 2)

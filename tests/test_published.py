@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import launching
 import pytest
 
-from study.claims import published
 from study.claims.published import __main__ as commands
 from study.claims.published import defects, traps
 from study.claims.published.defects import DEFECTS, METRICS, PROGRAMS
-from study.config import build_config
-from study.engines.this_machine import Machine
-from study.errors import Refusal, RunFailed
+from study.errors import Refusal
 from study.report import protocol_page as pages
 
 COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
@@ -100,29 +96,6 @@ def test_repeats_of_one_training_are_no_evidence():
     assert defects.added(both, "head-unseeded", "training loss") is None
 
 
-def test_what_a_defect_adds_is_taken_repeat_by_repeat():
-    found = results((1.0, 0.9), (1.0, 0.8))
-    found["runs"] |= results((1.0, 1.0), (1.0, 0.95), program="fresh")["runs"]
-    assert defects.added(found, "same-model", "validation loss").values == pytest.approx({0: -0.1, 1: -0.15})
-    assert defects.added(found, "one-seed", "validation loss") is None  # was not run
-
-
-def test_times_are_the_processors_on_a_cpu_and_of_a_review():
-    times = {"cpu_seconds": 16.0, "seconds": 20.0, "step_seconds": 1.0, "step_cpu_seconds": 0.4}
-    on_cpu, on_gpu = results((1, 1), **times), results((1, 1), gpus=["one"], **times)
-    assert defects.effect(on_cpu, defects.AS_PUBLISHED, "time").mean == pytest.approx(1.0)
-    assert defects.effect(on_gpu, defects.AS_PUBLISHED, "time").mean == pytest.approx(-0.75)
-    by_step = defects.MENDED_ALONE["timing-span"]
-    assert defects.effect(on_cpu, by_step, "time").mean == pytest.approx(1.0)  # 0.4 s of 16 against 0.1 s of 8
-    assert defects.effect(on_gpu, by_step, "time").mean == pytest.approx(-0.5)
-
-
-def test_an_arm_that_failed_has_no_effect():
-    found = results((1.0, 0.9))
-    found["runs"]["published/0"]["arms"][2] = {"arm": "zero-16", "error": "RuntimeError: it broke"}
-    assert defects.effect(found, defects.AS_PUBLISHED, "time") is None
-
-
 # ---------------------------------------------------------------- the program: the experiment
 
 
@@ -141,60 +114,6 @@ def test_a_wrong_request_is_refused(words, message, tmp_path):
     with pytest.raises(Refusal, match=re.escape(message)):
         ask("protocol", *words, "--output", str(tmp_path / "out.json"))
     assert not list(tmp_path.iterdir())
-
-
-def test_results_of_another_experiment_are_kept(tmp_path):
-    path = tmp_path / "kept.json"
-    committed = (COMMITTED / "protocol.json").read_text()
-    path.write_text(committed)
-    with pytest.raises(Refusal, match="another experiment"):
-        ask("protocol", "--output", str(path))
-    assert path.read_text() == committed
-    path.write_text("{}")
-    for read in (defects.read, traps.read):
-        with pytest.raises(Refusal, match=re.escape(str(path))):
-            read(path)
-
-
-def test_the_protocol_is_of_one_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(defects.this_machine, "find", lambda: Machine((1, 1), 1))
-    with pytest.raises(Refusal, match="one GPU, this machine has 2"):
-        ask("protocol", "--output", str(tmp_path / "out.json"))
-
-
-def test_each_repeat_begins_with_another_program_and_two_machines_are_told_apart(monkeypatch, tmp_path):
-    started = []
-
-    def start(config, body, name, repeat, folder):
-        started.append((name, repeat))
-        machine = dict.fromkeys(defects.SAME, "one" if len(started) < 6 else "other")
-        return {"num_reviews": 1600, "loss": 1.0} if name is None else {"arms": [], "machine": machine}
-
-    monkeypatch.setattr(defects, "_start", start)
-    monkeypatch.setattr(defects, "_check", lambda config, output: None)
-    names, path = ["fresh", "honoured", "published"], tmp_path / "out.json"
-    with pytest.raises(Refusal, match="another file"):
-        defects.measure(build_config("paper", size="tiny", data="bundled", num_train_examples=160), 2, names, path)
-    assert started == [
-        (None, 0), ("fresh", 0), ("honoured", 0), ("published", 0), ("honoured", 1), ("published", 1),
-    ]  # fmt: skip
-    assert len(json.loads(path.read_text())["runs"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("lines", "error", "message"),
-    [
-        (["[rank0]: Traceback", "[rank0]: ValueError: no such thing", "ChildFailedError: it said"], RunFailed,
-         "single: ValueError: no such thing"),
-        (["OSError: no network", "study.errors.Refusal: no hub; take files"], Refusal, "no hub; take files"),
-        ([], RunFailed, "single: ended with status 1"),
-    ],
-)  # fmt: skip
-def test_a_start_that_failed_says_why(lines, error, message, monkeypatch):
-    ended = subprocess.CompletedProcess([], 1, stderr="\n".join(lines))
-    monkeypatch.setattr(published.subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(error, match=f"^{message}$"):
-        traps.start("single", [0], None)
 
 
 PUBLISHED = ["python", "-m", "study.claims.published"]
@@ -310,15 +229,6 @@ def test_traps_and_arms_are_those_that_were_measured():
     assert committed["settings"] == traps.SETTINGS
 
 
-def test_arms_train_on_sixteen_sequences_a_step_and_do_not_clip_unseen():
-    for name in traps.ARMS:
-        asked = traps.asked_of(name)
-        sequences = asked["program"]["micro_batch_size"] * asked["program"]["gradient_accumulation_steps"]
-        assert sequences * asked["accelerate_file"]["num_processes"] == 16
-        if asked["deepspeed_json"] and name != "zero2-2x-engine-clips":
-            assert asked["deepspeed_json"]["gradient_clipping"] == 0.0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -332,13 +242,6 @@ def test_a_wrong_trap_is_refused(words, message, tmp_path, monkeypatch):
     with pytest.raises(Refusal, match=message):
         ask("traps", *words)
     assert not list(tmp_path.iterdir())
-
-
-def test_other_settings_are_refused(tmp_path):
-    path = tmp_path / "traps.json"
-    path.write_text(json.dumps({**traps.read_or_begin(path, False), "settings": {"size": "mini"}}))
-    with pytest.raises(Refusal, match="made with other settings"):
-        ask("traps", "--output", str(path))
 
 
 TRAP = [*PUBLISHED, "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import re
 import shutil
 import signal
 import subprocess
@@ -14,12 +11,8 @@ import time
 from pathlib import Path
 
 import psutil
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
-import yaml
-from data_folder import make_data_dir
 from launching import ROOT, attempt, command_line, environment, words
 
 from study import __main__, cli, files
@@ -164,13 +157,6 @@ def test_json_files(folder, old, new, expected):
     assert expected in line
 
 
-@pytest.mark.launches
-def test_json_file_seen_from_another_folder(folder):
-    (folder / "elsewhere").mkdir()
-    line = refusal(folder / "elsewhere", "--strategy", "zero3_tuned")
-    assert f"does not exist as seen from {folder / 'elsewhere'}; start in the folder that it is" in line
-
-
 # ---------------------------------------------------------------- data
 
 
@@ -178,37 +164,6 @@ def test_json_file_seen_from_another_folder(folder):
 def test_missing_data_folder(folder):
     line = refusal(folder, "--data", "files", "--data-dir", "nowhere")
     assert line.startswith("data_dir nowhere does not exist; give --data-dir a folder with imdb/train.parquet")
-
-
-@pytest.mark.launches
-def test_empty_data_folder(folder):
-    (folder / "data").mkdir()
-    line = refusal(folder, "--data", "files", "--data-dir", "data")
-    assert line.startswith("data_dir data is empty; it needs imdb/train.parquet")
-    assert line.endswith("correct --data-dir")
-
-
-@pytest.mark.launches
-def test_unreadable_data_file(folder):
-    data = make_data_dir(folder / "data")
-    path = data / "wikitext-2" / "train.txt"
-    path.unlink()
-    path.symlink_to("/proc/self/mem")  # opens, and cannot be read even by root
-    line = refusal(folder, *words({**SMALL, "workload": "gpt-wikitext", "data": "files", "data_dir": "data"}))
-    assert line.startswith("cannot read ")
-    assert "OSError" in line
-    assert line.endswith("mend it or correct --data-dir")
-
-
-@pytest.mark.launches
-def test_parquet_without_the_columns(folder):
-    path = make_data_dir(folder / "data") / "imdb" / "train.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"review": ["a"], "stars": [1]}), path)
-    line = refusal(folder, *words({**SMALL, "data": "files", "data_dir": "data"}))
-    assert line == (
-        "data/imdb/train.parquet has no column text and no column label, only review, stars; rename its columns or "
-        "correct --data-dir"
-    )
 
 
 @pytest.mark.launches
@@ -232,25 +187,6 @@ def test_more_processes_than_gpus(monkeypatch):
     check(make_run(build_config(share_device=True), read_by_name("zero2"), 2))
 
 
-@pytest.mark.launches
-def test_missing_swap_folder(folder):
-    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "nowhere")
-    assert line == "--swap-dir nowhere: the folder does not exist; make it on the disk to be measured"
-
-
-@pytest.mark.launches
-def test_swap_folder_that_cannot_be_written(folder):
-    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", "--swap-dir", "/proc")
-    assert re.fullmatch(r"--swap-dir /proc: cannot be written \(.+\); choose another folder", line)
-
-
-@pytest.mark.launches
-def test_swap_folder_without_a_use(folder):
-    assert "zero3 does not offload to NVMe; remove the flag" in refusal(
-        folder, "--strategy", "zero3", "--swap-dir", "."
-    )
-
-
 @pytest.fixture
 def bare_machine(tmp_path):
     """An environment without a compiler, where nothing has been compiled; ninja is there, as pip put it."""
@@ -268,24 +204,6 @@ def test_no_compiler(folder, strategy, bare_machine):
     assert "apt-get install g++" in line
 
 
-@pytest.mark.launches
-def test_no_libaio(folder, tmp_path, bare_machine):
-    compiler = tmp_path / "tools" / "c++"
-    compiler.write_text("#!/bin/sh\nexit 1\n")
-    compiler.chmod(0o755)
-    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", env=bare_machine)
-    assert line.startswith("the compiler finds no libaio.h, which DeepSpeed's async_io needs; install libaio-dev")
-
-
-@pytest.mark.launches
-def test_tracker_that_is_not_installed(folder):
-    missing = [name for name in ("wandb", "mlflow", "trackio") if importlib.util.find_spec(name) is None]
-    if not missing:
-        pytest.skip("needs a tracker that is not installed, found them all")
-    line = refusal(folder, "--log-with", missing[0])
-    assert line == f"--log-with {missing[0]}: the package is not installed; run: pip install {missing[0]}"
-
-
 # ---------------------------------------------------------------- the output folder
 
 
@@ -298,14 +216,6 @@ def test_output_folder_of_a_finished_run(folder):
         "runs/bert-imdb-tiny-single-1x-seed0 already holds a finished run; pass another --output-dir, or delete it"
     )
     assert refusal(folder) == expected
-
-
-@pytest.mark.launches
-def test_output_folder_that_cannot_be_one(folder):
-    (folder / "file").touch()
-    assert refusal(folder, "--output-dir", "file").startswith("file is not a folder; pass another --output-dir")
-    line = refusal(folder, "--output-dir", "/proc/run")
-    assert re.fullmatch(r"/proc/run cannot be written \(.+\); pass another --output-dir", line)
 
 
 # ---------------------------------------------------------------- started by hand
@@ -433,11 +343,3 @@ def _has_lines(path: Path, number: int) -> bool:
 
 
 # ---------------------------------------------------------------- records
-
-
-@pytest.mark.parametrize("content", ["", "[]", json.dumps({"schema_version": 0}), yaml.safe_dump({"a": 1})])
-def test_what_is_no_record(folder, content):
-    (folder / "runs" / "a").mkdir(parents=True)
-    (folder / "runs" / "a" / "record.json").write_text(content)
-    with pytest.raises(Refusal, match=r"runs/a/record\.json: "):
-        schema.read(folder / "runs" / "a")

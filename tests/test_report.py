@@ -15,13 +15,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import reported
-from synthetic import write_run
 
-from study.compare import table
 from study.errors import Refusal
 from study.report import build as report
 from study.report import notebook as executing
-from study.running import studies
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -82,33 +79,6 @@ def test_page_is_whole_semantic_and_asks_for_nothing_from_elsewhere(site, name):
     assert "Traceback" not in shown
 
 
-def test_first_page_has_the_question_the_figure_and_the_answer_in_this_order(site):
-    text = reported.text_of(site, "summary")
-    assert f"<h1>{studies.find('cpu').question}</h1>" in text
-    assert text.index("<figure") < text.index("The answer") < text.index("<table>")
-    assert f'<th scope="row">runs</th><td>{reported.num_runs()}</td>' in text
-    assert "zero-study run cpu" in text
-
-
-def test_times_are_those_of_the_quiet_runs(site):
-    measured = reported.text_of(site, "runtime").partition("Predicted, not measured")[0]
-    assert "bert-imdb mini" in measured
-    assert "bert-imdb micro" not in measured
-
-
-@pytest.mark.parametrize("name", ["peak_memory", "runtime"])
-def test_predictions_come_last_and_look_predicted(name, site):
-    measured, _, after = reported.text_of(site, name).partition("<h2>Predicted, not measured</h2>")
-    assert "\N{ALMOST EQUAL TO}" not in measured
-    assert 'class="predicted' not in measured
-    assert after.count('<section class="predicted">') == len(list((report.ROOT / "reports/predicted").glob("*x")))
-
-
-def test_pages_have_figures(site):
-    for name in (*report.REPORT_PAGES, "planner", "others", "conformance"):
-        assert "<figure" in reported.text_of(site, name), name
-
-
 # ---------------------------------------------------------------- executing
 
 
@@ -134,15 +104,6 @@ def one_page(tmp_path, monkeypatch):
         return report.build("smoke", [tmp_path], output)
 
     return build
-
-
-def test_unknown_parameter_is_refused(tmp_path):
-    path = notebook(tmp_path / "one.ipynb", "records", parameters='records = []\nbox = ""')
-    with pytest.raises(
-        Refusal, match=r"^one.ipynb: no parameter is named recods; its cell tagged `parameters` declares records, box$"
-    ):
-        executing.execute(path, tmp_path / "done.ipynb", {"recods": ["a"], "box": ""})
-    assert not (tmp_path / "done.ipynb").exists()
 
 
 @pytest.mark.launches
@@ -197,18 +158,6 @@ def test_other_files_stay(one_page, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "out"]
 
 
-@pytest.mark.launches
-def test_outputs_of_every_kind(one_page):
-    text = one_page(
-        "print('1 < 2')",
-        "from IPython.display import Markdown; Markdown('**bold**')",
-        "from study.report.markup import Html; Html('<p>kept</p>')",
-    ).read_text()
-    assert '<pre tabindex="0"><code>1 &lt; 2\n</code></pre>' in text
-    assert "<strong>bold</strong>" in text
-    assert "<p>kept</p>" in text
-
-
 # ---------------------------------------------------------------- the site
 
 COMMITTED = report.ROOT / "reports"
@@ -244,15 +193,6 @@ def test_links_of_the_committed_site_are_not_dead():
 
 def test_links_of_a_new_site_are_not_dead(site):
     assert dead_links(site) == []
-
-
-def test_index_lists_every_report():
-    folders = {path.parent.name for path in COMMITTED.glob("*/index.html")}
-    found = report.reports(COMMITTED)
-    assert {name for name, _ in found} == folders >= {"cpu"}
-    page = (COMMITTED / "index.html").read_text(encoding="utf-8")
-    for name, question in found:
-        assert f'<dt><a href="{name}/index.html">{html.escape(question)}</a></dt>' in page
 
 
 def test_committed_index_is_what_is_made_now(tmp_path):
@@ -292,31 +232,4 @@ def test_report_in_a_site_joins_it(one_page, site, tmp_path):
     assert dead_links(mine) == []
 
 
-def test_report_does_not_replace_a_site_nor_a_site_a_report(one_page, site):
-    with pytest.raises(
-        Refusal, match=r"holds the site of all reports; name a folder in it, such as \S+/reports/smoke$"
-    ):
-        one_page("'x'", output=site)
-    with pytest.raises(Refusal, match=r"its index.html is not that of a site; name the folder of all reports$"):
-        report.build_site(site / "cpu")
-
-
 # ---------------------------------------------------------------- the study
-
-
-def test_question_of_an_unknown_study_is_its_name():
-    assert report.question("elsewhere") == "elsewhere"
-    assert report.question("offload") == studies.find("offload").question
-
-
-def test_control_is_the_studys(tmp_path):
-    for strategy in ("single", "ddp", "zero3"):
-        write_run(tmp_path, strategy=strategy, world_size=1 if strategy == "single" else 2, study="offload")
-    runs = table.read([tmp_path])
-    assert report.control(runs) == "zero3"  # of the study offload
-    assert report.control(runs.assign(study=None)) == "ddp"
-    mine = tmp_path / "mine.yaml"  # of which the runs say the name only
-    mine.write_text("question: Which one?\ncontrol: single\nparts: [{strategies: [single, ddp]}]\n")
-    assert report.control(runs.assign(study="mine"), str(mine)) == "single"
-    assert report.control(runs[runs["strategy"] == "single"]) == "single"
-    assert report.control(runs.assign(study="elsewhere", strategy="fsdp2")) == "fsdp2"

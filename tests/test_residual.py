@@ -184,13 +184,6 @@ def test_bert_in_16_bits_is_as_published():
     assert flash == pytest.approx(tokens * hidden * 34, rel=0.003)
 
 
-def test_a_checkpointed_block_keeps_its_input():
-    shape = shapes.find("gpt2")
-    for precision, size in (("fp32", 4), ("bf16-autocast", 4), ("bf16", 2)):
-        engine = Engine("ddp", 0, 4, precision, 4)
-        assert residual.checkpoint_bytes(shape, engine, Job(2, 64)) == 2 * 64 * 768 * size
-
-
 def test_only_what_is_multiplied_is_cast():
     """Under autocast; the head of GPT-2 is its embedding, the embeddings of BERT are looked up only."""
     engine = Engine("ddp", 0, 4, "bf16-autocast", 4)
@@ -199,9 +192,3 @@ def test_only_what_is_multiplied_is_cast():
     looked_up = (30522 + 512 + 2) * 768
     assert residual.cast_bytes(bert, engine) == 2 * (sum(bert.parameters.matrices) - looked_up)
     assert residual.cast_bytes(gpt2, Engine("ddp", 0, 4, "fp32", 4)) == 0
-
-
-def test_a_classifier_has_no_logits_to_speak_of():
-    job = Job(4, 128)
-    assert residual.logit_bytes(shapes.find("bert-large"), job) == 0
-    assert residual.logit_bytes(shapes.find("gpt2"), job) == 12 * 4 * 128 * 50257

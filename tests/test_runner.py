@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from study import cli, files
 from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Outcome
-from study.running import checks, launch, one_writer, plan, runner, studies
+from study.running import checks, launch, one_writer, runner, studies
 from study.running.duration import Estimate, History
 
 STUDY = """\
@@ -166,36 +165,6 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     assert outcomes(Path("runs/ladder")) == found
 
 
-@pytest.mark.launches
-def test_a_skipped_run_is_looked_at_again(study, monkeypatch):
-    refused = []
-
-    def refuse(run):
-        if run.strategy.name in refused:
-            raise Refusal("fsdp2 needs GPUs")
-
-    monkeypatch.setattr(checks, "check", refuse)
-    refused.append("zero3")
-    assert run(study, monkeypatch) == runner.ALL_OK
-    found = outcomes(Path("runs/mine"))
-    assert [one.message for one in found.values() if one.status == "skipped"] == ["fsdp2 needs GPUs"] * 2
-    refused.clear()
-    assert run(study, monkeypatch) == runner.ALL_OK
-    assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok"}
-
-
-@pytest.mark.launches
-def test_a_time_limit_is_a_result_until_there_is_more_time(study, monkeypatch):
-    one, name = Path("one.yaml"), "bert-imdb-tiny-single-1x-seed0"
-    one.write_text(ONE)
-    assert run(one, monkeypatch, {name: "hanging"}, timeout_seconds=1) == runner.SOME_NOT_OK
-    found = outcomes(Path("runs/one"))
-    assert (found[name].status, found[name].message) == ("timed_out", "ended at its time limit of 1 s")
-    assert run(one, monkeypatch, timeout_seconds=1) == runner.SOME_NOT_OK
-    assert outcomes(Path("runs/one")) == found
-    assert run(one, monkeypatch, timeout_seconds=60) == runner.ALL_OK
-
-
 @pytest.fixture
 def expected(monkeypatch):
     """Say how long every run is expected to take."""
@@ -220,13 +189,6 @@ def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expe
     more = Path("more.yaml")
     more.write_text(STUDY)
     assert run(more, monkeypatch, slot_seconds=60) == runner.ALL_OK  # all of them in one
-
-
-def test_a_slot_whose_first_run_is_not_due_starts_none_that_is_too_long(study, monkeypatch, expected, capsys):
-    expected(15)
-    assert run(study, monkeypatch, slot=runner.Slot(10, first_is_due=False)) == runner.SOME_WITHOUT_OUTCOME
-    assert outcomes(Path("runs/mine")) == {}
-    assert "[1/6] bert-imdb-tiny-single-1x-seed0: not started; it takes about 15 s" in capsys.readouterr().out
 
 
 @pytest.mark.launches
@@ -261,38 +223,11 @@ def test_a_slot_that_ends_a_run_after_its_record_loses_nothing_and_blames_nobody
 
 
 @pytest.mark.launches
-def test_in_slots_what_failed_keeps_nothing_waiting(study, monkeypatch, expected):
-    expected(15)
-    endings = dict.fromkeys(["bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"], "crashed")
-    for done in range(1, 6):
-        assert run(study, monkeypatch, endings, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
-        assert len(outcomes(Path("runs/mine"))) == done
-    assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_NOT_OK
-    assert {run_id: one.status for run_id, one in outcomes(Path("runs/mine")).items() if one.status != "ok"} == endings
-    assert run(study, monkeypatch) == runner.ALL_OK  # without a slot it is tried again
-
-
-@pytest.mark.launches
 def test_fail_fast_starts_nothing_more(study, monkeypatch, capsys):
     endings = {"bert-imdb-tiny-single-1x-seed0": "out_of_memory", "bert-imdb-tiny-zero2-2x-seed0": "crashed"}
     assert run(study, monkeypatch, endings, fail_fast=True) == runner.SOME_WITHOUT_OUTCOME
     assert len(outcomes(Path("runs/mine"))) == 2  # memory that ends is no fault
     assert "4 of 6 runs have no outcome yet; the same command goes on with them" in capsys.readouterr().out
-
-
-@pytest.mark.launches
-def test_fail_fast_passes_over_what_failed_before(study, monkeypatch, capsys):
-    first, second = "bert-imdb-tiny-single-1x-seed0", "bert-imdb-tiny-zero2-2x-seed0"
-    endings = {first: "crashed_after_result", second: "crashed"}
-    assert run(study, monkeypatch, endings) == runner.SOME_NOT_OK
-    capsys.readouterr()
-    assert run(study, monkeypatch, {second: "crashed"}, fail_fast=True) == runner.SOME_NOT_OK
-    out = capsys.readouterr().out
-    assert f"[2/6] {second}: crashed" in out
-    assert "[3/6]" not in out
-    assert "no outcome yet" not in out  # the four after it have theirs from before
-    assert run(study, monkeypatch, fail_fast=True) == runner.SOME_NOT_OK
-    assert {one.status for one in outcomes(Path("runs/mine")).values()} == {"ok", "crashed"}
 
 
 @pytest.mark.launches
@@ -340,12 +275,6 @@ def test_a_second_runner_is_refused(study, monkeypatch):
     with one_writer.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=said):
         run(study, monkeypatch)
     assert run(study, monkeypatch) == runner.ALL_OK
-
-
-def test_a_folder_that_cannot_be_one_is_refused(study, monkeypatch):
-    Path("runs").touch()
-    with pytest.raises(Refusal, match=r"runs/mine: cannot be written .*; pass another --runs-dir"):
-        run(study, monkeypatch)
 
 
 @pytest.mark.launches
@@ -477,19 +406,6 @@ def test_benchmark_counts_what_differs(study, monkeypatch):
     assert interruptions.failed({**good, "differing": 0, "finished_at_the_end": 11})
 
 
-def test_benchmarks_study_is_of_twelve_runs(tmp_path):
-    (tmp_path / "interruptions.yaml").write_text(interruptions.STUDY)
-    planned = studies.runs(studies.find(str(tmp_path / "interruptions.yaml")))
-    assert len(planned) == 12
-    assert {(run.config.workload, run.strategy.name) for run in planned} == {
-        (workload, name)
-        for workload in ("bert-imdb", "gpt-wikitext")
-        for name in ("single", "ddp", "zero2", "zero3")
-    }  # fmt: skip
-    with pytest.raises(SystemExit, match="2"):
-        interruptions.main(["--kills", "0"])
-
-
 @pytest.mark.launches
 def test_an_outcome_that_cannot_be_written_is_said_and_the_study_goes_on(study, monkeypatch, capsys):
     write = runner.write_json
@@ -504,13 +420,3 @@ def test_an_outcome_that_cannot_be_written_is_said_and_the_study_goes_on(study, 
     said = capsys.readouterr().out
     assert "seed0/outcome.json: not written (No space left on device)" in said
     assert len(list(study.parent.glob("runs/mine/*/outcome.json"))) == 5
-
-
-@pytest.mark.launches
-def test_a_finished_run_whose_folder_is_removed_has_a_row_all_the_same(study, monkeypatch, capsys):
-    study.write_text(ONE)
-    planned = [plan.Planned(one) for one in studies.runs(studies.find(str(study)))]
-    assert run(study, monkeypatch) == runner.ALL_OK
-    outcome = schema.read_outcome(planned[0].run.folder / "outcome.json")
-    shutil.rmtree(planned[0].run.folder)
-    assert "seed0: cannot be read as a record" in runner.table(planned, [outcome])

@@ -138,14 +138,6 @@ def test_runs_of_one_name_whose_engines_differ_are_not_repeats(tmp_path):
     assert runs["repeat"].to_dict() == {"a": 0, "b": 1, "c": 0}
 
 
-def test_older_records_go_on_as_they_did(tmp_path):
-    write(tmp_path, "a", None)
-    write(tmp_path, "b", DEFAULTS)
-    runs = runs_table.read([tmp_path])
-    assert set(runs["strategy"]) == {TEMPLATE["strategy"]}
-    assert sorted(runs["repeat"]) == [0, 1]
-
-
 def test_a_strategy_is_the_same_whatever_it_trains_in_what_batches(tmp_path):
     tiny, mini = (
         {**DEFAULTS, "zero_optimization.reduce_bucket_size": hidden**2, "train_batch_size": batch}

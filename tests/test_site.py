@@ -115,18 +115,6 @@ def test_without_javascript(visit, name):
     assert seen.page.locator("#list > details:visible").count() == (counted() if name == "claims" else 0)
 
 
-@pytest.mark.parametrize("name", ["summary", "planner", "claims"])
-def test_print(visit, name):
-    """Black on white whatever the screen's scheme, without navigation, and no table cut off."""
-    seen = visit(name, viewport={"width": 1016, "height": 700}, color_scheme="dark")  # A4, landscape
-    seen.page.emulate_media(media="print", color_scheme="dark")
-    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert seen.page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    assert not seen.page.locator("nav").is_visible()
-    assert not seen.page.locator("main form").is_visible()
-    assert seen.width() <= 1016
-
-
 # ---------------------------------------------------------------- the planner that answers in the page
 
 
@@ -214,43 +202,6 @@ def test_filters_reduce_the_list_and_say_to_what(claims):
     assert listed.shown.count() == every
 
 
-def test_words_are_searched_in_any_order_and_case(claims):
-    listed = claims()
-    listed.page.get_by_label("words of").fill("PERMUTED no such words")
-    assert (listed.shown.count(), listed.said()) == (0, f"0 of {counted()} sentences")
-    listed.page.get_by_label("words of").fill("zero0 peak.ZERO0 7B")
-    assert CLAIM in listed.shown.evaluate_all("all => all.map(one => one.id)")
-    assert listed.shown.count() < 20
-    listed.page.keyboard.press("Enter")  # is no form to send
-    assert listed.fragment() == "#words=zero0+peak.ZERO0+7B"
-
-
-def test_fragment_restores_the_filter(claims):
-    listed = claims("#source=papers&verdict=needs+hardware&words=pytorch+1.4b")
-    assert listed.filter("source").input_value() == "papers"
-    assert listed.filter("verdict").input_value() == "needs hardware"
-    assert listed.page.get_by_label("words of").input_value() == "pytorch 1.4b"
-    assert 0 < listed.shown.count() < counted(source="papers", verdict="needs hardware")
-    assert listed.page.locator("#filters").evaluate("form => form.getBoundingClientRect().top < innerHeight")
-
-
-def test_unknown_values_and_broken_fragments_show_everything(claims):
-    for fragment in ("#source=nobody", "#%", "#a.b.c", '#words=<img src="x">&x=%E0%A4', "#=", "#list"):
-        listed = claims(fragment)
-        expected = 0 if "img" in fragment else counted()
-        assert listed.shown.count() == expected, fragment
-        assert listed.page.locator("#list img").count() == 0
-
-
-def test_anchor_opens_its_claim(claims):
-    listed = claims(f"#{CLAIM}")
-    assert listed.claim().get_attribute("open") is not None
-    assert listed.claim().locator("dl").is_visible()
-    assert listed.claim().evaluate("one => Math.abs(one.getBoundingClientRect().top) < 100")
-    listed.page.keyboard.press("Tab")  # goes on from there
-    assert listed.page.evaluate("document.activeElement.closest('details').id") == CLAIM
-
-
 def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
     listed = claims("#source=papers&verdict=contradicted+by+theory")
     number = listed.shown.count()
@@ -263,14 +214,3 @@ def test_anchor_opens_its_claim_though_a_filter_hides_it(claims):
     listed.page.go_back()
     listed.claim().wait_for(state="hidden")
     assert listed.said() == f"{number} of {counted()} sentences"
-
-
-@pytest.mark.parametrize(("viewport", "scheme"), [(PHONE, "light"), (DESKTOP, "dark")], ids=["phone", "desktop"])
-def test_opened_claims_are_no_wider_than_the_page(claims, viewport, scheme):
-    listed = claims(viewport=viewport, color_scheme=scheme)
-    listed.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-    assert listed.seen.width() <= viewport["width"]
-    assert listed.page.evaluate(TOO_WIDE) == []
-    for held in ("yes", "no", "open"):
-        ((_, ratio),) = listed.page.evaluate(CONTRAST, [f"#list b[data-held='{held}']"])
-        assert ratio >= 4.5, held

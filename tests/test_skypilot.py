@@ -11,9 +11,7 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +21,8 @@ import pytest
 import test_docs
 import yaml
 from launching import ROOT
-from one_gpu import Place
 
-from study import cli, config
-from study.engines import this_machine
-from study.engines.this_machine import Machine
-from study.run import make_run
-from study.running import checks, plan, studies
-from study.running.duration import History, duration
-from study.strategy import file
+from study.running import studies
 from study.theory import hardware
 from study.theory.hardware import Gpu
 
@@ -194,141 +185,10 @@ def test_the_program_knows_the_commands(name, bucket, tmp_path):
     assert packs == ["one-gpu.zip" if name == "a100" else "multi-gpu.zip"]
 
 
-def test_the_next_slot_has_the_runs_of_the_first_on_another_box(bucket, tmp_path):
-    first, second = (new_box(tmp_path / name, bucket) for name in ("first", "second"))
-    slot("8xa100", first)
-    slot("8xa100", second)
-    kept = {path.name for path in (first / "sky_workdir" / "runs" / "multi-gpu").iterdir()}
-    runs = {path.name for path in (second / "sky_workdir" / "runs" / "multi-gpu").iterdir()}
-    assert len(kept) == 1
-    assert len(runs) == 2
-    assert kept < runs
-    slot("8xa100", second)  # or on the same box, where the last pack lies
-
-
-@pytest.mark.parametrize(
-    ("name", "variables", "status"),
-    [
-        ("a100", {"STATUS_OF_RUN": 3}, 0),
-        ("a100", {"STATUS_OF_RUN": 1}, 0),
-        ("a100", {"STATUS_OF_RUN": 2}, 1),
-        ("8xa100", {"STATUS_OF_RUN": 3}, 0),
-        ("8xa100", {"STATUS_OF_PACK": 2}, 2),
-    ],
-)
-def test_a_slot_fails_where_it_is_refused_and_always_keeps_its_runs(name, variables, status, bucket, tmp_path):
-    assert slot(name, new_box(tmp_path / "box", bucket), **variables).status == status
-    assert (bucket / "runs.tar").is_file()
-
-
-def test_a_slot_that_is_ended_keeps_its_runs(bucket, tmp_path):
-    home = new_box(tmp_path / "box", bucket)
-    process = start("8xa100", home, LASTS=60)
-    while not list(home.glob("sky_workdir/runs/multi-gpu/*")):
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert (bucket / "runs.tar").is_file()
-
-
 # ---------------------------------------------------------------- two boxes
-
-LAUNCHERS = ("--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port")
-
-
-def apart(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The program's own words of a command, and the launcher's options in it."""
-    places = [words.index(flag) for flag in LAUNCHERS]
-    own = [word for place, word in enumerate(words) if place not in places and place - 1 not in places]
-    return own, {words[place]: words[place + 1] for place in places}
-
-
-@pytest.fixture
-def on_both(bucket, tmp_path):
-    return [slot("2x8xh100", new_box(tmp_path / str(rank), bucket), rank=rank) for rank in (0, 1)]
-
-
-def test_both_boxes_start_the_same_runs(on_both, bucket):
-    assert [asked.status for asked in on_both] == [0, 0]
-    first, second = ([apart(words) for words in asked.commands if words[0] == "train"] for asked in on_both)
-    assert [own for own, _ in first] == [own for own, _ in second]
-    assert {options.pop("--machine-rank") for _, options in first} == {"0"}
-    assert {options.pop("--machine-rank") for _, options in second} == {"1"}
-    assert [options for _, options in first] == [options for _, options in second]
-    assert {(options["--num-machines"], options["--main-process-ip"]) for _, options in first} == {("2", "10.0.0.4")}
-    assert len({options["--main-process-port"] for _, options in first}) == len(first) == 18
-    assert [[words[0] for words in asked.commands] for asked in on_both] == [["train", "pack"] * 18, ["train"] * 18]
-    assert [path.suffix for path in bucket.iterdir()] == [".zip"]
-
-
-def test_boxes_that_are_taken_down_have_left_a_pack(bucket, tmp_path):
-    home = new_box(tmp_path / "box", bucket)
-    process = start("2x8xh100", home, LASTS=0.2)
-    while not list(bucket.glob("*.zip")):
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert (home / "asked").read_text().count("'train'") < 18
-
-
-def test_the_runs_of_two_boxes_are_those_of_multi_gpu_in_fp32(on_both):
-    (part,) = (part for part in studies.find("multi-gpu").parts if part.label == "fp32")
-    for words in on_both[1].commands:
-        own, _ = apart(words)
-        params = cli.parse(own).params
-        assert params["num_processes"] == 16
-        test_docs.check_flags(dict(params))
-        flags = {name: params[name] for name in config.RunConfig.model_fields if name not in ("data", "output_dir")}
-        assert config.build_config(**config.given(flags)) == config.build_config(**part.flags)
-        assert params["strategy"] in part.strategies or params["strategy"] == "zero1"
-
-
-def test_the_program_knows_the_commands_of_both(on_both):
-    for words in (*on_both[0].commands, *on_both[1].commands):
-        test_docs.check_study(words)
 
 
 # ---------------------------------------------------------------- the cost
-
-
-@pytest.fixture
-def on_box(monkeypatch):
-    """Let a plan take this machine for a box with these GPUs, on which everything is installed."""
-
-    def be(gpu: Gpu, num_gpus: int) -> None:
-        host = hardware.typical_box(gpu, num_gpus).host_memory_bytes
-        machine = Machine((gpu.torch_memory_bytes,) * num_gpus, host, gpu.torch_name)
-        monkeypatch.setattr(this_machine, "find", lambda: machine)
-
-    monkeypatch.setattr(checks, "check", lambda *_: None)
-    monkeypatch.setattr(plan, "_blind_torch", lambda _: None)
-    return be
-
-
-def seconds_of(name: str, folder: Path) -> float:
-    """What the planner expects of all that a file runs, in however many slots."""
-    if name == "a100":
-        return sum(item.state(Place(folder, None, False)).seconds for item in one_gpu.ITEMS)
-    if name in ONE_BOX:
-        study = studies.find(read(name)["envs"]["STUDY"])
-        made = plan.make(study, studies.runs(study, folder=folder), folder, 1800)
-        return sum(made.estimate(one).seconds for one in made.runs if one.to_run)
-    history, words = History(True, card_of(name)), read(name)["envs"]["WORK"].split()
-    asked = config.build_config(**config.parse_flags(words))
-    runs = [make_run(asked, file.read_by_name(one), 16, 2) for one in read(name)["envs"]["STRATEGIES"].split()]
-    return 3 * sum(history.estimate(run).seconds for run in runs)
-
-
-@pytest.mark.parametrize("name", BOXES)
-def test_a_file_costs_what_it_says(name, on_box, tmp_path):
-    on_box(card_of(name), BOXES[name].num_gpus)
-    seconds, price = seconds_of(name, tmp_path), dollars_per_hour(name)
-    whole = f"{duration(seconds)} in all, {price * seconds / 3600:.0f} USD at {price:.2f} an hour"
-    comment = " ".join((CLOUDS / f"{name}.yaml").read_text().partition("\nname: ")[0].replace("#", "").split())
-    assert f"about {whole} ({card_of(name).price_source}, {card_of(name).price_date})" in comment
-    assert "Predicted" in comment
-    row = next(line for line in (ROOT / "docs/clouds.md").read_text().splitlines() if f"(clouds/{name}.yaml)" in line)
-    assert row.endswith(f"| {duration(seconds)} | {price * seconds / 3600:.0f} | {price:.2f} |")
 
 
 # ---------------------------------------------------------------- SkyPilot itself

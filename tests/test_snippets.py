@@ -99,11 +99,6 @@ def test_a_wrong_rule_is_refused(tmp_path):
         assert "\n" not in str(refusal.value)
 
 
-def test_what_is_to_be_refused_needs_no_sign_of_effect(tmp_path):
-    write(tmp_path, expected={**ACCEPTED, "value": "rejected"}, wants=None)
-    assert ledger.read(tmp_path)[0].claims[0].rule.wants == {}
-
-
 def test_any_change_of_a_rule_changes_its_digest():
     rule = Execution.model_validate(RULE)
     changes = [
@@ -167,24 +162,6 @@ def test_a_result_that_does_not_fit_is_refused(tmp_path, given):
             decided(tmp_path)
         assert str(refusal.value).startswith(where)
         assert str(refusal.value).endswith(again)
-
-
-def test_ranks_that_measure_differently_decide_nothing(tmp_path, given):
-    path = write(tmp_path, expected=NUMBER, wants=None, measures="1")
-    given(**result(tmp_path, measured=[1, 2]))
-    with pytest.raises(Refusal, match=re.escape(f"{path}: {NAME}: rule: measures: [1, 2] in ")):
-        decided(tmp_path)
-
-
-def test_a_file_of_results_that_is_none_is_refused(tmp_path):
-    path = tmp_path / "snippets.json"
-    with pytest.raises(Refusal, match=r"snippets.json: cannot be read as results"):
-        by_execution.read(path)
-    content = json.loads(by_execution.RESULTS.read_text())
-    next(iter(content["results"].values()))["outcome"] = "maybe"
-    path.write_text(json.dumps(content))
-    with pytest.raises(Refusal, match=r"snippets.json: results\..*\.outcome"):
-        by_execution.read(path)
 
 
 # ---------------------------------------------------------------- for real

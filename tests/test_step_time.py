@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -62,19 +61,7 @@ def test_published_mfu_follows_from_published_throughput():
         )  # rounded
 
 
-def test_checkpointing_multiplies_the_blocks_once_more():
-    with_it, without = (flops.hardware_flops_per_sequence(GPT2_XL, 1024, again) for again in (True, False))
-    assert with_it - without == flops.blocks_flops_per_sequence(GPT2_XL, 1024)
-    assert 1.25 < with_it / without < 4 / 3
-
-
 # ---------------------------------------------------------------- published throughput
-
-
-def test_every_published_row_is_read():
-    assert (len(ROWS), sum(row.fp8 for row in ROWS)) == (108, 5)
-    with open(measured_by_others.THROUGHPUT, newline="") as file:
-        assert [row.shape.num_params for row in ROWS] == [int(line["num_params"]) for line in csv.DictReader(file)]
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +105,6 @@ def test_an_answer_says_what_of_it_no_published_row_has():
     assert "no published row" not in intervals.evidence(shape, known, box).sentence
 
 
-def test_a_time_outside_the_model_keeps_its_grade_and_is_not_fitted(times):
-    outside = [timed for timed in times if timed.outside]
-    assert {timed.grade for timed in outside if timed.family == "Megatron-LM"} == {"A"}
-    assert not any(timed.fitted for timed in outside)
-    assumed = [timed for timed in times if timed.family == "InternEvo"]
-    assert {(timed.collected_as, timed.grade) for timed in assumed} == {("A", "B")}
-
-
 def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
     """Neither by the planner's model nor by the rules of thumb; and every time is judged by every split."""
     seen = []
@@ -145,16 +124,6 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
     for split, group in cross_validation.GROUP_OF.items():
         for name in {group(one.timed) for one in judged if split in one.left_out}:
             assert {id(timed) for timed in times if group(timed) == name} in absent, (split, name)
-
-
-def test_a_rule_of_thumb_says_where_it_cannot_predict(times, fitted):
-    kept = cross_validation.fit([timed for timed in times if timed.generation != "Hopper"])
-    hopper = next(timed for timed in times if timed.generation == "Hopper")
-    turing = next(timed for timed in times if timed.generation == "Turing")
-    assert cross_validation.by_line(fitted, hopper) is not None
-    assert cross_validation.by_line(kept, hopper) is None
-    assert cross_validation.by_line(fitted, turing) is None
-    assert cross_validation.by_planner(kept, hopper) > 0 < cross_validation.by_share(kept, hopper)
 
 
 def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
@@ -184,12 +153,6 @@ def test_of_few_times_the_interval_has_the_worst():
     assert factor([0.1] * 8 + [0.62]) == 1.65
     assert factor([0.12] * 19 + [0.62]) == 1.15  # rounded up
     assert factor([0.1] * 18 + [0.3, 0.62]) == 1.3
-
-
-def test_errors_are_summed_with_their_sign_and_the_worst_by_name():
-    found = published_rows.summarize([("a", 0.1), ("b", -0.4), ("c", 0.0)])
-    assert (found["count"], found["median"], found["worst"], found["worst_case"]) == (3, 0.1, -0.4, "b")
-    assert (found["too_slow"], found["too_fast"]) == (1, 1)
 
 
 def test_single_published_numbers_are_of_the_right_size():
@@ -225,15 +188,6 @@ def test_a_grid_gives_what_its_configurations_give(name, other):
                 assert of_grid[row, column] == pytest.approx(getattr(one, part)), part
 
 
-def test_the_parts_are_not_negative_and_hide_no_more_than_there_is():
-    for engine in ENGINES.values():
-        time = seconds(engine)
-        parts = [getattr(time, field.name) for field in dataclasses.fields(time) if field.name != "evidence"]
-        assert min(parts) >= 0
-        assert time.exposed_communication <= time.communication * (1 + 1e-9)
-        assert time.low < time.total < time.high
-
-
 def test_more_micro_steps_communicate_as_often_as_the_engine_does():
     """DDP and ZeRO-1 once a step, ZeRO-2 gathers once and reduces every time, ZeRO-3 and FSDP do all every time."""
     grown = {
@@ -246,15 +200,6 @@ def test_more_micro_steps_communicate_as_often_as_the_engine_does():
     assert [grown["zero3"], grown["fsdp2"]] == pytest.approx([4, 4], rel=0.01)
 
 
-def test_keeping_gathered_parameters_saves_a_gather():
-    kept = dataclasses.replace(ENGINES["fsdp2"], reshard_after_forward=False)
-    assert seconds(kept).communication / seconds(ENGINES["fsdp2"]).communication == pytest.approx(2 / 3, rel=0.02)
-    # What stage 3 keeps whole from forward to backward it does not gather again.
-    kept = dataclasses.replace(ENGINES["zero3"], max_live_parameters=10**10, max_reuse_distance=10**10)
-    released = dataclasses.replace(ENGINES["zero3"], max_live_parameters=0, max_reuse_distance=0)
-    assert seconds(kept).communication < seconds(ENGINES["zero3"]).communication < seconds(released).communication
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_is_sent_takes_its_time(name):
     """The seconds are of the collectives that communication.py lists, an all-reduce passing its bytes twice."""
@@ -264,47 +209,6 @@ def test_what_is_sent_takes_its_time(name):
     rate = step_time.LINK_EFFICIENCY * BOX.gpu.link_bandwidth * engine.world_size / (engine.world_size - 1)
     expected = sum(one.moved_bytes / rate + one.count * step_time.COLLECTIVE_SECONDS for one in listed)
     assert time.communication == pytest.approx(expected)
-
-
-def test_overlap_hides_communication():
-    shown, hidden = seconds(ENGINES["zero2"]), seconds(ENGINES["zero2_overlapped"])
-    assert shown.communication == pytest.approx(hidden.communication)
-    assert hidden.exposed_communication < shown.exposed_communication == pytest.approx(shown.communication)
-
-
-def test_a_network_between_nodes_is_slower_than_links_inside():
-    fast, slow = (dataclasses.replace(BOX, num_gpus=16, node_bandwidth=bandwidth) for bandwidth in (200e9, 12.5e9))
-    engine = dataclasses.replace(ENGINES["zero3"], world_size=16)
-    inside, well, badly = seconds(), seconds(engine, box=fast), seconds(engine, box=slow)
-    assert inside.communication < well.communication < badly.communication / 4
-    # So slow that computing no longer covers it.
-    assert badly.total > 1.5 * inside.total
-
-
-def test_checkpointing_costs_a_forward_pass_of_the_blocks():
-    time = seconds(ENGINES["fsdp2"], Job(4, 1024, activation_checkpointing=True))
-    assert seconds(ENGINES["fsdp2"]).recompute == 0
-    assert 0.8 * time.forward < time.recompute < time.forward
-
-
-def test_small_batches_use_the_gpu_badly():
-    speeds = [
-        step_time.tokens_per_second_per_gpu(job, seconds(ENGINES["ddp"], job).total)
-        for job in (Job(1, 128), Job(2, 128), Job(8, 128), Job(8, 1024))
-    ]
-    assert speeds == sorted(speeds)
-    assert speeds[0] < speeds[-1] / 4
-
-
-def test_offload_costs_the_host_and_the_disk():
-    resident, host, disk = (seconds(ENGINES[name]) for name in ("zero3", "zero3_cpu_offload", "zero3_nvme_offload"))
-    assert resident.offload == 0 < host.offload < disk.offload
-    assert host.optimizer == 0 < resident.optimizer
-    few_threads = seconds(ENGINES["zero3_cpu_offload"], box=dataclasses.replace(BOX, host_cores=8))
-    assert few_threads.offload > 3 * host.offload
-    # Accumulation spreads the host's step over more tokens.
-    longer = seconds(ENGINES["zero3_cpu_offload"], Job(4, 1024, 8))
-    assert longer.offload < 4 * host.offload
 
 
 def test_the_interval_is_that_of_the_kind_of_case():
@@ -341,17 +245,6 @@ def test_offloaded_gradients_cross_pcie_as_deepspeed_sends_them():
     assert [crossed(1, 1), crossed(1, 4), crossed(2, 1)] == pytest.approx([4, 4, 4])  # bytes per parameter of a rank
     assert crossed(2, 4) == pytest.approx(4 * 2 + 3 * 2 + 4)
     assert [crossed(3, 1), crossed(3, 4)] == pytest.approx([2 + 2 + 4, 4 * (2 + 2) + 4])
-
-
-def test_every_gpu_has_constants_and_a_time():
-    for gpu in hardware.GPUS.values():
-        precision = "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
-        engine = Engine("torch", 0, 1, precision, 4)
-        assert seconds(engine, box=hardware.Box(gpu, 1)).total > 0
-    order = ["b200", "h200", "h100-sxm", "h100-pcie", "a100-80gb", "a100-40gb", "l4"]
-    engine = Engine("torch", 0, 1, "bf16", 4)
-    times = [seconds(engine, box=hardware.Box(hardware.find_gpu(name), 1)).total for name in order]
-    assert times == sorted(times)
 
 
 def test_what_cannot_be_computed_is_refused():

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from study import files, models
+from study import models
 from study.config import build_config
 from study.engines.keys import known_keys
 from study.errors import Refusal
@@ -197,14 +197,6 @@ def test_file_that_is_not_there(tmp_path):
         read_strategy(tmp_path / "mine.yaml")
 
 
-def test_a_file_of_ones_own(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(HEAD + "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, gradient_clipping: 0.5}")
-    read = read_strategy(find_strategy(str(path)))
-    assert (read.name, read.zero_stage, read.gradient_clipping, read.zero3_init) == ("mine", 2, 0.5, False)
-    checks.check(make_run(build_config(gradient_clipping=0.5), read, 2))
-
-
 def test_digests_are_those_of_what_is_shipped():
     """Where this fails, a shipped file was changed: older runs of its name are of another strategy from now on."""
     written = {path.stem: read_strategy(path).written for path in sorted(file.CONFIGS.rglob("*.yaml"))}
@@ -319,13 +311,6 @@ def test_a_json_is_read_strictly(tmp_path, monkeypatch):
     assert not missing
 
 
-def test_numbers_of_a_json(tmp_path, monkeypatch):
-    text = '{"zero_optimization": {"stage": 2, "allgather_bucket_size": 5e8}, "gradient_clipping": 1}'
-    read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", text))
-    assert read.deepspeed_json == json.loads(text)
-    assert (read.gradient_clipping, read.gradient_accumulation_steps) == (1.0, None)
-
-
 def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, monkeypatch):
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}
     path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero, "gradient_accumulation_steps": 4}))
@@ -378,20 +363,6 @@ def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
     filled = plugin.deepspeed_config[ZERO]
     assert [filled[key] for key in keys] == [128**2, 14_745, 1280]
     assert filled["offload_param"]["buffer_size"] == models.swap_buffer_size(128, 2)
-
-
-def test_what_a_record_keeps_of_a_file_names_no_place_of_the_machine(tmp_path, monkeypatch):
-    path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: {"stage": 3}}))
-    path.write_text(
-        path.read_text().replace("accelerate_configs/zero3", str(tmp_path / "accelerate_configs" / "zero3"))
-    )
-    monkeypatch.chdir(tmp_path.parent)
-    written = read_strategy(tmp_path / path).written
-    assert written["file"] == f"{tmp_path.name}/accelerate_configs/zero3_tuned.yaml"
-    assert written["yaml"]["deepspeed_config"]["deepspeed_config_file"].startswith(tmp_path.name)
-    assert written["json"] == {ZERO: {"stage": 3}}
-    assert str(tmp_path) not in json.dumps(written)
-    assert shipped("ddp_tuned").written["json"] == {"gradient_as_bucket_view": True}
 
 
 # ---------------------------------------------------------------- FSDP
@@ -466,19 +437,6 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 # ---------------------------------------------------------------- before a start
 
 
-def test_a_group_of_ranks_must_divide_the_world():
-    chosen = shipped("zero3_hpz")
-    for world_size in (1, 3):
-        with pytest.raises(Refusal, match=rf"hpz_partition_size 2 does not divide the run's {world_size} process"):
-            checks.check(make_run(build_config(global_batch_size=12), chosen, world_size))
-
-
-@pytest.mark.parametrize("name", [name for name in file.names() if name != "fsdp2_cpu_offload"])
-def test_what_is_whole_passes(name):
-    chosen = shipped(name)
-    checks.check(make_run(build_config(), chosen, chosen.num_processes))
-
-
 @pytest.mark.parametrize(
     ("name", "flags", "expected"),
     [
@@ -504,44 +462,6 @@ def test_what_is_whole_passes(name):
 )
 def test_what_cannot_run_here(name, flags, expected):
     assert checking(name, **flags).startswith(expected)
-
-
-def test_without_deepspeed(monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    assert checking("zero2") == "zero2 needs deepspeed, which is not installed; run: make setup"
-    checks.check(make_run(build_config(), shipped("ddp"), 2))
-
-
-def test_extensions_of_a_box_without_a_gpu(monkeypatch):
-    asked = []
-    monkeypatch.setattr(checks.extensions, "check", asked.append)
-    for name in ("ddp", "zero1", "zero1_cpu_offload"):
-        checks.check(make_run(build_config(), shipped(name), 2))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    checks.check(make_run(build_config(), shipped("zero1"), 2))
-    assert asked == [set(), {"deepspeed_shm_comm"}, {"deepspeed_shm_comm", "cpu_adam"}, set()]
-
-
-def test_processes_of_several_machines(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    config, chosen = build_config(global_batch_size=32), shipped("zero2")
-    checks.check(make_run(config, chosen, 16, num_machines=2))
-    with pytest.raises(
-        Refusal, match=r"^the run asks for 16 processes, 8 GPUs are found; pass --num_processes 8, or --share-device$"
-    ):
-        checks.check(make_run(config, chosen, 16))
-    with pytest.raises(
-        Refusal,
-        match=r"^the run asks for 32 .* 8 GPUs are found on this one of 2 machines; pass --num_processes 16, or",
-    ):
-        checks.check(make_run(config, chosen, 32, num_machines=2))
-
-
-def test_why_a_folder_takes_no_file(tmp_path):
-    assert files.refuses_more(tmp_path) is None
-    assert not list(tmp_path.iterdir())
-    assert files.refuses_more(tmp_path / "nowhere") == "No such file or directory"
-    assert files.refuses_more(Path("/proc"))
 
 
 # ---------------------------------------------------------------- who started this process
@@ -602,13 +522,6 @@ def test_machines_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert request.requested_run(build_config()).num_machines == 2
     assert make_run(build_config(), shipped("zero2"), 2).num_machines == 1
-
-
-def test_launch_without_a_file(monkeypatch):
-    ancestor = Ancestor("python -m accelerate.commands.launch study/train.py", file.CONFIGS.parent)
-    monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
-    with pytest.raises(Refusal, match=r"^no accelerate file: start it as `accelerate launch --config_file"):
-        request.requested_run(build_config())
 
 
 # ---------------------------------------------------------------- after it
@@ -736,12 +649,6 @@ def test_clipping_outside_deepspeed_is_torchs(limit):
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-def test_a_ddp_file_in_json_is_not_its_own_json(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(shipped("ddp").content))
-    assert read_strategy(path).gradient_as_bucket_view is False
-
-
 # ---------------------------------------------------------------- what is never started
 
 
@@ -760,21 +667,3 @@ def test_a_launcher_that_writes_the_environment_is_refused(tmp_path, launcher):
     )
     with pytest.raises(Refusal, match=r"num_machines: 2 without a launcher is DeepSpeed's to start, .* standard"):
         read_strategy(path)
-
-
-def test_git_ignores_what_such_a_launcher_writes():
-    assert ".deepspeed_env" in (file.CONFIGS.parent / ".gitignore").read_text().splitlines()
-
-
-@pytest.mark.parametrize("name", ["lr:a.yaml", "record.yaml", "a b.yaml"])
-def test_a_strategy_has_a_name_that_files_can_have(tmp_path, name):
-    path = tmp_path / name
-    path.write_text(find_strategy("ddp").read_text())
-    with pytest.raises(Refusal, match=r"the strategy's name .* take "):
-        read_strategy(path)
-
-
-@pytest.mark.parametrize("folder", ["runs/lr:a", ".", "..", "runs/a b", "/", "runs/" + "x" * 200])
-def test_a_run_has_a_name_that_files_can_have(folder):
-    with pytest.raises(Refusal, match=r"the run's name .* take "):
-        make_run(build_config(output_dir=folder), shipped("zero2"), 2)

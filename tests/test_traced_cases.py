@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import launching
-import pytest
 import traced_cases
-
-from study.errors import Refusal
 
 GRID = launching.ROOT / "reports" / "predicted" / "validation" / "traces.json"
 MARGIN = 0.03  # of the traced peak; fixed when 144 cases were traced, and all were within
@@ -47,14 +44,3 @@ def test_an_entry_is_of_its_case():
         assert (traced.micro_batch_size, traced.sequence_length) == traced_cases.BATCHES[traced.workload]
         assert (point.job.micro_batch_size, point.job.sequence_length) == traced_cases.BATCHES[traced.workload]
         assert not point.job.dropout
-
-
-def test_a_case_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(Refusal, match="is in no case's name"):
-        list(traced_cases.run(tmp_path / "traces.json", "bert-imdb-huge"))
-
-
-def test_the_grid_has_both_workloads_and_every_size():
-    names = [point.name for point in traced_cases.points()]
-    assert len(set(names)) == len(names)
-    assert {"bert-imdb-large-ddp-2x-bf16", "gpt-wikitext-6b-fsdp2-8x-bf16-checkpointed"} <= set(names)

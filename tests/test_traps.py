@@ -7,11 +7,9 @@ comes with the notebooks: papermill runs a notebook with its defaults when a par
 from __future__ import annotations
 
 import ast
-import errno
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,12 +24,10 @@ from test_parity import CLIPPED, UNCLIPPED
 from study.config import build_config
 from study.errors import Refusal
 from study.run import Run, make_run
-from study.running import launch
 from study.running.checks import check
 from study.strategy import file
 from study.strategy.file import CONFIGS, find_strategy, read_strategy
 from study.training import accelerators, gradient_norm, proof, weights
-from study.training import memory as measured
 from study.training.memory import PhaseMemory
 
 # Of one process and of two, and 15 held-out examples: no multiple of any batch.
@@ -261,15 +257,6 @@ def test_nvme_offload_swaps_where_it_was_told():
 
 
 @pytest.mark.launches
-def test_nvme_offload_of_a_small_model_swaps():
-    """NVMe offload of a small model swapped nothing."""
-    found = launching.run("zero3_nvme_offload", **CLIPPED).record
-    assert found.proof.offload_optimizer_device == found.proof.offload_param_device == "nvme"
-    assert all(written > 2**20 for written in found.proof.swap_bytes_written)
-    assert all(states.swapped > 2**20 for states in found.model_state_bytes)
-
-
-@pytest.mark.launches
 def test_nvme_offload_keeps_the_weights():
     """NVMe parameter offload in fp32 of a model built outside zero.Init: weights rounded to bf16, or a crash."""
     runs = [launching.run(name, **CLIPPED).record for name in ("ddp", "zero3_nvme_offload")]
@@ -282,31 +269,6 @@ def test_nvme_offload_keeps_the_weights():
 
 
 # ---------------------------------------------------------------- what is written and not read
-
-
-def test_typo_in_the_yaml(tmp_path):
-    """zero_stag: 3, nested in the YAML."""
-    path = changed(tmp_path, "zero3", "deepspeed_config", zero_stag=3)
-    assert reading(path) == f"{path}: unknown key 'deepspeed_config.zero_stag'; write zero_stage"
-    content = yaml.safe_load(path.read_text())
-    del content["deepspeed_config"]["zero_stag"], content["deepspeed_config"]["zero_stage"]
-    path.write_text(yaml.safe_dump(content))
-    assert "deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3" in reading(path)
-
-
-def test_typo_in_the_json(tmp_path, monkeypatch):
-    """ "gradient_cliping" at the top of the JSON."""
-    path = with_json(tmp_path, "zero2_tuned", monkeypatch, gradient_cliping=0.5)
-    assert "zero2_tuned.json: unknown key 'gradient_cliping'; write gradient_clipping" in reading(path)
-
-
-def test_unquoted_no(tmp_path):
-    """mixed_precision: no."""
-    path = tmp_path / "ddp.yaml"
-    path.write_text((CONFIGS / "ddp.yaml").read_text().replace("mixed_precision: 'no'", "mixed_precision: no"))
-    assert "mixed_precision: false: unquoted, YAML reads no as false; write 'no'" in reading(path)
-    path = changed(tmp_path, "ddp", mixed_precision="a\nb")
-    assert "mixed_precision: a b belongs to the run" in reading(path)  # in one line
 
 
 @pytest.mark.parametrize(
@@ -471,21 +433,6 @@ def test_tail_samples_are_not_counted_twice():
 # ---------------------------------------------------------------- one process per run
 
 
-@pytest.mark.launches
-def test_each_run_is_a_process_of_its_own(tmp_path, monkeypatch):
-    """The same model object in a second run of the process: `launch` starts a new one for every run."""
-    code = "import os, sys; print(os.getpid(), os.environ.get('ACCELERATE_USE_DEEPSPEED'))"
-    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", code])
-    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)
-    said = []
-    for name in ("a", "b"):
-        outcome = launch.launch(Run(build_config(), shipped("zero2"), 2, tmp_path / name))
-        assert outcome.status == "crashed"  # it left no record
-        said.append((tmp_path / name / "stdout.log").read_text().split())
-    assert len({said[0][0], said[1][0], str(os.getpid())}) == 3
-    assert said[0][1] == said[1][1] == "None"
-
-
 def test_peaks_are_those_of_their_phase():
     """max_memory_allocated in a second run is the first run's peak: here each phase resets it."""
     try:
@@ -500,21 +447,6 @@ def test_peaks_are_those_of_their_phase():
     memory.begin(None)
     peaks = memory.phases()
     assert peaks["large"].resident_bytes - peaks["small"].resident_bytes > 200 * 2**20
-
-
-def test_a_peak_that_cannot_be_reset_is_unknown(monkeypatch):
-    """Some containers refuse clear_refs: each phase would have the peak of all before it."""
-
-    def refusing(path, mode="r"):
-        if path == "/proc/self/clear_refs":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return open(path, mode)
-
-    monkeypatch.setattr(measured, "open", refusing, raising=False)
-    memory = PhaseMemory(torch.device("cpu"), enabled=True)
-    memory.begin("first_step")
-    memory.begin(None)
-    assert memory.phases()["first_step"].resident_bytes is None
 
 
 # ---------------------------------------------------------------- checkpoints

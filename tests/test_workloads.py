@@ -8,11 +8,10 @@ import torch
 from data_folder import make_data_dir
 from torch.utils.data import DataLoader
 
-from study import workloads
 from study.config import RunConfig, build_config
 from study.errors import Refusal
 from study.models import SIZES
-from study.workloads import WORKLOADS, sources, synthetic
+from study.workloads import WORKLOADS, sources
 from study.workloads.sources import Examples, Splits
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
@@ -61,15 +60,6 @@ def test_published_parameter_counts(workload, size, vocab_size, num_params):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_gpt_neo_alternates_and_gpt_j_is_untied():
-    neo = WORKLOADS[WIKITEXT].model_config(config(WIKITEXT, size="2.7b", attention="eager"), splits_like(50257, 0))
-    assert neo.attention_layers == ["global", "local"] * 16
-    assert neo.window_size == 256
-    with torch.device("meta"):
-        model = WORKLOADS[WIKITEXT].build_model(config(WIKITEXT, size="6b", attention="eager"), splits_like(50400, 0))
-    assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
-
-
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
 def test_sdpa_is_refused_where_transformers_has_none_and_nowhere_else(workload):
     without = {}
@@ -92,15 +82,6 @@ def test_attention_and_dropout_reach_the_model(workload, attention):
     dropouts = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     assert len(dropouts) > 4
     assert set(dropouts) == {0.25}
-
-
-@pytest.mark.parametrize("size", ["2.7b", "6b"])
-def test_dropout_reaches_the_large_models(size):
-    with torch.device("meta"):
-        model = WORKLOADS[WIKITEXT].build_model(
-            config(WIKITEXT, size=size, attention="eager", dropout=0.25), splits_like(64, 0)
-        )
-    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
 
 
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
@@ -180,11 +161,6 @@ def test_written_weights_are_loaded_again(tmp_path, workload):
         assert torch.equal(saved, tensor)
 
 
-def test_gpt_names_its_loss():
-    """Otherwise transformers says on every rank that it does not know the loss of GPT2LMHeadModel."""
-    assert WORKLOADS[WIKITEXT].build_model(config(WIKITEXT), splits_like(64, 0)).loss_type == "ForCausalLM"
-
-
 # ---------------------------------------------------------------- examples
 
 
@@ -241,39 +217,6 @@ def test_blocks_are_contiguous_and_drawn_with_the_seed():
     assert [tuple(row) for row in other.train.tensors["input_ids"].tolist()] != drawn
 
 
-def test_too_few_blocks_are_refused_by_their_tokens(shared_data_dir):
-    """30,000 words of 4 to 6 letters: enough bytes for 1,000 blocks, not enough tokens."""
-    run = config(WIKITEXT, data="files", data_dir=shared_data_dir, num_train_examples=1000)
-    sources.check(run)
-    with pytest.raises(Refusal, match="num_train_examples 1000 is more than the 468 train blocks of 64 tokens"):
-        WORKLOADS[WIKITEXT].load(run)
-
-
-def test_too_few_reviews_on_the_hub_are_refused(monkeypatch):
-    monkeypatch.setattr(sources, "_probe_hub", lambda: None)
-    monkeypatch.setattr(sources, "load_tokenizer", lambda run: synthetic.tokenizer(IMDB))
-    reviews = datasets.Dataset.from_dict({"text": ["a"] * 20, "label": [0, 1] * 10})
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: reviews)
-    with pytest.raises(
-        Refusal, match=r"num_train_examples 32 is more than the 16 reviews \(80 % of 20\) in --data hub"
-    ):
-        WORKLOADS[IMDB].load(config(IMDB, data="hub"))
-
-
-@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
-def test_load_checks_first(tmp_path, workload):
-    with pytest.raises(Refusal, match="does not exist"):
-        WORKLOADS[workload].load(config(workload, data="files", data_dir=tmp_path / "nowhere"))
-
-
-def test_gpt_j_keeps_the_rows_of_its_published_embedding(shared_data_dir):
-    shared = {"size": "6b", "attention": "eager"}
-    assert WORKLOADS[WIKITEXT].load(config(WIKITEXT, **shared)).vocab_size == 8192
-    assert (
-        WORKLOADS[WIKITEXT].load(config(WIKITEXT, data="files", data_dir=shared_data_dir, **shared)).vocab_size == 50400
-    )
-
-
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
 def test_digest_tells_data_apart_and_ignores_the_training_seed(workload):
     def digest(**more):
@@ -281,12 +224,6 @@ def test_digest_tells_data_apart_and_ignores_the_training_seed(workload):
 
     assert digest() == digest(seed=3, learning_rate=1e-4)
     assert len({digest(), digest(split_seed=1), digest(num_eval_examples=9), digest(sequence_length=32)}) == 4
-
-
-def test_digest_covers_labels():
-    ids = torch.arange(16).view(2, 8)
-    parts = [Examples(input_ids=ids, labels=torch.tensor(labels)) for labels in ([0, 1], [1, 1])]
-    assert sources.digest(parts[0]) != sources.digest(parts[1])
 
 
 def test_description_names_its_sources_and_no_path(shared_data_dir):
@@ -316,14 +253,6 @@ def test_bert_loss_and_predictions_by_hand():
     predicted, labels = module.predictions(output, batch)
     assert torch.equal(labels, batch["labels"])
     assert predicted.tolist() == [int(row[1] > row[0]) for row in output.logits.tolist()]
-
-
-def test_bert_loss_is_fp32_with_16_bit_weights():
-    module = WORKLOADS[IMDB]
-    splits = module.load(config(IMDB))
-    model = module.build_model(config(IMDB), splits).to(torch.bfloat16)
-    batch = batch_of(splits.train)
-    assert module.loss(model(**module.inputs(batch)), batch).dtype == torch.float32
 
 
 def test_padding_does_not_change_a_review():
@@ -372,15 +301,6 @@ def test_gpt_without_mask_is_causal(attention):
     assert not torch.allclose(after[:, -1], before[:, -1], atol=1e-3)
 
 
-def test_gpt_predictions_are_fp32_with_16_bit_weights():
-    module = WORKLOADS[WIKITEXT]
-    splits = module.load(config(WIKITEXT))
-    model = module.build_model(config(WIKITEXT), splits).to(torch.bfloat16)
-    batch = batch_of(splits.train)
-    output = model(**module.inputs(batch))
-    assert module.predictions(output, batch)[0].dtype == module.loss(output, batch).dtype == torch.float32
-
-
 @pytest.mark.parametrize(("workload", "fall"), [(IMDB, 0.3), (WIKITEXT, 2.0)])
 def test_tiny_model_learns_the_sample(workload, fall):
     module = WORKLOADS[workload]
@@ -398,12 +318,6 @@ def test_tiny_model_learns_the_sample(workload, fall):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert sum(losses[:4]) / 4 - sum(losses[-4:]) / 4 > fall
-
-
-def test_unknown_attribute_of_the_package():
-    assert set(WORKLOADS) == {IMDB, WIKITEXT}
-    with pytest.raises(AttributeError, match="no attribute 'WORKLOAD'"):
-        _ = workloads.WORKLOAD
 
 
 @pytest.mark.parametrize("name", list(SIZES))
