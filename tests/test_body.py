@@ -28,7 +28,7 @@ def config(workload, **changes):
     return build_config(**{"workload": workload, **FLAGS[workload], **changes})
 
 
-@pytest.fixture(scope="module", params=[IMDB, WIKITEXT])
+@pytest.fixture(scope="module", params=[IMDB, pytest.param(WIKITEXT, marks=pytest.mark.slow)])
 def trained(request, tmp_path_factory):
     """A workload and the folder of a body that was trained for it in one pass."""
     folder = tmp_path_factory.mktemp("bodies") / "body"

@@ -142,8 +142,8 @@ HIGHEST = {  # of which no run is committed; one of those whose temporaries are 
 }
 
 
-@pytest.mark.parametrize("how", ["autocast", "half"])  # which are advised
-@pytest.mark.parametrize("model_type", HIGHEST)
+# Each in one of the ways that are advised.
+@pytest.mark.parametrize(("model_type", "how"), list(zip(HIGHEST, ["autocast", "half"] * 3, strict=True)))
 def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(model_type, how):
     """Of one process that takes no optimizer step: what is kept, and what a block's backward holds beside it."""
     config = transformers.AutoConfig.for_model(model_type, **HIGHEST[model_type], **TOKENS)

@@ -126,6 +126,7 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
             assert {id(timed) for timed in times if group(timed) == name} in absent, (split, name)
 
 
+@pytest.mark.slow
 def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
     """`advise` prints these intervals; tools/planner_accuracy.py --write makes them anew."""
     found = planner_accuracy.evidence(times, cross_validation.intervals(judged))
@@ -139,6 +140,7 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
         assert spreads == sorted(spreads)
 
 
+@pytest.mark.slow
 def test_the_committed_errors_are_what_cross_validation_finds(judged):
     """Median, 90th percentile, worst and counts of every group, by whatever was left out."""
     assert planner_accuracy.is_same(cross_validation.tables(judged), published_rows.load().content["errors"])

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -228,12 +229,19 @@ def _history(folder: Path, here: Machine) -> History:
     for path in sorted(folder.glob("*/record.json")):
         with suppress(Refusal):
             history.add(schema.read(path), read_outcome(path.parent))
-    for report in sorted(files.ROOT.glob("reports/*/records")):
-        with suppress(Refusal):
-            for recorded in records.find_runs([report]):
-                if recorded.record:
-                    history.add(recorded.record.record, recorded.outcome, of_report=True)
+    for record, outcome in _of_reports(files.ROOT):
+        history.add(record, outcome, of_report=True)
     return history
+
+
+@cache
+def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
+    """The committed runs, which are read once: they take seconds."""
+    found = []
+    for report in sorted(root.glob("reports/*/records")):
+        with suppress(Refusal):
+            found += [(run.record.record, run.outcome) for run in records.find_runs([report]) if run.record]
+    return found
 
 
 # ---------------------------------------------------------------- why a run is skipped
