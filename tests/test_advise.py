@@ -258,17 +258,3 @@ def test_published_groups_can_be_asked_for(name):
     one = Asked(published.box.gpu.name, gpus, strategy=strategy, gpus_per_node=published.box.gpus_per_node)
     one = dataclasses.replace(one, shard_group_size=size if strategy == "zero1" else None)
     assert choose.engine_for(published.shape, one, *one.strategies(gpus), gpus).replicas == published.engine.replicas
-
-
-@pytest.mark.parametrize(
-    ("gpu", "precision", "kernel"),
-    [
-        ("t4", "fp16", "memory-efficient"),
-        ("v100-32gb", "fp16", "memory-efficient"),
-        ("a100-80gb", "tf32", "memory-efficient"),
-        ("l4", "bf16", "FlashAttention-2"),
-    ],
-)
-def test_attention_is_what_the_card_has(gpu, precision, kernel, capsys):
-    asked = ["--model", "gpt2", "--gpu", gpu, "--gpus", "1", "--precision", precision]
-    assert f"Assumed: fused kernels; attention sdpa ({kernel}); " in printed(capsys, *asked)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
-from study import cli
 from study.theory import communication, flops, shapes
 from study.theory.case import Engine, Job
 from study.theory.communication.buckets import buffer_bytes
@@ -217,32 +214,6 @@ def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
 
 
 # ---------------------------------------------------------------- what the answer says
-
-
-def told(tmp_path, capsys, content: dict, *arguments: str):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(content))
-    case = ["advise", "--model", str(path), "--gpu", "h100-sxm", "--gpus", "8"]
-    cli.run([*case, *arguments])
-    text = capsys.readouterr().out
-    cli.run([*case, "--json", *arguments])
-    return text, json.loads(capsys.readouterr().out)
-
-
-def test_what_is_ignored_is_said(tmp_path, capsys):
-    quantised = {
-        **PUBLISHED["meta-llama/Llama-3.1-8B"],
-        "quantization_config": {"quant_method": "awq", "bits": 4},
-        "sliding_window": 4096,
-    }
-    text, found = told(tmp_path, capsys, quantised)
-    assert found["num_params"] == 8_030_261_248
-    assert found["notes"][:2] == [
-        "its quantization_config (awq) is ignored: quantised weights are not trained in 16 bits, and what is counted "
-        "here is the model without quantisation",
-        "its sliding_window of 4,096 tokens is ignored: attention is counted over the whole sequence",
-    ]
-    assert all(f"Note: {note}." in text for note in found["notes"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import json
 import math
 import re
 import shlex
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from study import cli, config
-from study.claims import ledger, sentences, verdicts
+from study.claims import ledger, verdicts
 from study.claims.ledger import Claim
 from study.claims.rules import Observed, by_arithmetic, by_others, by_records, by_theory
 from study.errors import Refusal
@@ -288,36 +287,9 @@ def test_check_fails_and_lists_what_changed(monkeypatch, capsys, now):
     assert out[1] == f"1 of {len(now)} claims are not as they are committed"
 
 
-def test_what_is_written_is_what_is_read(tmp_path, now):
-    path = tmp_path / "verdicts.json"
-    verdicts.write(now, path)
-    assert verdicts.read(path) == now
-    content = json.loads(path.read_text())
-    next(iter(content.values()))["verdict"] = "maybe"
-    path.write_text(json.dumps(content))
-    with pytest.raises(Refusal, match=r"verdicts.json: .*verdict 'maybe' is none of"):
-        verdicts.read(path)
-    path.write_text("[]")
-    with pytest.raises(Refusal, match="holds no verdicts; run `zero-study claims --write`"):
-        verdicts.read(path)
-
-
 def printed(capsys, *words: str) -> str:
     assert cli.run(["claims", *words]) == 0
     return capsys.readouterr().out
-
-
-def test_claims_are_printed_as_asked(capsys):
-    everything = json.loads(printed(capsys, "--json"))["sentences"]
-    wanted = {"id", "phrase", "kind", "expected", "rule", "verdict", "observed", "why", "evidence"}
-    assert all(wanted <= set(reading) for one in everything for reading in one["readings"])
-    assert {one["verdict"] for one in everything} <= set(verdicts.WORDS)
-    some = json.loads(printed(capsys, "papers", "--json"))["sentences"]
-    assert some == [one for one in everything if one["source"] == "papers"]
-    assert f"| all | {len(some)} | {len(some)} |" in printed(capsys, "papers")
-    overview = printed(capsys)
-    assert all(f"| {word} |" in overview for word in {one["verdict"] for one in everything})
-    assert sentences.rested(sentences.read()) in overview
 
 
 def test_the_command_refuses_what_makes_no_sense():

@@ -13,7 +13,7 @@ import pytest
 import synthetic
 
 from study import files
-from study.compare import differences, parity, states_held, step_peaks
+from study.compare import differences, parity, states_held
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
@@ -69,27 +69,6 @@ def test_model_states_by_hand():
     assert stepping[4:7] == ["12.000", "10.000", "1.200"]
     assert stepping[7].startswith("0.750 to 3.990 (0.000) [")  # 1,146,104 and 6,097,160 bytes
     assert stepping[8] == "1.599"  # (6,111,760 + 3,055,880 + 9,167,648 + 6,097,160) / (10 x 1,527,938)
-
-
-def test_buckets_that_were_computed_are_named(folder):
-    """In records from before the proof told DDP's buckets, which those of the fixtures are."""
-    said = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that "
-    for view in (states_held, step_peaks):
-        assert f"{said}measurement: auto-ddp" in view.table([folder])
-    for path in folder.glob("*/record.json"):
-        if path.name.count(".") == 1 and (proof := json.loads(path.read_text())["proof"]):
-            change(path, proof=proof | {"gradient_as_bucket_view": False})
-    for view in (states_held, step_peaks):
-        assert "computed" not in view.table([folder])
-
-
-def test_model_states_gives_each_number_its_reason():
-    page = states_held.table([FIXTURES])
-    body, _, reasons = page.partition("## Reasons")
-    used = {int(number) for number in body.replace("[", "]").split("]") if number.isdigit()}
-    listed = [line.partition(". ")[0] for line in reasons.splitlines() if line[:1].isdigit()]
-    assert used == set(map(int, listed)) == set(range(1, len(listed) + 1))
-    assert "*unexplained*" not in body[body.index("## ") :]
 
 
 def test_model_states_flags_what_it_cannot_explain(folder):

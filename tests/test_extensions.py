@@ -1,6 +1,5 @@
 """What would hang or fail inside a run is refused before it, in one line that says what to do."""
 
-import os
 import re
 import subprocess
 import sys
@@ -101,17 +100,6 @@ def test_lock_is_stale_only_once_its_builder_is_dead(folder):
     assert extensions.stale_locks() == [lock]
 
 
-def test_torch_marks_a_build_with_the_lock_that_is_looked_for(folder):
-    file_baton = pytest.importorskip("torch.utils.file_baton")
-    lock = folder / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    baton = file_baton.FileBaton(str(lock))
-    assert baton.try_acquire()
-    assert extensions.stale_locks() == []
-    os.close(baton.fd)  # what the kernel does for a process that is killed
-    assert extensions.stale_locks() == [lock]
-
-
 def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools):
     put_compiler(tools)
     put_built(folder, *ALL)
@@ -159,16 +147,6 @@ def test_check_refuses_what_is_not_built_and_names_the_command(folder, devices, 
     )
     put_built(folder, "async_io")
     extensions.check({"cpu_adam", "async_io"})
-
-
-def test_the_processor_is_looked_at_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: asked.append("X86_64") or {"arch": asked[-1]})
-    extensions.look_at_the_processor_once()
-    import cpuinfo
-
-    assert [cpuinfo.get_cpu_info(), cpuinfo.get_cpu_info()] == [{"arch": "X86_64"}] * 2
-    assert len(asked) == 1
 
 
 @pytest.fixture

@@ -62,12 +62,6 @@ def colours(figure: Figure, name: str) -> int:
     return figure.svg.lower().count(drawing.style(name).color.lower())
 
 
-def visible(figure: Figure) -> str:
-    """The text that a figure shows."""
-    root = ElementTree.fromstring(figure.svg)
-    return "\n".join("".join(node.itertext()) for node in root.iter(f"{SVG}text"))
-
-
 # ---------------------------------------------------------------- what sits in the page
 
 
@@ -121,45 +115,10 @@ def test_mixed_runs_are_refused(two, kind, column):
         getattr(figures, kind)(pd.concat([two, other]))
 
 
-@pytest.mark.parametrize("kind", [*OF_RUNS, "world_sizes"])
-def test_nothing_to_draw_is_refused(two, kind):
-    with pytest.raises(ValueError, match="no run to draw"):
-        getattr(figures, kind)(two.iloc[:0])
-    with pytest.raises(ValueError, match=r"no run that is ok has .*out_of_memory \(3\)"):
-        getattr(figures, kind)(two[two["strategy"] == "zero1"])
-
-
 # ---------------------------------------------------------------- what was not measured
 
 
 # ---------------------------------------------------------------- what each shows
-
-
-def test_identical_curves_say_so(two):
-    steps = table.steps(two[two["strategy"].isin(["ddp", "zero2"]) & (two["repeat"] == 0)])
-    control = steps[steps["strategy"] == "ddp"]
-    same = pd.concat([control, control.assign(strategy="zero2", run_id="same")])
-    assert "identical at every step" in visible(figures.loss_curves(same, "ddp"))
-    assert "identical" not in visible(figures.loss_curves(steps, "ddp"))
-
-
-def rank(**parts: int | None) -> dict[str, object]:
-    known = {"parameters": 2**30, "gradients": 2**30, "optimizer_states": 2**31, "communication_buffers": 2**29}
-    return {**known, "resting": {**known, "gradients": 0, "host": parts.get("host", 0)}, "peak": 6 * 2**30, **parts}
-
-
-def test_on_top_of_what_rests_comes_the_rest():
-    """Gradients as the optimizer steps are no part of a peak that was in backward."""
-    found = figures.parts_at_peak(rank(), on_gpu=True)
-    assert (found["rest"], found["gradients"]) == (6 * 2**30 - 3 * 2**30 - 2**29, 0)
-    found = figures.parts_at_peak(rank(host=2**31), on_gpu=True)  # what is on the host is not in the GPU's peak
-    assert (found["rest"], found["on_gpu"]) == (6 * 2**30 - 2**30 - 2**29, 2**30)
-    assert "states left on the GPU" not in found
-
-
-def test_the_bar_is_of_the_rank_with_the_most(two):
-    parts = [[rank(), rank(peak=9 * 2**30)]] * len(two)
-    assert "9 GiB" in visible(figures.peak_memory(two.assign(rank_parts=parts)))
 
 
 # ---------------------------------------------------------------- colours, order and numbers

@@ -17,13 +17,12 @@ import laboratory
 import launching
 import psutil
 import pytest
-import synthetic
 from laboratory import Lab
 from launching import ROOT
 
 from study.config import build_config
 from study.errors import Refusal
-from study.records import find, machine, schema
+from study.records import schema
 from study.records.machine import LABORATORY
 from study.run import make_run
 from study.running import ending, launch, plan, studies
@@ -150,19 +149,6 @@ def test_what_machines_have_otherwise_is_named(theirs, said):
     assert met(theirs).startswith(said)
 
 
-def test_changed_code_is_told_from_code_that_was_changed_otherwise(tmp_path):
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "one.py").write_text("1")
-    (tmp_path / "notes").write_text("no module")
-    first = machine.code_sha256(tmp_path)
-    (tmp_path / "notes").unlink()
-    assert machine.code_sha256(tmp_path) == first
-    (tmp_path / "room" / "one.py").write_text("2")
-    second = machine.code_sha256(tmp_path)
-    (tmp_path / "room" / "one.py").rename(tmp_path / "one.py")
-    assert len({first, second, machine.code_sha256(tmp_path)}) == 3
-
-
 @pytest.mark.parametrize(
     ("theirs", "interface"),
     [
@@ -270,19 +256,6 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
 
 
 # ---------------------------------------------------------------- what comes home
-
-
-def test_the_box_of_a_run_is_of_all_its_machines(tmp_path):
-    record = schema.read(synthetic.write_run(tmp_path, box="gpu"))
-    assert find.box_of(record) == "8 x NVIDIA H200"
-    on_two = {"proof": record.proof.model_copy(update={"ranks_of_machines": [1, 1]})}
-    half = record.machine | {"gpus": record.machine["gpus"][:4]}
-    for others, box in (
-        ([record.machine], "2 x 8 x NVIDIA H200"),
-        (None, "2 x 8 x NVIDIA H200"),  # it did not end
-        ([half], "4 x NVIDIA H200 + 8 x NVIDIA H200"),
-    ):
-        assert find.box_of(record.model_copy(update={**on_two, "other_machines": others})) == box
 
 
 # ---------------------------------------------------------------- the laboratory

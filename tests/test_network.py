@@ -22,7 +22,6 @@ from study.files import ROOT
 from study.records import find
 from study.records.machine import LABORATORY
 from study.records.schema import Network
-from study.report import network_page as page
 from study.strategy import engines
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
@@ -86,25 +85,6 @@ def test_gloo_sends_what_its_algorithms_are_said_to(num_machines, ranks_each, nu
         sent = statistics.mean(each[kind] for each in said)
         expected = on_wire.sent_bytes([Asked(kind, count * num_bytes, count)], engine(world_size), num_machines, "gloo")
         assert expected < sent < 1.04 * expected, (kind, sent / expected)
-
-
-def test_groups_within_a_machine_send_nothing_to_others():
-    hierarchy = engine(4, secondary_partition_size=2)
-    gather = [Asked("subgroup_all_gather", 100)]
-    assert on_wire.sent_bytes(gather, hierarchy, 2, "gloo") == 0
-    assert on_wire.sent_bytes(gather, hierarchy, 4, "gloo") == 50
-    assert on_wire.sent_bytes(gather, engine(4, secondary_partition_size=4), 2, "gloo") == 75
-
-
-@pytest.mark.parametrize(
-    ("mebibytes", "world_size", "machines", "measured"),
-    [(1, 2, 2, 0.753), (8, 2, 2, 1.001), (32, 2, 2, 1.189), (32, 4, 2, 1.190)],
-)
-def test_a_large_reduce_of_gloo_sends_more_than_it_needs_to(mebibytes, world_size, machines, measured):
-    """Measured between machines of a laboratory, by the interface's counter, mean over the ranks that ask."""
-    size = mebibytes << 20
-    sent = on_wire.sent_bytes([Asked("reduce", size)], engine(world_size), machines, "gloo")
-    assert sent / size == pytest.approx(measured, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -173,23 +153,6 @@ def test_a_prediction_is_the_unlimited_step_and_the_bytes_through_the_rate(recor
     assert network.prediction_error(measured, unlimited) == pytest.approx(-0.5)
 
 
-def test_the_page_has_a_block_for_each_layout(records):
-    """ZeRO-2 pays without a limit alone, where its step is the control's."""
-    runs = [
-        on_two_machines(file, rate, seconds if strategy == "zero2" else 1.0, 1000)
-        for strategy, file in records.items()
-        for rate, seconds in ((None, 1.0), (100_000_000, 2.0))
-    ]
-    page = "\n".join(network.sections([*runs, *records.values()]))
-    assert "### 2 machines, 1 rank on each" in page
-    assert "| seconds a step | no limit | 100 Mbit/s |" in page
-    for name in records:
-        assert f"| `{name}` | 1.000 | {2 if name == 'zero2' else 1}.000 (" in page
-        assert f"| `{name}` | 0e+00 | " in page  # its steps are those of the run on one machine
-    paying = "`zero2`, no limit; `zero3`, no limit; `zero3`, 100 Mbit/s"
-    assert f"At most 1.25 times `ddp`'s step: {paying}." in page
-
-
 # ---------------------------------------------------------------- the page of a report
 
 
@@ -203,12 +166,3 @@ def cells(records):
             seconds = network.predicted_seconds(free, rate or math.inf)
             found += [on_two_machines(file, rate, seconds * slower, 10**6) for slower in (1.0, 1.1)]
     return network.cells(found)
-
-
-def test_the_page_shows_bytes_and_seconds(cells):
-    wire, seconds = page.wire(cells), page.seconds(cells).replace("\N{NO-BREAK SPACE}", " ")
-    assert "rings, predicted" in wire
-    assert "no limit" in seconds
-    assert "1,000 Mbit/s" in seconds
-    assert "0.105<small>" in seconds
-    assert "0.100 to 0.110" in seconds

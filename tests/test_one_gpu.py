@@ -25,7 +25,6 @@ from study.running import checks, launch, runner, studies
 from study.running.duration import Estimate, History
 from study.running.runner import Slot
 from study.strategy import file
-from study.workloads import sources
 
 H200 = Machine((150_754_820_096,), 10**12, "NVIDIA H200")
 LIST = (Runs("first", "a"), Runs("second", "b", "zero2"), Runs("third", "a2"))
@@ -203,32 +202,6 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     shown = one_gpu.show(one_gpu.ITEMS, place)
     assert [line.split("  ")[1].strip() for line in shown.splitlines()[2:10]] == [item.title for item in one_gpu.ITEMS]
     assert "minutes are predicted for NVIDIA H200: launches of 12 s" in shown
-    assert not list(tmp_path.iterdir())
-
-
-def test_every_item_is_rehearsed_with_its_own_strategies(tmp_path):
-    for item in one_gpu.ITEMS[:4]:
-        (_, whole), (_, small) = (item.chosen(Place(tmp_path, None, is_small)) for is_small in (False, True))
-        assert {run.strategy.name for run in small} == {run.strategy.name for run in whole}
-        assert {run.config.precision for run in small} == {run.config.precision for run in whole}
-        assert {run.config.size for run in small} == {"tiny"}
-
-
-def test_without_a_gpu_the_list_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
-    with pytest.raises(Refusal, match="no GPU is here; --small rehearses the list on a CPU"):
-        one_gpu.run(one_gpu.ITEMS, Place(tmp_path, None, False), Slot())
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_texts_nothing_is_started(tmp_path, monkeypatch):
-    def unreachable():
-        raise OSError("no route")
-
-    monkeypatch.setattr(this_machine, "find", lambda: H200)
-    monkeypatch.setattr(sources, "_probe_hub", unreachable)
-    with pytest.raises(Refusal, match=r"cannot reach the hub for the texts .*no route.*; pass --data-dir FOLDER"):
-        one_gpu.run(one_gpu.ITEMS, Place(tmp_path, None, False), Slot(60))
     assert not list(tmp_path.iterdir())
 
 

@@ -80,24 +80,6 @@ def test_a_round_trip(runs, packed, tmp_path, capsys):
     assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes()  # of collected files as of run directories
 
 
-def test_results_of_benchmarks_go_with_the_runs(runs, tmp_path):
-    result = runs / "throughput" / "throughput-small.json"
-    result.parent.mkdir()
-    result.write_text('{"benchmark": "throughput", "strategies": {"ddp": 1}}')
-    pack.pack([runs], tmp_path / "box.zip")
-    target = tmp_path / "records"
-    assert pack.merge(tmp_path / "box.zip", target) == 3
-    assert contents(target)[result.name] == result.read_bytes()
-    result.write_text('{"benchmark": "throughput", "strategies": {"ddp": 1, "zero2": 2}}')
-    pack.pack([runs], tmp_path / "box.zip", replace=True)
-    pack.merge(tmp_path / "box.zip", target)
-    assert contents(target)[result.name] == result.read_bytes()  # the later one
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / result.name).write_text('{"benchmark": "checkpoints"}')
-    with pytest.raises(Refusal, match=r"throughput-small\.json and .* differ; pack them apart"):
-        pack.pack([runs, tmp_path / "other"], tmp_path / "two.zip")
-
-
 def test_a_pack_is_the_same_bytes_each_time(runs, packed, tmp_path):
     for path in runs.rglob("*.json"):
         os.utime(path, (0, 0))

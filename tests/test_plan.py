@@ -86,23 +86,6 @@ def test_offload_moves_model_states_to_the_host():
     assert lacking(Machine((10**9,), 10**9), "zero3_nvme_offload", **GPT_6B) is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "num_params"),
-    [
-        ({"size": "tiny"}, 1_527_938),
-        ({"size": "large", "data": "hub"}, 335_143_938),
-        ({"workload": "gpt-wikitext", "size": "tiny"}, 1_576_448),
-        ({"workload": "gpt-wikitext", "size": "124m", "data": "hub"}, 124_439_808),
-        ({"workload": "gpt-wikitext", "size": "1.5b", "data": "hub"}, 1_557_611_200),
-        ({"workload": "gpt-wikitext", "size": "2.7b", "data": "hub"}, 2_651_307_520),
-        (GPT_6B, 6_050_882_784),
-    ],
-)
-def test_parameters_are_counted_without_a_model(flags, num_params):
-    """As the published models have them, and as records of this study do."""
-    assert duration.num_params(build_config(**flags)) == num_params
-
-
 # ---------------------------------------------------------------- this machine
 
 
@@ -371,27 +354,6 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no reports
     monkeypatch.setattr(this_machine, "find", lambda: CPU_BOX)
     return studies.find(str(tmp_path / "mine.yaml"))
-
-
-def test_a_plan_in_words(study, tmp_path):
-    folder = tmp_path / "runs" / "mine"
-    (folder / "bert-imdb-tiny-single-1x-seed0").mkdir(parents=True)
-    write_record(folder / "bert-imdb-tiny-single-1x-seed0", seed=0)
-    made = plan.make(study, plan.select(study, None, "", folder), folder, 1800)
-    lines = plan.show(made).splitlines()
-    assert lines[0] == "mine: Which one?"
-    assert lines[1] == f"3 runs in {folder}; here: no GPU, 25.0 GB of host memory"
-    assert lines[3].split() == ["1", "keep", "bert-imdb-tiny-single-1x-seed0", "ok"]
-    # The fixture's record is of the same workload and size.
-    assert lines[4].startswith("2  run   bert-imdb-tiny-ddp-2x-seed0                about ")
-    assert lines[4].endswith(", from 1 earlier run")
-    assert lines[5].startswith("3  skip  bert-imdb-tiny-fsdp2_cpu_offload-2x-seed0  fsdp2_cpu_offload needs a GPU: ")
-    assert lines[7].startswith("1 to run, 1 kept, 1 skipped; about ")
-    assert lines[7].endswith(", from earlier runs")
-    assert len(lines) == 8
-    assert sorted(path.name for path in folder.rglob("*")) == [
-        "bert-imdb-tiny-single-1x-seed0", "config.json", "record.json", "steps.jsonl",
-    ]  # fmt: skip
 
 
 def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeypatch):

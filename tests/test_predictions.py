@@ -75,32 +75,6 @@ def test_is_what_the_planner_says(tmp_path):
     assert one.collective_bytes == pytest.approx(expected.communicated_bytes, rel=1e-3)
 
 
-def test_says_what_does_not_fit():
-    found = predictions.predict_study(studies.find("offload"), "t4", 1).left_out
-    assert {one.why for one in found} == {"bf16: t4 has no unit for it; it has fp32, fp16"}
-    large = predictions.predict_study(studies.find("offload"), "a10g", 1).predictions
-    assert {one.strategy: one.fits for one in large}["zero2"] is False
-    assert all((one.free_bytes >= 0 and one.lacking is None) == one.fits for one in large)
-
-
-@pytest.mark.parametrize(
-    ("flags", "name", "why"),
-    [
-        ("precision: bf16", "ddp", "bf16 under ddp is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"),
-        ("precision: bf16", "zero0", "bf16 under zero0 is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"),
-        ("precision: bf16-autocast", "fsdp2", "bf16-autocast under fsdp2 is refused: it computes in fp32, or in bf16"),
-        ("micro_batch_size: 3", "zero2", "global_batch_size=16 is not a multiple of micro_batch_size=3 x world_size=2"),
-    ],
-)
-def test_leaves_out_what_the_study_would_refuse(tmp_path, flags, name, why):
-    study = study_of(tmp_path, f"  - {{flags: {{{FLAGS}, {flags}}}, strategies: [{name}]}}")
-    found = predictions.predict_study(study, "a100-80gb", 8)
-    assert found.predictions == []
-    (one,) = found.left_out
-    assert one.why.startswith(why)
-    assert one.strategy == name
-
-
 def test_a_file_is_read_as_it_was_written(tmp_path):
     study = study_of(tmp_path, f"  - {{flags: {{{FLAGS}, precision: bf16}}, strategies: [ddp, zero3]}}")
     made = predictions.predict_study(study, "a100-80gb", 2)

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from study.engines import prove
 from study.engines.engine_facts import count_states
-from study.engines.prove.demands import by_file, by_json, by_launcher
+from study.engines.prove.demands import by_json, by_launcher
 from study.engines.prove.mismatch import hold, known_wrong
 
 LAUNCHED = {
@@ -183,26 +183,6 @@ def test_of_two_proofs_the_last_puts_the_originals_back(group, capsys):
     assert "proof: all of it is in proof-2.json\n" in capsys.readouterr().out
 
 
-def test_an_error_within_an_update_leaves_another_proof_alone(monkeypatch, capsys):
-    models = [make(), make()]
-    prove.watch(*models[0])
-    prove.watch(*models[1])
-    counted = []
-
-    def fail_first(*_: Any) -> dict[str, Any]:
-        counted.append(1)
-        if len(counted) == 1:
-            raise AttributeError("another release keeps it elsewhere")
-        return {"parameters": 0, "gradients": 0, "optimizer_states": 0}
-
-    monkeypatch.setattr("study.engines.prove.watching.count_states", fail_first)
-    for _ in range(4):
-        for model, optimizer in models:
-            train(model, optimizer, 1)
-    assert (proof()["step"], proof("proof-2.json")["step"]["number"]) == (None, 3)
-    assert capsys.readouterr().out.count("proof: not made on rank 0, AttributeError") == 1
-
-
 def test_a_compiled_model_has_its_graphs_again_after_the_step():
     model, optimizer = make()
     ran = []
@@ -274,17 +254,6 @@ def evaluate(model: Any) -> None:
     with torch.no_grad():
         model(torch.ones(1, 8))
     model.train()
-
-
-def test_collectives_of_the_scripts_own_are_counted(group):
-    model, optimizer = make()
-    prove.watch(model, optimizer)
-    for _ in range(3):
-        model(torch.ones(2, 8)).sum().backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-        optimizer.step()
-    assert proof()["step"]["collectives"] == [{"kind": "all_reduce", "count": 4, "bytes": 4 * NUM_PARAMS}]
 
 
 def test_collectives_of_ddp_are_counted(group):
@@ -473,16 +442,6 @@ def test_launcher_says_what_was_asked():
         "world_size": 2,
     }
     assert by_launcher({}) == []
-
-
-@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2_cpu_offload", "zero3_tuned", "fsdp2"])
-def test_file_says_what_was_asked(name, monkeypatch):
-    monkeypatch.chdir(launching.ROOT)  # from where the files name their JSON
-    asked = {demand.name: demand.value for demand in by_file(launching.ROOT / "accelerate_configs" / f"{name}.yaml")}
-    assert asked["world_size"] == 2
-    kind = name.split("_")[0].rstrip("0123456789")
-    assert asked["engine"] == {"ddp": "DDP", "zero": "DeepSpeed", "fsdp": "FSDP2"}[kind]
-    assert asked.get("zero_stage", asked.get("zero_optimization.stage")) == (int(name[4]) if kind == "zero" else None)
 
 
 # ---------------------------------------------------------------- asked and built

@@ -10,7 +10,7 @@ import pytest
 
 from study.claims.published import __main__ as commands
 from study.claims.published import defects, traps
-from study.claims.published.defects import DEFECTS, METRICS, PROGRAMS
+from study.claims.published.defects import METRICS, PROGRAMS
 from study.errors import Refusal
 from study.report import protocol_page as pages
 
@@ -33,15 +33,6 @@ def test_comparisons_are_of_arms_that_there_are_and_every_program_is_in_one():
         assert PROGRAMS[zero].arms[second].startswith("zero-")
         assert set(one.reading) == set(METRICS)
     assert {name for one in COMPARISONS for name, _ in (one.plain, one.zero)} == set(PROGRAMS)
-
-
-def test_every_defect_is_mended_alone_and_left_alone():
-    assert set(defects.MENDED_ALONE) == set(DEFECTS) - {"label"}
-    assert set(defects.LEFT_ALONE) == set(defects.MENDED_ALONE) - {"one-seed", "fixed-order"}
-    for base, group in ((defects.AS_PUBLISHED, defects.MENDED_ALONE), (defects.MENDED, defects.LEFT_ALONE)):
-        for name, one in group.items():  # one differs in its programs, or in its reading
-            assert (one.reading != base.reading) == (name in defects.READING_OF)
-            assert one != base
 
 
 # ---------------------------------------------------------------- the program: effects
@@ -77,23 +68,6 @@ def results(*losses: tuple[float, float], program: str = "published", gpus=(), *
 )
 def test_an_effect_has_a_word(losses, word):
     assert defects.effect(results(*losses), defects.AS_PUBLISHED, "validation loss").word == word
-
-
-def test_an_effect_is_taken_repeat_by_repeat():
-    found = defects.effect(results((1.0, 0.9), (2.0, 1.6)), defects.AS_PUBLISHED, "training loss")
-    assert found.values == pytest.approx({0: -0.1, 1: -0.2})
-    assert found.mean == pytest.approx(-0.15)
-    assert found.low < -0.15 < found.high
-
-
-def test_repeats_of_one_training_are_no_evidence():
-    """With seed 42 and an equal head nothing is drawn anew: on a GPU they would differ by rounding alone."""
-    found = results((1.0, 0.9), (1.0, 0.9 + 1e-7), program="seeded-head")
-    one = defects.MENDED_ALONE["head-unseeded"]
-    assert defects.effect(found, one, "validation loss").word == "the same each time"
-    assert defects.effect(found, one, "peak memory").word == "no difference"
-    both = {**found, "runs": found["runs"] | results((1.0, 0.9), (1.0, 0.9))["runs"]}
-    assert defects.added(both, "head-unseeded", "training loss") is None
 
 
 # ---------------------------------------------------------------- the program: the experiment
@@ -227,21 +201,6 @@ def test_traps_and_arms_are_those_that_were_measured():
     }
     assert committed["traps"] == {name: json.loads(json.dumps(one._asdict())) for name, one in traps.TRAPS.items()}
     assert committed["settings"] == traps.SETTINGS
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--output", "here.json", "--trap", "nonsense"], "--trap nonsense"),
-        (["--output", "nowhere/here.json"], "there is no folder nowhere"),
-        (["--output", "here.json", "--data-dir", "nowhere"], "data_dir nowhere"),
-    ],
-)
-def test_a_wrong_trap_is_refused(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refusal, match=message):
-        ask("traps", *words)
-    assert not list(tmp_path.iterdir())
 
 
 TRAP = [*PUBLISHED, "traps", "--seeds", "1", "--trap", "one-process-instead-of-two", "--output"]

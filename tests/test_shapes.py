@@ -76,17 +76,6 @@ def test_known_models_have_their_published_number_of_parameters():
     assert {name: shapes.KNOWN[name].num_params for name in PUBLISHED} == PUBLISHED
 
 
-def test_a_config_json_is_found_by_its_path_and_by_its_folder(tmp_path, monkeypatch):
-    content = {"model_type": "gpt2", **_GPT, "activation_function": "gelu_new"}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    (tmp_path / "mine.json").write_text(json.dumps(content | {"n_layer": 3}))
-    by_folder, by_path = shapes.find(str(tmp_path)), shapes.find(str(tmp_path / "mine.json"))
-    assert (by_folder.layers, by_path.layers) == (2, 3)
-    assert by_path.name == str(tmp_path / "mine.json")
-    monkeypatch.chdir(tmp_path.parent)
-    assert shapes.find(tmp_path.name).layers == 2
-
-
 def fake_transformers(monkeypatch, from_pretrained):
     monkeypatch.setitem(
         sys.modules, "transformers", SimpleNamespace(AutoConfig=SimpleNamespace(from_pretrained=from_pretrained))
@@ -103,18 +92,6 @@ def test_another_hub_id_is_asked_of_the_hub(monkeypatch):
     fake_transformers(monkeypatch, from_pretrained)
     assert shapes.find("somebody/Some-GPT").hidden == 24
     assert asked == ["somebody/Some-GPT"]
-
-
-def test_a_hub_out_of_reach_names_the_remedy(monkeypatch):
-    def from_pretrained(hub_id):
-        raise OSError("We couldn't connect\nto the hub")
-
-    fake_transformers(monkeypatch, from_pretrained)
-    with pytest.raises(ValueError, match=r"^somebody/x: .*couldn't connect\); give a config.json$"):
-        shapes.find("somebody/x")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match=r"^somebody/x: .*pip install 'zero-study\[train\]', or give a config.json$"):
-        shapes.find("somebody/x")
 
 
 @pytest.mark.parametrize(

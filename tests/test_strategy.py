@@ -325,16 +325,6 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
     assert found == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
 
 
-def test_what_a_ddp_file_cannot_say_is_in_the_json_of_its_name(tmp_path):
-    views = {name: shipped(name).gradient_as_bucket_view for name in ("ddp_tuned", "ddp", "single", "zero2_tuned")}
-    assert views == {"ddp_tuned": True, "ddp": False, "single": None, "zero2_tuned": None}
-    assert shipped("ddp_tuned").content == shipped("ddp").content
-    path = tmp_path / "mine.yaml"
-    path.write_text(HEAD + "distributed_type: MULTI_GPU")
-    path.with_suffix(".json").write_text('{"gradient_as_bucket_view": false}')
-    assert read_strategy(path).gradient_as_bucket_view is False
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -510,18 +500,6 @@ def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_proce
     assert run.strategy == dataclasses.replace(shipped("zero3"), path=run.strategy.path)
     assert str(run.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
     assert (run.world_size, run.num_machines) == (num_processes, num_machines)
-
-
-def test_machines_of_the_file(tmp_path, monkeypatch):
-    path = tmp_path / "mine.yaml"
-    text = find_strategy("zero2").read_text().replace("num_machines: 1", "num_machines: 2")
-    path.write_text(text)
-    ancestor = Ancestor(f"accelerate-launch --config_file {path} study/train.py", tmp_path)
-    monkeypatch.setattr(psutil.Process, "parents", lambda self: [ancestor])
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert request.requested_run(build_config()).num_machines == 2
-    assert make_run(build_config(), shipped("zero2"), 2).num_machines == 1
 
 
 # ---------------------------------------------------------------- after it

@@ -12,8 +12,7 @@ from synthetic import write_outcome, write_run
 
 from study.compare import differences, table
 from study.compare.expected import with_theory
-from study.errors import Refusal
-from study.report import figures, markup, run_rows
+from study.report import markup
 from study.report import study_pages as pages
 
 METRICS = ["final_loss", "seconds_per_step"]
@@ -34,36 +33,7 @@ def study(tmp_path_factory):
     return with_theory(table.read([write_study(tmp_path_factory.mktemp("study"), dropout=0.0)]))
 
 
-@pytest.fixture(scope="module")
-def two_boxes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    write_study(folder / "a", "cpu", seconds=0.5, dropout=0.0)
-    write_study(folder / "b", "gpu", seconds=0.125, dropout=0.0)
-    return with_theory(table.read([folder]))
-
-
 # ---------------------------------------------------------------- runs
-
-
-def test_load_filters(tmp_path):
-    write_run(tmp_path, workload="bert-imdb", strategy="ddp")
-    write_run(tmp_path, workload="gpt-wikitext", strategy="ddp")
-    write_run(tmp_path / "gpu", workload="gpt-wikitext", strategy="ddp", box="gpu")
-    assert len(run_rows.load([str(tmp_path)])) == 3
-    assert set(run_rows.load([str(tmp_path)], workload="bert-imdb")["workload"]) == {"bert-imdb"}
-    assert set(run_rows.load([str(tmp_path)], box="8 x NVIDIA H200")["device"]) == {"cuda"}
-    with pytest.raises(Refusal, match=r"workload 'gpt' has no run here"):
-        run_rows.load([str(tmp_path)], workload="gpt")
-    with pytest.raises(Refusal, match=r"box 'A100' has no run here"):
-        run_rows.load([str(tmp_path)], box="A100")
-
-
-def test_load_finds_the_projects_records_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len(run_rows.load(["tests/fixtures/records"]))
-    (tmp_path / "tests/fixtures/records").mkdir(parents=True)  # now there is one here, and it comes first
-    with pytest.raises(Refusal, match="tests/fixtures/records"):
-        run_rows.load(["tests/fixtures/records"])
 
 
 # ---------------------------------------------------------------- the answer
@@ -101,43 +71,10 @@ def test_what_failed_is_in_the_table_and_never_a_number(tmp_path):
     assert listed.count("gpt-wikitext-tiny-zero1-2x-") == 2
 
 
-def test_boxes_stand_apart(two_boxes):
-    shown = pages.answer(two_boxes, differences.compare(two_boxes, "ddp", METRICS), "ddp")
-    gpu, cpu = shown.split("<section>")[1:]
-    assert "<h3>8 x NVIDIA H200</h3>" in gpu
-    assert "<h3>Synthetic CPU, 8 cores</h3>" in cpu
-    for half, device in ((gpu, "cuda"), (cpu, "cpu")):
-        mine = two_boxes[(two_boxes["device"] == device) & (two_boxes["strategy"] == "zero2")]
-        assert markup.number(mine["seconds_per_step"].median()) in row_of(half, "zero2")
-    assert pages.drawn(two_boxes, figures.runtime).count("<figure") == 2
-
-
 # ---------------------------------------------------------------- each page's own
 
 
-def test_crowded_times_are_not_shown(tmp_path):
-    for processes in (2, 4):
-        write_run(tmp_path, strategy="ddp", world_size=processes, machine={"num_cores": 2})
-    write_run(tmp_path, strategy="single", world_size=1, machine={"num_cores": 2})
-    runs = with_theory(table.read([tmp_path]))
-    shown = pages.scaling(runs)
-    assert "4 processes on too few cores" in shown
-    rate = runs.loc[runs["world_size"] == 4, "tokens_per_second_per_gpu"].item()
-    assert markup.number(rate) not in shown
-
-
 # ---------------------------------------------------------------- what the answer rests on
-
-
-def test_what_is_not_comparable(tmp_path, study):
-    write_study(tmp_path, dropout=0.1)
-    write_run(tmp_path, strategy="zero3", precision="bf16-autocast", dropout=0.1)
-    shown = pages.not_comparable(table.read([tmp_path]), "ddp")
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", shown)]
-    assert ["everything", "precision bf16-autocast against fp32", "zero3", "1"] in rows
-    assert ["losses", "dropout is on and processes 1 against 2: other masks", "single", "3"] in rows
-    assert not [row for row in rows if row[2:3] == ["ddp"]]  # its repeats are for the margin
-    assert text_of(pages.not_comparable(study, "ddp")) == "None."
 
 
 def test_reproduce_names_commands_and_no_place_of_the_machine(study, tmp_path):
