@@ -18,6 +18,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker has a core, and thread
 
 import launching
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Of the fuzz: cases are the same each time, and take as long as their commands do; fixtures are made for all of them on purpose.
+ALL = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("short", max_examples=30, **ALL)
+settings.register_profile("long", max_examples=5000, **ALL)
+settings.load_profile("short")
 
 # Fixtures made by `launching.once`: the tests that use one launch by that.
 MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}

@@ -31,7 +31,7 @@ import click
 import pytest
 import synthetic
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from study import __main__, cli, config, files
@@ -43,12 +43,6 @@ from study.run import Run
 from study.running import launch, plan, studies
 from study.strategy import file, shipped
 from study.theory import shapes
-
-# Cases are the same each time, and take as long as their commands do; fixtures are made for all of them on purpose.
-ALL = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("short", max_examples=30, **ALL)
-settings.register_profile("long", max_examples=5000, **ALL)
-settings.load_profile("short")
 
 SECONDS = 20  # of a processor, for one case
 
