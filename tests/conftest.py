@@ -20,7 +20,7 @@ import launching
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Of the fuzz: cases are the same each time, and take as long as their commands do; fixtures are made for all of them on purpose.
+# Of the fuzz: its cases are the same each time, and take as long as commands do.
 ALL = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("short", max_examples=30, **ALL)
 settings.register_profile("long", max_examples=5000, **ALL)

@@ -641,7 +641,7 @@ def test_a_case_that_does_not_hold_is_seen(monkeypatch, place):
     for seed in range(20):
         try:
             hold(models, random.Random(seed), place)
-        except (Broken, ValueError) as error:  # a text that is no JSON is read here alone
+        except Exception as error:  # a text that is no JSON is read here alone
             said.append(str(error))
     assert any("the file says" in each for each in said)
 
