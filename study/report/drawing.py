@@ -207,6 +207,9 @@ def finish(canvas: Canvas, name: str, title: str) -> Figure:
     body = re.sub(r"font-family: [^;\"]*; ?", "", body)
     # Coordinates to a hundredth of a point: half the bytes of a page of curves.
     body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), body)
+    # Matplotlib hashes a clip path's corners, whose last bits the layout's solver leaves to chance.
+    for number, clip in enumerate(dict.fromkeys(re.findall(r"url\(#(\w+)\)", body)), 1):
+        body = re.sub(rf"\b{clip}\b", f"clip{number}", body)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
     body = body.replace(INK, "currentColor")
     svg = (
