@@ -122,3 +122,16 @@ def test_mixed_runs_are_refused(two, kind, column):
 
 
 # ---------------------------------------------------------------- colours, order and numbers
+
+
+def test_a_figure_is_the_same_where_its_layout_has_other_last_bits():
+    def drawn(left: float) -> str:
+        with drawing.house_style("here"):
+            canvas, (ax,) = drawing.panels([2])
+            canvas.set_layout_engine("none")
+            ax.set_position([left, 0.2, 0.5, 0.5])
+            ax.plot([1, 2])
+            return drawing.finish(canvas, "here", "A line").svg
+
+    assert "url(#" in drawn(0.2)
+    assert drawn(0.2) == drawn(0.2 + 1e-15)
