@@ -149,6 +149,14 @@ def write_outcome(
     return path
 
 
+def change(path: Path, **facts: Any) -> None:
+    """Change facts of a JSON file; a dict changes what is in it."""
+    content = json.loads(path.read_text())
+    for name, value in facts.items():
+        content[name] = (content[name] or {}) | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(content))
+
+
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
