@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from study import files
 from study.compare import expected
 from study.config import RunConfig, build_config
 from study.records import schema
@@ -155,6 +156,15 @@ def change(path: Path, **facts: Any) -> None:
     for name, value in facts.items():
         content[name] = (content[name] or {}) | value if isinstance(value, dict) else value
     path.write_text(json.dumps(content))
+
+
+def change_step(path: Path, number: int, **values: Any) -> None:
+    """Change one step of a record, and what the record says of its steps with it."""
+    steps = path.with_name("steps.jsonl")
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines[number - 1].update(values)
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(path, steps_sha256=files.sha256(steps), final_loss=lines[-1]["loss"])
 
 
 def _made(folder: Path) -> Path:
