@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
 from study.files import parse_yaml
-from study.records import schema
 from study.report import study_pages as pages
 from study.running import studies
 from study.running.studies import Protocol
@@ -82,17 +82,12 @@ def test_equivalence(shift, spread, expected):
     assert on_loss(study(shift, spread)).equivalence == expected
 
 
-def test_a_small_shift_is_within_the_margin_and_further_than_a_neighbour():
+def test_an_arm_is_further_than_a_neighbour_by_a_small_shift_or_by_more_scatter():
     """Neither test stands for the other."""
     found = on_loss(study(shift=0.004, spread=0.0005))
-    assert found.equivalence == "same within the margin"
-    assert found.further
+    assert (found.equivalence, found.further) == ("same within the margin", True)
     assert found.mean == pytest.approx(0.004, abs=0.001)
     assert found.distance > 5
-
-
-def test_an_arm_that_only_scatters_more_is_further_than_a_neighbour():
-    """Its mean is the control's: the distance of each run says it."""
     found = on_loss(study(spread=0.0005, arm_spread=0.004))
     assert found.further
     assert found.low < 0 < found.high
@@ -104,19 +99,15 @@ def test_an_arm_that_is_a_neighbour_is_called_further_as_seldom_as_it_says():
     for level in (0.0, 3.0):
         ps = np.array([verdict.exchange(level + draw.normal(size=(SEEDS, 4)))[1] for _ in range(300)])
         assert np.mean(ps < 0.05) < 0.08
-    found = [on_loss(study_of(draw)).p_neighbour for _ in range(200)]
+    found = []
+    for _ in range(200):
+        taken = [trained("ddp", seed, 0.5) for seed in range(SEEDS)]
+        for label in (*PROTOCOL["neighbours"], ""):  # all perturbations of DDP's own run, the arm too
+            strategy = "ddp" if label else "zero3"
+            losses = 0.5 + 0.001 * draw.normal(size=SEEDS)
+            taken += [trained(strategy, seed, float(loss), label=label) for seed, loss in enumerate(losses)]
+        found.append(on_loss(made_up(taken)).p_neighbour)
     assert np.mean(np.array(found) < 0.05) < 0.09
-
-
-def study_of(draw) -> Runs:
-    """As the reader of the guide has it: neighbours and the arm are perturbations of DDP's own run."""
-    taken = []
-    for seed in range(SEEDS):
-        taken.append(trained("ddp", seed, 0.5))
-        for label in PROTOCOL["neighbours"]:
-            taken.append(trained("ddp", seed, 0.5 + 0.001 * draw.normal(), label=label))
-        taken.append(trained("zero3", seed, 0.5 + 0.001 * draw.normal()))
-    return made_up(taken)
 
 
 @pytest.mark.parametrize(("shift", "scatter", "seen"), [(1, 1, 0.65), (2, 1, 1.0), (0, 2, 0.55)])
@@ -144,11 +135,9 @@ def test_power_is_that_of_simulated_studies():
     """Of studies without a difference: in how many do both one-sided tests pass?"""
     draw = np.random.default_rng(3)
     for sd in (0.006, 0.012):
-        passed = [
-            verdict._equivalence(sd * draw.normal(size=SEEDS), 0.01, 0.05) == "same within the margin"
-            for _ in range(500)
-        ]
-        assert np.mean(passed) == pytest.approx(verdict.power(sd, 0.01, SEEDS, 0.05), abs=0.08)
+        found = [verdict._equivalence(sd * draw.normal(size=SEEDS), 0.01, 0.05) for _ in range(500)]
+        passed = np.mean([each == "same within the margin" for each in found])
+        assert passed == pytest.approx(verdict.power(sd, 0.01, SEEDS, 0.05), abs=0.08)
     assert verdict.power(0.0, 0.01, SEEDS, 0.05) == 1.0
 
 
@@ -161,20 +150,16 @@ def test_more_processes_of_the_control_are_an_arm():
 def test_what_trains_the_same_is_shown_once():
     runs = study().taken
     same = made_up([*runs, trained("fsdp2", 0, label="once", final="bert-imdb-tiny-ddp-2x-seed0")])
-    assert verdict.same_weights(same, protocol()) == {("ddp", "fsdp2"): True}
-    assert verdict.same_weights(made_up([*runs, trained("fsdp2", 0, label="once")]), protocol()) == {
-        ("ddp", "fsdp2"): False
-    }
-    assert verdict.same_weights(study(), protocol()) == {("ddp", "fsdp2"): None}
-    assert verdict.arms_of_same(same, protocol()) == {"fsdp2": "ddp"}
-    assert not verdict.arms_of_same(study(), protocol())
+    other = made_up([*runs, trained("fsdp2", 0, label="once")])
+    for each, shown in ((same, True), (other, False), (study(), None)):
+        assert verdict.same_weights(each, protocol()) == {("ddp", "fsdp2"): shown}
+        assert verdict.arms_of_same(each, protocol()) == ({"fsdp2": "ddp"} if shown else {})
     assert {row.strategy for row in verdict.judge(same, protocol(), "ddp")} == {"zero3"}
 
 
 def test_steps_to_the_target():
-    assert verdict.reached(trained(loss=0.45), protocol()) == 50
-    assert verdict.reached(trained(loss=0.5), protocol()) == 100
-    assert verdict.reached(trained(loss=0.6), protocol()) is None
+    reached = [verdict.reached(trained(loss=loss), protocol()) for loss in (0.45, 0.5, 0.6)]
+    assert reached == [50, 100, None]
 
 
 def test_what_is_not_whole_is_not_judged():
@@ -202,50 +187,37 @@ def decided(runs: Runs) -> verdict_text.Decided:
 
 def test_the_answer_says_what_was_found():
     said = verdict_text.answer(decided(study()))
-    assert said.startswith(
-        "For 1 of 1 arms the mean difference from DDP in held-out loss after 100 steps, over 10 seeds"
-    )
-    assert "was shown to be below 1 %" in said
-    assert "Of none was it shown that its runs are further from it than one unit in the last place" in said
+    assert "1 of 1 arms" in said
+    assert "below 1 %" in said
+    assert "Of none was it shown that its runs are further" in said
     said = verdict_text.answer(decided(study(shift=0.03)))
-    assert "For 0 of 1 arms" in said
+    assert "0 of 1 arms" in said
     assert "`zero3` on 2 processes higher" in said
-    assert "`zero3` on 2 processes is further from it than one unit" in said
-
-
-def test_where_nothing_moved_no_start_is_called_the_cause():
-    assert "one start of" not in verdict_text.answer(decided(study(spread=0.0, arm_spread=0.0)))
+    assert "`zero3` on 2 processes is further" in said
+    assert "one start of" not in verdict_text.answer(decided(study(spread=0.0, arm_spread=0.0)))  # nothing moved
 
 
 def test_deviations_are_of_studies_that_were_fixed():
     history = parse_yaml(verdict_text.DEVIATIONS.read_text())
     assert {name for name in studies.names() if studies.find(name).protocol} == set(history)
-    assert all("committed" in told for told in history.values())
 
 
-def test_training_loss_is_told_last_and_not_judged():
+def test_training_loss_is_told_and_not_judged():
     shown = verdict_text.tables(decided(study(shift=0.03)))
     table = next(table for table in shown if table.title.startswith("Training loss"))
     ((arm, mean, worst),) = table.rows
-    assert (arm, table.head) == ("`zero3` on 2", ["arm", "mean difference, %", "worst seed, %"])
+    assert (arm, len(table.head)) == ("`zero3` on 2", 3)
     assert 2.5 < float(mean) < 3.5 < float(worst) + 1
-    assert table.notes == [
-        "No endpoint, and no test is made of it: what a training says of text that it has seen comes last."
-    ]
 
 
 def test_a_page_shows_what_the_command_says():
-    """The figure has every arm and the neighbours; the tables have the cells of `zero-study compare --verdict`."""
     found = decided(study(shift=0.03))
     figure = pages.decided_drawn([found])
-    assert "margin fixed before the runs: 1 %" in figure
     assert "ddp from weights one" in figure
     assert ">higher, further</" in figure  # both tests, in the row
     tables = pages.decided_tables([found])
-    for shown in verdict_text.tables(found):
-        for cell in (cell for row in shown.rows for cell in row):
-            assert html.escape(str(cell).replace("`", "")) in tables
-    assert "`" not in tables
+    for cell in (cell for shown in verdict_text.tables(found) for row in shown.rows for cell in row):
+        assert html.escape(str(cell).replace("`", "")) in tables
 
 
 def test_losses_that_a_study_decides_are_not_told_beside_it(tmp_path):
@@ -255,23 +227,20 @@ def test_losses_that_a_study_decides_are_not_told_beside_it(tmp_path):
     runs = table.read([tmp_path])
     compared = differences.compare(runs, "ddp", ["final_loss"])
     found = [decided(study())]
-    assert found[0].workload == "bert-imdb"
-    shown = pages.losses(runs, compared, "ddp", found)
-    assert "gpt-wikitext" in shown
-    assert "bert-imdb" not in shown
-    of_bert = runs[runs["workload"] == "bert-imdb"]
+    of_bert = runs[runs["workload"] == found[0].workload]
+    assert "gpt-wikitext" in pages.losses(runs, compared, "ddp", found)
     assert pages.losses(of_bert, compared, "ddp", found) == ""
     assert "bert-imdb" in pages.losses(of_bert, compared, "ddp")
 
 
-def test_a_report_judges_the_studies_that_have_a_protocol(tmp_path):
+def test_without_a_protocol_there_is_no_verdict(tmp_path):
     assert pages.decide([]) == []
     synthetic.write_run(tmp_path, study="smoke")
     with pytest.raises(Refusal, match="no run of a study that was fixed in advance lies here"):
         pages.decide([str(tmp_path)])
+    with pytest.raises(Refusal, match=r"nothing was fixed before its runs.* nor is it a pilot"):
+        cli.run(["compare", "--verdict", "smoke", str(tmp_path)])
 
-
-# ---------------------------------------------------------------- which runs are let in
 
 WEIGHTS = {"weights": "b", "dropout": 0.0}
 STEPS = 100
@@ -281,23 +250,22 @@ def write(folder, strategy="ddp", seed=0, label="", study="mine", **changes):
     """A run of the study as its runner leaves it; `changes` of its record, and of its outcome's digest."""
     digest = changes.pop("study_sha256", "f" * 64)
     flags = WEIGHTS | changes.pop("flags", {}) | ({"nudge_seed": int(label[-1])} if label.startswith("nudged") else {})
-    run_dir = folder / "tmp"
     path = synthetic.write_run(
-        run_dir, workload="bert-imdb", strategy=strategy, seed=seed, num_steps=STEPS, study=study, **flags
-    ).parent
-    name = name_of(strategy, seed, label)
-    record = schema.read(path)
-    start = schema.Checksum(absolute_sum=1, square_sum=1, sha256=f"{seed}{label}".ljust(64, "0"))
+        folder / "tmp", workload="bert-imdb", strategy=strategy, seed=seed, num_steps=STEPS, study=study, **flags
+    )
+    name, start = name_of(strategy, seed, label), start_of(f"{seed}{label}")
     facts = {
         "run_id": name, "weights_sha256": "a" * 64, "initial_parameters": start, "final_parameters": start,
         "evaluation": [{"step": step, "loss": 0.5, "accuracy": 0.8} for step in (50, 100)],
-        "machine": record.machine | {"git_dirty": False, "git_commit": "c"},
-    } | changes  # fmt: skip
-    (path / "record.json").write_text(record.model_copy(update=facts).model_dump_json())
-    outcome = schema.read_outcome(path / "outcome.json")
-    outcome = outcome.model_copy(update={"run_id": name, "study_sha256": digest})
-    (path / "outcome.json").write_text(outcome.model_dump_json())
-    path.rename(folder / name)
+        "machine": {"git_dirty": False, "git_commit": "c"},
+    }  # fmt: skip
+    synthetic.change(path, **facts | changes)
+    synthetic.change(path.with_name("outcome.json"), run_id=name, study_sha256=digest)
+    path.parent.rename(folder / name)
+
+
+def start_of(words):
+    return {"absolute_sum": 1, "square_sum": 1, "sha256": words.ljust(64, "0")}
 
 
 def name_of(strategy, seed, label=""):
@@ -343,17 +311,12 @@ def test_what_was_planned_is_let_in(tmp_path):
         ({"evaluation": [{"step": 50, "loss": 0.5}]}, "no held-out loss at step 100"),
         ({"evaluation": [{"step": 100, "loss": None, "accuracy": 0.5}]}, "no held-out loss at step 100"),
         ({"machine": {"git_dirty": True}}, "its code was changed"),
-        (
-            {"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}, "cpu": "A", "num_cores": 2}},
-            "is another than",
-        ),
-        (
-            {"machine": synthetic._machine("cpu") | {"git_commit": "c", "environment": {"MKL_CBWR": "AVX2"}}},
-            "its arithmetic is another than",
-        ),
-        ({"initial_parameters": schema.Checksum(absolute_sum=1, square_sum=1, sha256="9" * 64)}, "initial weights"),
+        ({"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}}}, "its libraries is another than"),
+        ({"machine": {"git_dirty": False, "num_cores": 2}}, "its box is another than"),
+        ({"machine": {"git_dirty": False, "environment": {"MKL_CBWR": "AVX2"}}}, "its arithmetic is another than"),
+        ({"initial_parameters": {"sha256": "9" * 64}}, "initial weights"),
         ({"data": {"digest": "0" * 64}}, "its text is another than"),
-        ({"continues": schema.Continued(run_id="x", strategy="ddp", world_size=2, step=1)}, "another run's checkpoint"),
+        ({"continues": {"run_id": "x", "strategy": "ddp", "world_size": 2, "step": 1}}, "another run's checkpoint"),
     ],
 )
 def test_what_is_not_as_planned_is_left_out_with_the_reason(tmp_path, changes, said):
@@ -382,8 +345,8 @@ def test_a_body_of_each_machine_is_one_within_a_start(tmp_path):
 def test_a_neighbour_that_starts_where_another_run_does_is_none(tmp_path):
     name = name_of("ddp", 1, "nudged2")
     all_of_it(tmp_path, without=[name])
-    plain = schema.Checksum(absolute_sum=1, square_sum=1, sha256="1".ljust(64, "0"))
-    write(tmp_path, "ddp", 1, "nudged2", initial_parameters=plain)
+    assert let_in(tmp_path).missing == [name]
+    write(tmp_path, "ddp", 1, "nudged2", initial_parameters=start_of("1"))
     assert "are no neighbours" in let_in(tmp_path).left_out[name]
 
 
@@ -394,18 +357,9 @@ def test_strays_and_runs_of_others_are_not_taken(tmp_path):
     found = let_in(tmp_path)
     assert found.left_out == {name_of("zero2", 0): "the study plans no such run"}
     assert len(found.taken) == 10
-
-
-def test_two_runs_of_one_name_are_refused(tmp_path):
-    all_of_it(tmp_path / "first")
     write(tmp_path / "second", "zero3", 0, wall_seconds=3.0)
     with pytest.raises(Refusal, match="is there twice, and the two are not copies"):
         let_in(tmp_path)
-
-
-def test_what_is_missing_is_said(tmp_path):
-    all_of_it(tmp_path, without=[name_of("zero3", 1)])
-    assert let_in(tmp_path).missing == [name_of("zero3", 1)]
 
 
 def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
@@ -413,23 +367,14 @@ def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
     losses = {"": 1.0, "nudged1": 1.02, "nudged2": 0.98, "cut": 1.01}
     for seed in (0, 1):
         for label, loss in losses.items():
-            looked = [{"step": 50, "loss": 9.0}, {"step": 100, "loss": loss}]
-            write(tmp_path, "ddp", seed, label, evaluation=looked)
+            write(tmp_path, "ddp", seed, label, evaluation=[{"step": 50, "loss": 9.0}, {"step": 100, "loss": loss}])
     planned = {name_of("ddp", seed, label) for seed in (0, 1) for label in losses}
     step, found = pilot.spreads([tmp_path], planned, set(losses), "mine")
     assert step == 100
     assert [(row.metric, row.what, row.seeds) for row in found] == [("loss", "a neighbour", 2), ("loss", "cut", 2)]
-    assert [row.rms for row in found] == [pytest.approx(0.04), pytest.approx(0.01)]
-    assert [row.largest for row in found] == [pytest.approx(0.04), pytest.approx(0.01)]
+    for name in ("rms", "largest"):
+        assert [getattr(row, name) for row in found] == pytest.approx([0.04, 0.01])
     assert found[0].power[0] == pytest.approx(verdict.power(0.04, 0.01, 10, 0.05))
-
-
-# ---------------------------------------------------------------- the protocol
-
-
-def test_a_study_without_protocol_has_no_verdict():
-    with pytest.raises(Refusal, match=r"nothing was fixed before its runs.* nor is it a pilot"):
-        cli.run(["compare", "--verdict", "smoke", "reports/cpu/records"])
 
 
 @pytest.mark.parametrize(
@@ -440,19 +385,15 @@ def test_a_study_without_protocol_has_no_verdict():
         ({"weights_sha256": "no"}, "weights_sha256"),
         ({"marign": 1}, "marign"),
         ({"endpoints": [LOSS, LOSS]}, "2 are primary"),
-        ({"endpoints": [LOSS | {"primary": False}]}, "0 are primary"),
         ({"neighbours": ["nudged1"]}, "neighbours"),
         ({"once": "nowhere"}, "no part has the label 'nowhere'"),
     ],
 )
 def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
-    import yaml
-
     labelled = [{"strategies": ["ddp"], "label": f"nudged{n}", "flags": {"nudge_seed": n}} for n in (1, 2, 3)]
     parts = [{"strategies": ["ddp"]}, *labelled, {"strategies": ["fsdp2"], "label": "once"}]
-    content = {"question": "?", "parts": parts, "protocol": {**PROTOCOL, **change}}
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(json.dumps({"question": "?", "parts": parts, "protocol": {**PROTOCOL, **change}}))
     with pytest.raises(Refusal, match=said):
         studies.find(str(path))
 
@@ -468,11 +409,11 @@ def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
 
 
 def test_a_study_knows_the_digest_of_its_file(tmp_path: Path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("question: why\nparts: [{strategies: [ddp]}]\n")
-    first = studies.find(str(path)).sha256
-    path.write_text("question: how\nparts: [{strategies: [ddp]}]\n")
-    assert studies.find(str(path)).sha256 != first
+    path, digests = tmp_path / "mine.yaml", set()
+    for word in ("why", "how"):
+        path.write_text(f"question: {word}\nparts: [{{strategies: [ddp]}}]\n")
+        digests.add(studies.find(str(path)).sha256)
+    assert len(digests) == 2
     path.write_text("question: why\nsha256: a\nparts: [{strategies: [ddp]}]\n")
     with pytest.raises(Refusal, match="sha256 is not a key"):
         studies.find(str(path))
