@@ -12,30 +12,18 @@ from pydantic import ValidationError
 from study import files, train
 from study.config import build_config
 from study.errors import Interrupted, Refusal
-from study.records import schema
-from study.records.schema import Checksum, Failure, Proof, Record
+from study.records import machine, schema
+from study.records.schema import Checksum, Failure, Record
 from study.run import Run
 from study.strategy.file import read_by_name
 from study.training import journal as journals
 
 LEAST = {
-    "run_id": "a",
-    "status": "failed",
-    "started_at": "2026-11-20T00:00:00+00:00",
-    "wall_seconds": 1.5,
-    "command": ["accelerate", "launch"],
-    "workload": "bert-imdb",
-    "size": "tiny",
-    "strategy": "zero2",
-    "world_size": 2,
-    "seed": 0,
-    "init": "scratch",
+    "run_id": "a", "status": "failed", "started_at": "2026-11-20T00:00:00+00:00", "wall_seconds": 1.5,
+    "command": ["accelerate", "launch"], "workload": "bert-imdb", "size": "tiny", "strategy": "zero2", "world_size": 2,
+    "seed": 0, "init": "scratch", "machine": {},
     "config": {"workload": "bert-imdb", "size": "tiny", "seed": 0, "global_batch_size": 8, "sequence_length": 64},
-    "machine": {},
-}
-
-
-WHOLE = {**LEAST, "failure": {"step": 3, "error": "Failed: step 3: the loss is nan"}}
+}  # fmt: skip
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -45,10 +33,13 @@ def test_what_is_written_is_read(tmp_path):
         initial_parameters=Checksum(absolute_sum=0.1 + 0.2, square_sum=1e300, sha256="0" * 64),
     )
     path = schema.write(tmp_path, written)
-    assert path == tmp_path / "record.json"
     assert schema.read(path) == schema.read(tmp_path) == written
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     assert json.loads(path.read_text())["final_loss"] is None  # unknown is null
+    each = dict.fromkeys(schema.STEP_KEYS, 1.0)
+    lines = [{**each, "step": 1, "loss": 0.5}, {**each, "step": 2, "loss": None}]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert schema.read_steps(tmp_path) == lines
 
 
 def test_a_write_that_is_cut_off_leaves_what_was_there(tmp_path, monkeypatch):
@@ -110,10 +101,10 @@ def test_no_number_that_json_has_not(tmp_path):
         Record(**LEAST, final_loss=float("nan"))
 
 
-def changed(tmp_path, **changes):
-    content = json.loads(schema.write(tmp_path, Record(**LEAST)).read_text())
-    (tmp_path / "record.json").write_text(json.dumps({**content, **changes}))
-    return tmp_path / "record.json"
+def test_what_stands_at_the_head_of_a_benchmarks_results():
+    header = machine.header("throughput", "python tools/throughput.py")
+    assert list(header) == ["benchmark", "command", "finished_at", "machine"]
+    assert header["machine"]["num_cores"]
 
 
 def refusal(path) -> str:
@@ -123,11 +114,17 @@ def refusal(path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, schema.SCHEMA_VERSION + 1, None, "1"])
-def test_another_schema_version_is_not_read(version, tmp_path):
-    path = changed(tmp_path, schema_version=version)
-    expected = f"{path}: schema_version {version}, this version reads {schema.SCHEMA_VERSION}; run it again"
-    assert refusal(path) == expected
+def test_what_is_no_record_of_this_version_is_not_read(tmp_path):
+    path = schema.write(tmp_path, Record(**LEAST))
+    for version in (0, schema.SCHEMA_VERSION + 1, None, "1"):
+        synthetic.change(path, schema_version=version)
+        said = f"{path}: schema_version {version}, this version reads {schema.SCHEMA_VERSION}; run it again"
+        assert refusal(path) == said
+    for content in (b"", b"{", b"[]", b"\xff", b"null"):
+        path.write_bytes(content)
+        assert refusal(path).startswith(f"{path}: ")
+    path.unlink()
+    assert "cannot be read as a record" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -141,46 +138,16 @@ def test_another_schema_version_is_not_read(version, tmp_path):
     ],
 )
 def test_keys_and_values_are_checked(changes, expected, tmp_path):
-    path = changed(tmp_path, **changes)
+    path = schema.write(tmp_path, Record(**LEAST))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert refusal(path).startswith(f"{path}: {expected}")
 
 
 @pytest.mark.parametrize(("then", "now"), schema.RENAMED.items())
 def test_an_end_with_an_older_word_is_read(then, now, tmp_path):
     path = synthetic.write_outcome(tmp_path, "crashed")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "status": then}))
+    synthetic.change(path, status=then)
     assert schema.read_outcome(path).status == now
     if then == "output_failed":  # the only one of them that records had
-        facts = {"status": then, "failure": {"step": 1, "error": "OutputFailed: a full disk"}}
-        assert schema.parse("a record", {"schema_version": 1, **WHOLE, **facts}, Record).status == now
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
-def test_what_is_no_record(content, tmp_path):
-    path = tmp_path / "record.json"
-    path.write_bytes(content)
-    assert refusal(path).startswith(f"{path}: ")
-
-
-def test_missing_record(tmp_path):
-    assert "cannot be read as a record" in refusal(tmp_path / "record.json")
-
-
-def test_a_proof_says_what_it_knows():
-    proof = Proof(
-        world_size=1, distributed_type="NO", device="cpu", engine_class="Model", optimizer_class="AdamW",
-        gradient_clipping=0, gradient_accumulation_steps=1, micro_batch_size=8, precision="fp32",
-        parameter_dtypes=["float32"],
-    )  # fmt: skip
-    assert proof.zero_stage is None
-    assert proof.offload_optimizer_device == proof.offload_param_device == "none"
-    with pytest.raises(ValidationError):
-        proof.world_size = 2
-
-
-def test_steps(tmp_path):
-    each = dict.fromkeys(schema.STEP_KEYS, 1.0)
-    lines = [{**each, "step": 1, "loss": 0.5}, {**each, "step": 2, "loss": None}]
-    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert schema.read_steps(tmp_path) == lines
-    assert len(files.sha256(tmp_path / "steps.jsonl")) == 64
+        facts = {"schema_version": 1, "status": then, "failure": {"step": 1, "error": "OutputFailed: a full disk"}}
+        assert schema.parse("a record", LEAST | facts, Record).status == now
