@@ -95,7 +95,8 @@ def write_run(
         config, run_id, strategy, world_size, repeat, box, status, lines, hashlib.sha256(text.encode()).hexdigest()
     )
     made = made.model_copy(update={"machine": {**made.machine, **(machine or {})}})
-    run_dir = _made(folder / run_id)
+    run_dir = folder / run_id
+    run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "record.json"
     path.write_text(made.model_dump_json(indent=1) + "\n")
     (run_dir / "steps.jsonl").write_text(text)
@@ -145,7 +146,8 @@ def write_outcome(
         command=_command(config, strategy, world_size) if started else [],
         stderr_tail=["Killed"] if started else [],
     )
-    path = _made(folder / run_id) / "outcome.json"
+    path = folder / run_id / "outcome.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(made.model_dump_json(indent=1) + "\n")
     return path
 
@@ -167,11 +169,6 @@ def change_step(path: Path, number: int, **values: Any) -> None:
     change(path, steps_sha256=files.sha256(steps), final_loss=lines[-1]["loss"])
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _run_id(config: RunConfig, strategy: str, world_size: int, repeat: int) -> str:
     words = [config.workload, config.size, strategy, f"{world_size}x", f"seed{config.seed}"]
     words += [f"batch{config.global_batch_size}"]
@@ -184,7 +181,7 @@ def _run_id(config: RunConfig, strategy: str, world_size: int, repeat: int) -> s
 
 def _number(*words: Any) -> int:
     """A seed for these words, the same in every process."""
-    return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "big")
+    return int(_sha256(*words)[:16], 16)
 
 
 def _sha256(*words: Any) -> str:
@@ -206,14 +203,9 @@ def _command(config: RunConfig, strategy: str, world_size: int) -> list[str]:
 
 
 def _steps(
-    config: RunConfig,
-    strategy: str,
-    box: Box,
-    steps_done: int,
-    seconds: float,
-    loss_shift: float,
+    config: RunConfig, strategy: str, box: Box, steps_done: int, seconds: float, loss_shift: float,
     generator: np.random.Generator,
-) -> list[dict[str, float]]:
+) -> list[dict[str, float]]:  # fmt: skip
     """Losses that fall from chance, with the noise of small batches that all strategies of a seed share."""
     shared = np.random.default_rng(_number(config.workload, config.size, config.seed))
     number = np.arange(1, steps_done + 1)
