@@ -80,6 +80,10 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
+        ({"loss": 1.0}, "unknown key 'loss'"),
+        ({"failure": {"step": 1}}, "failure.error is missing"),
+        ({"failure": {"step": 1, "error": "", "rank": 0}}, "unknown key 'failure.rank'"),
+        ({"status": "fine"}, "status='fine': input should be 'ok', 'out_of_memory', 'failed', 'interrupted', "),
         ({"strategy": "lr:a"}, "the name 'lr:a'"),
         ({"steps_done": 10**19}, "has more than 19 digits"),
         ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
@@ -163,10 +167,7 @@ def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
 
 @pytest.mark.parametrize(
     ("claimed", "match"),
-    [
-        (160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"),
-        (3, "cannot be read as a pack"),
-    ],
+    [(160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
 )
 def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
     with zipfile.ZipFile("box.zip", "w") as archive:

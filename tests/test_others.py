@@ -18,11 +18,6 @@ def test_rows_are_of_their_family_and_in_order():
     assert all(0 < row.share_of_peak < 1 for row in rows)
 
 
-def test_precision_classes_are_told_apart():
-    mistral = [row for row in published_rows.runs("fms-acceleration liger") if row.case.shape.name == "mistral-7b"]
-    assert {published_rows.state_bytes(row.case) for row in mistral} == {8, 16}
-
-
 def test_every_row_says_what_can_be_checked():
     text = text_of(page.checked())
     for family in page.FAMILIES:

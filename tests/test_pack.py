@@ -19,11 +19,9 @@ from study.records import pack, schema
 @pytest.fixture
 def runs(tmp_path) -> Path:
     """Run directories: two with records, one that was killed."""
-    runs = tmp_path / "runs"
-    synthetic.write_run(runs, seed=0, study="s")
-    synthetic.write_run(runs, seed=1, study="s", status="out_of_memory")
-    synthetic.write_outcome(runs, "killed", seed=2)
-    return runs
+    synthetic.write_run(tmp_path / "runs", study="s")
+    synthetic.write_run(tmp_path / "runs", seed=1, study="s", status="out_of_memory")
+    return synthetic.write_outcome(tmp_path / "runs", "killed", seed=2).parents[1]
 
 
 @pytest.fixture
@@ -90,15 +88,10 @@ def test_results_of_benchmarks_go_with_the_runs(runs, tmp_path):
 
 
 def test_a_pack_is_the_same_bytes_each_time(runs, packed, tmp_path):
-    for path in runs.rglob("*.json"):
-        os.utime(path, (0, 0))
     pack.pack([runs, runs], tmp_path / "new" / "again.zip")
     assert (tmp_path / "new" / "again.zip").read_bytes() == packed.read_bytes()
     with zipfile.ZipFile(packed) as archive:
-        entries = archive.infolist()
-    names = [entry.filename for entry in entries]
-    assert names == [pack.MANIFEST, *sorted(names[1:])]
-    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_the_manifest_says_where_the_records_come_from(runs, tmp_path):
@@ -108,17 +101,12 @@ def test_the_manifest_says_where_the_records_come_from(runs, tmp_path):
     assert pack.pack([runs], tmp_path / "box.zip") == 5
     found = members(tmp_path / "box.zip")
     manifest = json.loads(found[pack.MANIFEST])
-    facts = {
-        "format_version": pack.FORMAT_VERSION,
-        "schema_version": schema.SCHEMA_VERSION,
-        "box": "Synthetic CPU, 8 cores",
-        "num_runs": 5,
-        "git_commits": ["0" * 40, "1" * 40 + "-dirty"],
-        "sha256": digests(found),
-    }
     libraries = manifest.pop("libraries")
-    assert manifest == facts
     assert (libraries["torch"], libraries["deepspeed"]) == (["2.13.0", "2.14.0"], ["0.19.8"])
+    assert manifest == {
+        "format_version": pack.FORMAT_VERSION, "schema_version": schema.SCHEMA_VERSION, "num_runs": 5,
+        "box": "Synthetic CPU, 8 cores", "git_commits": ["0" * 40, "1" * 40 + "-dirty"], "sha256": digests(found),
+    }  # fmt: skip
 
 
 def test_a_pack_is_of_one_box(runs, tmp_path):

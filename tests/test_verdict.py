@@ -11,7 +11,7 @@ import pytest
 import synthetic
 
 from study import cli
-from study.compare import admitted, differences, pilot, table, verdict, verdict_text
+from study.compare import admitted, pilot, verdict, verdict_text
 from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
@@ -205,19 +205,6 @@ def test_a_page_shows_what_the_command_says():
     (training,) = (each for each in shown if each.title.startswith("Training loss"))
     ((arm, mean, worst),) = training.rows  # told, and not judged
     assert (arm, 2.5 < float(mean) < 3.5 < float(worst) + 1) == ("`zero3` on 2", True)
-
-
-def test_losses_that_a_study_decides_are_not_told_beside_it(tmp_path):
-    for workload in ("bert-imdb", "gpt-wikitext"):
-        for strategy in ("ddp", "zero2"):
-            synthetic.write_run(tmp_path, workload=workload, strategy=strategy)
-    runs = table.read([tmp_path])
-    compared = differences.compare(runs, "ddp", ["final_loss"])
-    found = [decided(study())]
-    of_bert = runs[runs["workload"] == found[0].workload]
-    assert "gpt-wikitext" in pages.losses(runs, compared, "ddp", found)
-    assert pages.losses(of_bert, compared, "ddp", found) == ""
-    assert "bert-imdb" in pages.losses(of_bert, compared, "ddp")
 
 
 def test_without_a_protocol_there_is_no_verdict(tmp_path):
