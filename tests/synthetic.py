@@ -188,18 +188,13 @@ def _steps(
     tokens = config.global_batch_size * config.sequence_length
     return [
         {
-            "step": int(step),
-            "loss": float(losses[i]),
-            "learning_rate": config.learning_rate_at(int(step)),
-            "grad_norm": float(grad_norms[i] * (1 + rounding[i])),
-            "seconds": float(taken[i]),
-            "elapsed_seconds": float(taken[: i + 1].sum()),
-            "data_wait_seconds": 0.0004,
-            "tokens": tokens,
+            "step": int(step), "loss": float(losses[i]), "learning_rate": config.learning_rate_at(int(step)),
+            "grad_norm": float(grad_norms[i] * (1 + rounding[i])), "seconds": float(taken[i]),
+            "elapsed_seconds": float(taken[: i + 1].sum()), "data_wait_seconds": 0.0004, "tokens": tokens,
             "samples": config.global_batch_size,
         }
         for i, step in enumerate(number)
-    ]
+    ]  # fmt: skip
 
 
 def _record(
@@ -212,35 +207,24 @@ def _record(
     device = "cpu" if box == "cpu" else "cuda"
     learned = [config.workload, config.size, config.seed, config.precision, config.num_steps, config.global_batch_size]
     made = Record(
-        run_id=run_id,
-        status=status,
+        run_id=run_id, status=status,
         failure=None if ok else Failure(step=len(lines), error=f"synthetic: {status}"),
-        started_at=_started_at(run_id, repeat),
-        wall_seconds=10.0 + sum(line["seconds"] for line in lines),
-        command=_command(config, strategy, world_size),
-        workload=config.workload,
-        size=config.size,
-        strategy=strategy,
-        world_size=world_size,
-        seed=config.seed,
-        init=config.effective_init,
-        config=config.model_dump(mode="json"),
-        num_params=NUM_PARAMS[config.workload, config.size],
+        started_at=_started_at(run_id, repeat), wall_seconds=10.0 + sum(line["seconds"] for line in lines),
+        command=_command(config, strategy, world_size), workload=config.workload, size=config.size,
+        strategy=strategy, world_size=world_size, seed=config.seed, init=config.effective_init,
+        config=config.model_dump(mode="json"), num_params=NUM_PARAMS[config.workload, config.size],
         model_flops_per_sequence=6 * NUM_PARAMS[config.workload, config.size] * config.sequence_length,
         data={"source": config.data, "digest": _sha256(config.workload, config.data, config.num_train_examples)},
         proof=_proof(config, strategy, world_size, micro, accumulation, device),
         initial_parameters=_checksum("initial", config.workload, config.size, config.seed),
         final_parameters=_checksum("final", strategy, *learned, repeat if box == "gpu" else 0) if ok else None,
-        steps_done=len(lines),
-        final_loss=lines[-1]["loss"],
+        steps_done=len(lines), final_loss=lines[-1]["loss"],
         energy_joules=[400.0 * sum(line["seconds"] for line in lines)] * world_size if box == "gpu" and ok else None,
-        tokens=sum(int(line["tokens"]) for line in lines),
-        samples=sum(int(line["samples"]) for line in lines),
+        tokens=sum(int(line["tokens"]) for line in lines), samples=sum(int(line["samples"]) for line in lines),
         evaluation=[_evaluation(config, lines[-1])] if ok else [],
-        timing=_timing(config, lines, timed) if ok and timed else None,
-        machine=_machine(box),
+        timing=_timing(config, lines, timed) if ok and timed else None, machine=_machine(box),
         steps_sha256=steps_sha256,
-    )
+    )  # fmt: skip
     engine, sizes = expected.engine_of(made), expected.shape_of(made).parameters
     stepping = [_state_bytes(engine, sizes, made.num_params, rank, "stepping", device) for rank in range(world_size)]
     resting = [_state_bytes(engine, sizes, made.num_params, rank, "resting", device) for rank in range(world_size)]
@@ -262,29 +246,21 @@ def _proof(config: RunConfig, strategy: str, world_size: int, micro: int, accumu
     return Proof(
         world_size=world_size,
         distributed_type="DEEPSPEED" if stage is not None else {"single": "NO", "fsdp2": "FSDP"}.get(strategy, "MULTI"),
-        backend=None if strategy == "single" else "gloo" if device == "cpu" else "nccl",
-        device=device,
+        backend=None if strategy == "single" else "gloo" if device == "cpu" else "nccl", device=device,
         engine_class="DeepSpeedEngine" if stage is not None else classes[strategy],
         optimizer_class="DeepSpeedCPUAdam" if offload != "none" else "AdamW",
         zero_optimizer_class=f"DeepSpeedZeroOptimizer{'_Stage3' * (stage == 3)}" if stage else None,
-        zero_stage=stage,
-        sharding=Sharding(**SHARDING, mesh=[world_size]) if strategy == "fsdp2" else None,
-        offload_optimizer_device=offload,
-        offload_param_device=offload if stage == 3 else "none",
-        gradient_clipping=config.gradient_clipping,
-        gradient_accumulation_steps=accumulation,
-        micro_batch_size=micro,
-        precision=config.precision,
+        zero_stage=stage, sharding=Sharding(**SHARDING, mesh=[world_size]) if strategy == "fsdp2" else None,
+        offload_optimizer_device=offload, offload_param_device=offload if stage == 3 else "none",
+        gradient_clipping=config.gradient_clipping, gradient_accumulation_steps=accumulation,
+        micro_batch_size=micro, precision=config.precision,
         autocast_dtype={"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}.get(config.precision),
-        accumulation_dtype="float32" if stage is not None else None,
-        parameter_dtypes=[held],
-        gradient_dtypes=[held],
-        master_dtypes=[masters] if masters else None,
-        moment_dtypes=["float32"],
+        accumulation_dtype="float32" if stage is not None else None, parameter_dtypes=[held],
+        gradient_dtypes=[held], master_dtypes=[masters] if masters else None, moment_dtypes=["float32"],
         overlap_comm=False if stage is not None else None,
         reduce_bucket_size=(int(5e5) if "tuned" in strategy else int(5e8)) if stage else None,
         partitioned_parameters=37 if stage == 3 else None,
-    )
+    )  # fmt: skip
 
 
 @cache
@@ -351,16 +327,10 @@ def _evaluation(config: RunConfig, last: dict[str, float]) -> dict[str, float]:
 def _timing(config: RunConfig, lines: list[dict[str, float]], timed: list[float]) -> Timing:
     lower, median, upper = (float(value) for value in np.quantile(timed, [0.25, 0.5, 0.75]))
     return Timing(
-        num_steps=len(timed),
-        num_warmup_steps=WARMUP_STEPS,
-        probed_steps=[WARMUP_STEPS + 1],
-        median_seconds=median,
-        lower_quartile_seconds=lower,
-        upper_quartile_seconds=upper,
-        data_wait_median_seconds=0.0004,
-        samples_per_second=config.global_batch_size / median,
-        tokens_per_second=lines[-1]["tokens"] / median,
-    )
+        num_steps=len(timed), num_warmup_steps=WARMUP_STEPS, probed_steps=[WARMUP_STEPS + 1], median_seconds=median,
+        lower_quartile_seconds=lower, upper_quartile_seconds=upper, data_wait_median_seconds=0.0004,
+        samples_per_second=config.global_batch_size / median, tokens_per_second=lines[-1]["tokens"] / median,
+    )  # fmt: skip
 
 
 def _machine(box: Box) -> dict[str, Any]:
@@ -382,21 +352,9 @@ def _outcome(
 ) -> Outcome:
     """What the runner saw of a run that was killed."""
     return Outcome(
-        study=study,
-        run_id=run_id,
-        status=status,
-        message="ok" if status == "ok" else f"synthetic: {status}",
-        workload=config.workload,
-        size=config.size,
-        strategy=strategy,
-        world_size=world_size,
-        seed=config.seed,
-        global_batch_size=config.global_batch_size,
-        round=repeat,
-        position=1,
-        started_at=_started_at(run_id, repeat),
-        wall_seconds=12.5,
-        returncode=-9,
-        command=_command(config, strategy, world_size),
-        stderr_tail=["Killed"],
-    )
+        study=study, run_id=run_id, status=status, message="ok" if status == "ok" else f"synthetic: {status}",
+        workload=config.workload, size=config.size, strategy=strategy, world_size=world_size, seed=config.seed,
+        global_batch_size=config.global_batch_size, round=repeat, position=1,
+        started_at=_started_at(run_id, repeat), wall_seconds=12.5, returncode=-9,
+        command=_command(config, strategy, world_size), stderr_tail=["Killed"],
+    )  # fmt: skip
