@@ -48,6 +48,10 @@ def test_model_states_by_hand():
     assert stepping[4:7] == ["12.000", "10.000", "1.200"]
     assert stepping[7].startswith("0.750 to 3.990 (0.000) [")  # 1,146,104 and 6,097,160 bytes
     assert stepping[8] == "1.599"  # (6,111,760 + 3,055,880 + 9,167,648 + 6,097,160) / (10 x 1,527,938)
+    body, _, reasons = page.partition("## Reasons")  # each number has its own
+    used = {int(number) for number in body.replace("[", "]").split("]") if number.isdigit()}
+    assert used == {int(line.partition(". ")[0]) for line in reasons.splitlines() if line[:1].isdigit()}
+    assert "*unexplained*" not in body[body.index("## ") :]
 
 
 def test_buckets_that_were_computed_are_named(folder):
@@ -58,14 +62,6 @@ def test_buckets_that_were_computed_are_named(folder):
         synthetic.change(path, proof={"gradient_as_bucket_view": False})
     for view in (states_held, step_peaks):
         assert "computed" not in view.table([folder])
-
-
-def test_model_states_gives_each_number_its_reason():
-    page = states_held.table([FIXTURES])
-    body, _, reasons = page.partition("## Reasons")
-    used = {int(number) for number in body.replace("[", "]").split("]") if number.isdigit()}
-    assert used == {int(line.partition(". ")[0]) for line in reasons.splitlines() if line[:1].isdigit()}
-    assert "*unexplained*" not in body[body.index("## ") :]
 
 
 def test_model_states_flags_what_it_cannot_explain(folder):
@@ -149,16 +145,13 @@ def test_a_norm_that_only_one_run_has_is_unknown(folder):
     assert rows(parity.table([folder]), "auto-zero0")[0][-1] == "yes"
 
 
-def test_with_dropout_another_micro_batch_is_not_comparable():
-    page = parity.table([FIXTURES])
+def test_with_dropout_another_micro_batch_is_not_comparable(folder):
+    page = parity.table([folder])
     assert rows(page, "bf16-zero1-acc")[0][1] == "2 x 2"
     assert rows(page, "bf16-zero1-acc")[0][2].startswith("not comparable: dropout is on and micro batch 2 against 4")
     assert rows(page, "bf16-zero2")[0][2] == "(the reference)"
     assert rows(page, "bf16-zero3")[0][2] == "bf16-zero2"
-
-
-def test_without_dropout_every_cut_of_the_batch_is_comparable(folder):
-    for path in folder.glob("bf16-*/record.json"):
+    for path in folder.glob("bf16-*/record.json"):  # without dropout every cut of the batch is comparable
         synthetic.change(path, config={"dropout": 0.0})
     page = parity.table([folder])
     assert rows(page, "bf16-zero1-acc")[0][2] == "(the reference)"
@@ -346,23 +339,23 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
     pack.collect([runs], target)
     shutil.rmtree(runs)
     synthetic.write_run(runs, study="s", seconds=2.0)
-    replace, left = os.replace, [num_written]
+    replace, left = os.replace, [None] * num_written
 
     def fail_after_some(source: Path, to: Path) -> None:
-        if not left[0]:
+        if not left:
             raise OSError(28, "No space left on device")
-        left[0] -= 1
+        left.pop()
         replace(source, to)
 
-    monkeypatch.setattr(os, "replace", fail_after_some)
-    with pytest.raises(OSError, match="No space left"):
-        pack.collect([runs], target)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail_after_some)
+        with pytest.raises(OSError, match="No space left"):
+            pack.collect([runs], target)
     if num_written:
         with pytest.raises(Refusal, match=r"steps\.jsonl, .*: not what steps_sha256"):  # the record is written last
             records.steps_of(records.find([target])[0])
-    pack.collect([runs], target)
-    pack.collect([runs], tmp_path / "whole")
-    assert [(target / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "whole").iterdir()] == [
-        True
-    ] * 3
+    whole = []
+    for folder in (target, tmp_path / "whole"):
+        pack.collect([runs], folder)
+        whole.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert whole[0] == whole[1]

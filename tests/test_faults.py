@@ -59,6 +59,12 @@ def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
     assert str(found) == f"{run.folder} was removed while the run wrote there"
     failed = Failed("step 2: the loss is nan")
     assert faults.named(failed, run, is_removed=True) is failed
+    descriptor = os.open(run.folder, os.O_RDONLY)  # by what was open in it a removed one is known
+    assert not files.is_removed(descriptor)
+    run.folder.rmdir()
+    run.folder.mkdir()  # another, of its name
+    assert files.is_removed(descriptor)
+    os.close(descriptor)
 
 
 def test_a_swap_folder_is_named_whether_full_or_removed(run, monkeypatch):
@@ -109,14 +115,3 @@ def test_steps_are_whole_lines_where_the_disk_is_full(run):
     with pytest.raises(OutputFailed, match="No space left on device"):
         own._append([{"step": 1, "loss": 0.5}])
     assert own._file.getvalue() == b"whole\n"
-
-
-def test_a_removed_folder_is_known_by_what_was_open_in_it(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    assert not files.is_removed(descriptor)
-    folder.rmdir()
-    folder.mkdir()  # another, of its name
-    assert files.is_removed(descriptor)
-    os.close(descriptor)

@@ -14,7 +14,7 @@ import pytest
 import synthetic
 
 from study import cli, files
-from study.compare import answer, parity, table
+from study.compare import parity, table
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
@@ -150,12 +150,6 @@ def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, 
     for make in (table.read, parity.table):
         with pytest.raises(Refusal, match=match):
             make([Path("runs")])
-
-
-def test_an_answer_of_failures_only_says_so(tmp_path):
-    synthetic.write_run(tmp_path, status="failed")
-    with pytest.raises(Refusal, match=r"none of 1 runs ended well on 2 processes"):
-        answer.table([tmp_path])
 
 
 def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):

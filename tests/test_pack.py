@@ -119,15 +119,6 @@ def test_a_pack_is_of_one_box(runs, tmp_path):
     assert not (tmp_path / "box.zip").exists()
 
 
-def test_one_machine_and_two_like_it_are_one_box(tmp_path):
-    synthetic.write_run(tmp_path / "gpu", box="gpu")
-    path = synthetic.write_run(tmp_path / "gpu", box="gpu", seed=1)
-    others = [json.loads(path.read_text())["machine"]]
-    synthetic.change(path, proof={"ranks_of_machines": [1, 1]}, other_machines=others)
-    assert pack.pack([tmp_path / "gpu"], tmp_path / "box.zip") == 2
-    assert json.loads(members(tmp_path / "box.zip")[pack.MANIFEST])["box"] == "8 x NVIDIA H200"
-
-
 def test_a_pack_holds_one_run_of_a_name(runs, tmp_path):
     synthetic.write_run(tmp_path / "other", seconds=2.0, study="s")
     with pytest.raises(Refusal, match=r"runs/.* and .*other/.* differ"):
@@ -254,16 +245,3 @@ def test_a_run_that_is_there_and_differs_is_refused(packed, tmp_path):
     synthetic.write_run(tmp_path / "other", seed=1, seconds=2.0, status="out_of_memory")
     pack.collect([tmp_path / "other"], target)
     refused(packed, target, r"records/records\.jsonl, .*seed1.* and .*box\.zip/records\.jsonl, .*seed1.* differ")
-
-
-def test_a_later_pack_of_the_box_adds_its_results(runs, packed, tmp_path, capsys):
-    target = tmp_path / "records"
-    pack.merge(packed, target)
-    synthetic.write_run(runs, seed=2, study="s")  # killed before, done now
-    pack.pack([runs], tmp_path / "later.zip")
-    capsys.readouterr()
-    assert pack.merge(tmp_path / "later.zip", target) == 3
-    out = capsys.readouterr().out
-    assert [out.count(word) for word in ("copied", "replaced", "kept")] == [0, 1, 2]
-    found = members(tmp_path / "later.zip")
-    assert contents(target) == {name: found[name] for name in found if name != pack.MANIFEST}
