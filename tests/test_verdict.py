@@ -19,7 +19,6 @@ from study.report import study_pages as pages
 from study.running import studies
 from study.running.studies import Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 10
 LOSS = {"metric": "loss", "step": 100, "margin": 0.01, "primary": True, "planned_sd": 0.003}
 PROTOCOL = {
@@ -360,11 +359,9 @@ def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
 
 
 def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
-    guide = (ROOT / "docs" / "fixed-in-advance.md").read_text()
-    block = guide.split("```yaml\n")[1].split("```")[0].replace("that of the body", "a" * 64)
-    path = tmp_path / "mine.yaml"
-    path.write_text(block)
-    found = studies.find(str(path))
+    block = (files.ROOT / "docs" / "fixed-in-advance.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "mine.yaml").write_text(block.replace("that of the body", "a" * 64))
+    found = studies.find(str(tmp_path / "mine.yaml"))
     assert found.protocol.endpoints[0].primary
     assert {part.label for part in found.parts} >= {*found.protocol.neighbours, found.protocol.once}
 
