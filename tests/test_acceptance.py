@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import synthetic
 
@@ -21,17 +18,13 @@ def rows(page: str) -> dict[str, dict[str, str]]:
     return {cells[0].strip("`"): dict(zip(head[1:], cells[1:], strict=True)) for cells in body}
 
 
-def change(path: Path, **facts: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
-
-
 @pytest.fixture
 def page(tmp_path) -> str:
     synthetic.write_run(tmp_path, strategy="single", **GPU)
     synthetic.write_run(tmp_path, strategy="ddp", **GPU)
     synthetic.write_run(tmp_path, strategy="zero1", **GPU, loss_shift=0.1)
     synthetic.write_run(tmp_path, strategy="zero2", **GPU | {"precision": "bf16"})
-    change(synthetic.write_run(tmp_path, strategy="zero3", **GPU, seconds=0.001), energy_joules=None)
+    synthetic.change(synthetic.write_run(tmp_path, strategy="zero3", **GPU, seconds=0.001), energy_joules=None)
     synthetic.write_run(tmp_path, strategy="zero3", **GPU | {"world_size": 2}, share_device=True)
     synthetic.write_run(tmp_path, strategy="zero2_tuned", **GPU, compile=True)
     synthetic.write_run(tmp_path, strategy="zero0", **GPU, status="out_of_memory")
@@ -43,48 +36,50 @@ def page(tmp_path) -> str:
 
 def test_what_works_is_ok(page):
     found = rows(page)
-    assert list(found) == [
-        *("single", "ddp", "fsdp2", "zero0", "zero1", "zero1_cpu_offload", "zero2", "zero2_tuned", "zero3")
-    ]
+    strategies = "single ddp fsdp2 zero0 zero1 zero1_cpu_offload zero2 zero2_tuned zero3"
+    assert list(found) == strategies.split()
     nothing = dict.fromkeys(("fp32", "fp16", "compiled", "shared GPU"), "")
     observed = dict.fromkeys(("NCCL", "energy", "NVML", "batches"), "ok")
     assert found["ddp"] == nothing | {"bf16": "ok", "as single": "ok"} | observed
     assert found["single"] == found["ddp"] | {"as single": "", "NCCL": ""}  # others are held against it
     assert found["zero2"] == found["ddp"]  # 16-bit parameters, against autocast
     assert found["zero2_tuned"] == found["ddp"] | {"compiled": "ok", "bf16": ""}
-    assert "1 x NVIDIA H200" not in page  # the synthetic box has eight
-    assert "8 x NVIDIA H200: " in page
+    assert "\n8 x NVIDIA H200: " in page
+    cells = [cell for row in found.values() for cell in row.values()]
+    counts = [f"{cells.count(shown)} {name}" for shown, name in (("ok", "ok"), ("**failed**", "failed"))]
+    assert f"{', '.join(counts)}, {cells.count('not run')} not run." in page
+    assert page.partition("## How far from `single`")[2].count("\n| bert-imdb-tiny-") == 6  # one of them on two ranks
 
 
-def test_what_failed_says_why(page):
+def test_what_failed_or_was_not_run_says_why(page):
     found = rows(page)
-    assert found["zero0"]["bf16"] == "**failed**"
-    assert found["zero0"]["as single"] == ""
+    assert (found["zero0"]["bf16"], found["zero0"]["as single"]) == ("**failed**", "")
     reason = "bert-imdb-tiny-zero0-1x-seed0-batch8-bf16_autocast-dropout_0.0: out_of_memory: synthetic: out_of_memory"
     assert f"- failed: bf16 of `zero0`: {reason}" in page
     assert (found["zero1"]["bf16"], found["zero1"]["as single"]) == ("ok", "**failed**")
     assert "from `single`'s, at most 0.01" in page
     assert (found["zero3"]["bf16"], found["zero3"]["shared GPU"]) == ("ok", "ok")
     assert (found["zero3"]["energy"], found["zero3"]["batches"]) == ("**failed**", "**failed**")
-    assert "the host waited for them more than 20% of a step, or no step was timed" in page
-
-
-def test_what_was_not_run_says_why(page):
-    found = rows(page)
     assert found["fsdp2"]["fp32"] == "not run"
     assert "- not run: fp32 of `fsdp2`: fsdp2 is not for this box" in page
     assert found["zero1_cpu_offload"]["as single"] == "not run"  # of another seed
     assert "as single of `zero1_cpu_offload`: no finished run of `single` with the same work" in page
 
 
-def test_fp32_is_held_to_less(tmp_path):
+def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):
     for strategy in ("single", "ddp"):
         synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32"})  # apart by 2e-4
-    assert rows(acceptance.table([tmp_path]))["ddp"]["as single"] == "**failed**"
-
-
-def test_a_single_of_another_arithmetic_is_no_reference(tmp_path):
-    synthetic.write_run(tmp_path, strategy="single", **GPU)
-    synthetic.write_run(tmp_path, strategy="ddp", **GPU, machine={"tf32": True})
+    synthetic.write_run(tmp_path, strategy="zero1", **GPU | {"precision": "fp32"}, machine={"tf32": True})
     page = acceptance.table([tmp_path])
-    assert "as single of `ddp`: no finished run of `single` with the same work with tf32=True" in page
+    assert rows(page)["ddp"]["as single"] == "**failed**"
+    assert "as single of `zero1`: no finished run of `single` with the same work with tf32=True" in page
+
+
+def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):
+    for strategy in ("single", "zero3"):
+        synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32", "box": "cpu"})
+    page = acceptance.table([tmp_path])
+    found = rows(page)["zero3"]
+    assert (found["fp32"], found["as single"]) == ("ok", "ok")
+    assert {found[check] for check in ("NCCL", "energy", "NVML", "batches")} == {"not run"}
+    assert "- not run: NCCL, energy, NVML, batches of `single`, `zero3`: on a CPU" in page

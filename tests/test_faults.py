@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 
@@ -15,39 +16,37 @@ from study.run import Run
 from study.strategy.file import read_by_name
 from study.training import faults, journal, reports
 
-# As gloo, torch and safetensors print them.
-GIVEN_UP = "[gloo/transport/tcp/unbound_buffer.cc:156] Application timeout caused pair closure"
-LATE = (
-    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation"
-)
-CLOSED = (
-    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:17321: Connection reset by peer"
-)
-FULL = "Error while serializing: I/O error: No space left on device (os error 28)"
-ARCHIVE = (
-    "[enforce fail at inline_container.cc:668] . PytorchStreamWriter failed writing file data/12: file write failed"
-)
-
 
 @pytest.fixture
 def run(tmp_path):
     return Run(build_config(collective_timeout=20), read_by_name("ddp"), 2, tmp_path)
 
 
-@pytest.fixture
-def full(monkeypatch):
-    monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
+# As gloo, torch and safetensors print them.
+GIVEN_UP = "[gloo/transport/tcp/unbound_buffer.cc:156] Application timeout caused pair closure"
+LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation"
+CLOSED = "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:17321: Connection reset by peer"
+FULL = "Error while serializing: I/O error: No space left on device (os error 28)"
+ARCHIVE = "[enforce fail at inline_container.cc:668] . PytorchStreamWriter failed writing file: file write failed"
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [(LATE, Stalled), (GIVEN_UP, Stalled), (CLOSED, PeerLost), ("labels", KeyError)]
+    ("error", "kind"),
+    [
+        (RuntimeError(LATE), Stalled),
+        (RuntimeError(GIVEN_UP), Stalled),
+        (RuntimeError(CLOSED), PeerLost),
+        (KeyError("labels"), KeyError),
+    ],
 )
-def test_what_stands_behind_an_error_of_a_collective(run, text, kind):
-    error = KeyError(text) if kind is KeyError else RuntimeError(text)
+def test_what_stands_behind_an_error_of_a_collective(run, error, kind):
     assert type(faults.named(error, run, is_removed=False)) is kind
 
 
-def test_a_full_disk_is_named_by_its_folder(run, full):
+def test_a_full_disk_is_named_by_its_folder(run, monkeypatch):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert faults.named(error, run, is_removed=False) is error  # one that is full elsewhere
+    monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
     found = faults.named(RuntimeError(FULL), run, is_removed=False)
     assert (type(found), str(found)) == (OutputFailed, f"{run.folder}: {FULL}")
     with pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"), faults.writing(run.folder):
@@ -59,9 +58,16 @@ def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
     assert str(found) == f"{run.folder} was removed while the run wrote there"
     failed = Failed("step 2: the loss is nan")
     assert faults.named(failed, run, is_removed=True) is failed
+    descriptor = os.open(run.folder, os.O_RDONLY)  # by what was open in it a removed one is known
+    assert not files.is_removed(descriptor)
+    run.folder.rmdir()
+    run.folder.mkdir()  # another, of its name
+    assert files.is_removed(descriptor)
+    os.close(descriptor)
 
 
-def test_a_swap_folder_is_named_whether_full_or_removed(run, full):
+def test_a_swap_folder_is_named_whether_full_or_removed(run, monkeypatch):
+    monkeypatch.setattr(files, "refuses_more", lambda *_: "No space left on device")
     run = Run(run.config, read_by_name("zero3_nvme_offload"), 2, run.folder)
     error = RuntimeError(f"{run.swap_folder}/zero_stage_3: cannot be read")
     assert str(faults.named(error, run, is_removed=False)) == f"{run.swap_folder} was removed while the run wrote there"
@@ -84,38 +90,18 @@ def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
     assert report["error"].startswith("Stalled: rank 0 did not come to a collective within 20 s")
 
 
-def test_steps_are_whole_lines_where_the_disk_is_full(run, tmp_path):
-    class Nearly:
+def test_steps_are_whole_lines_where_the_disk_is_full(run):
+    class Nearly(io.BytesIO):
         """A file that takes four bytes more, as a disk that is nearly full."""
 
-        def __init__(self) -> None:
-            self.content = b"whole\n"
-
-        def tell(self) -> int:
-            return len(self.content)
-
         def write(self, data: bytes) -> int:
-            if len(self.content) >= 10:
+            if self.tell() >= 10:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.content += data[:4]
-            return 4
-
-        def truncate(self, size: int) -> None:
-            self.content = self.content[:size]
+            return super().write(data[:4])
 
     own = journal.Journal(run)
-    own._file = Nearly()
+    own._file = Nearly(b"whole\n")
+    own._file.seek(0, os.SEEK_END)
     with pytest.raises(OutputFailed, match="No space left on device"):
         own._append([{"step": 1, "loss": 0.5}])
-    assert own._file.content == b"whole\n"
-
-
-def test_a_removed_folder_is_known_by_what_was_open_in_it(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    assert not files.is_removed(descriptor)
-    folder.rmdir()
-    folder.mkdir()  # another, of its name
-    assert files.is_removed(descriptor)
-    os.close(descriptor)
+    assert own._file.getvalue() == b"whole\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -25,11 +26,7 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ('{a: 1, "a": 2}', "line 1: 'a' is there twice"),
         ("a: {b: 1, b: 1}", "line 1: 'b' is there twice"),
         ("<<: {a: 1}\n<<: {b: 1}", "line 2: '<<' is there twice"),
-        ("a: 010", "'010' is a number that YAML reads otherwise"),
-        ("a: 0x10", "'0x10' is a number that YAML"),
-        ("a: 1:30", "'1:30' is a number that YAML"),
-        ("a: 1_000", "'1_000' is a number that YAML"),
-        ("a: .inf", "'.inf' is a number that YAML"),
+        *((f"a: {number}", f"'{number}' is a number that YAML") for number in ("010", "0x10", "1:30", "1_000", ".inf")),
         ("a: 2026-02-30", "'2026-02-30' is a date in YAML"),
         ("a: " + "1" * 5000, "has more than 19 digits"),
         ("a: " + "[" * 3000 + "]" * 3000, "nested deeper than 40"),
@@ -56,7 +53,6 @@ def test_what_yaml_would_read_otherwise_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 2}', "'a' is there twice"),
         ('{"a": [{"b": 1, "b": 2}]}', "'b' is there twice"),
         ("[" * 100_000, "nested deeper than 40"),
         ("[" * 41 + "]" * 41, "nested deeper than 40"),
@@ -71,26 +67,20 @@ def test_what_yaml_would_read_otherwise_is_refused(tmp_path, text, message):
 def test_what_is_no_json_for_everybody_is_refused(tmp_path, text, message):
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(Refusal, match=re.escape(message)) as caught:
         files.load(path, "JSON")
     assert str(caught.value).startswith(f"{path}: cannot be read as JSON (")
-    assert message in str(caught.value)
 
 
-def test_what_is_written_plainly_is_read_as_it_is():
-    content = {
-        "a": 0,
-        "b": -17,
-        "c": 1.5,
-        "d": "010",
-        "e": ["1:30", True, None],
-        "f": "2026-02-30",
-        "é": "😀",
-    }
+def test_what_is_written_plainly_is_read_as_it_is(tmp_path):
+    content = {"a": 0, "b": -17, "c": 1.5, "d": "010", "e": ["1:30", True, None], "f": "2026-02-30", "é": "😀"}
     assert files.parse_json(json.dumps(content)) == content
     assert files.parse_yaml(yaml.safe_dump(content)) == content
     assert files.parse_yaml("a: &x [1]\nb: *x\nc: {<<: {d: 1}, e: 2}") == {"a": [1], "b": [1], "c": {"d": 1, "e": 2}}
     assert files.parse_json("[" * 40 + "]" * 40) == yaml.safe_load("[" * 40 + "]" * 40)
+    path = tmp_path / "mine.json"  # by its name, as accelerate does: in JSON 1e3 is a number, in YAML 1.1 a word
+    path.write_text('{"a": 1e3}')
+    assert files.read_yaml(path, tmp_path) == {"a": 1000.0}
 
 
 @pytest.mark.parametrize("folder", [file.CONFIGS, studies.STUDIES, ledger.FOLDER])
@@ -118,3 +108,5 @@ def test_no_name(name):
         files.check_name(name, "the name")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+    for good in ("a", "_x", "zero3_tuned", "bert-imdb-tiny-ddp-2x-seed0.v2", "x" * 128):
+        assert files.check_name(good, "the name") == good

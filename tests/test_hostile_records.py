@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -29,17 +28,13 @@ def run_dir(tmp_path, monkeypatch) -> Path:
     return synthetic.write_run(Path("runs"), study="s").parent
 
 
-def change(path: Path, **facts) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
-
-
-def edited(content: dict, at: tuple, value: object) -> dict:
-    """A copy of a document with another value in one place."""
+def edited(content: dict, at: tuple, value: object) -> str:
+    """A document with another value in one place."""
     copy = holder = json.loads(json.dumps(content))
     for key in at[:-1]:
         holder = holder[key]
     holder[at[-1]] = value
-    return copy
+    return json.dumps(copy) + "\n"
 
 
 def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) -> None:
@@ -57,14 +52,10 @@ def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) ->
 def test_ok_without_its_files_is_no_record(run_dir, name):
     (run_dir / name).unlink()
     refused_everywhere(rf"{name}: not there, though .*/record\.json says ok")
-
-
-def test_what_failed_before_its_first_step_has_none(run_dir):
-    shutil.rmtree(run_dir)
-    path = synthetic.write_run(Path("runs"), study="s", status="failed")
-    change(path, steps_sha256=None, steps_done=0, final_loss=None)
-    for name in ("steps.jsonl", "config.json"):
-        (path.parent / name).unlink()
+    failure = {"step": 1, "error": "ended"}  # before its first step
+    facts = {"status": "failed", "failure": failure, "steps_sha256": None, "steps_done": 0, "final_loss": None}
+    synthetic.change(run_dir / "record.json", **facts)
+    (run_dir / "steps.jsonl").unlink(missing_ok=True)
     assert table.read([Path("runs")])["status"].tolist() == ["failed"]
     assert pack.collect([Path("runs")], Path("out")) == 1
 
@@ -77,11 +68,11 @@ def test_a_checkpoints_manifest_is_no_record(run_dir):
     assert len(table.read([Path("runs")])) == pack.collect([Path("runs")], Path("out")) == 1
 
 
-@pytest.mark.parametrize("run_id", ["../../x", "/tmp/x", "bert-lr:a", "..", "a b", "record", "x" * 200])
+@pytest.mark.parametrize("run_id", ["../../x", "bert-lr:a", "record"])
 @pytest.mark.parametrize("where", ["record.json", "outcome.json"])
 def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
-    change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
-    change(run_dir / "outcome.json", run_id=run_id)
+    synthetic.change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
+    synthetic.change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
     refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "answer"))
 
@@ -89,6 +80,10 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
+        ({"loss": 1.0}, "unknown key 'loss'"),
+        ({"failure": {"step": 1}}, "failure.error is missing"),
+        ({"failure": {"step": 1, "error": "", "rank": 0}}, "unknown key 'failure.rank'"),
+        ({"status": "fine"}, "status='fine': input should be 'ok', 'out_of_memory', 'failed', 'interrupted', "),
         ({"strategy": "lr:a"}, "the name 'lr:a'"),
         ({"steps_done": 10**19}, "has more than 19 digits"),
         ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
@@ -104,12 +99,11 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),
         ({"machine": {"libraries": []}}, r"machine: libraries=\[\]"),
         ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
-        ({"config": {}}, r"config\.workload is missing"),
         ({"final_loss": 0.125}, r"40 steps, the last of loss .*; .* has 40 and 0\.125"),
     ],
 )
 def test_what_no_run_leaves_is_refused(run_dir, facts, match):
-    change(run_dir / "record.json", **facts)
+    synthetic.change(run_dir / "record.json", **facts)
     with pytest.raises(Refusal, match=match) as caught:
         table.read([Path("runs")])
     assert "\n" not in str(caught.value)
@@ -119,22 +113,21 @@ def test_what_no_run_leaves_is_refused(run_dir, facts, match):
     ("at", "value"),
     [
         (("started_at",), "2026-01-01T00:00:00"),
+        (("config",), {}),
         (("config", "dropout"), None),
-        (("config", "precision"), 0),
-        (("proof", "precision"), "<b>"),
-        (("data", "num_train_examples"), "x"),
-        (("timing", "tokens_per_second"), None),
         (("config", "no_such_setting"), 1),
         (("config", "max_steps"), "many"),
         (("config", "global_batch_size"), 7),
-        (("machine", "imports"), {"libraries": 7}),
+        (("proof", "precision"), "<b>"),
+        (("data", "num_train_examples"), "x"),
+        (("timing", "tokens_per_second"), None),
         (("machine", "imports"), {"libraries": {"torch": {"sha256": "0"}}}),
     ],
 )
 def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
     """No table has to, and what is collected can be compared."""
     path = run_dir / "record.json"
-    path.write_text(json.dumps(edited(json.loads(path.read_text()), at, value)))
+    path.write_text(edited(json.loads(path.read_text()), at, value))
     refused_everywhere(at[-1])
 
 
@@ -153,13 +146,10 @@ def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
 def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, match):
     steps = run_dir / "steps.jsonl"
     steps.write_text("\n".join(spoil(steps.read_text().splitlines())) + "\n")
-    change(run_dir / "record.json", steps_sha256=files.sha256(steps))
+    synthetic.change(run_dir / "record.json", steps_sha256=files.sha256(steps))
     for make in (table.read, parity.table):
         with pytest.raises(Refusal, match=match):
             make([Path("runs")])
-
-
-# ---------------------------------------------------------------- packs
 
 
 def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
@@ -171,10 +161,7 @@ def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
 
 @pytest.mark.parametrize(
     ("claimed", "match"),
-    [
-        (160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"),
-        (3, "cannot be read as a pack"),
-    ],
+    [(160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
 )
 def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
     with zipfile.ZipFile("box.zip", "w") as archive:
@@ -187,18 +174,16 @@ def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("name", ["record.json", "outcome.json", "steps.jsonl", "config.json"])
-def test_nobody_waits_for_a_named_pipe(run_dir, name):
-    (run_dir / name).unlink()
-    os.mkfifo(run_dir / name)
+def test_nobody_waits_for_a_named_pipe(run_dir):
     os.mkfifo("runs/throughput.json")
-    refused_everywhere(rf"{name}: cannot be read as .*no regular file", ("parity", "differences"))
+    for name in ("record.json", "outcome.json", "steps.jsonl", "config.json"):
+        (run_dir / name).rename("aside")
+        os.mkfifo(run_dir / name)
+        refused_everywhere(rf"{name}: cannot be read as .*no regular file", ("parity", "differences"))
+        Path("aside").rename(run_dir / name)
     os.mkfifo("box.zip")
     with pytest.raises(Refusal, match=r"box\.zip: cannot be read as a pack \(it is no regular file"):
         pack.merge(Path("box.zip"), Path("out"))
-
-
-# ---------------------------------------------------------------- accidents
 
 
 def leaves(content: object, at: tuple = ()) -> Iterator[tuple[tuple, object]]:
@@ -217,19 +202,18 @@ def other(value: object) -> object:
 
 @pytest.mark.parametrize("is_collected", [False, True])
 def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
-    record = schema.read(run_dir)
-    config_sha256 = files.sha256(run_dir / "config.json")
-    path = schema.write(run_dir, record.model_copy(update={"config_sha256": config_sha256}))
+    path = schema.write(run_dir, schema.read(run_dir).model_copy(
+        update={"config_sha256": files.sha256(run_dir / "config.json")}
+    ))  # fmt: skip
     if is_collected:
         pack.collect([Path("runs")], Path("out"))
         path = Path("out/records.jsonl")
     whole = json.loads(path.read_text())
-    found = list(records.find_runs([path.parent]))
-    assert found[0].record.record == schema.read(run_dir)
+    assert next(records.find_runs([path.parent])).record.record == schema.read(run_dir)
     places = [(at, value) for at, value in leaves(whole) if not is_collected or at != ("run_id",)]
     assert len(places) > 250
     for at, value in places:
-        path.write_text(json.dumps(edited(whole, at, other(value))) + "\n")
+        path.write_text(edited(whole, at, other(value)))
         with pytest.raises(Refusal):
             pytest.fail(f"{at}: {list(records.find_runs([path.parent]))}")
 
@@ -244,21 +228,18 @@ def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
     assert schema.read(path).status == "killed"
 
 
-# ---------------------------------------------------------------- what is shown
-
-
 @pytest.mark.parametrize("view", sorted(set(cli.VIEWS) - {"answer"}))  # which asks for a study that the project ships
 def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     """No script, no second row or cell, nothing that turns what follows."""
     hostile = "<script>alert(1)</script>|a\n| b \\| c | \u202egnp\x1b[31m"
     machine = {**schema.read(run_dir).machine, "environment": {"MKL_ENABLE_INSTRUCTIONS": hostile}}
     kinds = [{"kind": hostile, "count": 1, "bytes": 8}]
-    change(run_dir / "record.json", collectives_per_step=kinds, machine=machine)
+    synthetic.change(run_dir / "record.json", collectives_per_step=kinds, machine=machine)
     synthetic.write_run(Path("runs"), strategy="ddp", study="s")
     synthetic.write_run(Path("runs"), strategy="single", world_size=1)
     failed = synthetic.write_run(Path("runs"), strategy="zero1", study="s", status="failed")
-    change(failed, failure={"step": 1, "error": hostile})
-    change(failed.with_name("outcome.json"), message=hostile)
+    synthetic.change(failed, failure={"step": 1, "error": hostile})
+    synthetic.change(failed.with_name("outcome.json"), message=hostile)
     cli.run(["compare", "runs", "--view", view])
     page = capsys.readouterr().out
     assert "<script" not in page
@@ -269,9 +250,15 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
         assert "&lt;script>" in page
 
 
-@pytest.mark.parametrize("view", cli.WITH_CONTROL)
-def test_a_control_that_did_not_run_is_refused(run_dir, view):
-    with pytest.raises(Refusal, match=r"--control zero22: no run of it here; the strategies are zero2$"):
-        cli.run(["compare", "runs", "--view", view, "--control", "zero22"])
+def test_a_control_that_did_not_run_is_refused(run_dir):
+    for view in cli.WITH_CONTROL:
+        with pytest.raises(Refusal, match=r"--control zero22: no run of it here; the strategies are zero2$"):
+            cli.run(["compare", "runs", "--view", view, "--control", "zero22"])
     with pytest.raises(Refusal, match=r"--control zero2: --view parity compares with no strategy of your choice"):
         cli.run(["compare", "runs", "--view", "parity", "--control", "zero2"])
+
+
+@pytest.mark.parametrize("facts", [{"cpu": "<b>"}, {"cpu": "a\nb"}, {"gpus": [{"name": "a|b", "memory_bytes": 1}]}])
+def test_no_hardware_is_called_so(run_dir, facts):
+    synthetic.change(run_dir / "record.json", machine=facts)
+    refused_everywhere(r"machine: .*: string should match", ("peaks",))

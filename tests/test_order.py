@@ -11,7 +11,7 @@ from study.training.order import TrainingOrder
 
 def dealt(order: TrainingOrder, micro_batch_size: int, world_size: int) -> list[list[int]]:
     """What each rank trains on, as accelerate deals batches out: one to each rank in turn."""
-    batches = list(DataLoader(list(range(1000)), micro_batch_size, sampler=order))
+    batches = list(DataLoader(range(1000), micro_batch_size, sampler=order))
     return [[i for batch in batches[rank::world_size] for i in batch.tolist()] for rank in range(world_size)]
 
 
@@ -25,24 +25,17 @@ def test_global_batches_do_not_depend_on_the_world_size(micro_batch_size, world_
         assert sorted(together) == sorted(list(order)[step * 8 : (step + 1) * 8])
 
 
-def test_each_example_once_per_epoch():
-    order = list(TrainingOrder(num_examples=48, global_batch_size=8, num_steps=12, seed=0))
-    assert len(order) == 96
-    assert sorted(order[:48]) == sorted(order[48:]) == list(range(48))
-    assert order[:48] != order[48:]
-
-
-def test_an_incomplete_last_batch_is_left_out():
-    order = TrainingOrder(num_examples=50, global_batch_size=8, num_steps=12, seed=0)
-    assert len(order) == len(list(order)) == 96
-    for epoch in (list(order)[:48], list(order)[48:]):
+@pytest.mark.parametrize("num_examples", [48, 50])
+def test_each_example_once_per_epoch(num_examples):
+    """But those of an incomplete last batch; the last epoch may end early."""
+    order = TrainingOrder(num_examples=num_examples, global_batch_size=8, num_steps=12, seed=0)
+    whole = list(order)
+    assert len(order) == len(whole) == 96
+    for epoch in (whole[:48], whole[48:]):
         assert len(set(epoch)) == 48
-        assert set(epoch) < set(range(50))
-
-
-def test_last_epoch_may_end_early():
-    whole = list(TrainingOrder(num_examples=48, global_batch_size=8, num_steps=12, seed=0))
-    assert list(TrainingOrder(num_examples=48, global_batch_size=8, num_steps=7, seed=0)) == whole[:56]
+        assert set(epoch) <= set(range(num_examples))
+    assert whole[:48] != whole[48:]
+    assert list(TrainingOrder(num_examples=num_examples, global_batch_size=8, num_steps=7, seed=0)) == whole[:56]
 
 
 def test_only_its_own_seed_counts():

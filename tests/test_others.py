@@ -16,19 +16,14 @@ def test_rows_are_of_their_family_and_in_order():
     counts = [row.num_gpus for row in rows if published_rows.engine_words(row.case) == "ZeRO-1"]
     assert counts == sorted(counts)
     assert all(0 < row.share_of_peak < 1 for row in rows)
-    assert published_rows.runs("nobody") == []
 
 
 def test_every_row_says_what_can_be_checked():
     text = text_of(page.checked())
-    assert "16 (16-bit compute, fp32 masters)" in text
-    assert "8 (all bf16)" in text
     for family in page.FAMILIES:
         for row in published_rows.runs(family):
             assert row.case.name in text
     assert len(re.findall(" no ", text)) == 6  # said not to fit, though it trained
-
-
-def test_offload_is_held_against_states_on_the_gpu_of_the_same_source():
-    rows = re.findall(r"<tr><th scope=.row.>", page.offloaded())
-    assert len(rows) >= 6
+    assert len(re.findall("<tr><th scope=.row.>", page.offloaded())) >= 6
+    for draw in (page.data_parallel, page.states_split):
+        assert ">predicted<" in draw().svg

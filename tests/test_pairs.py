@@ -29,6 +29,7 @@ def row(tmp_path_factory) -> dict:
         ({"init": "pretrained"}, "init scratch against pretrained"),
         ({"sequence_length": 128.0}, "sequence length 64 against 128"),
         ({"gradient_clipping": 0.0}, "clipping at 1 against 0"),
+        ({"config_digest": "f" * 64, "settings": {"learning_rate": 0.1}}, "learning_rate 5e-05 against 0.1"),
         (
             {"libraries": "torch 2.12.0, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"},
             "torch 2.13.0 against torch 2.12.0",
@@ -44,63 +45,45 @@ def row(tmp_path_factory) -> dict:
         ({"seed": 1, "initial_sha256": "f" * 64}, None),
         ({"strategy": "ddp", "world_size": 4, "micro_batch_size": 2.0, "repeat": 3}, None),
     ],
-)  # fmt: skip
+)
 def test_comparable(row, facts, reason):
-    assert pairs.comparable(row, {**row, **facts}) == reason
+    merged = {name: row[name] | value if isinstance(value, dict) else value for name, value in facts.items()}
+    assert pairs.comparable(row, {**row, **merged}) == reason
+
+
+OTHER_MASKS = "dropout is on and {} against {}: other masks"
+
+
+HALVES = {"world_size": 4, "micro_batch_size": 2.0}
+ALONE = {"strategy": "single", "world_size": 1, "micro_batch_size": 8.0}
+MASKS = "dropout is on and {} against {}: other masks"
+MICRO = "micro batch 4 against 2"
+DAY = "2026-01-01T{:02}:00:00"
 
 
 @pytest.mark.parametrize(
     ("facts", "other", "limits"),
     [
         ({}, {}, {}),
-        ({}, {"world_size": 4, "micro_batch_size": 2.0}, {}),
-        (
-            {"dropout": 0.1},
-            {"world_size": 4, "micro_batch_size": 2.0},
-            {"losses": "dropout is on and processes 2 against 4: other masks"},
-        ),
-        (
-            {"dropout": 0.1},
-            {"micro_batch_size": 2.0},
-            {
-                "losses": "dropout is on and micro batch 4 against 2: other masks",
-                "speed": "micro batch 4 against 2",
-                "memory": "micro batch 4 against 2",
-            },
-        ),
-        (
-            {},
-            {"strategy": "ddp", "world_size": 4, "micro_batch_size": 2.0},
-            dict.fromkeys(("speed", "memory", "states"), "processes 2 against 4"),
-        ),
-        ({}, {"strategy": "single", "world_size": 1, "micro_batch_size": 8.0}, {}),
+        ({}, HALVES, {}),
+        ({}, ALONE, {}),
+        ({}, {"strategy": "ddp"} | HALVES, dict.fromkeys(("speed", "memory", "states"), "processes 2 against 4")),
+        ({"dropout": 0.1}, HALVES, {"losses": MASKS.format("processes 2", 4)}),
+        ({"dropout": 0.1}, {"micro_batch_size": 2.0}, {"losses": MASKS.format("micro batch 4", 2), "speed": MICRO,
+                                                       "memory": MICRO}),
         ({}, {"oversubscribed": True, "world_size": 16}, {"speed": "16 processes on too few cores"}),
         ({"device": "cuda", "oversubscribed": True}, {}, {"speed": "2 processes on fewer GPUs"}),
-        (
-            {"device": "cuda", "oversubscribed": True, "share_device": True},
-            {"strategy": "single", "world_size": 1, "micro_batch_size": 8.0, "oversubscribed": False},
-            {"speed": "2 processes on one device"},
-        ),
+        ({"device": "cuda", "oversubscribed": True, "share_device": True}, ALONE | {"oversubscribed": False},
+         {"speed": "2 processes on one device"}),
         ({}, {"threads_per_process": 4.0}, {"speed": "threads per process 1 against 4"}),
         ({"device": "cuda"}, {"threads_per_process": 4.0}, {}),
+        ({"started_at": DAY.format(0)}, {"started_at": DAY.format(11)}, {}),
+        ({"started_at": DAY.format(0)}, {"started_at": DAY.format(20)}, {"speed": "begun 20 hours apart"}),
     ],
-)
+)  # fmt: skip
 def test_limits(row, facts, other, limits):
     one = {**row, "dropout": 0.0, **facts}
-    expected = {**dict.fromkeys(pairs.LIMITS), **limits}
-    assert pairs.limits(one, {**one, **other}) == expected
-
-
-# ---------------------------------------------------------------- pairs
-
-
-def pairs_of(rows: pd.DataFrame, control: str = "ddp") -> set[tuple]:
-    """What was paired: strategy, processes, seed and repeat, with the control's."""
-    names = ["strategy", "world_size", "seed", "repeat"]
-    return {
-        (*rows.loc[one.run, names], *rows.loc[one.control_run, names])
-        for one in pairs.pair(rows, control).compared.itertuples()
-    }
+    assert pairs.limits(one, {**one, **other}) == {**dict.fromkeys(pairs.LIMITS), **limits}
 
 
 def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
@@ -111,7 +94,9 @@ def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
     for repeat in (1, 2):
         synthetic.write_run(tmp_path, strategy="zero2", repeat=repeat)
     rows = table.read([tmp_path])
-    assert pairs_of(rows) == {
+    made = pairs.pair(rows)
+    names = ["strategy", "world_size", "seed", "repeat"]
+    assert {(*rows.loc[one.run, names], *rows.loc[one.control_run, names]) for one in made.compared.itertuples()} == {
         ("zero2", 2, 0, 0, "ddp", 2, 0, 0),
         ("zero2", 2, 0, 1, "ddp", 2, 0, 1),
         ("zero2", 2, 0, 2, "ddp", 2, 0, 0),  # the control has no third
@@ -121,25 +106,13 @@ def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
         ("single", 1, 0, 0, "ddp", 2, 0, 0),  # the fewest that the control has
         ("single", 1, 1, 0, "ddp", 2, 1, 0),
     }
-    assert pairs.pair(rows).refused.empty
-
-
-def test_a_further_repeat_of_the_control_is_told_from_a_run_without_a_like(tmp_path):
-    for repeat in (0, 1):
-        synthetic.write_run(tmp_path, strategy="ddp", repeat=repeat)
-    synthetic.write_run(tmp_path, strategy="ddp", seed=1)
-    synthetic.write_run(tmp_path, strategy="zero2")
-    refused = pairs.pair(table.read([tmp_path])).refused
-    assert sorted(refused["reason"]) == [
-        "a further repeat of ddp: for the margin",
-        "no run of another strategy is like this one of ddp",
-    ]
+    assert made.refused.empty
 
 
 def test_an_equal_micro_batch_is_preferred(tmp_path):
     for micro_batch_size in (4, 2):
         synthetic.write_run(tmp_path, strategy="ddp", micro_batch_size=micro_batch_size)
-    synthetic.write_run(tmp_path, strategy="zero2", micro_batch_size=2)
+    synthetic.write_run(tmp_path, micro_batch_size=2)
     rows = table.read([tmp_path])
     (one,) = pairs.pair(rows).compared.itertuples()
     assert rows.loc[one.control_run, "micro_batch_size"] == 2
@@ -147,8 +120,8 @@ def test_an_equal_micro_batch_is_preferred(tmp_path):
 
 
 def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
-    for seed in (0, 1):
-        synthetic.write_run(tmp_path, strategy="ddp", seed=seed)
+    for seed, repeat in ((0, 0), (0, 1), (1, 0), (9, 0)):
+        synthetic.write_run(tmp_path, strategy="ddp", seed=seed, repeat=repeat)
     synthetic.write_run(tmp_path, strategy="zero1")
     synthetic.write_run(tmp_path, strategy="zero2", global_batch_size=16)
     synthetic.write_run(tmp_path, strategy="zero3", seed=7)
@@ -156,6 +129,7 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
     synthetic.write_run(tmp_path, strategy="zero1", seed=1, status="out_of_memory")
     synthetic.write_run(tmp_path, strategy="ddp", seed=3, study="s", outcome="crashed_after_result")
     synthetic.write_outcome(tmp_path, "skipped", strategy="zero2", seed=5)
+    synthetic.change(synthetic.write_run(tmp_path, strategy="zero2", seed=9), initial_parameters={"sha256": "f" * 64})
     rows = table.read([tmp_path])
     made = pairs.pair(rows)
     assert len(made.compared) == 1
@@ -163,29 +137,19 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
     cpu, gpu = "Synthetic CPU, 8 cores", "8 x NVIDIA H200"
     assert reasons == {
         ("zero2", 5, cpu): "zero2: skipped",
+        ("ddp", 0, cpu): "a further repeat of ddp: for the margin",
         ("ddp", 1, cpu): "no run of another strategy is like this one of ddp",
+        ("ddp", 9, cpu): "no run of another strategy is like this one of ddp",
         ("zero2", 0, cpu): "global batch 16 against 8",
+        ("zero2", 9, cpu): "other initial weights",
         ("zero3", 7, cpu): "no run of ddp with seed 7",
         ("zero3", 0, gpu): f"another box: {gpu} against {cpu}",
         ("zero1", 1, cpu): "zero1: out_of_memory",
         ("ddp", 3, cpu): "ddp: crashed",
     }
-    paired = set(made.compared["run"]) | set(made.compared["control_run"])
+    paired = {*made.compared["run"], *made.compared["control_run"]}
     assert paired.isdisjoint(made.refused.index)
     assert paired | set(made.refused.index) == set(rows.index)
-
-
-def test_other_initial_weights_are_refused(tmp_path):
-    synthetic.write_run(tmp_path, strategy="ddp")
-    path = synthetic.write_run(tmp_path, strategy="zero2")
-    initial = table.read([tmp_path])["initial_sha256"].iloc[0]
-    path.write_text(path.read_text().replace(initial, "f" * 64))
-    made = pairs.pair(table.read([tmp_path]))
-    assert made.compared.empty
-    assert set(made.refused["reason"]) == {
-        "other initial weights",
-        "no run of another strategy is like this one of ddp",
-    }
 
 
 def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
@@ -193,13 +157,7 @@ def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
     synthetic.write_run(tmp_path, strategy="ddp", status="failed")
     made = pairs.pair(table.read([tmp_path]))
     assert made.compared.empty
-    assert dict(zip(made.refused["strategy"], made.refused["reason"], strict=True)) == {
-        "zero2": "no run of ddp is ok",
-        "ddp": "ddp: failed",
-    }
-
-
-# ---------------------------------------------------------------- views
+    assert set(made.refused["reason"]) == {"no run of ddp is ok", "ddp: failed"}
 
 
 def test_the_largest_batch_and_what_came_of_the_next(tmp_path):
@@ -212,28 +170,37 @@ def test_the_largest_batch_and_what_came_of_the_next(tmp_path):
     synthetic.write_outcome(tmp_path, "killed", strategy="zero3", global_batch_size=32, max_steps=40)
     synthetic.write_run(tmp_path, strategy="zero0", box="gpu", global_batch_size=16, status="out_of_memory")
     view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
-    shown = ["global_batch_size", "outcomes", "next_batch_size", "next_outcome"]
-    assert view.loc["ddp", shown].tolist() == [8, "ok", 16, "out_of_memory"]
-    assert view.loc["zero3", shown].tolist() == [16, "ok", 32, "killed"]
-    assert view.loc["zero1", [*shown[:2], "next_outcome"]].tolist() == [16, "ok", "not tried"]
-    assert view.loc["zero0", shown[1:]].tolist() == ["out_of_memory", 16, "out_of_memory"]
-    assert pd.isna(view.loc["zero0", "global_batch_size"])
-    assert len(view) == 4
+    assert "final_loss" not in view  # of other work
+    shown = view[["global_batch_size", "outcomes", "next_batch_size", "next_outcome"]].astype(object)
+    assert shown.where(shown.notna(), None).T.to_dict("list") == {
+        "ddp": [8, "ok", 16, "out_of_memory"],
+        "zero3": [16, "ok", 32, "killed"],
+        "zero1": [16, "ok", None, "not tried"],
+        "zero0": [None, "out_of_memory", 16, "out_of_memory"],
+    }
 
 
-# ---------------------------------------------------------------- scaling
+def test_a_run_without_settings_is_placed_only_where_one_cell_fits(tmp_path):
+    synthetic.write_run(tmp_path, strategy="ddp")
+    synthetic.write_outcome(tmp_path, "skipped", strategy="zero3")
+    assert pairs.largest_batch(table.read([tmp_path]))["precision"].tolist() == ["fp32", "fp32"]
+    synthetic.write_run(tmp_path, strategy="ddp", precision="bf16")
+    view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
+    assert pd.isna(view.loc["zero3", "precision"])
 
 
-def test_scaling_is_against_single(tmp_path):
+def test_scaling_is_against_single_or_the_fewest(tmp_path, tmp_path_factory):
+    without = tmp_path_factory.mktemp("without")
     synthetic.write_run(tmp_path, strategy="single", world_size=1, seconds=1.0)
     for world_size, seconds in ((2, 0.6), (4, 0.4)):
         synthetic.write_run(tmp_path, strategy="ddp", world_size=world_size, seconds=seconds)
-    view = pairs.scaling(table.read([tmp_path])).set_index(["strategy", "world_size"])
-    assert view.loc[("single", 1), "scaling_efficiency"] == 1
-    assert view.loc[("ddp", 2), "scaling_efficiency"] == pytest.approx(1 / 2 / 0.6, rel=0.05)
-    assert view.loc[("ddp", 4), "scaling_efficiency"] == pytest.approx(1 / 4 / 0.4, rel=0.05)
+        synthetic.write_run(without, strategy="zero2", world_size=world_size, seconds=seconds)
+    view = pairs.scaling(table.read([tmp_path])).set_index("world_size")
+    assert view["scaling_efficiency"].to_dict() == pytest.approx({1: 1, 2: 1 / 2 / 0.6, 4: 1 / 4 / 0.4}, rel=0.05)
     assert set(view["base"]) == {"single on 1 process"}
-    assert set(view["num_runs"]) == set(view["base_num_runs"]) == {1}
+    view = pairs.scaling(table.read([without])).set_index("world_size")
+    assert view.loc[4, "scaling_efficiency"] == pytest.approx(0.6 * 2 / (0.4 * 4), rel=0.05)
+    assert (view.loc[4, "base"], set(view["base_world_size"])) == ("zero2 on 2 processes", {2})
 
 
 def test_no_efficiency_where_processes_share_cores(tmp_path):

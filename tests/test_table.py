@@ -11,23 +11,13 @@ import pandas as pd
 import pytest
 import synthetic
 
-from study import files
 from study.compare import expected, table
 from study.compare.expected import with_theory
 from study.config import build_config
-from study.records import schema
+from study.errors import Refusal
+from study.records import find as records
+from study.records import pack, schema
 from study.strategy.file import read_by_name
-from study.theory import hardware
-
-COMMITTED = Path(__file__).parent / "fixtures" / "records"
-
-
-def change(path: Path, **facts) -> None:
-    """Change facts of a JSON file; a dict changes what is in it."""
-    content = json.loads(path.read_text())
-    for name, value in facts.items():
-        content[name] = {**(content[name] or {}), **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(content))
 
 
 def only(folder: Path) -> pd.Series:
@@ -41,10 +31,25 @@ def test_theory_is_joined_and_changes_no_fact(tmp_path):
     synthetic.write_run(tmp_path)
     synthetic.write_outcome(tmp_path, "skipped", seed=1)
     rows = table.read([tmp_path])
+    assert list(rows.columns) == list(table.COLUMNS)
     joined = with_theory(rows)
     assert {name: str(kind) for name, kind in joined.dtypes.items()} == table.COLUMNS | expected.COLUMNS
     pd.testing.assert_frame_equal(joined[list(rows.columns)], rows)
     assert joined.loc[1, list(expected.COLUMNS)].isna().all()
+
+
+def test_identity_and_settings(tmp_path):
+    path = synthetic.write_run(tmp_path, strategy="zero1", seed=3, study="s", global_batch_size=16, dropout=0.2)
+    row, written = only(tmp_path), schema.read(path)
+    for name in ("run_id", "command", "machine", "num_params"):
+        assert row[name] == getattr(written, name)
+    facts = {
+        "study": "s", "strategy": "zero1", "box": "Synthetic CPU, 8 cores", "device": "cpu", "status": "ok",
+        "world_size": 2, "seed": 3, "repeat": 0, "global_batch_size": 16, "micro_batch_size": 8,
+        "gradient_accumulation_steps": 1, "num_steps": 40, "sequence_length": 64, "dropout": 0.2,
+        "libraries": "torch 2.13.0, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0",
+    }  # fmt: skip
+    assert row[list(facts)].to_dict() == facts
 
 
 def test_a_record_whose_file_was_another_than_the_shipped_one_is_of_another_strategy(tmp_path):
@@ -52,15 +57,17 @@ def test_a_record_whose_file_was_another_than_the_shipped_one_is_of_another_stra
     other = written["yaml"] | {"deepspeed_config": {**written["yaml"]["deepspeed_config"], "zero_stage": 2}}
     for seed, content in enumerate([written, None, {**written, "yaml": other}]):
         path = synthetic.write_run(tmp_path, strategy="zero3", seed=seed)
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"strategy_file": content}))
+        synthetic.change(path, strategy_file=content)
     assert list(table.read([tmp_path])["strategy"]) == ["zero3", "zero3", "zero3-changed"]
 
 
-def test_what_was_learned_is_that_of_the_steps(tmp_path):
-    path = synthetic.write_run(tmp_path, num_steps=40)
+@pytest.mark.parametrize(("num_steps", "averaged"), [(2, 1), (9, 3), (30, 10), (40, 10)])
+def test_what_was_learned_is_that_of_the_steps(tmp_path, num_steps, averaged):
+    """A short run ends with a third of its steps."""
+    path = synthetic.write_run(tmp_path, num_steps=num_steps)
     lines = schema.read_steps(path)
     losses, row = [line["loss"] for line in lines], only(tmp_path)
-    assert row["final_loss"] == pytest.approx(np.mean(losses[-10:]))
+    assert row["final_loss"] == pytest.approx(np.mean(losses[-averaged:]))
     assert row["last_loss"] == losses[-1]
     assert row["loss_area"] == pytest.approx(np.mean(losses))
     assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines]))
@@ -71,11 +78,8 @@ def test_what_was_learned_is_that_of_the_steps(tmp_path):
 
 def test_a_step_without_a_gradient_norm_is_left_out_of_the_mean(tmp_path):
     path = synthetic.write_run(tmp_path)
+    synthetic.change_step(path, 5, grad_norm=None)  # an overflow under a loss scaler
     lines = schema.read_steps(path)
-    lines[4]["grad_norm"] = None  # an overflow under a loss scaler
-    steps = path.with_name("steps.jsonl")
-    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change(path, steps_sha256=files.sha256(steps))
     row = only(tmp_path)
     assert row["mean_grad_norm"] == pytest.approx(np.mean([line["grad_norm"] for line in lines if line["grad_norm"]]))
     assert table.steps(table.read([tmp_path]))["grad_norm"].isna().sum() == 1
@@ -99,18 +103,17 @@ LOAD = {"seconds": 10.0, "num_processors": 2, "own_seconds": 18.0, "other_second
 
 
 @pytest.mark.parametrize(
-    ("changed", "share", "has_times"),
+    ("box", "changed", "share", "has_times"),
     [
-        ({"load": LOAD}, 0.045, True),
-        ({"load": LOAD | {"stolen_seconds": 0.7}}, 0.055, False),
-        ({"load": LOAD | {"other_seconds": 1.4}}, 0.095, False),
-        ({"load": None}, math.nan, True),
-        ({"load": LOAD | {"other_seconds": 9.0}, "other_machines": [{}]}, math.nan, True),  # theirs is not known
+        ("cpu", {"load": LOAD}, 0.045, True),
+        ("cpu", {"load": LOAD | {"stolen_seconds": 0.7}}, 0.055, False),
+        ("cpu", {"load": LOAD | {"other_seconds": 1.4}}, 0.095, False),
+        ("cpu", {"load": LOAD | {"other_seconds": 9.0}, "other_machines": [{}]}, math.nan, True),  # theirs is not known
+        ("gpu", {"load": LOAD | {"other_seconds": 9.0}}, math.nan, True),
     ],
 )
-def test_a_disturbed_run_has_no_times(tmp_path, changed, share, has_times):
-    path = synthetic.write_run(tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+def test_a_disturbed_run_has_no_times(tmp_path, box, changed, share, has_times):
+    synthetic.change(synthetic.write_run(tmp_path, box=box), **changed)
     row = only(tmp_path)
     assert row["share_of_others"] == pytest.approx(share, nan_ok=True)
     for name in ("seconds_per_step", "seconds_lower", "tokens_per_second", "samples_per_second"):
@@ -130,11 +133,11 @@ L40S = {"name": "NVIDIA L40S", "memory_bytes": 2**35, "capability": "8.9"}  # no
         ([], {"box": "cpu"}, False),
         ([synthetic.GPU], {}, True),  # none of two ranks has the card to itself, and each counts all of its energy
         ([synthetic.GPU] * 8, {"share_device": True}, True),
+        ([L40S] * 8, {"share_device": True, "world_size": 1}, False),  # with nobody
     ],
 )
 def test_no_mfu_without_one_known_peak(tmp_path, gpus, changes, oversubscribed):
-    assert hardware.find("Tesla T4")
-    synthetic.write_run(tmp_path, **{"box": "gpu", **changes}, **({"machine": {"gpus": gpus}} if gpus else {}))
+    synthetic.write_run(tmp_path, **{"box": "gpu", **changes}, machine={"gpus": gpus})
     row = only(tmp_path)
     assert math.isnan(row["mfu"])
     assert row["model_flops_per_second"] > 0
@@ -145,15 +148,12 @@ def test_no_mfu_without_one_known_peak(tmp_path, gpus, changes, oversubscribed):
 
 
 @pytest.mark.parametrize(
-    ("machine", "cores", "oversubscribed"),
-    [
-        ({"num_cores": 2, "num_threads_per_process": 1}, "2", False),
-        ({"num_cores": 2, "num_threads_per_process": 2}, "2", True),
-        ({"num_cores": 2, "usable_cores": 1}, "1 of 2", True),  # under `taskset -c 0`: a box of its own
-        ({"num_cores": 2, "usable_cores": 2.0}, "2", False),
-    ],
+    ("threads", "usable", "cores", "oversubscribed"),
+    [(1, None, "2", False), (2, None, "2", True), (1, 1, "1 of 2", True), (1, 2.0, "2", False)],
 )
-def test_threads_decide_whether_cores_suffice(tmp_path, machine, cores, oversubscribed):
+def test_threads_decide_whether_cores_suffice(tmp_path, threads, usable, cores, oversubscribed):
+    """A run under `taskset -c 0` is on a box of its own."""
+    machine = {"num_cores": 2, "num_threads_per_process": threads, "usable_cores": usable}
     synthetic.write_run(tmp_path, machine=machine)
     row = only(tmp_path)
     assert (row["box"], row["oversubscribed"]) == (f"Synthetic CPU, {cores} cores", oversubscribed)
@@ -161,54 +161,44 @@ def test_threads_decide_whether_cores_suffice(tmp_path, machine, cores, oversubs
 
 def test_memory_is_the_largest_ranks_while_training(tmp_path):
     path = synthetic.write_run(tmp_path, box="gpu", world_size=4)
-    content = json.loads(path.read_text())
-    content["peak_memory"][2]["first_step"]["allocated_bytes"] = 10**12
-    content["peak_memory"][1]["built"]["reserved_bytes"] = 10**13  # before training: not counted
-    path.write_text(json.dumps(content))
-    row, ranks = only(tmp_path), schema.read(path).peak_memory
+    peaks = json.loads(path.read_text())["peak_memory"]
+    peaks[2]["first_step"]["allocated_bytes"] = 10**12
+    peaks[1]["built"]["reserved_bytes"] = 10**13  # before training: not counted
+    synthetic.change(path, peak_memory=peaks)
+    row = only(tmp_path)
     assert row["peak_allocated_bytes"] == 10**12
-    assert row["peak_reserved_bytes"] == max(phases["steady_steps"].reserved_bytes for phases in ranks)
+    assert row["peak_reserved_bytes"] == max(phases["steady_steps"]["reserved_bytes"] for phases in peaks)
     assert row["rank_tensor_bytes"][2] == 10**12
     assert len(row["rank_tensor_bytes"]) == 4
     assert row["memory_imbalance"] == 10**12 / min(row["rank_tensor_bytes"])
     assert row["device_memory_bytes"] == synthetic.GPU["memory_bytes"]
-    assert math.isnan(row["peak_tensor_bytes"])
-    assert math.isnan(row["peak_resident_bytes"])
+    assert row[["peak_tensor_bytes", "peak_resident_bytes"]].isna().all()
 
 
-def test_memory_on_a_cpu(tmp_path):
-    row, peaks = None, schema.read(synthetic.write_run(tmp_path)).peak_memory
-    row = only(tmp_path)
-    tensors = [phases["steady_steps"].tensor_bytes for phases in peaks]
-    assert row["rank_tensor_bytes"] == tensors
+@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
+def test_memory_on_a_cpu(tmp_path, strategy):
+    """DDP's buckets are C++ tensors, which the probe of live tensors does not see."""
+    written = schema.read(synthetic.write_run(tmp_path, strategy=strategy))
+    steady, row = [phases["steady_steps"] for phases in written.peak_memory], only(tmp_path)
+    tensors = [peak.tensor_bytes + 4 * written.num_params * (strategy == "ddp") for peak in steady]
+    assert row["rank_tensor_bytes"] == [rank["peak"] for rank in row["rank_parts"]] == tensors
     assert row["peak_tensor_bytes"] == max(tensors)
-    assert row["peak_resident_bytes"] == max(phases["steady_steps"].resident_bytes for phases in peaks)
+    assert row["peak_resident_bytes"] == max(peak.resident_bytes for peak in steady)
     assert row["memory_imbalance"] == max(tensors) / min(tensors)
     assert row["device_memory_bytes"] == 32e9
     assert math.isnan(row["peak_allocated_bytes"])
 
 
-def test_ddps_buckets_are_in_its_peak_on_a_cpu(tmp_path):
-    """They are C++ tensors, which the probe of live tensors does not see."""
-    written = schema.read(synthetic.write_run(tmp_path, strategy="ddp"))
-    row = only(tmp_path)
-    seen = max(phases["steady_steps"].tensor_bytes for phases in written.peak_memory)
-    buckets = 4 * written.num_params
-    assert row["peak_tensor_bytes"] == seen + buckets
-    assert [rank["peak"] for rank in row["rank_parts"]] == row["rank_tensor_bytes"]
-    assert max(row["rank_tensor_bytes"]) == seen + buckets
-
-
 def test_model_states_are_those_of_the_rank_with_most(tmp_path):
     path = synthetic.write_run(tmp_path, strategy="zero2")
-    content = json.loads(path.read_text())
-    content["model_state_bytes"][1]["gradients"] += 1000
-    path.write_text(json.dumps(content))
-    row, most = only(tmp_path), schema.read(path).model_state_bytes[1]
-    assert row["model_state_bytes"] == most.parameters + most.gradients + most.optimizer_states
-    assert (row["parameter_bytes"], row["gradient_bytes"]) == (most.parameters, most.gradients)
-    assert row["optimizer_state_bytes"] == most.optimizer_states
-    assert row["communication_buffer_bytes"] == most.communication_buffers
+    states = json.loads(path.read_text())["model_state_bytes"]
+    states[1]["gradients"] += 1000
+    synthetic.change(path, model_state_bytes=states)
+    row, most = only(tmp_path), states[1]
+    assert row["model_state_bytes"] == most["parameters"] + most["gradients"] + most["optimizer_states"]
+    assert (row["parameter_bytes"], row["gradient_bytes"]) == (most["parameters"], most["gradients"])
+    assert row["optimizer_state_bytes"] == most["optimizer_states"]
+    assert row["communication_buffer_bytes"] == most["communication_buffers"]
     assert row["num_ranks_proved"] == 2
     # arXiv:1910.02054, sec. 5, fp32: parameters whole, gradients and Adam's 8 bytes halved.
     assert row["paper_state_bytes"] == row["num_params"] * (4 + 4 / 2 + 8 / 2)
@@ -216,12 +206,23 @@ def test_model_states_are_those_of_the_rank_with_most(tmp_path):
     assert [row[part] / row["num_params"] for part in parts] == [4, 2, 4]
 
 
+def test_an_all_reduce_counts_twice(tmp_path):
+    path = synthetic.write_run(tmp_path)
+    sent = [("all_reduce", 3, 1000), ("all_gather", 2, 100), ("reduce_scatter", 1, 10)]
+    synthetic.change(
+        path, collectives_per_step=[dict(zip(("kind", "count", "bytes"), each, strict=True)) for each in sent]
+    )
+    row = only(tmp_path)
+    assert (row["collective_bytes"], row["collective_count"]) == (2110, 6)
+    synthetic.write_run(tmp_path / "alone", strategy="single", world_size=1)
+    assert only(tmp_path / "alone")["collective_bytes"] == 0
+
+
 def test_what_was_not_measured_is_nan_and_never_0(tmp_path):
     path = synthetic.write_run(tmp_path)
     unknown = ("collectives_per_step", "model_state_bytes", "resting_state_bytes", "peak_memory", "timing")
-    evaluation = [{"step": 40.0, "loss": None}]
     unknown = dict.fromkeys((*unknown, "model_flops_per_sequence"))
-    change(path, **unknown, evaluation=evaluation, machine={"libraries": {}})
+    synthetic.change(path, **unknown, evaluation=[{"step": 40.0, "loss": None}], machine={"libraries": {}})
     row = only(tmp_path)
     missing = [
         "collective_bytes", "model_state_bytes", "paper_state_bytes", "peak_tensor_bytes", "memory_imbalance",
@@ -233,44 +234,88 @@ def test_what_was_not_measured_is_nan_and_never_0(tmp_path):
 
 
 def test_a_run_that_failed_has_a_curve_and_no_final_loss(tmp_path):
-    synthetic.write_run(tmp_path, status="out_of_memory")
+    path = synthetic.write_run(tmp_path, status="out_of_memory")
     row = only(tmp_path)
     assert (row["status"], row["message"]) == ("out_of_memory", "synthetic: out_of_memory")
     assert row[["final_loss", "loss_area", "mean_grad_norm", "seconds_per_step", "eval_loss"]].isna().all()
     assert len(table.steps(table.read([tmp_path]))) == 3
+    path.with_name("steps.jsonl").unlink()  # now one that took no step
+    nothing = ("steps_sha256", "final_loss", "proof", "data", "peak_memory", "model_state_bytes", "initial_parameters")
+    synthetic.change(path, steps_done=0, **dict.fromkeys((*nothing, "collectives_per_step")))
+    row, steps = only(tmp_path), table.steps(table.read([tmp_path]))
+    assert (row["box"], row["precision"], row["curve"]) == ("Synthetic CPU, 8 cores", "fp32", None)
+    assert (len(steps), list(steps.columns)[-6:]) == (0, list(table.CURVE))
 
 
-# ---------------------------------------------------------------- outcomes
+def test_of_outcome_and_record_the_one_counts_that_says_more(tmp_path):
+    synthetic.write_run(tmp_path / "a", study="s", outcome="crashed_after_result")
+    row = only(tmp_path / "a")
+    assert (row["status"], row["message"]) == ("crashed", "synthetic: crashed_after_result")
+    assert row["final_loss"] > 0  # the facts stay
+    synthetic.write_run(tmp_path / "b", status="failed", study="s", outcome="ok")
+    row = only(tmp_path / "b")
+    assert (row["status"], row["message"]) == ("failed", "synthetic: failed")
 
 
 def test_a_run_without_a_record_is_a_row(tmp_path):
-    synthetic.write_run(tmp_path, seed=0, study="s", precision="bf16")
     synthetic.write_outcome(tmp_path, "killed", seed=1, study="s", precision="bf16", global_batch_size=32)
+    assert only(tmp_path)["box"] == records.UNKNOWN_BOX
+    synthetic.write_run(tmp_path, seed=0, study="s", precision="bf16")
     synthetic.write_outcome(tmp_path, "skipped", seed=2, study="s", message="needs 8 GPUs, found 1")
     rows = table.read([tmp_path]).set_index("seed")
     killed, skipped = rows.loc[1], rows.loc[2]
     assert (killed["status"], killed["study"], killed["global_batch_size"]) == ("killed", "s", 32)
     assert (killed["box"], killed["device"]) == (rows.loc[0, "box"], "cpu")
     # Its command says how it was set.
-    assert (killed["precision"], killed["micro_batch_size"]) == ("bf16", 16)
-    assert killed["sequence_length"] == 64
+    assert (killed["precision"], killed["micro_batch_size"], killed["sequence_length"]) == ("bf16", 16, 64)
     assert killed[["final_loss", "seconds_per_step", "peak_tensor_bytes", "num_params"]].isna().all()
     assert (skipped["status"], skipped["message"]) == ("skipped", "needs 8 GPUs, found 1")
     assert pd.isna(skipped["precision"])
+    synthetic.write_run(tmp_path, box="gpu", seed=3)  # now it could be of either box
+    assert table.read([tmp_path]).set_index("seed").loc[1, "box"] == records.UNKNOWN_BOX
 
 
 def test_settings_are_those_that_an_outcome_keeps_whatever_its_command_says(tmp_path):
     config = build_config(sequence_length=32).model_dump(mode="json")
-    path = synthetic.write_outcome(tmp_path, "killed")
-    change(path, config=config, command=["accelerate", "launch", "study/train.py", "--sequence-length", "48"])
+    path = synthetic.write_outcome(tmp_path, "misconfigured")
+    program = ["accelerate", "launch", "study/train.py"]
+    synthetic.change(path, config=config, command=[*program, "--sequence-length", "48"])
     assert only(tmp_path)["sequence_length"] == 32
-    change(path, config=config, command=["another program"])
-    assert only(tmp_path)["sequence_length"] == 32
-    change(path, config={**config, "sequence_length": "few"})
-    assert pd.isna(only(tmp_path)["precision"])
+    # Of another version of the program, or just what was wrong: 7 sequences on 2 processes.
+    few = {"config": config | {"sequence_length": "few"}}
+    commands = [
+        {"config": None, "command": [*program, *each]} for each in (["--no-flag"], ["--global-batch-size", "7"])
+    ]
+    for unknown in (few, *commands):
+        synthetic.change(path, **unknown)
+        row = only(tmp_path)
+        assert row["status"] == "misconfigured"
+        assert row[["precision", "init", "config_digest"]].isna().all()
 
 
-# ---------------------------------------------------------------- repeats and keys
+def test_run_directories_and_collected_files_give_one_table(tmp_path):
+    """In one order too: NAME and NAME-repeat1 sort otherwise as directories than as lines."""
+    for repeat in (0, 1):
+        synthetic.write_run(tmp_path / "runs", study="s", repeat=repeat)
+    killed = synthetic.write_outcome(tmp_path / "runs", "killed", seed=1)
+    (killed.parent / "config.json").write_text("{}")
+    pack.collect([tmp_path / "runs"], tmp_path / "records")
+    assert "-repeat1" in (tmp_path / "records" / "records.jsonl").read_text().splitlines()[0]
+    one, other = (table.read([tmp_path / name]).drop(columns=["curve"]) for name in ("runs", "records"))
+    pd.testing.assert_frame_equal(one, other)
+
+
+def test_a_copy_counts_once_and_the_one_with_an_outcome_stays(tmp_path):
+    synthetic.write_run(tmp_path / "a")
+    synthetic.write_run(tmp_path / "b", study="first", outcome="crashed_after_result")
+    synthetic.write_run(tmp_path / "c", study="second", outcome="crashed_after_result")
+    row = only(tmp_path)
+    assert (row["status"], row["study"]) == ("crashed", "first")
+    synthetic.write_run(tmp_path / "d", machine={"cpu": "Another CPU"})  # of this name, and begun in the same second
+    assert len(table.read([tmp_path])) == 2
+    assert table.read([tmp_path], boxes=["Another CPU, 8 cores"])["status"].tolist() == ["ok"]
+    with pytest.raises(Refusal, match="box 'moon' has no run here; the boxes are 'Another CPU, 8 cores', 'Synth"):
+        table.read([tmp_path], boxes=["moon"])
 
 
 def test_repeats_are_counted_by_when_they_started(tmp_path):
@@ -289,34 +334,43 @@ def test_repeats_are_counted_by_when_they_started(tmp_path):
 
 def test_the_digest_of_settings(tmp_path):
     """What decides what is trained is in it; seed, batch and what only observes are not."""
-    for folder, settings in {
+    for study, settings in {
         "plain": {},
         "same": {"seed": 1, "global_batch_size": 16, "micro_batch_size": 2, "log_with": "tensorboard"},
         "clipping": {"gradient_clipping": 0.5},
         "rate": {"learning_rate": 1e-3},
     }.items():
-        synthetic.write_run(tmp_path / folder, study=folder, **settings)
-    rows = table.read([tmp_path])
-    digests = dict(zip(rows["study"], rows["config_digest"], strict=True))
+        synthetic.write_run(tmp_path, study=study, **settings)
+    synthetic.write_outcome(tmp_path / "b", "killed", study="no-record", learning_rate=1e-3)
+    digests = table.read([tmp_path]).set_index("study")["config_digest"]
     assert digests["plain"] == digests["same"]
-    assert len({digests["plain"], digests["clipping"], digests["rate"]}) == 3
+    assert digests["rate"] == digests["no-record"]
+    assert digests.nunique() == 3
 
 
-# ---------------------------------------------------------------- refusals
+def test_steps_spread_over_rows(tmp_path):
+    path = synthetic.write_run(tmp_path, num_steps=12)
+    synthetic.write_run(tmp_path, seed=1, num_steps=7)
+    synthetic.write_outcome(tmp_path, "killed", seed=2)
+    steps = table.steps(table.read([tmp_path]))
+    assert steps.groupby("seed").size().to_dict() == {0: 12, 1: 7}
+    mine, lines = steps[steps["seed"] == 0], schema.read_steps(path)
+    for name in ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"):
+        assert mine[name].tolist() == [line[name] for line in lines]
 
 
-# ---------------------------------------------------------------- real records, and many
-
-
-def test_reads_the_committed_records():
-    rows = with_theory(table.read([COMMITTED])).set_index("run_id")
-    assert (rows["status"] == "ok").all()
-    assert rows["paper_state_bytes"].notna().all()
-    assert rows["final_loss"].between(0, 20).all()
-    assert (rows["memory_imbalance"] >= 1).all()
-
-
-def test_an_outcome_that_says_ok_does_not_make_a_failed_record_ok(tmp_path):
-    synthetic.write_run(tmp_path, status="failed", study="s", outcome="ok")
-    row = only(tmp_path)
-    assert (row["status"], row["message"]) == ("failed", "synthetic: failed")
+def test_refuses_what_is_not_there_and_what_holds_no_schema(tmp_path):
+    path = synthetic.write_outcome(tmp_path, "killed")
+    whole = json.loads(path.read_text())
+    for content, message in (
+        (json.dumps(whole | {"status": "fine"}), "status='fine'"),
+        (json.dumps(whole | {"schema_version": 7}), "schema_version 7, this version reads 1"),
+        ("{", "cannot be read as an outcome"),
+    ):
+        path.write_text(content)
+        with pytest.raises(Refusal, match=f"{path.name}: {message}"):
+            table.read([tmp_path])
+    for folder, message in ((tmp_path / "no-folder", "no-folder: no such folder"), (path.parent, "no record below")):
+        path.unlink(missing_ok=True)
+        with pytest.raises(Refusal, match=message):
+            table.read([folder])

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import html
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import synthetic
 
+from study import cli, files
 from study.compare import admitted, pilot, verdict, verdict_text
 from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
-from study.records import schema
+from study.report import study_pages as pages
 from study.running import studies
 from study.running.studies import Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 10
 LOSS = {"metric": "loss", "step": 100, "margin": 0.01, "primary": True, "planned_sd": 0.003}
 PROTOCOL = {
-    "fixed_on": "2026-11-21",
-    "pilot": "three seeds of ddp",
-    "neighbours": ["nudged1", "nudged2", "nudged3"],
+    "fixed_on": "2026-11-21", "pilot": "three seeds of ddp", "neighbours": ["nudged1", "nudged2", "nudged3"],
     "endpoints": [LOSS, {"metric": "accuracy", "step": 100, "margin": 0.01, "planned_sd": 0.004}],
-    "target": {"loss": 0.55, "every": 50},
-    "same_as": {"ddp": ["fsdp2"]},
-    "once": "once",
-    "exclusions": ["runs that did not end"],
-    "weights_sha256": "a" * 64,
-}
+    "target": {"loss": 0.55, "every": 50}, "same_as": {"ddp": ["fsdp2"]}, "once": "once",
+    "exclusions": ["runs that did not end"], "weights_sha256": "a" * 64,
+}  # fmt: skip
 
 
 def protocol(**changes) -> Protocol:
@@ -37,10 +34,14 @@ def protocol(**changes) -> Protocol:
 
 
 def trained(strategy="ddp", seed=0, loss=0.5, world_size=2, label="", final="", accuracy=0.8) -> Trained:
-    name = f"bert-imdb-tiny-{strategy}-{world_size}x-seed{seed}" + (f"-{label}" if label else "")
+    name = name_of(strategy, seed, label, world_size)
     held_out = {50: {"loss": 1.2 * loss, "accuracy": accuracy}, 100: {"loss": loss, "accuracy": accuracy}}
     start = f"start {seed}"
     return Trained(name, strategy, world_size, seed, label, held_out, loss, final or name, start, "2026-11-21", "c")
+
+
+def name_of(strategy, seed, label="", world_size=2) -> str:
+    return f"bert-imdb-tiny-{strategy}-{world_size}x-seed{seed}" + (f"-{label}" if label else "")
 
 
 def made_up(taken, missing=()) -> Runs:
@@ -67,28 +68,18 @@ def on_loss(runs: Runs) -> verdict.Judged:
 
 @pytest.mark.parametrize(
     ("shift", "spread", "expected"),
-    [
-        (0.0, 0.002, "same within the margin"),
-        (0.03, 0.002, "higher"),
-        (-0.03, 0.002, "lower"),
-        (0.0, 0.05, "undecided"),
-    ],
+    [(0, 0.002, "same within the margin"), (0.03, 0.002, "higher"), (-0.03, 0.002, "lower"), (0, 0.05, "undecided")],
 )
 def test_equivalence(shift, spread, expected):
     assert on_loss(study(shift, spread)).equivalence == expected
 
 
-def test_a_small_shift_is_within_the_margin_and_further_than_a_neighbour():
+def test_an_arm_is_further_than_a_neighbour_by_a_small_shift_or_by_more_scatter():
     """Neither test stands for the other."""
     found = on_loss(study(shift=0.004, spread=0.0005))
-    assert found.equivalence == "same within the margin"
-    assert found.further
+    assert (found.equivalence, found.further) == ("same within the margin", True)
     assert found.mean == pytest.approx(0.004, abs=0.001)
     assert found.distance > 5
-
-
-def test_an_arm_that_only_scatters_more_is_further_than_a_neighbour():
-    """Its mean is the control's: the distance of each run says it."""
     found = on_loss(study(spread=0.0005, arm_spread=0.004))
     assert found.further
     assert found.low < 0 < found.high
@@ -100,19 +91,15 @@ def test_an_arm_that_is_a_neighbour_is_called_further_as_seldom_as_it_says():
     for level in (0.0, 3.0):
         ps = np.array([verdict.exchange(level + draw.normal(size=(SEEDS, 4)))[1] for _ in range(300)])
         assert np.mean(ps < 0.05) < 0.08
-    found = [on_loss(study_of(draw)).p_neighbour for _ in range(200)]
+    found = []
+    for _ in range(200):
+        taken = [trained("ddp", seed, 0.5) for seed in range(SEEDS)]
+        for label in (*PROTOCOL["neighbours"], ""):  # all perturbations of DDP's own run, the arm too
+            strategy = "ddp" if label else "zero3"
+            losses = 0.5 + 0.001 * draw.normal(size=SEEDS)
+            taken += [trained(strategy, seed, float(loss), label=label) for seed, loss in enumerate(losses)]
+        found.append(on_loss(made_up(taken)).p_neighbour)
     assert np.mean(np.array(found) < 0.05) < 0.09
-
-
-def study_of(draw) -> Runs:
-    """As the reader of the guide has it: neighbours and the arm are perturbations of DDP's own run."""
-    taken = []
-    for seed in range(SEEDS):
-        taken.append(trained("ddp", seed, 0.5))
-        for label in PROTOCOL["neighbours"]:
-            taken.append(trained("ddp", seed, 0.5 + 0.001 * draw.normal(), label=label))
-        taken.append(trained("zero3", seed, 0.5 + 0.001 * draw.normal()))
-    return made_up(taken)
 
 
 @pytest.mark.parametrize(("shift", "scatter", "seen"), [(1, 1, 0.65), (2, 1, 1.0), (0, 2, 0.55)])
@@ -126,8 +113,7 @@ def test_what_ten_seeds_see(shift, scatter, seen):
 def test_runs_that_are_all_equal_are_no_further():
     assert verdict.exchange(np.ones((SEEDS, 4))) == (1.0, 1.0)
     found, p = verdict.exchange(np.ones((SEEDS, 4)) + np.array([0, 0, 0, 1e-7]))
-    assert found == float("inf")
-    assert p < 0.01
+    assert (found, p < 0.01) == (float("inf"), True)
 
 
 def test_holm():
@@ -140,42 +126,46 @@ def test_power_is_that_of_simulated_studies():
     """Of studies without a difference: in how many do both one-sided tests pass?"""
     draw = np.random.default_rng(3)
     for sd in (0.006, 0.012):
-        passed = [
-            verdict._equivalence(sd * draw.normal(size=SEEDS), 0.01, 0.05) == "same within the margin"
-            for _ in range(500)
-        ]
-        assert np.mean(passed) == pytest.approx(verdict.power(sd, 0.01, SEEDS, 0.05), abs=0.08)
+        found = [verdict._equivalence(sd * draw.normal(size=SEEDS), 0.01, 0.05) for _ in range(500)]
+        passed = np.mean([each == "same within the margin" for each in found])
+        assert passed == pytest.approx(verdict.power(sd, 0.01, SEEDS, 0.05), abs=0.08)
     assert verdict.power(0.0, 0.01, SEEDS, 0.05) == 1.0
+
+
+def test_more_processes_of_the_control_are_an_arm():
+    four = [trained("ddp", seed, 0.5, world_size=4) for seed in range(SEEDS)]
+    judged = verdict.judge(made_up([*study().taken, *four]), protocol(), "ddp")
+    assert [(row.strategy, row.world_size) for row in judged[:2]] == [("zero3", 2), ("ddp", 4)]
 
 
 def test_what_trains_the_same_is_shown_once():
     runs = study().taken
     same = made_up([*runs, trained("fsdp2", 0, label="once", final="bert-imdb-tiny-ddp-2x-seed0")])
-    assert verdict.same_weights(same, protocol()) == {("ddp", "fsdp2"): True}
-    assert verdict.same_weights(made_up([*runs, trained("fsdp2", 0, label="once")]), protocol()) == {
-        ("ddp", "fsdp2"): False
-    }
-    assert verdict.same_weights(study(), protocol()) == {("ddp", "fsdp2"): None}
-    assert verdict.arms_of_same(same, protocol()) == {"fsdp2": "ddp"}
-    assert not verdict.arms_of_same(study(), protocol())
+    other = made_up([*runs, trained("fsdp2", 0, label="once")])
+    for each, shown in ((same, True), (other, False), (study(), None)):
+        assert verdict.same_weights(each, protocol()) == {("ddp", "fsdp2"): shown}
+        assert verdict.arms_of_same(each, protocol()) == ({"fsdp2": "ddp"} if shown else {})
     assert {row.strategy for row in verdict.judge(same, protocol(), "ddp")} == {"zero3"}
 
 
 def test_steps_to_the_target():
-    assert verdict.reached(trained(loss=0.45), protocol()) == 50
-    assert verdict.reached(trained(loss=0.5), protocol()) == 100
-    assert verdict.reached(trained(loss=0.6), protocol()) is None
+    assert [verdict.reached(trained(loss=loss), protocol()) for loss in (0.45, 0.5, 0.6)] == [50, 100, None]
 
 
 def test_what_is_not_whole_is_not_judged():
-    alone = made_up([trained("ddp", seed) for seed in range(3)])
-    with pytest.raises(Refusal, match="neighbours of ddp are here on 0 numbers of processes"):
-        verdict.judge(alone, protocol(), "ddp")
-    with pytest.raises(Refusal, match="1 planned runs have no outcome yet, x among them"):
-        verdict.judge(study()._replace(missing=["x"]), protocol(), "ddp")
-    few = [run for run in study().taken if run.strategy == "ddp" or run.seed == 0]
-    with pytest.raises(Refusal, match="zero3 on 2 processes: 1 seeds have a control"):
-        verdict.judge(made_up(few), protocol(), "ddp")
+    few = made_up([run for run in study().taken if run.strategy == "ddp" or not run.seed])
+    for runs, match in (
+        (made_up([trained("ddp", seed) for seed in range(3)]), "neighbours of ddp are here on 0 numbers of processes"),
+        (study()._replace(missing=["x"]), "1 planned runs have no outcome yet, x among them"),
+        (few, "zero3 on 2 processes: 1 seeds have a control"),
+    ):
+        with pytest.raises(Refusal, match=match):
+            verdict.judge(runs, protocol(), "ddp")
+
+
+def test_a_seed_without_a_neighbour_is_left_out_of_its_ensemble():
+    taken = [run for run in study().taken if (run.seed, run.label) != (3, "nudged2")]
+    assert on_loss(made_up(taken)).seeds == tuple(seed for seed in range(SEEDS) if seed != 3)
 
 
 def decided(runs: Runs) -> verdict_text.Decided:
@@ -185,7 +175,39 @@ def decided(runs: Runs) -> verdict_text.Decided:
     )
 
 
-# ---------------------------------------------------------------- which runs are let in
+def test_the_answer_says_what_was_found():
+    said = verdict_text.answer(decided(study()))
+    assert "1 of 1 arms" in said
+    assert "below 1 %" in said
+    assert "Of none was it shown that its runs are further" in said
+    said = verdict_text.answer(decided(study(shift=0.03)))
+    assert "0 of 1 arms" in said
+    assert "`zero3` on 2 processes higher" in said
+    assert "`zero3` on 2 processes is further" in said
+    assert "one start of" not in verdict_text.answer(decided(study(spread=0.0, arm_spread=0.0)))  # nothing moved
+
+
+def test_a_page_shows_what_the_command_says():
+    found = decided(study(shift=0.03))
+    figure = pages.decided_drawn([found])
+    assert "ddp from weights one" in figure
+    assert ">higher, further</" in figure  # both tests, in the row
+    page, shown = pages.decided_tables([found]), verdict_text.tables(found)
+    for cell in (cell for each in shown for row in each.rows for cell in row):
+        assert html.escape(str(cell).replace("`", "")) in page
+    (training,) = (each for each in shown if each.title.startswith("Training loss"))
+    ((arm, mean, worst),) = training.rows  # told, and not judged
+    assert (arm, 2.5 < float(mean) < 3.5 < float(worst) + 1) == ("`zero3` on 2", True)
+
+
+def test_without_a_protocol_there_is_no_verdict(tmp_path):
+    assert pages.decide([]) == []
+    synthetic.write_run(tmp_path, study="smoke")
+    with pytest.raises(Refusal, match="no run of a study that was fixed in advance lies here"):
+        pages.decide([str(tmp_path)])
+    with pytest.raises(Refusal, match=r"nothing was fixed before its runs.* nor is it a pilot"):
+        cli.run(["compare", "--verdict", "smoke", str(tmp_path)])
+
 
 WEIGHTS = {"weights": "b", "dropout": 0.0}
 STEPS = 100
@@ -195,27 +217,19 @@ def write(folder, strategy="ddp", seed=0, label="", study="mine", **changes):
     """A run of the study as its runner leaves it; `changes` of its record, and of its outcome's digest."""
     digest = changes.pop("study_sha256", "f" * 64)
     flags = WEIGHTS | changes.pop("flags", {}) | ({"nudge_seed": int(label[-1])} if label.startswith("nudged") else {})
-    run_dir = folder / "tmp"
     path = synthetic.write_run(
-        run_dir, workload="bert-imdb", strategy=strategy, seed=seed, num_steps=STEPS, study=study, **flags
-    ).parent
+        folder / "tmp", workload="bert-imdb", strategy=strategy, seed=seed, num_steps=STEPS, study=study, **flags
+    )
     name = name_of(strategy, seed, label)
-    record = schema.read(path)
-    start = schema.Checksum(absolute_sum=1, square_sum=1, sha256=f"{seed}{label}".ljust(64, "0"))
+    start = {"absolute_sum": 1, "square_sum": 1, "sha256": f"{seed}{label}".ljust(64, "0")}
     facts = {
         "run_id": name, "weights_sha256": "a" * 64, "initial_parameters": start, "final_parameters": start,
         "evaluation": [{"step": step, "loss": 0.5, "accuracy": 0.8} for step in (50, 100)],
-        "machine": record.machine | {"git_dirty": False, "git_commit": "c"},
-    } | changes  # fmt: skip
-    (path / "record.json").write_text(record.model_copy(update=facts).model_dump_json())
-    outcome = schema.read_outcome(path / "outcome.json")
-    outcome = outcome.model_copy(update={"run_id": name, "study_sha256": digest})
-    (path / "outcome.json").write_text(outcome.model_dump_json())
-    path.rename(folder / name)
-
-
-def name_of(strategy, seed, label=""):
-    return f"bert-imdb-tiny-{strategy}-2x-seed{seed}" + (f"-{label}" if label else "")
+        "machine": {"git_dirty": False, "git_commit": "c"},
+    }  # fmt: skip
+    synthetic.change(path, **facts | changes)
+    synthetic.change(path.with_name("outcome.json"), run_id=name, study_sha256=digest)
+    path.parent.rename(folder / name)
 
 
 def wanted(seeds=(0, 1)):
@@ -227,9 +241,10 @@ def wanted(seeds=(0, 1)):
             yield Wanted(name_of(strategy, seed, label), strategy, 2, config.model_copy(update={"seed": seed, **nudge}))
 
 
-def all_of_it(folder, seeds=(0, 1), without=(), **changes):
+def all_of_it(folder, seeds=(0, 1), without="", **changes):
+    """Every run that the study plans, but one."""
     for run in wanted(seeds):
-        if run.run_id not in without:
+        if run.run_id != without:
             label = run.run_id.rpartition("-")[2]
             write(folder, run.strategy, run.config.seed, label if label.startswith("nudged") else "", **changes)
 
@@ -240,11 +255,10 @@ def let_in(folder, **changes) -> Runs:
 
 def test_what_was_planned_is_let_in(tmp_path):
     all_of_it(tmp_path)
-    found = let_in(tmp_path)
-    assert (len(found.taken), found.left_out, found.missing, found.num_planned) == (10, {}, [], 10)
-    assert {run.label for run in found.taken} == {"", *PROTOCOL["neighbours"]}
-    twice = admitted.read([tmp_path, tmp_path], wanted(), protocol(), "mine", "f" * 64)
-    assert len(twice.taken) == 10
+    for folders in ([tmp_path], [tmp_path, tmp_path]):
+        found = admitted.read(folders, wanted(), protocol(), "mine", "f" * 64)
+        assert (len(found.taken), found.left_out, found.missing, found.num_planned) == (10, {}, [], 10)
+        assert {run.label for run in found.taken} == {"", *PROTOCOL["neighbours"]}
 
 
 @pytest.mark.parametrize(
@@ -257,22 +271,17 @@ def test_what_was_planned_is_let_in(tmp_path):
         ({"evaluation": [{"step": 50, "loss": 0.5}]}, "no held-out loss at step 100"),
         ({"evaluation": [{"step": 100, "loss": None, "accuracy": 0.5}]}, "no held-out loss at step 100"),
         ({"machine": {"git_dirty": True}}, "its code was changed"),
-        (
-            {"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}, "cpu": "A", "num_cores": 2}},
-            "is another than",
-        ),
-        (
-            {"machine": synthetic._machine("cpu") | {"git_commit": "c", "environment": {"MKL_CBWR": "AVX2"}}},
-            "its arithmetic is another than",
-        ),
-        ({"initial_parameters": schema.Checksum(absolute_sum=1, square_sum=1, sha256="9" * 64)}, "initial weights"),
+        ({"machine": {"git_dirty": False, "libraries": {"torch": "1.0"}}}, "its libraries is another than"),
+        ({"machine": {"git_dirty": False, "num_cores": 2}}, "its box is another than"),
+        ({"machine": {"git_dirty": False, "environment": {"MKL_CBWR": "AVX2"}}}, "its arithmetic is another than"),
+        ({"initial_parameters": {"sha256": "9" * 64}}, "initial weights"),
         ({"data": {"digest": "0" * 64}}, "its text is another than"),
-        ({"continues": schema.Continued(run_id="x", strategy="ddp", world_size=2, step=1)}, "another run's checkpoint"),
+        ({"continues": {"run_id": "x", "strategy": "ddp", "world_size": 2, "step": 1}}, "another run's checkpoint"),
     ],
 )
 def test_what_is_not_as_planned_is_left_out_with_the_reason(tmp_path, changes, said):
     name = name_of("zero3", 1)
-    all_of_it(tmp_path, without=[name])
+    all_of_it(tmp_path, without=name)
     write(tmp_path, "zero3", 1, **changes)
     found = let_in(tmp_path)
     assert list(found.left_out) == [name]
@@ -284,7 +293,7 @@ def test_a_body_of_each_machine_is_one_within_a_start(tmp_path):
     """Start 1 was made on a machine of its own; one of its runs has the body of the other."""
     name = name_of("zero3", 1)
     all_of_it(tmp_path, seeds=(0,))
-    all_of_it(tmp_path, seeds=(1,), without=[name], weights_sha256="b" * 64)
+    all_of_it(tmp_path, seeds=(1,), without=name, weights_sha256="b" * 64)
     write(tmp_path, "zero3", 1, weights_sha256="a" * 64)
     found = let_in(tmp_path, weights_sha256=None)
     assert found.left_out == {name: "its body is another than that of most"}
@@ -295,9 +304,9 @@ def test_a_body_of_each_machine_is_one_within_a_start(tmp_path):
 
 def test_a_neighbour_that_starts_where_another_run_does_is_none(tmp_path):
     name = name_of("ddp", 1, "nudged2")
-    all_of_it(tmp_path, without=[name])
-    plain = schema.Checksum(absolute_sum=1, square_sum=1, sha256="1".ljust(64, "0"))
-    write(tmp_path, "ddp", 1, "nudged2", initial_parameters=plain)
+    all_of_it(tmp_path, without=name)
+    assert let_in(tmp_path).missing == [name]
+    write(tmp_path, "ddp", 1, "nudged2", initial_parameters={"sha256": "1".ljust(64, "0")})
     assert "are no neighbours" in let_in(tmp_path).left_out[name]
 
 
@@ -308,6 +317,9 @@ def test_strays_and_runs_of_others_are_not_taken(tmp_path):
     found = let_in(tmp_path)
     assert found.left_out == {name_of("zero2", 0): "the study plans no such run"}
     assert len(found.taken) == 10
+    write(tmp_path / "second", "zero3", 0, wall_seconds=3.0)
+    with pytest.raises(Refusal, match="is there twice, and the two are not copies"):
+        let_in(tmp_path)
 
 
 def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
@@ -315,18 +327,14 @@ def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
     losses = {"": 1.0, "nudged1": 1.02, "nudged2": 0.98, "cut": 1.01}
     for seed in (0, 1):
         for label, loss in losses.items():
-            looked = [{"step": 50, "loss": 9.0}, {"step": 100, "loss": loss}]
-            write(tmp_path, "ddp", seed, label, evaluation=looked)
+            write(tmp_path, "ddp", seed, label, evaluation=[{"step": 50, "loss": 9.0}, {"step": 100, "loss": loss}])
     planned = {name_of("ddp", seed, label) for seed in (0, 1) for label in losses}
     step, found = pilot.spreads([tmp_path], planned, set(losses), "mine")
     assert step == 100
     assert [(row.metric, row.what, row.seeds) for row in found] == [("loss", "a neighbour", 2), ("loss", "cut", 2)]
-    assert [row.rms for row in found] == [pytest.approx(0.04), pytest.approx(0.01)]
-    assert [row.largest for row in found] == [pytest.approx(0.04), pytest.approx(0.01)]
+    for name in ("rms", "largest"):
+        assert [getattr(row, name) for row in found] == pytest.approx([0.04, 0.01])
     assert found[0].power[0] == pytest.approx(verdict.power(0.04, 0.01, 10, 0.05))
-
-
-# ---------------------------------------------------------------- the protocol
 
 
 @pytest.mark.parametrize(
@@ -337,18 +345,32 @@ def test_a_pilot_says_how_far_runs_of_a_seed_are_apart(tmp_path):
         ({"weights_sha256": "no"}, "weights_sha256"),
         ({"marign": 1}, "marign"),
         ({"endpoints": [LOSS, LOSS]}, "2 are primary"),
-        ({"endpoints": [LOSS | {"primary": False}]}, "0 are primary"),
         ({"neighbours": ["nudged1"]}, "neighbours"),
         ({"once": "nowhere"}, "no part has the label 'nowhere'"),
     ],
 )
 def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
-    import yaml
-
     labelled = [{"strategies": ["ddp"], "label": f"nudged{n}", "flags": {"nudge_seed": n}} for n in (1, 2, 3)]
     parts = [{"strategies": ["ddp"]}, *labelled, {"strategies": ["fsdp2"], "label": "once"}]
-    content = {"question": "?", "parts": parts, "protocol": {**PROTOCOL, **change}}
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(json.dumps({"question": "?", "parts": parts, "protocol": {**PROTOCOL, **change}}))
     with pytest.raises(Refusal, match=said):
+        studies.find(str(path))
+
+
+def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
+    block = (files.ROOT / "docs" / "fixed-in-advance.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "mine.yaml").write_text(block.replace("that of the body", "a" * 64))
+    found = studies.find(str(tmp_path / "mine.yaml"))
+    assert found.protocol.endpoints[0].primary
+    assert {part.label for part in found.parts} >= {*found.protocol.neighbours, found.protocol.once}
+
+
+def test_a_study_knows_the_digest_of_its_file(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    for text in ("question: why\nparts: [{strategies: [ddp]}]\n", "question: how\nparts: [{strategies: [ddp]}]\n"):
+        path.write_text(text)
+        assert studies.find(str(path)).sha256 == files.sha256(path)
+    path.write_text("question: why\nsha256: a\nparts: [{strategies: [ddp]}]\n")
+    with pytest.raises(Refusal, match="sha256 is not a key"):
         studies.find(str(path))
