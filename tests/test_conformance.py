@@ -19,7 +19,7 @@ import launching
 import pytest
 import torch
 
-from study import cli
+from study import cli, processes
 from study import run as run_module
 from study.config import build_config
 from study.engines import known_bad
@@ -290,7 +290,7 @@ def test_a_refusal_is_one_that_says_why(message, stage, verdict):
 def test_a_failure_is_told_by_the_rank_that_failed_not_by_one_that_lost_it(said, message, tmp_path):
     for rank, each in enumerate(said):
         (tmp_path / f"7-{rank}.txt").write_text(json.dumps(each))
-    assert installation._failure(tmp_path, 7, len(said)).message == message
+    assert installation._failure(tmp_path, 7, len(said), []).message == message
 
 
 def test_every_engine_has_a_configuration():
@@ -402,13 +402,13 @@ def commands(tmp_path, monkeypatch):
     """What would be run to have a release; pip only makes the folder."""
     ran = []
 
-    def pretend(command, environment, failure):
-        ran.append(shlex.join(command[1:]))
-        if "--target" in command:
-            package = command[-1].partition("==")[0]
-            source = Path(command[command.index("--target") + 1], package, releases.SOURCES[0])
+    def pretend(program, environment, failure):
+        ran.append(shlex.join(program))
+        if "--target" in program:
+            package = program[-1].partition("==")[0]
+            source = Path(program[program.index("--target") + 1], package, releases.SOURCES[0])
             source.mkdir(parents=True)
-            (source / "adam.cpp").write_text(command[-1])
+            (source / "adam.cpp").write_text(program[-1])
 
     monkeypatch.setattr(releases, "_run", pretend)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "own")
@@ -449,11 +449,10 @@ def test_extensions_are_compiled_for_each_torch_and_each_source(commands, tmp_pa
     ],
 )
 def test_a_release_that_cannot_be_had_is_refused_in_one_line(releases_asked, failing, said, tmp_path, monkeypatch):
-    def fail(command, **how):
-        if failing in command[2]:
-            raise subprocess.CalledProcessError(1, command, "", "a traceback\nNo matching distribution")
+    def fail(program, **how):
+        return [processes.Rank(int(failing in program[1]), ["a traceback", "No matching distribution"], None)]
 
-    monkeypatch.setattr(releases.subprocess, "run", fail)
+    monkeypatch.setattr(processes, "run", fail)
     monkeypatch.setattr(releases, "LAST_LINES", 1)
     with pytest.raises(Refusal, match=re.escape(said)):
         releases.environment(releases_asked, {"zero2"}, tmp_path)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import launching
 import pytest
 
-from study.claims import published
+from study import processes
 from study.claims.published import __main__ as commands
 from study.claims.published import defects, traps
 from study.claims.published.defects import DEFECTS, METRICS, PROGRAMS
@@ -191,8 +190,7 @@ def test_each_repeat_begins_with_another_program_and_two_machines_are_told_apart
     ],
 )  # fmt: skip
 def test_a_start_that_failed_says_why(lines, error, message, monkeypatch):
-    ended = subprocess.CompletedProcess([], 1, stderr="\n".join(lines))
-    monkeypatch.setattr(published.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(processes, "run", lambda *_, **__: [processes.Rank(1, lines, None)])
     with pytest.raises(error, match=f"^{message}$"):
         traps.start("single", [0], None)
 
