@@ -14,7 +14,7 @@ from study.compare import expected as view
 from study.compare import step_peaks
 from study.config import build_config
 from study.records import find as records
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.theory import hardware, measured_by_others, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Precision
 
@@ -120,7 +120,7 @@ def test_a_grid_is_its_cells():
     shape = shapes.find("gpt2-xl")
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
         chosen = file.read_strategy(file.find_strategy(name))
-        engine = engines.engine_of(chosen, shape.hidden, 8, engines.precision_class(chosen, "bf16"))
+        engine = in_theory.engine_of(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
         deep = np.arange(1, len(peaks.PARTS) + 1)[:, None]
@@ -143,7 +143,7 @@ def test_no_part_is_negative(precision):
     shape = shapes.find("gpt2-xl")
     for name in file.names():
         chosen = file.read_strategy(file.find_strategy(name))
-        engine = engines.engine_of(chosen, shape.hidden, 1 if name == "single" else 4, precision)
+        engine = in_theory.engine_of(chosen, shape.hidden, 1 if name == "single" else 4, precision)
         for steps in (1, 4):
             peak = peaks.peak(shape, engine, Job(2, 512, steps))
             assert min(peak.parts.values()) >= 0, (name, peak.parts)
@@ -165,7 +165,7 @@ def test_offload_moves_bytes_to_the_host_and_the_disk():
 
     def of(name: str) -> peaks.Peak:
         chosen = file.read_strategy(file.find_strategy(name))
-        return peaks.peak(shape, engines.engine_of(chosen, shape.hidden, 4, "bf16"), Job(1, 512))
+        return peaks.peak(shape, in_theory.engine_of(chosen, shape.hidden, 4, "bf16"), Job(1, 512))
 
     assert of("zero2").host_bytes == of("zero2").disk_bytes == 0
     assert of("zero2_cpu_offload").host_bytes > 12 * shape.num_params / 4  # masters and moments
@@ -217,7 +217,7 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     for (name, precision, world_size), r in proved.items():
         chosen = file.read_strategy(file.find_strategy(name))
         hidden = view.shape_of(r).hidden
-        expected = engines.engine_of(chosen, hidden, world_size, precision)
+        expected = in_theory.engine_of(chosen, hidden, world_size, precision)
         told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert told == expected, name
 
@@ -226,6 +226,6 @@ def test_a_run_is_described_without_building_it():
     config = build_config(
         workload="gpt-wikitext", size="124m", data="hub", sequence_length=128, global_batch_size=8, micro_batch_size=2
     )
-    assert engines.shape_of(config).num_params == 124_439_808
-    job = engines.job_of(config, 2, "cpu")
+    assert in_theory.shape_of(config).num_params == 124_439_808
+    job = in_theory.job_of(config, 2, "cpu")
     assert (job.micro_batch_size, job.gradient_accumulation_steps, job.dropout) == (2, 2, True)
