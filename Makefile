@@ -182,7 +182,7 @@ constraints:
 	@# Status 1: a cell is wrong or crashed; that is for the page to show, and for whoever takes these versions to read.
 	@export CUDA_VISIBLE_DEVICES= TORCH_EXTENSIONS_DIR="$(CURDIR)/build/constraints/extensions"; \
 		version=$$($(NEWEST) -c "import importlib.metadata; print(importlib.metadata.version('deepspeed'))") && \
-		$(NEWEST) -m study extensions && { \
+		$(NEWEST) -m study.engines.extensions && { \
 		$(NEWEST) -m study conformance --output reports/conformance/$$version.json || [ $$? -eq 1 ]; }
 	@rm -r build/constraints
 

@@ -115,15 +115,16 @@ def run(
         ]
 
 
-def ask(program: Sequence[str], what: str, **how: Any) -> list[Any]:
+def ask(program: Sequence[str], what: str, *, remedy: str = "", **how: Any) -> list[Any]:
     """The answers of a program's ranks, which `run` starts as `how` says. `what` begins the line of an error.
 
-    Raises Refusal where a rank refused, and RunFailed where one left no answer: with what was raised first.
+    `remedy` ends the line that says that they are not done in time. Raises Refusal where a rank refused, and
+    RunFailed where one left no answer: with what was raised first.
     """
     try:
         ranks = run(program, **how)
     except RunFailed as late:
-        raise RunFailed(f"{what}: {late}") from None
+        raise RunFailed("; ".join(filter(None, (f"{what}: {late}", remedy)))) from None
     if not all(rank.has_answered for rank in ranks):
         raised = [error for rank in ranks for error in raised_in(rank.errors)]
         for error in raised:  # a refusal may have been raised from another error

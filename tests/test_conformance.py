@@ -326,13 +326,13 @@ def commands(tmp_path, monkeypatch):
     """What would be run to have a release; pip only makes the folder."""
     ran = []
 
-    def pretend(command, environment, failure):
-        ran.append(shlex.join(command[1:]))
-        if "--target" in command:
-            package = command[-1].partition("==")[0]
-            source = Path(command[command.index("--target") + 1], package, releases.SOURCES[0])
+    def pretend(program, environment, failure):
+        ran.append(shlex.join(program))
+        if "--target" in program:
+            package = program[-1].partition("==")[0]
+            source = Path(program[program.index("--target") + 1], package, releases.SOURCES[0])
             source.mkdir(parents=True)
-            (source / "adam.cpp").write_text(command[-1])
+            (source / "adam.cpp").write_text(program[-1])
 
     monkeypatch.setattr(releases, "_run", pretend)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "own")

@@ -179,7 +179,9 @@ def test_many_seeds_are_bootstrapped_and_the_same_each_time():
 def test_margin_is_the_repeatability_limit_pooled(metric):
     """As ISO 5725-6 has it; of times that of their logarithms."""
     values = [[2.00, 2.02, 2.01], [3.00, 3.03]]
-    rows = runs(strategy=["ddp"] * 5, seed=[0, 0, 0, 1, 1], repeat=[0, 1, 2, 0, 1], **{metric: [*values[0], *values[1]]})
+    rows = runs(
+        strategy=["ddp"] * 5, seed=[0, 0, 0, 1, 1], repeat=[0, 1, 2, 0, 1], **{metric: [*values[0], *values[1]]}
+    )
     apart = [np.array(v) / np.mean(v) - 1 if metric == "final_loss" else np.log(v) - np.mean(np.log(v)) for v in values]
     limit = stats.t.ppf(0.975, 3) * (2 * (np.concatenate(apart) ** 2).sum() / 3) ** 0.5
     (margin,) = differences.margins(rows, metric).values()

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "run": "config errors files strategy",
     "records": "config engines errors files strategy",
     "workloads": "config errors files models",
-    "engines": "errors files",
+    "engines": "errors files processes",
     "training": "config engines errors files models records run running strategy workloads",
     "running": "config engines errors files processes records run strategy theory workloads",
     "train": "compare config engines errors files processes records run running strategy training workloads",

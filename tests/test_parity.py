@@ -25,6 +25,7 @@ KINDS = ("ddp", "zero1", "zero2", "zero3", "zero2_cpu_offload", "zero3_cpu_offlo
 SWAPPED = ("swap_bytes_read", "swap_bytes_written")
 CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}
 # Batches of 8, 8 and 2, or of four 4 and a 2: a mean of their means would be another loss.
+NEEDS_GPU = "fsdp2_cpu_offload"
 UNEVEN_EVALUATION = {"num_eval_examples": 18}
 UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
 
@@ -74,13 +75,22 @@ def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     return facts, peaks
 
 
-@pytest.mark.parametrize("name", kinds(["ddp", "ddp_tuned", *SHARDED]))
+@pytest.mark.parametrize("name", kinds([name for name in file.names() if name != NEEDS_GPU]))
 def test_a_forked_training_leaves_what_a_launch_leaves(name):
     """To the last bit: losses, states, collectives, proof, environment; so other tests need no launch."""
-    forked, peaks = facts_and_peaks(launching.run(name, **CLIPPED))
-    launched, peaks_launched = facts_and_peaks(launching.launch(name, **CLIPPED))
+    num_processes = file.read_strategy(file.find_strategy(name)).num_processes
+    forked, peaks = facts_and_peaks(launching.run(name, num_processes, **CLIPPED))
+    launched, peaks_launched = facts_and_peaks(launching.launch(name, num_processes, **CLIPPED))
     assert forked == launched
     assert peaks == pytest.approx(peaks_launched, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_a_launch_refuses_what_needs_a_gpu(tmp_path):
+    launch = ["accelerate", "launch", "--config_file", file.find_strategy(NEEDS_GPU), "--main_process_port", "0"]
+    done = launching.attempt([*launch, "study/train.py", "--output-dir", tmp_path / "run"])
+    assert done.returncode != 0
+    assert f"{NEEDS_GPU} needs a GPU" in done.stderr
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -12,7 +12,7 @@ import pytest
 from study.compare import expected as view
 from study.compare import step_peaks
 from study.records import find as records
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.theory import hardware, measured_by_others, on_box, peaks, shapes
 from study.theory.case import Engine, Job
 
@@ -97,7 +97,7 @@ def test_a_grid_is_its_cells():
     shape = shapes.find("gpt2-xl")
     for name in ("ddp", "zero1", "zero2_cpu_offload", "zero3", "zero3_tuned", "fsdp2"):
         chosen = file.read_strategy(file.find_strategy(name))
-        engine = engines.engine_of(chosen, shape.hidden, 8, engines.precision_class(chosen, "bf16"))
+        engine = in_theory.engine_of(chosen, shape.hidden, 8, in_theory.precision_class(chosen, "bf16"))
         micro, length = np.array([1, 8, 64]), np.array([[128], [1024]])
         # As many accumulations as a peak has parts, so that the two axes cannot be taken for one another.
         deep = np.arange(1, len(peaks.PARTS) + 1)[:, None]
@@ -154,6 +154,6 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     for (name, precision, world_size), r in proved.items():
         chosen = file.read_strategy(file.find_strategy(name))
         hidden = view.shape_of(r).hidden
-        expected = engines.engine_of(chosen, hidden, world_size, precision)
+        expected = in_theory.engine_of(chosen, hidden, world_size, precision)
         told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert told == expected, name

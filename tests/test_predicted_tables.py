@@ -15,8 +15,8 @@ from synthetic import write_run
 from study.compare import expected, table
 from study.errors import Refusal
 from study.files import write_json
-from study.records.schema import PredictedBox, PredictedRun, PredictedStudy, UnpredictedRun
 from study.report import predicted_tables as pages
+from study.running.predictions import PredictedBox, PredictedRun, PredictedStudy, UnpredictedRun
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
 from study.running import predictions, studies
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.theory import hardware, on_box
 
 COMMITTED = launching.ROOT / "reports" / "predicted"
@@ -26,7 +26,7 @@ def at_root(monkeypatch):
 
 
 def read_predictions(path):
-    return schema.parse(path, files.load(path, "predicted records"), schema.PredictedStudy)
+    return schema.parse(path, files.load(path, "predicted records"), predictions.PredictedStudy)
 
 
 def study_of(tmp_path, parts: str) -> studies.Study:
@@ -59,10 +59,10 @@ def test_is_what_the_planner_says(tmp_path):
         workload="gpt-wikitext", size="124m", data="hub", sequence_length=512, global_batch_size=16, precision="bf16",
         dropout=0, activation_checkpointing=True, micro_batch_size=4,
     )  # fmt: skip
-    shape = engines.shape_of(config)
-    engine = engines.engine_of(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
+    shape = in_theory.shape_of(config)
+    engine = in_theory.engine_of(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
     box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 2)  # of two, though the box has eight
-    expected = on_box.predict(shape, engine, engines.job_of(config, 2, "gpu"), box)
+    expected = on_box.predict(shape, engine, in_theory.job_of(config, 2, "gpu"), box)
     assert shape.vocabulary == 50257  # the published tokenizer's, as the study trains with
     assert one.num_params == shape.num_params
     assert (one.micro_batch_size, one.gradient_accumulation_steps) == (4, 2)

@@ -21,7 +21,7 @@ from study.errors import Refusal, refusing
 from study.models import SIZES
 from study.planner.trace import Moment, Part, Traced
 from study.records.schema import Facts
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.theory import peaks
 from study.theory.case import Engine, Job
 from study.theory.peaks import Peak
@@ -92,16 +92,16 @@ class Point:
 
     @property
     def shape(self) -> ModelShape:
-        return engines.shape_of(self.config)
+        return in_theory.shape_of(self.config)
 
     @property
     def engine(self) -> Engine:
         chosen = file.read_by_name(self.strategy)
-        return engines.advised_engine(chosen, self.shape.hidden, self.world_size, self.config.precision)
+        return in_theory.advised_engine(chosen, self.shape.hidden, self.world_size, self.config.precision)
 
     @property
     def job(self) -> Job:
-        return engines.job_of(self.config, self.world_size, "gpu")
+        return in_theory.job_of(self.config, self.world_size, "gpu")
 
     @property
     def predicted(self) -> Peak:

@@ -2,7 +2,7 @@
 
     python -m study.claims.snippets [--claim ID] [--output FILE]
 
-On a CPU, some ten seconds each. The results are a file from which `zero-study claims` makes its verdicts.
+On a CPU. The results are a file from which `zero-study claims` makes its verdicts.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ import importlib.metadata
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 import yaml
 
 from study import files, processes
@@ -94,8 +89,8 @@ def execute(name: str, rule: Execution) -> Result:
         folder.mkdir()
         snippet = rule.snippet.replace("SWAP_DIR", str(folder / "swap"))
         (place / "rule.json").write_text(json.dumps(rule.model_dump() | {"snippet": snippet}))
-        statuses = _run(name, rule, snippet, place, folder)
-        errors = [line for path in sorted(place.glob("stderr-*.log")) for line in processes.lines_of(path.read_bytes())]
+        ranks = _run(name, rule, snippet, place, folder)
+        statuses, errors = [rank.returncode for rank in ranks], [line for rank in ranks for line in rank.errors]
         answers = [json.loads(path.read_text()) for path in sorted(place.glob("answer-*.json"))]
         ran = (place / "started").exists()
     message = next((answer["message"] for answer in answers if "message" in answer), None)
@@ -129,39 +124,22 @@ def _last_words(errors: list[str], statuses: list[int]) -> str:
     return files.shown_text((raised[-1].text if raised else errors[-1]).replace(sys.prefix, "(python)"))
 
 
-def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[int]:
-    """Run the processes of a claim to their end; return their exit statuses. Raises RunFailed after a time limit."""
-    module = ["study.claims.snippet_process", str(place)]
-    ranks: list[dict[str, str]] = [{}]
-    command = [sys.executable, "-m", *module]
+def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) -> list[processes.Rank]:
+    """Run the processes of a claim to their end. Raises RunFailed after a time limit."""
+    program, num_ranks, environment = ["study.claims.snippet_process", str(place)], rule.processes, dict(os.environ)
     if rule.through == "accelerate-yaml":
         file = place / "accelerate.yaml"
-        file.write_text(yaml.safe_dump({**LEAST, "num_processes": rule.processes, **yaml.safe_load(snippet)}))
+        file.write_text(yaml.safe_dump({**LEAST, "num_processes": num_ranks, **yaml.safe_load(snippet)}))
         launcher = ["accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0", "--module"]
-        command = [sys.executable, "-m", *launcher, *module]
-    elif rule.processes == 2 or rule.through == "deepspeed-json":  # otherwise as in a notebook: no launcher
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(rule.processes)}
-        ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(rule.processes)]
-    started = []
+        program, num_ranks = [*launcher, *program], 1
+    elif rule.through == "deepspeed-json":  # otherwise one process is as in a notebook: without a launcher
+        environment["WORLD_SIZE"] = str(num_ranks)
     try:
-        for rank, variables in enumerate(ranks):
-            with open(place / f"stderr-{rank}.log", "w") as stderr:
-                settings: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "stderr": stderr}
-                started.append(subprocess.Popen(processes.bound(command), stdout=subprocess.DEVNULL, **settings))
-        until = time.monotonic() + TIMEOUT_SECONDS
-        return [process.wait(max(0.0, until - time.monotonic())) for process in started]
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{name}: not done after {TIMEOUT_SECONDS} s") from None
-    finally:
-        for process in started:
-            with suppress(psutil.NoSuchProcess):
-                for left in [*psutil.Process(process.pid).children(recursive=True), process]:
-                    with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                        left.kill()
-            process.wait()
+        return processes.run(
+            ["-m", *program], num_ranks, timeout_seconds=TIMEOUT_SECONDS, environment=environment, folder=folder
+        )
+    except RunFailed as late:
+        raise RunFailed(f"{name}: {late}") from None
 
 
 @click.command()

@@ -15,7 +15,8 @@ from study.compare.facts import proven
 from study.errors import Refusal
 from study.models import SIZES, swap_buffer_size
 from study.records import schema
-from study.records.schema import Collective, PredictedRun, PredictedStudy, Record, UnpredictedRun
+from study.records.schema import Collective, Record
+from study.running.predictions import PredictedRun, PredictedStudy, UnpredictedRun
 from study.theory import communication, hardware, model_states, peaks, shapes
 from study.theory.case import Engine, Job, Precision, parameter_bytes
 from study.theory.communication import on_wire

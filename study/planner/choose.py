@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from study.errors import Refusal, refusing
 from study.planner.asked import CHECKPOINTED, DEFAULT_LENGTH, Asked, find_model
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import intervals, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Numbers
@@ -230,7 +230,7 @@ def _peak(shape: ModelShape, asked: Asked, chosen: Strategy, job: Job, box: Box)
 
 
 def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int) -> Engine:
-    engine = engines.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
+    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, asked.chosen_precision)
     if asked.strategy is not None and engine.kind == "deepspeed" and asked.optimizer_kernel != "fused":
         raise Refusal(f"--optimizer-kernel {asked.optimizer_kernel}: {chosen.name} has DeepSpeed's own; leave it out")
     return dataclasses.replace(

@@ -451,69 +451,6 @@ class Outcome(Facts):
     stderr_tail: list[str]  # the last lines, oldest first
 
 
-class _Asked(Facts):
-    """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
-
-    workload: str
-    size: str
-    strategy: str
-    world_size: int
-    precision: str
-    accumulation_dtype: str = "fp32"
-    global_batch_size: int
-    sequence_length: int
-    dropout: float
-    attention: str
-    activation_checkpointing: bool = False
-
-
-class PredictedRun(_Asked):
-    """What theory expects of one configuration: no run stands behind it."""
-
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    num_params: int
-    fits: bool
-    lacking: str | None = None  # what a node lacks for offload, though its GPUs may have room
-    peak_bytes_per_gpu: int  # of tensors
-    parts: dict[str, int]  # of the peak; a part that is not there is 0
-    moment: str  # of the step, at which the peak is
-    usable_bytes: int  # of a GPU, for torch's allocator
-    free_bytes: int  # of them, beside the peak and what the allocator reserves beyond it; negative: what is missing
-    host_bytes: int = 0  # of a rank, offloaded
-    disk_bytes: int = 0  # of a rank, offloaded
-    seconds_per_step: float  # as if it fitted, where it does not
-    seconds_low: float  # nine times of ten it is between these two
-    seconds_high: float
-    tokens_per_second_per_gpu: float
-    mfu: float
-    collective_bytes: int  # of rank 0 in a step, as Collective.moved_bytes
-
-
-class UnpredictedRun(_Asked):
-    """A configuration of which theory expects nothing."""
-
-    why: str
-
-
-class PredictedBox(Facts):
-    gpu: str  # as theory/hardware.py names it
-    num_gpus: int
-
-
-class PredictedStudy(Facts):
-    """What theory expects of a study on a box: the predicted records of one file."""
-
-    schema_version: Literal[1] = SCHEMA_VERSION
-    status: Literal["predicted"] = "predicted"
-    study: str
-    box: PredictedBox
-    made_with: dict[str, str]  # this project's version, and those of the libraries that its models describe
-    command: list[str]
-    predictions: list[PredictedRun]
-    left_out: list[UnpredictedRun]
-
-
 def write(run_dir: Path, record: Record) -> Path:
     """Write record.json, last of all that a run writes."""
     path = run_dir / "record.json"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from study.config import RunConfig
 from study.records.schema import Outcome, Record
 from study.run import Run
-from study.strategy import engines
+from study.strategy import in_theory
 from study.theory import hardware, model_states, on_box
 from study.theory.hardware import Gpu
 
@@ -31,7 +31,7 @@ UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds beg
 
 def num_params(config: RunConfig) -> int:
     """Count the parameters of a run's model without building it."""
-    return engines.shape_of(config).num_params
+    return in_theory.shape_of(config).num_params
 
 
 def model_state_bytes(run: Run) -> tuple[float, float]:
@@ -39,8 +39,7 @@ def model_state_bytes(run: Run) -> tuple[float, float]:
 
     No buffer is counted, so what does not fit by this does not fit.
     """
-    config, shape = run.config, engines.shape_of(run.config)
-    engine = engines.engine_of(run.strategy, shape.hidden, run.world_size, config.precision, config.accumulation_dtype)
+    shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
     return placed.device, placed.host
 
@@ -156,9 +155,8 @@ class History:
 
 def _step_seconds(run: Run, gpu: Gpu) -> float:
     """What theory predicts of a step on such GPUs. Raises ValueError where it cannot."""
-    config, shape = run.config, engines.shape_of(run.config)
-    engine = engines.engine_of(run.strategy, shape.hidden, run.world_size, config.precision, config.accumulation_dtype)
-    job = engines.job_of(config, run.world_size, "gpu")
+    shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
+    job = in_theory.job_of(run.config, run.world_size, "gpu")
     return float(on_box.predict(shape, engine, job, hardware.typical_box(gpu, run.world_size)).step.total)
 
 

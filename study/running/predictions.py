@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from study import __version__, files
 from study.config import RunConfig, build_config
 from study.errors import Refusal, refusing
-from study.records import schema
-from study.records.schema import PredictedStudy
+from study.records.schema import SCHEMA_VERSION, Facts
 from study.running import studies
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, on_box, peaks
 from study.theory.case import Numbers
@@ -34,6 +33,69 @@ KNOBS = (
 DIGITS = 4  # significant: more than a prediction is worth, and enough to see it change
 
 
+class _Asked(Facts):
+    """One configuration of a study, whatever its seed, its repeat and its length; what memory and time depend on."""
+
+    workload: str
+    size: str
+    strategy: str
+    world_size: int
+    precision: str
+    accumulation_dtype: str = "fp32"
+    global_batch_size: int
+    sequence_length: int
+    dropout: float
+    attention: str
+    activation_checkpointing: bool = False
+
+
+class PredictedRun(_Asked):
+    """What theory expects of one configuration: no run stands behind it."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    num_params: int
+    fits: bool
+    lacking: str | None = None  # what a node lacks for offload, though its GPUs may have room
+    peak_bytes_per_gpu: int  # of tensors
+    parts: dict[str, int]  # of the peak; a part that is not there is 0
+    moment: str  # of the step, at which the peak is
+    usable_bytes: int  # of a GPU, for torch's allocator
+    free_bytes: int  # of them, beside the peak and what the allocator reserves beyond it; negative: what is missing
+    host_bytes: int = 0  # of a rank, offloaded
+    disk_bytes: int = 0  # of a rank, offloaded
+    seconds_per_step: float  # as if it fitted, where it does not
+    seconds_low: float  # nine times of ten it is between these two
+    seconds_high: float
+    tokens_per_second_per_gpu: float
+    mfu: float
+    collective_bytes: int  # of rank 0 in a step, as Collective.moved_bytes
+
+
+class UnpredictedRun(_Asked):
+    """A configuration of which theory expects nothing."""
+
+    why: str
+
+
+class PredictedBox(Facts):
+    gpu: str  # as theory/hardware.py names it
+    num_gpus: int
+
+
+class PredictedStudy(Facts):
+    """What theory expects of a study on a box: the predicted records of one file."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    status: Literal["predicted"] = "predicted"
+    study: str
+    box: PredictedBox
+    made_with: dict[str, str]  # this project's version, and those of the libraries that its models describe
+    command: list[str]
+    predictions: list[PredictedRun]
+    left_out: list[UnpredictedRun]
+
+
 def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStudy:
     """Predict every configuration of a study that takes at most this many GPUs; seeds and repeats are one.
 
@@ -44,7 +106,7 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
         card = hardware.find_gpu(gpu)
         hardware.typical_box(card, num_gpus)
     data = "hub" if study.text == "real" else "bundled"  # whose vocabulary the embedding has
-    predicted: dict[tuple[Any, ...], schema.PredictedRun | schema.UnpredictedRun] = {}
+    predicted: dict[tuple[Any, ...], PredictedRun | UnpredictedRun] = {}
     for part in study.parts:
         # A round has every combination once; the others repeat it with another seed.
         planned = sorted(part.round(0), key=lambda run: (run[1], *run[2].values(), part.strategies.index(run[0])))
@@ -57,18 +119,18 @@ def predict_study(study: studies.Study, gpu: str, num_gpus: int) -> PredictedStu
             if (key := tuple(asked.values())) in predicted:  # parts that differ in what is trained on, or for how long
                 continue
             try:
-                predicted[key] = schema.PredictedRun(**asked, **_expected(config, chosen, world_size, card))
+                predicted[key] = PredictedRun(**asked, **_expected(config, chosen, world_size, card))
             except ValueError as why:
-                predicted[key] = schema.UnpredictedRun(**asked, why=str(why))
+                predicted[key] = UnpredictedRun(**asked, why=str(why))
     if not predicted:
         raise Refusal(f"study {study.name!r}: every run takes more GPUs than {num_gpus}; raise --gpus")
     return PredictedStudy(
         study=study.name,
-        box=schema.PredictedBox(gpu=card.name, num_gpus=num_gpus),
+        box=PredictedBox(gpu=card.name, num_gpus=num_gpus),
         made_with={"zero-study": __version__, **ENGINES},
         command=["zero-study", "predict", study.name, "--gpu", card.name, "--gpus", str(num_gpus)],
-        predictions=[run for run in predicted.values() if isinstance(run, schema.PredictedRun)],
-        left_out=[run for run in predicted.values() if isinstance(run, schema.UnpredictedRun)],
+        predictions=[run for run in predicted.values() if isinstance(run, PredictedRun)],
+        left_out=[run for run in predicted.values() if isinstance(run, UnpredictedRun)],
     )
 
 
@@ -79,9 +141,8 @@ def _asked(config: RunConfig, chosen: Strategy, world_size: int) -> dict[str, An
 def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) -> dict[str, Any]:
     """What a prediction has beside what was asked. Raises ValueError, which a Refusal is too, where there is none."""
     _check(config, chosen)
-    shape = engines.shape_of(config)
-    engine = engines.engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
-    job = engines.job_of(config, world_size, "gpu")
+    shape, engine = in_theory.of_run(config, chosen, world_size)
+    job = in_theory.job_of(config, world_size, "gpu")
     prediction = on_box.predict(shape, engine, job, hardware.typical_box(gpu, world_size))
     return {
         "micro_batch_size": job.micro_batch_size,
@@ -113,7 +174,7 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
         raise Refusal(
             f"{config.precision} under {chosen.name} is refused: it computes in fp32, or in bf16 of fp32 shards"
         )
-    if engines.precision_class(chosen, config.precision) != config.precision:
+    if in_theory.precision_class(chosen, config.precision) != config.precision:
         raise Refusal(
             f"{config.precision} under {chosen.name} is refused: fp32 masters have ZeRO's stages 1 to 3, and FSDP2"
         )

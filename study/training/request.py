@@ -12,29 +12,10 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig
-from study.engines.keys import allowed
+from study.engines.keys import allowed, known_keys
 from study.errors import Refusal
 from study.run import Run, make_run
 from study.strategy.file import Strategy, read_strategy
-
-# What the launcher hands to ranks of a file's sections: by which variable.
-_HANDED_ON = {
-    "deepspeed_config": {
-        "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
-        "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
-        "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-        "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-        "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
-    },
-    "fsdp_config": {
-        "fsdp_reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
-        "fsdp_offload_params": "FSDP_OFFLOAD_PARAMS",
-    },
-    "parallelism_config": {
-        "parallelism_config_dp_replicate_size": "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
-        "parallelism_config_dp_shard_size": "PARALLELISM_CONFIG_DP_SHARD_SIZE",
-    },
-}
 
 
 def requested_run(config: RunConfig) -> Run:
@@ -75,10 +56,12 @@ def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> Non
     `environment`: what the launcher has made for this rank.
     """
     content = strategy.content
-    now = {"ACCELERATE_MIXED_PRECISION": content.get("mixed_precision") or "no"}
+    handed_on = known_keys.read()["handed_on"]
+    now = {handed_on["filled"]["mixed_precision"]: content.get("mixed_precision") or "no"}
     now |= {f"ACCELERATE_USE_{kind}": strategy.distributed_type == kind or None for kind in ("DEEPSPEED", "FSDP")}
-    for section, variables in _HANDED_ON.items():
-        now |= {name: (content.get(section) or {}).get(key) for key, name in variables.items()}
+    for key, name in handed_on["written"].items():
+        section, _, word = key.partition(".")
+        now[name] = (content.get(section) or {}).get(word)
     for name, value in now.items():
         then = environment.get(name)
         if str(then).lower() != str(value).lower():

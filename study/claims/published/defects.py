@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from study import files
-from study.claims.published import run_python
+from study import files, processes
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
 from study.config import RunConfig
@@ -239,12 +238,10 @@ def _kept(output: Path, config: RunConfig) -> dict[str, Any]:
 
 def _start(config: RunConfig, body: Path | None, name: str | None, repeat: int, folder: Path) -> dict[str, Any]:
     """Start a program once and return what it observed; without a name, train the body. Raises Refusal, RunFailed."""
-    spec, result = folder / "spec.json", folder / "result.json"
-    result.unlink(missing_ok=True)
+    spec = folder / "spec.json"
     program = None if name is None else PROGRAMS[name]._asdict()
     job = {"config": config.model_dump(mode="json"), "body": body and str(body), "program": program, "repeat": repeat}
     files.write_json(spec, job)
-    command = ["-m", "study.claims.published.program", str(spec), str(result)]
-    remedy = "try a smaller --size, or fewer --num-train-examples"
-    found = run_python(command, result, f"{name or 'the body'}, repeat {repeat}", TIMEOUT_SECONDS, remedy)
-    return cast(dict[str, Any], found)
+    command = ["-m", "study.claims.published.program", str(spec)]
+    what, remedy = f"{name or 'the body'}, repeat {repeat}", "try a smaller --size, or fewer --num-train-examples"
+    return cast(dict[str, Any], processes.ask(command, what, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS)[0])

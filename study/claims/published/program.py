@@ -1,9 +1,9 @@
 """What does the a100-replication's program do, as its appendix prints it, or with some of its defects mended?
 
-    python -m study.claims.published.program SPEC RESULT
+    python -m study.claims.published.program SPEC
 
 One process is one start of the program: its arms run one after another, as there. SPEC is a JSON file: one of PROGRAMS
-in defects.py, the repeat, the workload and the starting weights. RESULT gets what is observed of each arm.
+in defects.py, the repeat, the workload and the starting weights. Its answer is what is observed of each arm.
 
 The appendix prints its function in two blocks, the second without indentation; here it is put together again. What
 differs from it even where nothing is mended: starts are drawn from seeds that are known, so that they can be had again;
@@ -22,7 +22,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import files
+from study import processes
 from study.claims.published.defects import BODY_SHARE, Program
 from study.config import RunConfig
 from study.engines import extensions
@@ -60,7 +60,7 @@ class ArmFailed(Exception):
 
 
 def main() -> None:
-    spec, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    spec = json.loads(Path(sys.argv[1]).read_text())
     warnings.simplefilter("ignore")  # the engine's own, several lines a step
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
@@ -70,7 +70,7 @@ def main() -> None:
     else:
         assert body is not None
         facts = train_body(config, body)
-    files.write_json(result, facts)
+    processes.answer(facts)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason

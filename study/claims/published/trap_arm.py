@@ -3,7 +3,7 @@
     accelerate launch --config_file FILE study/claims/published/trap_arm.py JOB.json
 
 `traps.py` writes the job and starts this. Nothing here guards against anything: the study's own trainer refuses most of
-these set-ups. JOB.json: {"program": {...}, "settings": {...}, "seeds": [...], "data_dir": ... or null, "result": FILE}.
+these set-ups. JOB.json: {"program": {...}, "settings": {...}, "seeds": [...], "data_dir": ... or null}.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from accelerate.utils import DummyOptim, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
-from study import files, processes
+from study import processes
 from study.config import RunConfig
 from study.records import machine
 from study.training import proof, weights
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train every seed, then the first again, and write what each learned. Raises RuntimeError where it differs."""
+    """Train every seed, then the first again, and answer what each learned. Raises RuntimeError where it differs."""
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -75,7 +75,7 @@ def run(job: dict[str, Any]) -> None:
         raise RuntimeError(f"the engine is not the same for every seed: {ran}")
     if training.accelerator.is_main_process:
         described = {"machine": machine.describe(), "data": splits.description}
-        files.write_json(Path(job["result"]), {**described, "ran": ran[0], "seeds": seeds})
+        processes.answer({**described, "ran": ran[0], "seeds": seeds})
     training.accelerator.wait_for_everyone()
 
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pandas as pd
 
-from study import files
-from study.claims.published import run_python
+from study import files, processes
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
 from study.config import RunConfig
@@ -58,9 +57,9 @@ TRAPS = {name: Trap(**keys) for name, keys in _DATA["traps"].items()}
 def asked_of(arm: str) -> dict[str, Any]:
     """What an arm is started with: an accelerate file, a DeepSpeed JSON if it names one, and what the script does."""
     asked = ARMS[arm]
-    processes = asked.get("processes", 1)
-    script = {"micro_batch_size": 16 // processes, **_DATA["script"], **asked.get("script", {})}
-    file = {"distributed_type": asked.get("type", "NO"), "num_processes": processes}
+    num_processes = asked.get("processes", 1)
+    script = {"micro_batch_size": 16 // num_processes, **_DATA["script"], **asked.get("script", {})}
+    file = {"distributed_type": asked.get("type", "NO"), "num_processes": num_processes}
     content = None
     if "section" in asked:
         file |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, **asked["section"]}}
@@ -203,15 +202,15 @@ def start(arm: str, seeds: list[int], data_dir: Path | None) -> dict[str, Any]:
             named = {"deepspeed_config_file": str(folder / "deepspeed.json"), "zero3_init_flag": is_partitioned}
             content |= {"deepspeed_config": named}
         files.write_json(folder / "accelerate.yaml", content)  # JSON is YAML
-        job = {"program": asked["program"], "settings": SETTINGS, "seeds": seeds, "result": str(folder / "result.json")}
+        job = {"program": asked["program"], "settings": SETTINGS, "seeds": seeds}
         files.write_json(folder / "job.json", {**job, "data_dir": str(data_dir.resolve()) if data_dir else None})
         launch = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
         script = [str(Path(__file__).with_name("trap_arm.py")), str(folder / "job.json")]
         command = [*launch, "--main_process_port", "0", *script]
         environment = QUIET | {"OMP_NUM_THREADS": "1"} | os.environ
         remedy = "try fewer --seeds at once: the file keeps what it has"
-        found = run_python(command, folder / "result.json", arm, TIMEOUT_SECONDS, remedy, environment)
-        return cast(dict[str, Any], found)
+        found = processes.ask(command, arm, remedy=remedy, timeout_seconds=TIMEOUT_SECONDS, environment=environment)
+        return cast(dict[str, Any], found[0])
 
 
 def add(content: dict[str, Any], arm: str, launched: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.claims.rules import Observed, around
 from study.errors import refusing
 from study.planner.choose import gpt
-from study.strategy import engines, file
+from study.strategy import file, in_theory
 from study.theory import (
     communication,
     flops,
@@ -151,7 +151,7 @@ def shape_of(model: str | GivenModel) -> ModelShape:
 def engine_of(strategy: str, hidden: int, world_size: int, precision: Precision) -> Engine:
     """Describe the engine of a strategy, in the class in which it trains and with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
-    return engines.engine_of(chosen, hidden, world_size, engines.precision_class(chosen, precision), "bf16")
+    return in_theory.engine_of(chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16")
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Box:

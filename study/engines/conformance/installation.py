@@ -6,11 +6,10 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from study import processes
 from study.engines import extensions
 from study.engines.conformance import releases
 from study.engines.conformance.cells import Cell
@@ -132,9 +132,9 @@ def train(
         asked = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
         say(f"{len(asked)} cells of {num_ranks} rank{'s'[: num_ranks > 1]} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in asked.items()]))
-        _launch(folder, num_ranks, environment, module)
+        errors = _launch(folder, num_ranks, environment, module)
         for number, cell in asked.items():
-            if failure := _failure(folder, number, num_ranks):
+            if failure := _failure(folder, number, num_ranks, errors):
                 failures[cell] = failure
     return failures
 
@@ -144,29 +144,17 @@ def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 
 
-def _launch(folder: Path, num_ranks: int, environment: Mapping[str, str], module: str) -> None:
-    """Start the ranks and wait until they end; each gives up a cell that takes too long."""
+def _launch(folder: Path, num_ranks: int, environment: Mapping[str, str], module: str) -> list[str]:
+    """Return what the first rank said once all have ended; each gives up a cell that takes too long."""
     common = dict(environment) | {
-        "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
+        "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(ROOT)))),
     }  # fmt: skip
-    ranks = []
-    try:
-        for rank in range(num_ranks):
-            own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with open(folder / f"{rank}.log", "ab") as log:
-                command = [sys.executable, "-m", module, str(folder)]
-                ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT, cwd=folder))
-        for process in ranks:
-            process.wait()
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    program = ["-m", module, str(folder)]
+    return processes.run(program, num_ranks, timeout_seconds=math.inf, environment=common, folder=folder)[0].errors
 
 
-def _failure(folder: Path, number: int, num_ranks: int) -> Failure | None:
+def _failure(folder: Path, number: int, num_ranks: int, errors: Sequence[str]) -> Failure | None:
     """Why a cell did not end on every rank, as the rank says it that failed first.
 
     One that a signal ended comes before those that met an error, and one that only lost another rank after them.
@@ -177,14 +165,9 @@ def _failure(folder: Path, number: int, num_ranks: int) -> Failure | None:
         return Failure(PORT.sub("", message), stage)
     if all(path.exists() for path in traces(folder, number, num_ranks)):
         return None
-    return Failure(_last_lines(folder), "ended")
+    return Failure(" ".join(line.strip() for line in errors[-LAST_LINES:]), "ended")
 
 
 def _order(said: tuple[str, str, float]) -> tuple[bool, bool, float]:
     message, stage, at = said
     return any(words in message for words in LOST), stage != "ended", at
-
-
-def _last_lines(folder: Path) -> str:
-    lines = (folder / "0.log").read_text(errors="replace").splitlines()
-    return " ".join(line.strip() for line in lines[-LAST_LINES:] if line.strip())

@@ -1,8 +1,8 @@
 """Train cells, one after the other, and leave what came of each: one rank of a launch.
 
 `python -m study.engines.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
-FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not; its own output goes
-to FOLDER/RANK.log. It judges nothing, so that any release of torch, DeepSpeed and accelerate can run it.
+FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges
+nothing, so that any release of torch, DeepSpeed and accelerate can run it.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def main(folder: Path) -> None:
     stages 1 and 2 have under autocast into engines that have right ones alone.
     """
     rank = int(os.environ["RANK"])
+    os.dup2(2, 1)  # the log, a file, has all that is said
     torch.set_num_threads(1)
     asked = json.loads((folder / "cells.json").read_text())
     cells = {number: Cell(**written) for number, written in asked}
     _import_engines(cells.values())
     for number, cell in cells.items():
         (folder / f"{number}-{rank}.begun").touch()
-        log = folder / f"{rank}.log"
-        begins = log.stat().st_size
+        begins = os.fstat(2).st_size
         child = os.fork()
         if not child:
             _train_and_leave(folder, number, cell, rank)
         if name := _wait_for(child):
-            _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(log, begins)}", "ended")
+            _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(begins)}", "ended")
         _import_what_it_did(folder / f"{rank}.modules")
 
 
@@ -99,9 +99,9 @@ def _leave_failure(folder: Path, number: int, rank: int, message: str, stage: st
     (folder / f"{number}-{rank}.txt").write_text(json.dumps([message, stage, time.time()]))
 
 
-def _last_line(log: Path, begins: int) -> str:
-    """The last line after so many bytes, with a colon before it; empty: none."""
-    lines = log.read_bytes()[begins:].decode(errors="replace").split("\n")
+def _last_line(begins: int) -> str:
+    """The last line of the log after so many bytes, with a colon before it; empty: none."""
+    lines = os.pread(2, os.fstat(2).st_size - begins, begins).decode(errors="replace").split("\n")
     return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 

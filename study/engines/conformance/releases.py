@@ -6,14 +6,13 @@ import hashlib
 import importlib.metadata
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from study import processes
 from study.engines import extensions
 from study.engines.conformance.cells import PACKAGES
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.files import ROOT
 
 FOLDER = ROOT / ".releases"
@@ -55,7 +54,7 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
     there = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, chosen.values())), "DS_ACCELERATOR": "cpu"}
     for package, version in releases.items():
         read_back = f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
-        _run([sys.executable, "-c", read_back], there, f"{package} {version} does not import here")
+        _run(["-c", read_back], there, f"{package} {version} does not import here")
     extensions.use_own_folder()  # and with it the ninja of this Python
     there |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
     loads = [load for word, load in LOADS.items() if any(word in engine for engine in engines)]
@@ -64,8 +63,8 @@ def environment(releases: Mapping[str, str], engines: Collection[str], folder: P
         there["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions" / digest)
     said = " and ".join(f"{package} {version}" for package, version in releases.items())
     for load in loads:
-        command = [sys.executable, "-c", f"{load}; Builder().load()"]
-        _run(command, there, f"DeepSpeed's extensions cannot be compiled under {said}")
+        program = ["-c", f"{load}; Builder().load()"]
+        _run(program, there, f"DeepSpeed's extensions cannot be compiled under {said}")
     return there
 
 
@@ -77,7 +76,7 @@ def _installed(package: str, version: str, folder: Path) -> Path:
     place = folder / f"{package}-{version}"
     if not (place / package).is_dir():
         print(f"installing {package} {version} into {place.name}/ ...", flush=True)
-        pip = [sys.executable, "-m", "pip", "install", "-q", *PIP[package], "--target", str(place)]
+        pip = ["-m", "pip", "install", "-q", *PIP[package], "--target", str(place)]
         build = os.environ | {"DS_BUILD_OPS": "0"}
         _run([*pip, f"{package}=={version}"], build, f"{package} {version} cannot be installed")
     current = folder / f"current-{package}"
@@ -99,19 +98,10 @@ def _digest(torch: str, deepspeed: Path | None) -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def _run(command: list[str], environment: Mapping[str, str], failure: str) -> None:
+def _run(program: list[str], environment: Mapping[str, str], failure: str) -> None:
     try:
-        subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=INSTALL_SECONDS,
-            cwd=ROOT.parent,
-        )
-    except subprocess.CalledProcessError as error:
-        lines = (error.stderr or error.stdout).strip().splitlines()[-LAST_LINES:]
-        raise Refusal(f"{failure}: {' '.join(lines)}") from None
-    except subprocess.TimeoutExpired:
-        raise Refusal(f"{failure}: it took more than {INSTALL_SECONDS // 60} min") from None
+        (ended,) = processes.run(program, timeout_seconds=INSTALL_SECONDS, environment=environment, folder=ROOT.parent)
+    except RunFailed as late:
+        raise Refusal(f"{failure}: {late}") from None
+    if ended.returncode:
+        raise Refusal(f"{failure}: {' '.join(ended.errors[-LAST_LINES:])}")

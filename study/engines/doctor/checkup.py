@@ -10,7 +10,6 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,9 +19,10 @@ from typing import Literal
 
 import psutil
 
+from study import processes
 from study.engines import extensions, this_machine
 from study.engines.keys import allowed
-from study.errors import Refusal
+from study.errors import Refusal, RunFailed
 from study.files import refuses_more
 
 Verdict = Literal["ok", "note", "bites", "unknown"]
@@ -33,18 +33,16 @@ PORT = 29500  # accelerate's and torchrun's, where none is named
 
 # Two processes of this machine add 1 and 2, as a run's first collective does.
 RANKS = """\
-import datetime, sys, torch, torch.distributed as dist
-backend, store, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+import datetime, os, sys, torch, torch.distributed as dist
+from study import processes
+backend, rank = sys.argv[1], int(os.environ["RANK"])
 device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
 if backend == "nccl":
     torch.cuda.set_device(device)
-dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2,
-                        timeout=datetime.timedelta(seconds=60))
+dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
 tensor = torch.full((1,), float(rank + 1), device=device)
 dist.all_reduce(tensor)
-sys.stdout.write(str(tensor.item()))
-sys.stdout.flush()
-import os
+processes.answer(tensor.item())
 os._exit(0)
 """
 
@@ -146,9 +144,9 @@ def _gpus() -> Iterator[Check]:
     users = this_machine.gpu_users()
     if not users:
         yield Check("GPUs", "note", "none")
-    for name, processes in users:
-        if processes:
-            who = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in processes)
+    for name, running in users:
+        if running:
+            who = ", ".join(f"process {pid} ({size / 1e9:.1f} GB)" for pid, size in running)
             yield Check(name, "note", f"is used by {who}", "end them, or choose others by CUDA_VISIBLE_DEVICES")
         else:
             yield Check(name, "ok", "nobody uses it")
@@ -176,28 +174,13 @@ def _ranks() -> Iterator[Check]:
 def _talk(backend: str) -> str | None:
     """Start both ranks; say what keeps them from their sum, None where nothing does."""
     inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANKS, backend, f"{folder}/store", str(rank)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=inherited,
-            )
-            for rank in range(2)
-        ]
-        try:
-            said = [rank.communicate(timeout=RANKS_SECONDS) for rank in ranks]
-        except subprocess.TimeoutExpired:
-            return f"they do not find each other in {RANKS_SECONDS} s"
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    if [out for out, _ in said] == ["3.0", "3.0"]:
+    try:
+        ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
+    except RunFailed:
+        return f"they do not find each other in {RANKS_SECONDS} s"
+    if [rank.answer for rank in ranks] == [3, 3]:
         return None
-    lines = [line for _, errors in said for line in errors.splitlines() if line.strip()]
+    lines = [line for rank in ranks for line in rank.errors]
     return f"they fail: {lines[-1][:200]}" if lines else "they end without a word"
 
 

@@ -27,9 +27,11 @@ _OPEN = (None, "auto")  # values that leave it to others
 def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
     """What `accelerate launch` or `torchrun` passed on; nothing where neither started this process."""
     has = {name: environment.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("DEEPSPEED", "FSDP")}
+    table = known_keys.read()
+    handed_on = table["handed_on"]["written"] | table["handed_on"]["filled"]
     demands = [
         Demand(fact, _read(environment[name]), f"the launcher ({name})")
-        for name, fact in known_keys.read()["facts"]["variables"].items()
+        for name, fact in ((handed_on[key], fact) for key, fact in table["facts"]["accelerate"].items())
         if name in environment and (has["FSDP"] or not name.startswith("FSDP_"))
     ]
     engine = None

@@ -108,6 +108,12 @@ def shape_of(config: RunConfig) -> ModelShape:
     )  # fmt: skip
 
 
+def of_run(config: RunConfig, chosen: Strategy, world_size: int) -> tuple[ModelShape, Engine]:
+    """The model that a run trains, and its engine."""
+    shape = shape_of(config)
+    return shape, engine_of(chosen, shape.hidden, world_size, config.precision, config.accumulation_dtype)
+
+
 def job_of(config: RunConfig, world_size: int, device: Literal["cpu", "gpu"]) -> Job:
     """What a rank computes in a step of a run."""
     micro_batch_size, accumulation = config.batches(world_size)
