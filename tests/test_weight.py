@@ -10,8 +10,8 @@ from launching import ROOT
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
     "study": 33_000,  # aim: 30,000
-    "tools": 4_200,  # the ruling: 4,000
-    "tests": 21_400,  # aim: 18,000
+    "tools": 4_030,  # the ruling: 4,000
+    "tests": 20_200,  # aim: 18,000
 }
 WORDS = 22_900  # of README and docs/, at most, without what is fenced and what is generated
 

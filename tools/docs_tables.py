@@ -8,31 +8,27 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import answer, differences, expected, states_held, step_peaks, table
+from study.compare import answer, expected, step_peaks
 from study.engines import known_bad
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES, of_release
 from study.engines.conformance.committed import FAULTS
 from study.engines.keys import allowed
 from study.planner import published_rows
-from study.planner.published_rows import PREDICTORS, SPLITS
 from study.records import find as records
 from study.records.schema import Record
 from study.report import protocol_page
-from study.report.planner_page import AIM, DISTANCES, ENGINES
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
-from study.theory.intervals import Evidence
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,15 +58,19 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def tabulate(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+def tabulate(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    head = list(head)
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def benchmark(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "reports" / "cpu" / "benchmarks" / f"{name}.json").read_text())
 
 
 @cache
-def runs(study: str = "*") -> list[Record]:
+def runs() -> list[Record]:
     """Every committed run that ended well."""
-    folders = list(CPU.glob(study))
-    return [file.record for file in records.find(sorted(folders)) if file.record.status == "ok"]
+    return [file.record for file in records.find([CPU]) if file.record.status == "ok"]
 
 
 # ---------------------------------------------------------------- what was measured
@@ -105,41 +105,6 @@ def small_answer() -> str:
     return tabulate(["way", "what is split", *IN_README], rows)
 
 
-def measured() -> str:
-    """What has been measured. Where an assertion fails, more has been, and the sentence is to be written anew."""
-    ((cpu, cores),) = {(run.machine["cpu"], run.machine["num_cores"]) for run in runs()}
-    assert not any(run.machine["gpus"] for run in runs())
-    processes, parameters = (max(getattr(run, name) for run in runs()) for name in ("world_size", "num_params"))
-    return (
-        f"**Measured: machines of one kind without a GPU ({cpu}, {cores} cores), one at a time, up to {processes} "
-        f"processes, models of up to {parameters // 10**6} million parameters.\n"
-        "Not measured yet: any GPU, so no GPU's memory and speed; several machines on a network of their own.**"
-    )
-
-
-def seen() -> str:
-    """Two rows of the smoke study's model states."""
-    page = states_held.table([CPU / "smoke"])
-    block = page.split("## bert-imdb tiny, fp32")[1].split("### 2 processes. As the optimizer is about to step")[1]
-    held = by_name(block.split("###")[0])
-    rows = [[f"`{name}`", held[name]["model states"], held[name]["paper"]] for name in ("ddp", "zero3")]
-    return tabulate(["", "held, bytes per parameter", "by the paper's formula"], rows)
-
-
-def margins() -> str:
-    """What the margins of the losses in the `cpu` study rest on."""
-    found = differences.margins(table.read([CPU / "cpu"]), "final_loss")
-    bert, gpt = (
-        next(margin for place, margin in found.items() if name in place) for name in ("bert-imdb", "gpt-wikitext")
-    )
-    assert gpt.relative == differences.FLOOR["learned"]
-    return (
-        f"The margin of BERT's loss is {percent(bert.relative, 2)}; it rests on DDP's own runs on two and on four "
-        "processes, nearly all of it on one seed.\n"
-        f"That of GPT's loss is the floor, {percent(gpt.relative, 3)}."
-    )
-
-
 # ---------------------------------------------------------------- how far theory is off
 
 
@@ -149,46 +114,18 @@ def against_theory() -> step_peaks.Errors:
 
 
 def wrong_states() -> list[step_peaks.Error]:
-    """Errors of model states beyond rounding, the worst first."""
-    beyond = [error for error in against_theory().states if abs(error.error) > EXACT]
-    return sorted(beyond, key=lambda error: -abs(error.error))
+    """Errors of model states beyond rounding."""
+    return [error for error in against_theory().states if abs(error.error) > EXACT]
 
 
-def settings(errors: list[step_peaks.Error]) -> list[step_peaks.Error]:
-    """The worst error of each setting: other starts, repeats and rates of a network are no further evidence."""
-    worst: dict[str, step_peaks.Error] = {}
-    for error in errors:
-        setting = re.sub(r"-seed\d+(-nudged\d+)?(-once)?|-repeat\d+|_(unlimited|\d+[mg]bit)", "", error.run)
-        worst[setting] = max(worst.get(setting, error), error, key=lambda one: abs(one.error))
-    return list(worst.values())
+def close(errors: list[float]) -> int:
+    return sum(abs(error) <= step_peaks.WANTED for error in errors)
 
 
-def num_close(errors: list[float], limit: float) -> int:
-    return sum(abs(error) <= limit for error in errors)
-
-
-def worst_peak(errors: list[step_peaks.Error]) -> str:
+def close_peaks(errors: list[step_peaks.Error]) -> str:
     worst = max(errors, key=lambda error: abs(error.error))
-    return f"{percent(worst.error)}, `{worst.run}`"
-
-
-def peaks_in_words() -> list[list[str]]:
-    """Errors of all peaks: where the count is exact or nearly so, and where it may be much too large."""
-    found = against_theory().peaks
-    exact = [error for error in found if error.overcount <= NEARLY_EXACT]
-    close = num_close([error.error for error in exact], step_peaks.WANTED)
-    inside = num_close([error.beyond for error in found], step_peaks.WANTED)
-    outside = max((error.beyond for error in found), key=abs)
-    of_all = (
-        f"{num_close([error.error for error in found], step_peaks.WANTED)} within 5 %; the worst {worst_peak(found)}"
-    )
-    near = f"the {len(exact)} of them whose count is at most {percent(NEARLY_EXACT, 0)} too large"
-    as_range = f"all {len(found)}, as a range: theory, and above it what the count may have too much"
-    return [
-        ["peak of a step's tensors", f"all {len(found)} committed runs", of_all],
-        ["", near, f"{close} within 5 %; the worst {worst_peak(exact)}"],
-        ["", as_range, f"{inside} inside by 5 %; the worst is {percent(outside)} outside"],
-    ]
+    within = close([error.error for error in errors])
+    return f"{within} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
 
 
 THEORY = ("reports/cpu/theory.md", "reports/cpu/records")  # the page, and of which records
@@ -200,16 +137,9 @@ def whole_theory() -> str:
     return step_peaks.by_strategy([ROOT / folder for folder in folders])
 
 
-def every_strategy() -> str:
-    """The tables of `zero-study compare --view theory`, peaks only: states and messages have no error to show."""
-    page = whole_theory()
-    head, *rows = rows_of(page.split("## Peak of a step")[1])
-    return tabulate(head, [[*row[:4], row[4] and f"`{row[4]}`", *row[5:]] for row in rows])
-
-
 def resumed() -> str:
     """What became of killed runs that were taken up, by strategy."""
-    cases = json.loads((ROOT / "reports/cpu/benchmarks/resume.json").read_text())["cases"]
+    cases = benchmark("resume")["cases"]
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
         mine = [case for case in cases if case["strategy"] == name]
@@ -218,65 +148,59 @@ def resumed() -> str:
             continue
         kills = [kill for case in mine for kill in case["kills"]]
         while_writing = sum(kill["left_an_unfinished_checkpoint"] for kill in kills)
-        identical = sum(kill["identical"] for kill in kills)
-        off = {case["precision"]: 0.0 for case in mine}
+        off = dict.fromkeys((case["precision"] for case in mine), 0.0)
         for case in mine:
             error = abs(case["exported"]["loss"] - case["exported"]["own_loss"])
             off[case["precision"]] = max(off[case["precision"]], error)
         losses = ", ".join(f"{error:.0e} ({precision})" for precision, error in off.items())
-        precisions = " and ".join(off)
-        rows.append([f"`{name}`", precisions, f"{len(kills)}, {while_writing}", f"{identical} of {len(kills)}", losses])
+        identical = f"{sum(kill['identical'] for kill in kills)} of {len(kills)}"
+        rows.append([f"`{name}`", " and ".join(off), f"{len(kills)}, {while_writing}", identical, losses])
     kills, off_by = "kills, of them in a checkpoint", "exported model: loss off by, at most"
     return tabulate(["strategy", "precision", kills, "identical", off_by], rows)
 
 
 def other_ranks() -> str:
     """How near runs are that went on with other ranks or under another strategy, and what was refused."""
-    cases = json.loads((ROOT / "reports/cpu/benchmarks/other_ranks.json").read_text())["cases"]
     rows = []
-    for case in cases:
-        names = [f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"])]
-        far = case["refused"] and "refused"
-        rows.append([*names, far or f"{case['loss']:.1e}", "" if far else f"{case['grad_norm']:.1e}"])
+    for case in benchmark("other_ranks")["cases"]:
+        found = ["refused", ""] if case["refused"] else [f"{case[name]:.1e}" for name in ("loss", "grad_norm")]
+        rows.append([*(f"`{name}` on {ranks}" for name, ranks in (case["from"], case["to"])), *found])
     return tabulate(["from", "to", "loss", "gradient norm"], rows)
 
 
 def faults() -> str:
     """What was seen of each fault that was injected, after how long, and what was left."""
     rows = []
-    for fault in json.loads((ROOT / "reports/cpu/benchmarks/faults.json").read_text())["faults"]:
+    for fault in benchmark("faults")["faults"]:
         names = [fault["fault"], f"`{fault['strategy']}`"]
         if fault["not_injected"]:
             rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
             continue
-        record = fault["record"] and f"`{fault['record']['status']}`"
+        record = f"`{fault['record']['status']}`" if fault["record"] else "none"
         left = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
         message = (fault["message"] or "").replace("|", " ")
-        status = f"`{fault['status']}`: {message}" if fault["status"] else message
-        rows.append([*names, status, f"{fault['seconds']:.1f}", record or "none", left])
+        outcome = f"`{fault['status']}`: {message}" if fault["status"] else message
+        rows.append([*names, outcome, f"{fault['seconds']:.1f}", record, left])
     return tabulate(["fault", "strategy", "outcome", "s", "record", "left"], rows)
 
 
 def machines() -> str:
     """What each machine said of each fault between machines, and after how long."""
-    found = json.loads((ROOT / "reports/cpu/benchmarks/machines.json").read_text())
     rows = [
-        [row["fault"], f"`{row['strategy']}`", str(row["machine"]), row["said"] or "nothing: it was killed",
+        [row["fault"], f"`{row['strategy']}`", row["machine"], row["said"] or "nothing: it was killed",
          "no end" if row["seconds"] is None else f"{row['seconds']:.0f}"]
-        for row in found["rows"]
+        for row in benchmark("machines")["rows"]
     ]  # fmt: skip
     return tabulate(["fault", "strategy", "machine", "what it says", "s"], rows)
 
 
 def proofs() -> str:
     """What the proof said of scripts that others wrote, by strategy."""
-    rows = json.loads((ROOT / "reports/cpu/benchmarks/prove_scripts.json").read_text())["rows"]
-    plain = [row for row in rows if row["variant"] is None]
-    strategies = list(dict.fromkeys(row["strategy"] for row in plain))
+    plain = [row for row in benchmark("prove_scripts")["rows"] if row["variant"] is None]
     cells = {(row["script"], row["strategy"]): proof_in_short(row) for row in plain}
-    scripts = dict.fromkeys(row["script"] for row in plain)
-    table = [[f"`{name}.py`", *(cells.get((name, strategy), "") for strategy in strategies)] for name in scripts]
-    return tabulate(["script", *(f"`{name}`" for name in strategies)], table)
+    scripts, strategies = (list(dict.fromkeys(row[key] for row in plain)) for key in ("script", "strategy"))
+    rows = [[f"`{script}.py`", *(cells.get((script, name), "") for name in strategies)] for script in scripts]
+    return tabulate(["script", *(f"`{name}`" for name in strategies)], rows)
 
 
 def proof_in_short(row: dict[str, Any]) -> str:
@@ -287,8 +211,7 @@ def proof_in_short(row: dict[str, Any]) -> str:
     name = f"stage {built['zero_stage']}" if built["engine"] == "DeepSpeed" else built["engine"]
     said = f"**{name}, not as asked**" if row["not_as_asked"] else name
     held = f"; {sum(step['bytes_per_parameter'].values()):.3f}" if step else "; no step counted"
-    ended = "" if row["status"] == 0 else f"; **status {row['status']}** later"
-    return f"{said}{held}{ended}"
+    return f"{said}{held}" + ("" if row["status"] == 0 else f"; **status {row['status']}** later")
 
 
 LEFT_BY_EVERY_RUN = {
@@ -297,56 +220,29 @@ LEFT_BY_EVERY_RUN = {
 
 
 def planner_accuracy() -> str:
-    """How far the planner's models are from what is known."""
+    """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
     states = [f"{len(runs()) - len(wrong_states())} within 0.001 %"]
     states += [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in wrong_states()]
-    most = f"at most {percent(max(cell.error for cell in sent), 4)}"
+    peaks = against_theory().peaks
+    exact = [error for error in peaks if error.overcount <= NEARLY_EXACT]
+    beyond = [error.beyond for error in peaks]
+    inside = f"{close(beyond)} inside by 5 %; the worst is {percent(max(beyond, key=abs))} outside"
     rows = [
         ["model states", f"the engines' own buffers, all {len(runs())} committed runs", ", ".join(states)],
-        ["messages", f"all {len(sent)} committed runs of several processes", most],
-    ]
-    return tabulate(["what", "held against", "error"], [*rows, *peaks_in_words()])
-
-
-KINDS = {
-    ("grade", "LLM Foundry"): "LLM Foundry",
-    ("grade", "A"): "other families, grade A",
-    ("grade", "A, all"): "grade A, with times outside the model",
-    ("grade", "A, all, as collected"): "grade A as collected, all",
-    ("grade", "B"): "grade B",
-    ("grade", "B, all"): "grade B, with times outside the model",
-    ("grade", "C"): "grade C",
-    ("engine", "offload"): "of them offload",
-}
+        ["messages", f"all {len(sent)} committed runs of several processes",
+         f"at most {percent(max(cell.error for cell in sent), 4)}"],
+        ["peak of a step's tensors", f"all {len(peaks)} committed runs", close_peaks(peaks)],
+        ["", f"the {len(exact)} of them whose count is at most {percent(NEARLY_EXACT, 0)} too large",
+         close_peaks(exact)],
+        ["", f"all {len(peaks)}, as a range: theory, and above it what the count may have too much", inside],
+    ]  # fmt: skip
+    return tabulate(["what", "held against", "error"], rows)
 
 
 def off(summary: dict[str, Any]) -> str:
     """Median, 90th percentile and worst error."""
     return f"{percent(summary['median'])} / {percent(summary['percentile_90'])} / {100 * summary['worst']:+.0f} %"
-
-
-def planner_times() -> str:
-    """Errors of step times by what was left out of the fits, beside the rules of thumb."""
-    found = published_rows.load()
-    unseen, every = (found.summary("family", "planner", "grade", grade) for grade in ("A", "A, all"))
-    assert min(unseen["percentile_90"], every["percentile_90"]) > AIM  # as the page says above this table
-    rows = []
-    for split in ("nothing", *SPLITS):
-        for (by, group), kind in KINDS.items():
-            errors = {name: found.find(split, name, by, group) for name in PREDICTORS}
-            ours = errors["planner"]
-            if ours is None:  # the card of a generation that has one
-                continue
-            cells = []
-            for summary in errors.values():
-                of = f" (of {summary['count']})" if summary and summary["count"] < ours["count"] else ""
-                cells.append(off(summary) + of if summary else "cannot predict")
-            sides = f"{ours['too_slow']} / {ours['too_fast']}"
-            name = "nothing: in sample" if split == "nothing" else split
-            rows.append([name, kind, str(ours["count"]), cells[0], sides, *cells[1:]])
-    head = ["left out", "of", "times", "planner", "too slow / fast", *PREDICTORS[1:]]
-    return tabulate(head, rows)
 
 
 def planner_memory() -> str:
@@ -370,54 +266,6 @@ def planner_fits() -> str:
         yes = sum(one.predicted for one in mine)
         rows.append([what, str(len(mine)), str(yes), str(len(mine) - yes), "; ".join(wrong)])
     return tabulate(["configurations", "of them", "said to fit", "said not to", "said wrongly"], rows)
-
-
-def planner_intervals() -> str:
-    """The interval of each kind of case, and how often it held."""
-    rows = []
-    for found in published_rows.load().content["intervals"]:
-        rests = Evidence.of(found)
-        inside, held = f"{rests.inside} of {rests.predictions}", f"{found['held']} of {found['tried']}"
-        kind, every = [ENGINES[rests.engine], DISTANCES[rests.distance]], f"{found['held_all']} of {found['tried_all']}"
-        rows.append([*kind, f"{rests.spread:g}", str(rests.cases), inside, held, every])
-    head = ["what", "GPUs", "factor", "times", "inside", "held", "held, with times outside the model"]
-    return tabulate(head, rows)
-
-
-def both(summary: dict[str, Any]) -> str:
-    """Median and 90th percentile."""
-    return f"{percent(summary['median'], 0)} and {percent(summary['percentile_90'], 0)}"
-
-
-def doors() -> str:
-    """What stands behind two of README's three doors."""
-    unseen, every, collected, assumed, supposed, indicative = (
-        published_rows.load().summary("family", "planner", "grade", grade)
-        for grade in ("A", "A, all", "A, all, as collected", "B", "B, all", "C")
-    )
-    offload = published_rows.load().summary("family", "planner", "engine", "offload")
-    met = sum(summary["percentile_90"] <= AIM for summary in (unseen, every))
-    right = len(runs()) - len(wrong_states())
-    found = settings(against_theory().peaks)
-    far = [error for error in found if abs(error.error) > step_peaks.WANTED]
-    above = sum(abs(error.beyond) <= step_peaks.WANTED for error in far)
-    rested = sentences.rested([one for one in sentences.read() if one.sentence])
-    said = [
-        f"- The planner **predicts**. In {right} of {len(runs())} runs here the bytes that a process holds are "
-        f"right to 0.001 %. Of their {len(found)} settings (starts and repeats counted once, by the worst) the "
-        f"peak of a step is right to 5 % in {len(found) - len(far)}; theory is below {above} of the other "
-        f"{len(far)}, by up to {percent(max(-error.error for error in far), 0)}, where [the count is too high]"
-        "(docs/planner.md#how-far-to-trust-it). A step's time, by fits without those who measured it, it "
-        f"misses by {both(unseen)} (median, 90th percentile) for {unseen['count']} times that others published "
-        f"with all settings, and with {every['count'] - unseen['count']} of small steps, which it does not "
-        f"describe, by {both(every)} ({collected['count']} as collected: {both(collected)}); the aim, "
-        f"{percent(AIM, 0)} at the 90th percentile, is met "
-        f"{('with neither', 'without them', 'with both')[met]}. Where one setting is assumed it misses by "
-        f"{both(assumed)} ({assumed['count']}; {both(supposed)} for all {supposed['count']}), where more is by "
-        f"{both(indicative)} ({indicative['count']}), offload by {both(offload)} ({offload['count']}).",
-        f"- Four articles and a tutorial, taken apart. {rested}",
-    ]
-    return "\n".join(textwrap.fill(one, width=140, subsequent_indent="  ") for one in said)
 
 
 # ---------------------------------------------------------------- the places
@@ -481,23 +329,16 @@ def supported() -> str:
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "seen"): seen,
-    ("README.md", "measured"): measured,
     ("README.md", "answer"): small_answer,
-    ("README.md", "doors"): doors,
     ("docs/results.md", "answer"): whole_answer,
-    ("docs/method.md", "margins"): margins,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("docs/prove.md", "proofs"): proofs,
     ("docs/planner.md", "accuracy"): planner_accuracy,
-    ("docs/planner.md", "times"): planner_times,
     ("docs/planner.md", "memory"): planner_memory,
     ("docs/planner.md", "fits"): planner_fits,
-    ("docs/planner.md", "intervals"): planner_intervals,
-    ("docs/planner.md", "peaks"): every_strategy,
     ("docs/planner.md", "models"): models,
     ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("docs/published-program.md", "protocol"): lambda: "\n".join(
