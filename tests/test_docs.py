@@ -177,7 +177,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 }
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
-    "rsync ", "aws ",
+    "rsync ", "aws ", "pytest ",
 )  # fmt: skip
 
 

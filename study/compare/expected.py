@@ -5,9 +5,10 @@ The only module of this room that imports `study.theory`. `with_theory` joins it
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from study import files
 from study.compare import facts
@@ -18,7 +19,7 @@ from study.records import schema
 from study.records.schema import Collective, Record
 from study.running.predictions import PredictedRun, PredictedStudy, UnpredictedRun
 from study.theory import communication, hardware, model_states, peaks, shapes
-from study.theory.case import Engine, Job, Precision, parameter_bytes
+from study.theory.case import Engine, Job, parameter_bytes
 from study.theory.communication import on_wire
 from study.theory.model_states import Difference
 from study.theory.model_states import Moment as Moment
@@ -95,29 +96,21 @@ def engine_of(r: Record) -> Engine:
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     swap = swap_buffer_size(facts.hidden_size(r), r.world_size) if proof.offload_param_device == "nvme" else 0
-    return Engine(
-        kind=cast(Literal["torch", "ddp", "deepspeed", "fsdp"], facts.engine_kind(proof)),
-        zero_stage=3 if is_fsdp else proof.zero_stage or 0,
-        world_size=r.world_size,
-        precision=cast(Precision, proof.precision),
-        accumulation_bytes=4 if accumulation == "fp32" else 2,
-        offload_optimizer=proof.offload_optimizer_device,
-        offload_param=proof.offload_param_device,
-        reduce_bucket_size=proof.reduce_bucket_size or 0,
-        persistence_threshold=proof.param_persistence_threshold or 0,
-        prefetch_bucket_size=proof.prefetch_bucket_size or 0,
-        max_live_parameters=proof.max_live_parameters or 0,
-        max_reuse_distance=proof.max_reuse_distance or 0,
-        sub_group_size=proof.sub_group_size or Engine.sub_group_size,  # records from before the proof had it
-        secondary_partition_size=proof.secondary_partition_size or 1,
-        param_swap_buffer_size=swap,
-        overlap_comm=bool(proof.overlap_comm),
-        multi_rank_allreduce=proof.use_multi_rank_bucket_allreduce is not False,
-        reshard_after_forward=sharding is None or sharding.reshard_after_forward,
-        replicas=facts.num_replicas(proof),
-        reduces_in_fp32=sharding is not None and sharding.reduce_dtypes == ["float32"],
-        gradient_as_bucket_view=bool(proof.gradient_as_bucket_view),
-    )
+    told = {field.name: getattr(proof, field.name, None) for field in dataclasses.fields(Engine)}
+    told |= {
+        "kind": facts.engine_kind(proof),
+        "zero_stage": 3 if is_fsdp else proof.zero_stage or 0,
+        "accumulation_bytes": 4 if accumulation == "fp32" else 2,
+        "offload_optimizer": proof.offload_optimizer_device,
+        "offload_param": proof.offload_param_device,
+        "persistence_threshold": proof.param_persistence_threshold,
+        "param_swap_buffer_size": swap,
+        "multi_rank_allreduce": proof.use_multi_rank_bucket_allreduce,
+        "reshard_after_forward": sharding and sharding.reshard_after_forward,
+        "replicas": facts.num_replicas(proof),
+        "reduces_in_fp32": sharding is not None and sharding.reduce_dtypes == ["float32"],
+    }
+    return Engine(**{name: value for name, value in told.items() if value is not None})
 
 
 def shape_of(r: Record) -> ModelShape | None:
