@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from study.engines.doctor import strict, written_files
-from study.engines.doctor.examine import CONFIGS, with_keys
+from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.files import check_name, load, read_yaml, shown_path
@@ -81,7 +82,7 @@ class Strategy:
         """Whether DDP's gradients are to be views of its buckets; None: not DDP."""
         if self.distributed_type != "MULTI_GPU":
             return None
-        return self.ddp_json is not None and bool(self.ddp_json["gradient_as_bucket_view"])
+        return self.ddp_json is not None and bool(self.ddp_json.get("gradient_as_bucket_view"))
 
     @property
     def offloads_to_nvme(self) -> bool:
@@ -250,9 +251,10 @@ def _read_ddp_json(file: Path) -> dict[str, Any] | None:
     if path == file or not path.exists():
         return None
     content = with_keys(path, load(path, "JSON"))
-    if set(content) != {"gradient_as_bucket_view"} or not isinstance(content["gradient_as_bucket_view"], bool):
-        keys = ", ".join(map(repr, content)) or "no key"
-        raise Refusal(f"{path}: holds {keys}; write gradient_as_bucket_view alone, true or false")
+    wrong = [key for key, value in content.items() if json.dumps(value) not in map(json.dumps, OF_DDP.get(key, ()))]
+    if wrong or not content:
+        known = "; ".join(f"{key}: {', '.join(json.dumps(each) for each in values)}" for key, values in OF_DDP.items())
+        raise Refusal(f"{path}: holds {', '.join(map(repr, wrong)) or 'no key'}; write {known}")
     return content
 
 

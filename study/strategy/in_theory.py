@@ -54,11 +54,8 @@ def engine_of(
             reduces_in_fp32=True,
         )
     if chosen.distributed_type != "DEEPSPEED":
-        view = bool(chosen.gradient_as_bucket_view)
-        is_alone = chosen.distributed_type == "NO"
-        return Engine(
-            "torch" if is_alone else "ddp", 0, world_size, precision, accumulation_bytes, gradient_as_bucket_view=view
-        )
+        kind: Literal["torch", "ddp"] = "torch" if chosen.distributed_type == "NO" else "ddp"
+        return Engine(kind, 0, world_size, precision, accumulation_bytes, **chosen.ddp_json or {})
     zero = (chosen.deepspeed_json or {}).get("zero_optimization", {})
     written = {key: value for key, value in zero.items() if value != "auto"}
     suited = {key: value for key, value in suited_buckets(hidden).items() if zero.get(key) == "auto"}

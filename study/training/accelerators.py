@@ -82,7 +82,7 @@ def _handlers(run: Run, on_cpu: bool) -> list[Any] | None:
         return None
     handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if uses_gloo(run.config, on_cpu) else []
     if strategy.distributed_type == "MULTI_GPU":
-        handlers.append(DistributedDataParallelKwargs(gradient_as_bucket_view=strategy.gradient_as_bucket_view))
+        handlers.append(DistributedDataParallelKwargs(**strategy.ddp_json or {}))
     return handlers
 
 

@@ -20,7 +20,9 @@ CONFIGS = ROOT / "accelerate_configs"  # the strategies that the project ships
 ORDER = ("crashes", "means something else", "overridden", "ignored", "not examined", "honoured")
 # Keys of which a JSON with one is an accelerate file, and none of DeepSpeed's.
 OF_ACCELERATE = {"distributed_type", "compute_environment", "num_processes", "num_machines"}
-OF_DDP = {"gradient_as_bucket_view"}  # all keys of a JSON beside the accelerate file of a DDP
+# A JSON beside the accelerate file of a DDP: its keys, as DistributedDataParallelKwargs and theory's Engine name them,
+# and their values.
+OF_DDP: dict[str, tuple[Any, ...]] = {"gradient_as_bucket_view": (False, True)}
 # What the shipped files leave open, because zero-study fills it in (training/accelerators.py).
 FILLED_IN = ("gradient_clipping", "nvme_path", "offload_param.buffer_size")
 
@@ -70,7 +72,7 @@ def with_keys(path: Path, content: Any) -> dict[str, Any]:
 
 def _examine(path: Path, content: dict[str, Any]) -> Examined:
     found = _written_twice(path, content)
-    if set(content) == OF_DDP:
+    if content and content.keys() <= OF_DDP.keys():
         found += [Finding(file=str(path), key=key, value=value, effect="honoured", message="zero-study hands it to DDP")
                   for key, value in content.items()]  # fmt: skip
     elif path.suffix == ".json" and not OF_ACCELERATE & set(content):
