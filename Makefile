@@ -15,7 +15,7 @@ help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
 	@echo "make gpu          on a box with a GPU: go down the list of what one is asked, MINUTES=40 long, and pack the results"
 	@echo "make test         make the environment, then run the tests, one worker a core (ten minutes on two cores)"
-	@echo "make test-fast    run those of them that start no other Python: no training, no command, no notebook (a minute)"
+	@echo "make test-fast    run those of them that are quick: they start no other Python and compute little (a minute)"
 	@echo "make test-slow    run the others: clusters, several machines, browsers, rehearsals, every strategy's launch (20 min)"
 	@echo "make derived      make again what is derived from records and engines, in order, and list what has changed"
 	@echo "make lint         check style and format"
@@ -52,7 +52,7 @@ test: setup $(if $(CI),chromium)
 	@$(PYTEST) -m "not slow"
 
 test-fast: setup
-	@$(PYTEST) -m "not launches and not slow"
+	@$(PYTEST) -m "not launches and not computes and not slow"
 
 test-slow: setup $(if $(CI),chromium slurm iproute2)
 	@$(PYTEST) -m slow

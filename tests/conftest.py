@@ -1,6 +1,7 @@
 """What every test shares: a CPU, one folder for a session, and a rule for tests that start another Python.
 
-Such a test is marked `launches`, by which `make test-fast` leaves it out; what is `slow`, `make test` leaves out.
+Such a test is marked `launches`, by which `make test-fast` leaves it out, as it does whole files that compute for
+seconds; what is `slow`, `make test` leaves out.
 The mark is held to what happens: without it, nothing is started; with it, something must be.
 """
 
@@ -29,8 +30,14 @@ settings.load_profile("short")
 # Fixtures made by `launching.once`: the tests that use one launch by that.
 MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
 
-# Fixtures that take long: a Slurm cluster, and what the published program and its mended ones train.
-SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
+# Fixtures that take long: a Slurm cluster, what the published program and its mended ones train, and all pages.
+SLOW = {"cluster", "run_small", "one_process_instead_of_two", "site"}
+
+# The files that take 5 s or more without starting another Python.
+COMPUTING = {
+    "test_body", "test_claims", "test_differences", "test_docs", "test_docs_tables", "test_fake_tensors", "test_fuzz",
+    "test_matrix", "test_peaks", "test_planned_answers", "test_residual", "test_verdict", "test_workloads",
+}  # fmt: skip
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
@@ -81,6 +88,8 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses what is made once, or takes long; put the longest files first."""
     for item in items:
+        if item.path.stem in COMPUTING:
+            item.add_marker(pytest.mark.computes)
         if MADE_ONCE & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.launches)
         if SLOW & set(getattr(item, "fixturenames", ())):

@@ -182,6 +182,7 @@ def test_a_seed_decides_where_to():
 # ---------------------------------------------------------------- real runs
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_every_strategy_starts_from_the_same_body():
     """DDP builds it whole, ZeRO-3 loads it in parts; a neighbour differs, and no strategy's start does."""

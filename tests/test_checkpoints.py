@@ -378,7 +378,9 @@ def finish(strategy: str, folder: Path, **flags) -> schema.Record:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["ddp", "zero2_cpu_offload", "zero3_nvme_offload", "fsdp2"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("zero2_cpu_offload", marks=pytest.mark.slow), "zero3_nvme_offload", "fsdp2"]
+)
 def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
     """DDP's by `zero-study train`, the others' by launchers that are forked."""
     undisturbed = launching.run(strategy, **FLAGS)
@@ -402,6 +404,7 @@ def test_a_killed_run_goes_on_bit_by_bit(strategy, tmp_path):
         export_and_load(folder, resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_model_that_cannot_be_written_loses_no_record(tmp_path):
     """It is in the way since the run began; what is recorded stays, and the model can still be had."""

@@ -404,6 +404,7 @@ def test_right_engines_are_right_whatever_the_numbers(offset, monkeypatch):
     assert max(cell["share_of_bound"] for cell in found.values()) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
     output = tmp_path / "matrix.json"

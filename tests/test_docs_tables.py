@@ -35,6 +35,7 @@ def test_every_place_is_known():
     assert marked == set(docs_tables.PLACES)
 
 
+@pytest.mark.slow
 def test_the_answer_names_the_command_that_prints_it(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

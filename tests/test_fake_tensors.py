@@ -31,7 +31,7 @@ FSDP2 = Engine("fsdp", 3, 4, "bf16", 4, reduces_in_fp32=True)
 # ---------------------------------------------------------------- a trace
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [TINY, DECODER], ids=["encoder", "decoder"])
 def test_a_trace_is_what_a_real_step_allocates(shape, checkpointed):
     """The same model over real tensors of a CPU: the highest moment of forward and backward."""

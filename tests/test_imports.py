@@ -75,6 +75,7 @@ def test_a_changed_file_of_a_library_changes_its_digest_and_is_named(tmp_path, m
     assert arithmetic == [{}, {"changed accelerate": changed["sha256"][:12]}]  # so that such runs are not compared
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
     """accelerate's launcher of DeepSpeed puts that folder before Python's own modules; a `sitecustomize` is refused."""

@@ -194,6 +194,7 @@ def test_a_rank_that_the_run_has_not(environment, is_distributed, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_stray_rank_does_not_reach_a_launch_of_the_program(tmp_path):
     """accelerate's launcher of one process passes it on: the run then was rank 3, and wrote no steps, no config."""

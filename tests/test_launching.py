@@ -97,7 +97,10 @@ def test_a_forked_launch_that_is_refused_says_so(tmp_path):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_a_signal_to_a_forked_launcher_ends_its_ranks(number, status, tmp_path):
     """As torchrun does: asked to end, it lets the ranks record themselves; killed, it takes them with it."""
 

@@ -129,6 +129,7 @@ def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):
     assert not (tmp_path / "run" / one_writer.LOCK).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_two_real_launches_into_one_folder(tmp_path):
     """`zero-study train`, beside it a bare launch of two ranks and another `train`: only the first writes.

@@ -628,6 +628,7 @@ def test_sharded_parameters_are_counted_whole(strategy, script, tmp_path):
     assert f"bytes per parameter of {num_params:,}, by rank 0" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_bare_engine_with_another_accumulation_is_found(tmp_path):
     done = launch("zero1", ENGINE, tmp_path)

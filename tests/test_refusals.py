@@ -166,6 +166,7 @@ def test_missing_data_folder(folder):
     assert line.startswith("data_dir nowhere does not exist; give --data-dir a folder with imdb/train.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_no_network(folder):
     """The one refusal that needs a launch: the run itself asks the hub. The launch leaves nothing either."""

@@ -130,6 +130,7 @@ def test_zero3_tuned_releases_parameters_between_forward_and_backward():
     assert gathered(launching.run("zero3_tuned", **CLIPPED)) > 1.9
 
 
+@pytest.mark.slow
 def test_a_secondary_partition_keeps_backward_within_its_ranks():
     """On four processes hpZ of two gathers for backward among two of them, and holds half a copy more meanwhile."""
     run, plain = launching.run("zero3_hpz", 4, **CLIPPED).record, launching.run("zero3_tuned", 4, **CLIPPED).record

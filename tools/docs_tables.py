@@ -76,6 +76,7 @@ def runs() -> list[Record]:
 # ---------------------------------------------------------------- what was measured
 
 
+@cache
 def whole_answer() -> str:
     return answer.table([CPU / "cpu", CPU / "bert-large", CPU / "learning-bert", CPU / "learning-gpt"])
 
