@@ -56,7 +56,8 @@ def kinds(names: list[str]) -> list[Any]:
 def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     """All that a run left but times, memory of whole processes, and the digests over these; peaks and bytes swapped.
 
-    A peak hangs on when gloo's threads let go of a tensor, by some bytes. DeepSpeed sets a variable as it is imported:
+    A peak hangs on when gloo's threads let go of a tensor, by some bytes, and what is read from a disk on which buffers
+    a prefetch still finds in memory, by 4 % of all as seen. DeepSpeed sets a variable as it is imported:
     a fork has it under DDP too, and the tests' own process from some moment on.
     """
     content = json.loads(run.record.model_dump_json().replace(run.run_dir.name, "RUN"))
@@ -82,7 +83,7 @@ def test_a_forked_training_leaves_what_a_launch_leaves(name):
     forked, peaks = facts_and_peaks(launching.run(name, num_processes, **CLIPPED))
     launched, peaks_launched = facts_and_peaks(launching.launch(name, num_processes, **CLIPPED))
     assert forked == launched
-    assert peaks == pytest.approx(peaks_launched, rel=1e-2)
+    assert peaks == pytest.approx(peaks_launched, rel=0.1 if name == "zero3_nvme_offload" else 1e-2)
 
 
 @pytest.mark.slow

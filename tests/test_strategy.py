@@ -331,7 +331,7 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
         ("[]", "holds no keys"),
         ("{", "cannot be read as JSON"),
         ("{}", "write gradient_as_bucket_view"),
-        ('{"gradient_as_bucket_view": "yes"}', "true or false"),
+        ('{"gradient_as_bucket_view": "yes"}', "false, true"),
         ('{"gradient_as_bucket_view": true, "static_graph": true}', "'static_graph'"),
     ],
 )
