@@ -41,6 +41,7 @@ COMPUTING = {
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
+    "test_derived",
     "test_slurm",
     "test_site",
     "test_gpu_studies",
