@@ -9,11 +9,11 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 33_000,  # aim: 30,000
+    "study": 32_800,  # aim: 30,000
     "tools": 4_030,  # the ruling: 4,000
-    "tests": 20_200,  # aim: 18,000
+    "tests": 20_250,  # aim: 18,000
 }
-WORDS = 22_900  # of README and docs/, at most, without what is fenced and what is generated
+WORDS = 22_850  # of README and docs/, at most, without what is fenced and what is generated
 
 FENCED = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- (\w+)(?:: [^>]*)? -->\n.*?<!-- /\1 -->", re.DOTALL)
