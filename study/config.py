@@ -22,7 +22,7 @@ from study.models import SIZES
 OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
 OF_THE_PROCESS |= {"collective_timeout"}
 # And those that leave every trained number as it is, and say what more there is of the run.
-NOT_TRAINED = OF_THE_PROCESS | {"measure", "timing_warmup_steps", "log_with", "save_model"}
+NOT_TRAINED = OF_THE_PROCESS | {"memory_cap", "measure", "timing_warmup_steps", "log_with", "save_model"}
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "fp16"]
 
@@ -97,6 +97,13 @@ class RunConfig(BaseModel):
     compile: bool = Field(False, description="torch.compile the model with inductor")
     share_device: bool = Field(
         False, description="all ranks of a machine on its first GPU, over gloo: for bytes; times then mean nothing"
+    )
+
+    memory_cap: float | None = Field(
+        None,
+        gt=0,
+        description="GiB that each process may have: of its GPU, or of the host by a control group or RLIMIT_DATA; "
+        "unset: what there is",
     )
 
     # What is observed and left behind

@@ -32,7 +32,7 @@ from study.engines import extensions
 from study.errors import Failed, Interrupted, Refusal
 from study.records import imports
 from study.run import Run
-from study.running import checks, one_writer
+from study.running import checks, memory_limits, one_writer
 from study.running.ending import FAILED, REFUSED
 from study.running.launch import QUIET
 from study.training import rendezvous
@@ -104,6 +104,7 @@ def run(arguments: list[str]) -> None:
     os.environ.update(QUIET | dict(os.environ))
     library_warnings = LibraryWarnings()
     asked = requested_run(build_config(**parse_flags(arguments)))
+    memory_limits.apply(asked, rank=int(os.environ.get("RANK", "0")))
     check_as_launched(asked.strategy, os.environ)
     checks.check_folder(asked)
     # Rank 0 writes for all; a launch of this program has locked the folder before.

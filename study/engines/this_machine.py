@@ -138,6 +138,11 @@ def control_groups(controller: str) -> Iterator[Path]:
             yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
 
 
+def out_of_memory_kills(counters: str) -> int:
+    """How many processes the kernel has ended for want of memory, by the counters of a machine or of a group."""
+    return sum(int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill "))
+
+
 def _core_of(number: int) -> str:
     with suppress(OSError):
         return Path(_CORE_OF.format(number)).read_text()

@@ -31,7 +31,7 @@ from study.files import is_removed, refuses_more, shown_text
 from study.records import schema
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
-from study.running import ending, one_writer
+from study.running import ending, memory_limits, one_writer
 from study.running.ending import End
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -134,7 +134,7 @@ def _launch(
     report = ending.read_report(run.own_folder)
     if run.machine_rank and report is None and process.returncode == 0:
         report = ending.OwnReport("ok", text="the record is on machine 0")
-    kernel_ended = _short_memory(kills_before, _out_of_memory_kills())
+    kernel_ended = _short_memory(kills_before, _out_of_memory_kills(memory_limits.kills(run.own_folder)))
     end = ending.classify(
         errors, report, process.returncode, time_limit, kernel_ended, folder_says, swap_says, run.world_size
     )
@@ -288,23 +288,20 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _out_of_memory_kills() -> dict[Memory, int]:
+def _out_of_memory_kills(of_capped_ranks: int = 0) -> dict[Memory, int]:
     """How many processes the kernel has ended so far for want of memory; what it does not say is left out.
 
-    host: on the whole machine. cap: of those, in this process's control groups, which limit what it may have.
+    host: on the whole machine. cap: of those, in this process's control groups, which limit what it may have, or in
+    those that ranks have made for themselves.
     """
-    counts: dict[Memory, int] = {}
+    counts: dict[Memory, int] = {"cap": of_capped_ranks}
     with suppress(OSError):
-        counts["host"] = _kills_in(Path("/proc/vmstat").read_text())
+        counts["host"] = this_machine.out_of_memory_kills(Path("/proc/vmstat").read_text())
     for folder in this_machine.control_groups("memory"):
         for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
             with suppress(OSError):
-                counts["cap"] = counts.get("cap", 0) + _kills_in((folder / name).read_text())
+                counts["cap"] = counts["cap"] + this_machine.out_of_memory_kills((folder / name).read_text())
     return counts
-
-
-def _kills_in(counters: str) -> int:
-    return sum(int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill "))
 
 
 def _short_memory(before: dict[Memory, int], after: dict[Memory, int]) -> Memory | Literal["none"] | None:

@@ -41,6 +41,7 @@ DECIDES_MEMORY = (
     "activation_checkpointing",
     "compile",
     "share_device",
+    "memory_cap",
 )
 
 

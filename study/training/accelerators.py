@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from study.config import RunConfig
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
+from study.running import memory_limits
+from study.running.memory_limits import GIB
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -69,6 +71,10 @@ def build_accelerator(run: Run) -> Accelerator:
     _wait_at_most(config.collective_timeout)
     if on_cpu and fsdp_plugin is not None:
         fsdp.shard_on_cpu(accelerator, fsdp_plugin, mesh)
+    if config.memory_cap is not None and not on_cpu:
+        total = torch.cuda.get_device_properties(accelerator.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, config.memory_cap * GIB / total), accelerator.device)
+        memory_limits.described["memory_cap"] = "torch's allocator"
     torch.backends.cuda.matmul.allow_tf32 = multiplies_in_tf32  # accelerate allows it, where a model is compiled
     return accelerator
 

@@ -19,7 +19,7 @@ from study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLos
 from study.files import missing_folders, remove_empty
 from study.records import machine, schema
 from study.run import Run
-from study.running import one_writer
+from study.running import memory_limits, one_writer
 from study.running.ending import is_out_of_memory, memory_of, shown_command
 from study.running.launch import command
 from study.training import faults, integrity
@@ -231,7 +231,7 @@ class Journal:
                 steps_done=len(self.lines),
                 final_loss=self.lines[-1]["loss"] if self.lines else None,
                 evaluation=self.evaluation,
-                machine=machine.describe(),
+                machine={**machine.describe(), **memory_limits.described},
                 **known,
             ),
         )
