@@ -16,7 +16,7 @@ from click.core import augment_usage_errors
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from study.errors import Refusal, describe_usage, refusing
-from study.models import SIZES
+from study.models import OWN_SIZES, SIZES
 
 # Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
 OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}
@@ -161,7 +161,7 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "--init pretrained needs a published tokenizer; add --data hub or --data files --data-dir FOLDER"
             )
-        if self.init == "pretrained" and self.size in ("tiny", "mini") and self.workload == "gpt-wikitext":
+        if self.init == "pretrained" and self.size in OWN_SIZES and self.workload == "gpt-wikitext":
             raise ValueError(
                 f"gpt-wikitext {self.size} is the study's own and has no published weights; use --init scratch"
             )

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+# The study's own GPTs between those that are published, by layers and hidden size, in the order of their size: a ladder
+# for what fits.
+_LADDER = {
+    "11m": (2, 192), "15m": (2, 256), "19m": (2, 320), "27m": (4, 384), "36m": (3, 512), "45m": (6, 512),
+    "62m": (6, 640), "82m": (6, 768), "110m": (10, 768), "139m": (14, 768), "162m": (12, 896), "181m": (14, 896),
+    "204m": (12, 1024), "229m": (14, 1024), "254m": (16, 1024), "304m": (20, 1024), "400m": (17, 1280),
+    "459m": (20, 1280), "538m": (24, 1280), "617m": (28, 1280),
+}  # fmt: skip
+OWN_SIZES = {"tiny", "mini", *_LADDER}  # of GPTs, for which nobody has published weights
+
 # The shapes that each workload can take: everything about a model that a check needs before one is built.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     # Devlin et al., arXiv:1810.04805, and its miniatures, Turc et al., arXiv:1908.08962.
@@ -24,6 +34,10 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
         "1.5b": {"layers": 48, "hidden": 1600, "heads": 25, "positions": 1024},
         "2.7b": {"layers": 32, "hidden": 2560, "heads": 20, "positions": 2048},
         "6b": {"layers": 28, "hidden": 4096, "heads": 16, "positions": 2048},
+        **{
+            name: {"layers": layers, "hidden": hidden, "heads": hidden // 64, "positions": 1024}
+            for name, (layers, hidden) in _LADDER.items()
+        },
     },
 }
 

@@ -29,6 +29,8 @@ class Run:
     machine_rank: int = 0  # of the machine that this process is on
     main_process_ip: str | None = None  # where machine 0 is reached; None: there is one machine
     main_process_port: int = 0  # 0: any that is free, on one machine
+    # The knob whose largest value that trains is looked for, and this run's place on its ladder; None: none is.
+    rung: tuple[str, int] | None = None
     laboratory: str | None = None  # the rate of the network that its machines are made on; None: they are there
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Only `checks.check` needs torch; where that is missing, a plan says what it coul
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -147,8 +147,8 @@ def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float
                     raise
                 checked = False
         planned.append(Planned(run, kept, skipped))
-    exhausted = [each.run for each in planned if each.kept == "out_of_memory"]
-    planned = [replace(each, skipped=too_large_batch(each.run, exhausted)) if each.to_run else each for each in planned]
+    ended = [(each.run, each.kept) for each in planned if each.kept]
+    planned = [replace(each, skipped=shown_by(each.run, ended)) if each.to_run else each for each in planned]
     history = _history(folder, here)
     return Plan(study, folder, here, planned, history, timeout_seconds, checked)
 
@@ -248,6 +248,12 @@ def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
 # ---------------------------------------------------------------- why a run is skipped
 
 
+def shown_by(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
+    """Say which of the runs that have ended shows what would come of this one, which then need not run."""
+    exhausted = [other for other, status in ended if status == "out_of_memory"]
+    return too_large_batch(run, exhausted) or decided(run, ended)
+
+
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
     """Say which of the runs that ran out of memory shows that this one would, too.
 
@@ -259,6 +265,28 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
         smaller = other.config.global_batch_size < run.config.global_batch_size
         if alike and smaller and other.micro_batch_size <= run.micro_batch_size:
             return f"{other.run_id} ran out of memory, with a smaller batch"
+    return None
+
+
+def decided(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
+    """Say which other run of its ladder shows what would come of this one.
+
+    A larger model, or batch, that trained shows that it fits; a smaller one that ran out of memory, that it does not.
+    """
+    if run.rung is None:
+        return None
+    knob, place = run.rung
+    elsewhere = {knob, "output_dir"}
+    for other, status in ended:
+        if other.rung is None or other.rung[0] != knob:
+            continue
+        alike = (other.strategy.name, other.world_size) == (run.strategy.name, run.world_size)
+        if not alike or other.config.model_dump(exclude=elsewhere) != run.config.model_dump(exclude=elsewhere):
+            continue
+        if status == "ok" and other.rung[1] > place:
+            return f"{other.run_id} fits, and is larger"
+        if status == "out_of_memory" and other.rung[1] < place:
+            return f"{other.run_id} ran out of memory, and is smaller"
     return None
 
 

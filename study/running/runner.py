@@ -114,11 +114,11 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
     position = _next_position(made.folder)
-    exhausted = [planned.run for planned in made.runs if planned.kept == "out_of_memory"]
+    ended = [(planned.run, planned.kept) for planned in made.runs if planned.kept]
     for index, planned in enumerate(made.runs):
         run = planned.run
         head = f"[{index + 1}/{len(made.runs)}] {run.run_id}"
-        reason = planned.skipped or (plan.too_large_batch(run, exhausted) if planned.to_run else None)
+        reason = planned.skipped or (plan.shown_by(run, ended) if planned.to_run else None)
         seconds = ""
         if planned.kept:
             outcome = _kept_outcome(made.study, planned, position)
@@ -140,8 +140,7 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
             seconds = f" ({duration(outcome.wall_seconds or 0.0)})"
             if outcome.status == "ok":
                 made.history.add(schema.read(run.folder), outcome)
-            if outcome.status == "out_of_memory":
-                exhausted.append(run)
+            ended.append((run, outcome.status))
         position = max(position, outcome.position + 1)
         left = _seconds_left(made, index + 1)
         rest = f"; about {duration(left)} left" if left else ""

@@ -6,7 +6,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -36,6 +36,7 @@ MOST_RUNS = 10_000
 MOST_PROCESSES = 1_000_000
 MOST_MACHINES = 64
 
+Rung = TypeVar("Rung")
 A_LIST = Field(min_length=1, strict=False)  # so that a list becomes a tuple
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LIST]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
@@ -49,6 +50,9 @@ class Part(files.Written):
     strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(file.names())
     world_sizes: Sizes = (2,)
     global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: the flags', for all runs
+    sizes: Annotated[tuple[str, ...], A_LIST] | None = None  # of models, smallest first; None: the flags'
+    # The largest of these that trains is looked for by bisection: what another run of the part decides is not run.
+    largest: Literal["sizes", "global_batch_sizes"] | None = None
     seeds: Seeds = (0,)
     machines: int = Field(1, ge=1, le=MOST_MACHINES)
     rate: str | None = None  # of a laboratory's network ("200mbit", "unlimited"); None: one machine, or real ones
@@ -63,6 +67,10 @@ class Part(files.Written):
             raise ValueError(f"flags.{name} is not a part's: {_NOT_FLAGS[name]}")
         if self.global_batch_sizes and "global_batch_size" in self.flags:
             raise ValueError("flags.global_batch_size and global_batch_sizes: write one of them")
+        if self.sizes and "size" in self.flags:
+            raise ValueError("flags.size and sizes: write one of them")
+        if self.largest and not getattr(self, self.largest):
+            raise ValueError(f"largest: {self.largest}: list {self.largest} in this part, smallest first")
         if self.rate is not None and (self.machines == 1 or bits_per_second(self.rate) is None):
             raise ValueError(
                 f"rate: {self.rate}: write machines: 2 or more beside it, and a rate as 200mbit or unlimited"
@@ -71,7 +79,7 @@ class Part(files.Written):
             raise ValueError(f"world_sizes: {odd} processes are not as many on each of {self.machines} machines")
         if not self.strategies:
             raise ValueError("strategies is empty; leave it out for every strategy")
-        for key in ("strategies", "world_sizes", "global_batch_sizes", "seeds"):
+        for key in ("strategies", "world_sizes", "global_batch_sizes", "sizes", "seeds"):
             values = getattr(self, key) or ()
             if len(set(values)) < len(values):
                 twice = Counter(values).most_common(1)[0][0]
@@ -88,9 +96,13 @@ class Part(files.Written):
         return self
 
     def _cells(self) -> list[dict[str, Any]]:
-        if self.global_batch_sizes is None:
-            return [{}]
-        return [{"global_batch_size": batch} for batch in sorted(self.global_batch_sizes)]
+        sizes = [{"size": size} for size in self.sizes or ()] or [{}]
+        batches = [{"global_batch_size": batch} for batch in sorted(self.global_batch_sizes or ())] or [{}]
+        if self.largest == "sizes":
+            sizes = bisecting(sizes)
+        elif self.largest:
+            batches = bisecting(batches)
+        return [{**size, **batch} for size in sizes for batch in batches]
 
     def round(self, index: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield (strategy, processes, batch) of one round, block by block of equal work.
@@ -108,6 +120,12 @@ class Part(files.Written):
                 if fixed is None or world_size == self.world_sizes[0]:  # one run whatever the world
                     yield name, fixed or world_size, cell
 
+    def rung(self, config: RunConfig) -> tuple[str, int] | None:
+        """The knob whose largest value is looked for, and the place of a run on its ladder; None: none is."""
+        if self.largest == "sizes":
+            return "size", (self.sizes or ()).index(config.size)
+        return ("global_batch_size", config.global_batch_size) if self.largest else None
+
     @property
     def num_rounds(self) -> int:
         return self.repeats * len(self.seeds)
@@ -115,8 +133,20 @@ class Part(files.Written):
     @property
     def most_runs(self) -> int:
         """Runs if every strategy ran on every number of processes."""
-        num_batches = len(self.global_batch_sizes or (None,))
-        return self.num_rounds * len(self.strategies) * len(self.world_sizes) * num_batches
+        num_cells = len(self.global_batch_sizes or (None,)) * len(self.sizes or (None,))
+        return self.num_rounds * len(self.strategies) * len(self.world_sizes) * num_cells
+
+
+def bisecting(rungs: list[Rung]) -> list[Rung]:
+    """A ladder in the order in which bisection asks it: the middle, then the middles of both sides."""
+    asked: list[Rung] = []
+    left = [rungs]
+    while left:
+        part = left.pop(0)
+        middle = len(part) // 2
+        asked += part[middle : middle + 1]
+        left += [half for half in (part[:middle], part[middle + 1 :]) if half]
+    return asked
 
 
 # ---------------------------------------------------------------- what was fixed before the first run
@@ -272,14 +302,21 @@ def runs(
                 if run_id in planned:
                     raise Refusal(f"study {study.name!r}: two runs are called {run_id}; give a part another label")
                 planned[run_id] = Run(
-                    config, chosen, world_size, folder / run_id, part.machines, index, laboratory=part.rate
+                    config,
+                    chosen,
+                    world_size,
+                    folder / run_id,
+                    part.machines,
+                    index,
+                    laboratory=part.rate,
+                    rung=part.rung(config),
                 )
     return list(planned.values())
 
 
 def _run_id(part: Part, config: RunConfig, chosen: Strategy, world_size: int, cell: dict[str, int], repeat: int) -> str:
     words = [config.workload, config.size, chosen.name, f"{world_size}x", f"seed{config.seed}"]
-    words += [f"batch{batch}" for batch in cell.values()]
+    words += [f"batch{cell['global_batch_size']}"] if "global_batch_size" in cell else []
     words += [part.label] if part.label else []
     words += [f"repeat{repeat}"] if repeat else []
     return "-".join(words)
