@@ -1,0 +1,112 @@
+"""Does a cap on a process hold, is what it ends told as that, and is the largest that fits found by few runs?"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import launching
+import pytest
+
+from study import run as run_module
+from study.config import build_config
+from study.running import launch, memory_limits, plan, studies
+from study.strategy.file import read_by_name
+
+LADDER = ("11m", "19m", "36m", "62m", "110m", "162m", "204m", "304m")
+STUDY = f"""
+question: What fits?
+parts:
+  - flags: {{workload: gpt-wikitext, memory_cap: 1.5}}
+    strategies: [ddp, zero3]
+    sizes: [{", ".join(LADDER)}]
+    largest: sizes
+"""
+# Asks for 400 MiB under a cap of 300; what came of it, or nothing where the kernel ended it.
+OVER = """
+import sys
+from pathlib import Path
+from study.engines import this_machine
+from study.running import memory_limits
+if sys.argv[2] == "no groups":
+    this_machine.control_groups = lambda controller: iter(())
+memory_limits.cap(300 << 20, Path(sys.argv[1]), 0)
+print(memory_limits.described["memory_cap"], flush=True)
+try:
+    held = bytearray(400 << 20)
+    for place in range(0, len(held), 4096):
+        held[place] = 1
+    print("held")
+except MemoryError:
+    print("refused")
+"""
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    study = studies.find(str(tmp_path / "mine.yaml"))
+    return studies.runs(study, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("largest", range(-1, len(LADDER)))
+def test_the_largest_that_fits_is_found_by_bisection(ladder, largest):
+    """Each strategy by itself; whatever is the largest, as few runs as halving takes decide all of the ladder."""
+    ended, started = [], 0
+    for run in ladder:
+        place = LADDER.index(run.config.size)
+        shown = plan.shown_by(run, ended)
+        fits = place <= (largest if run.strategy.name == "zero3" else 2)
+        if shown:
+            assert ("ran out of memory" in shown) != fits
+            continue
+        started += run.strategy.name == "zero3"
+        ended.append((run, "ok" if fits else "out_of_memory"))
+    zero3 = [(LADDER.index(run.config.size), status) for run, status in ended if run.strategy.name == "zero3"]
+    assert max((place for place, status in zero3 if status == "ok"), default=-1) == largest
+    assert started <= math.ceil(math.log2(len(LADDER) + 1))
+
+
+def test_a_run_decides_nothing_of_another_ladder(ladder):
+    first = ladder[0]
+    for other in ladder:
+        if other.strategy.name != first.strategy.name:
+            assert plan.decided(other, [(first, "ok"), (first, "out_of_memory")]) is None
+    assert plan.decided(first, [(run, "failed") for run in ladder]) is None
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("groups", ["groups", "no groups"])
+def test_a_process_over_its_cap_is_ended_or_refused_memory(groups, tmp_path):
+    done = launching.attempt(["python", "-c", OVER, tmp_path, groups])
+    if "control group" in done.stdout:  # which a container need not allow
+        assert (done.returncode, done.stdout.splitlines()[1:]) == (-9, [])
+        assert memory_limits.kills(tmp_path) == 1
+    else:
+        assert done.stdout.split() == ["RLIMIT_DATA", "refused"]
+    assert memory_limits.kills(tmp_path) == 0  # its groups are gone
+
+
+@pytest.mark.launches
+def test_a_run_over_its_cap_is_out_of_memory_of_its_cap(tmp_path):
+    flags = {"workload": "gpt-wikitext", "max_steps": 2, "memory_cap": 0.4, "num_train_examples": 16}
+    config = build_config(**flags, num_eval_examples=8, output_dir=tmp_path / "run")
+    ended = launch.launch(run_module.make_run(config, read_by_name("single"), 1), 120)
+    assert (ended.status, ended.memory) == ("out_of_memory", "cap")
+
+
+@pytest.mark.launches
+def test_every_record_says_what_the_allocator_keeps():
+    fixed = launching.run("ddp").record.machine.get("malloc_thresholds")
+    assert fixed == (str(memory_limits.THRESHOLD) if sys.platform == "linux" else None)
+
+
+def test_a_variable_of_the_users_wins(monkeypatch):
+    monkeypatch.setattr(memory_limits, "described", {})
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    memory_limits.fix_malloc_thresholds()
+    assert memory_limits.described == {}
+    assert os.environ["MALLOC_ARENA_MAX"] == "2"
+    assert not list(memory_limits._groups(Path("nowhere")))
