@@ -35,6 +35,7 @@ VIEWS = {
     "parity": "parity.table",
     "answer": "answer.table",
     "acceptance": "acceptance.table",
+    "fits": "what_fits.table",
 }
 WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
 
