@@ -361,6 +361,8 @@ def summary(plan: Plan) -> str:
         basis = "a guess" if guesses == len(estimates) else f"{guesses} of them a guess" if guesses else ""
         basis = basis or "from earlier runs"
         text += f"; about {duration(sum(estimate.seconds for estimate in estimates))}, {basis}"
+    if any(planned.run.rung for planned in plan.runs):
+        text += "\nmost of them will not be run: the largest that trains is looked for by halving, and decides the others"
     if not plan.checked:
         text += "\nnot checked, because torch is not installed here: DeepSpeed's extensions, data, packages"
     return text
