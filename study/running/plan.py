@@ -362,7 +362,7 @@ def summary(plan: Plan) -> str:
         basis = basis or "from earlier runs"
         text += f"; about {duration(sum(estimate.seconds for estimate in estimates))}, {basis}"
     if any(planned.run.rung for planned in plan.runs):
-        text += "\nmost of them will not be run: the largest that trains is looked for by halving, and decides the others"
+        text += "\nmost will not be run: the largest that trains is looked for by halving, which decides the others"
     if not plan.checked:
         text += "\nnot checked, because torch is not installed here: DeepSpeed's extensions, data, packages"
     return text
