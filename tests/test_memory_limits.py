@@ -48,7 +48,7 @@ except MemoryError:
 def ladder(tmp_path):
     (tmp_path / "mine.yaml").write_text(STUDY)
     study = studies.find(str(tmp_path / "mine.yaml"))
-    return studies.runs(study, tmp_path / "runs")
+    return studies.runs(study, None, tmp_path / "runs")
 
 
 @pytest.mark.parametrize("largest", range(-1, len(LADDER)))
@@ -91,7 +91,7 @@ def test_a_process_over_its_cap_is_ended_or_refused_memory(groups, tmp_path):
 
 @pytest.mark.launches
 def test_a_run_over_its_cap_is_out_of_memory_of_its_cap(tmp_path):
-    flags = {"workload": "gpt-wikitext", "max_steps": 2, "memory_cap": 0.4, "num_train_examples": 16}
+    flags = {"workload": "gpt-wikitext", "max_steps": 2, "memory_cap": 0.2, "num_train_examples": 16}
     config = build_config(**flags, num_eval_examples=8, output_dir=tmp_path / "run")
     ended = launch.launch(run_module.make_run(config, read_by_name("single"), 1), 120)
     assert (ended.status, ended.memory) == ("out_of_memory", "cap")

@@ -9,9 +9,9 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 32_800,  # aim: 30,000
+    "study": 33_100,  # aim: 30,000; what measures what fits is to leave again elsewhere
     "tools": 4_030,  # the ruling: 4,000
-    "tests": 20_250,  # aim: 18,000
+    "tests": 20_350,  # aim: 18,000
 }
 WORDS = 22_850  # of README and docs/, at most, without what is fenced and what is generated
 

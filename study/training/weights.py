@@ -138,7 +138,7 @@ def checksum(model: torch.nn.Module) -> Checksum:
         values = tensor.float().cpu().contiguous()
         digest.update(name.encode())
         digest.update(values.numpy().data)
-        for part in values.flatten().split(_SUMMED_AT_ONCE):
+        for part in torch.split(values.flatten(), _SUMMED_AT_ONCE):
             exact = part.double()
             absolute += exact.abs().sum().item()
             square += exact.square().sum().item()
