@@ -294,13 +294,13 @@ def _out_of_memory_kills(of_capped_ranks: int = 0) -> dict[Memory, int]:
     host: on the whole machine. cap: of those, in this process's control groups, which limit what it may have, or in
     those that ranks have made for themselves.
     """
-    counts: dict[Memory, int] = {"cap": of_capped_ranks}
+    counts: dict[Memory, int] = {"cap": of_capped_ranks} if of_capped_ranks else {}
     with suppress(OSError):
         counts["host"] = this_machine.out_of_memory_kills(Path("/proc/vmstat").read_text())
     for folder in this_machine.control_groups("memory"):
         for name in ("memory.events", "memory.oom_control"):  # of version 2, and of 1
             with suppress(OSError):
-                counts["cap"] = counts["cap"] + this_machine.out_of_memory_kills((folder / name).read_text())
+                counts["cap"] = counts.get("cap", 0) + this_machine.out_of_memory_kills((folder / name).read_text())
     return counts
 
 
