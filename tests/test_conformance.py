@@ -375,6 +375,7 @@ def test_planted_faults_are_called_wrong_and_right_engines_right():
     # DDP does not reduce the gradients of a second backward pass.
     wrong = {name for name in found if "ddp" in name and "two_backward" in name}
     verdicts = {name: cell["verdict"] for name, cell in found.items()}
+    assert {name: cell for name, cell in found.items() if verdicts[name] == "crashed"} == {}
     assert verdicts == {cell.name: "wrong" if cell.name in {*FAULTS, *wrong} else "same" for cell in asked}
     apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
     of_one_rank = {"a missing all-reduce", "a stale parameter on one rank", "a drifting replica"}
