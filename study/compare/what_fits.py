@@ -1,13 +1,15 @@
-"""The view `fits`: the largest model, or batch, that each strategy trained under a cap, beside what was predicted."""
+"""The view `fits`: the largest model, or batch, that each strategy trained under a cap, and how fast it then was."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from study.compare import words
+from study.compare.facts import why_untimed
 from study.config import RunConfig
 from study.models import SIZES
 from study.records import find as records
@@ -15,26 +17,33 @@ from study.records.schema import Outcome
 from study.running import caps
 
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
+TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "its largest batch", "sequences/s", "times {}'s rate"]
 EXPLANATION = """\
-Each run takes three steps of one model under a cap on what each of its processes may hold. Largest that trained and
-smallest that did not: by the runs, between which no size of the ladder was left. Predicted: theory's peak of tensors,
-and what a process holds beside them, against the cap; it was written down before the first run. The last column is
-that need of the largest that trained."""
+Each run trains one model under a cap on what each of its processes may hold. Largest that trained and smallest that did
+not, of models or of batches: by the runs, between which nothing of the ladder was left. Predicted: theory's peak of
+tensors, and what a process holds beside them, against the cap; it was written down before the first run. The last
+column is that need of the largest that trained."""
+OF_TIMES = """\
+Speed at equal memory: each run beside the mean of the nearest runs of {} before and after it, the median of its runs,
+and in parentheses the lowest and the highest."""
 
 
 class Tried(NamedTuple):
-    """One run under a cap, and the place of its model among all of the study's."""
+    """One run under a cap."""
 
     outcome: Outcome
     config: RunConfig
     cap: float  # GiB
+    seconds: float | None  # of the median step; None: none was timed, or others disturbed it
 
     @property
     def work(self) -> tuple[Any, ...]:
-        """Equal for runs that differ in strategy and size alone."""
-        config = self.config
-        return (config.workload, config.precision, config.sequence_length, config.global_batch_size, self.cap,
-                config.memory_cap is None)  # fmt: skip
+        """Equal for runs that differ in strategy, size and batch alone."""
+        return self.config.workload, self.config.precision, self.config.sequence_length, self.cap
+
+    @property
+    def batch(self) -> int:
+        return self.config.global_batch_size
 
     @property
     def needed(self) -> float:
@@ -42,56 +51,106 @@ class Tried(NamedTuple):
         return caps.needed_bytes(self.config, self.outcome.strategy, self.outcome.world_size) / caps.GIB
 
 
-def table(folders: Sequence[Path]) -> str:
+def table(folders: Sequence[Path], control: str = "ddp") -> str:
     """Make the page: by workload and cap, one row per strategy."""
-    tried = [each for run in records.find_runs(folders) if (each := _tried(run.outcome))]
+    tried = [each for run in records.find_runs(folders) if (each := _tried(run))]
     lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
     for work, members in groupby(sorted(tried, key=lambda each: each.work), key=lambda each: each.work):
         runs = list(members)
-        workload, precision, length, batch, cap, _ = work
-        lines += [f"## {cap:g} GiB: {workload}, {precision}, {batch} sequences of {length} tokens a step", ""]
-        by_name = {name: [run for run in runs if run.outcome.strategy == name] for name in _names(runs)}
-        lines += [*words.markdown(HEAD, [_row(name, mine, runs) for name, mine in by_name.items()]), ""]
+        workload, precision, length, cap = work
+        lines += [f"## {cap:g} GiB: {workload}, {precision}, sequences of {length} tokens", ""]
+        if len({run.config.size for run in runs}) > 1:
+            lines += ["Of models:", "", *words.markdown(HEAD, _rows(runs, "size", _parameters)), ""]
+        else:
+            rows = _rows(runs, "global_batch_size", lambda run: run.batch)
+            lines += [f"Of batches of {runs[0].config.size}:", "", *words.markdown(HEAD, rows), ""]
+        if rows := _timed(runs, control):
+            head = [name.format(control) for name in TIMED]
+            lines += [OF_TIMES.format(control), "", *words.markdown(head, rows), ""]
         lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {each.outcome.message}"
                   for each in runs if each.outcome.status not in ("ok", "out_of_memory", "skipped")]  # fmt: skip
     found = [file for folder in folders for file in records.find([folder])]
     return words.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, found)
 
 
-def _tried(outcome: Outcome | None) -> Tried | None:
+def _tried(run: records.RecordedRun) -> Tried | None:
+    outcome = run.outcome
     if outcome is None or outcome.config is None or outcome.config.get("memory_cap") is None:
         return None
+    record = run.record and run.record.record
+    timing = record.timing if record and why_untimed(record) is None else None
     config = RunConfig(**outcome.config)
-    return Tried(outcome, config, config.memory_cap or 0.0)
+    return Tried(outcome, config, config.memory_cap or 0.0, timing.median_seconds if timing else None)
 
 
-def _names(runs: list[Tried]) -> list[str]:
-    return words.in_order(run.outcome.strategy for run in runs)
+def _of(strategy: str, runs: list[Tried], status: str = "ok") -> list[Tried]:
+    return [run for run in runs if run.outcome.strategy == strategy and run.outcome.status == status]
 
 
-def _row(name: str, mine: list[Tried], runs: list[Tried]) -> list[str]:
-    """What one strategy trained. `runs`: of all strategies, whose sizes are the ladder."""
-    trained = max((run for run in mine if run.outcome.status == "ok"), key=_parameters, default=None)
-    ended = min((run for run in mine if run.outcome.status == "out_of_memory"), key=_parameters, default=None)
-    ladder = sorted({run.config.size: run for run in runs}.values(), key=_parameters)
-    like = mine[0]
-    asked = [Tried(like.outcome, like.config.model_copy(update={"size": run.config.size}), like.cap) for run in ladder]
-    predicted = max((each for each in asked if each.needed <= each.cap), key=_parameters, default=None)
-    struck = f" (of {ended.outcome.memory})" if ended and ended.outcome.memory else ""
-    return [
-        name,
-        _shown(trained),
-        _shown(ended) + struck,
-        _shown(predicted),
-        f"{trained.needed:.2f}" if trained else "",
-    ]
+# ---------------------------------------------------------------- the largest
 
 
-def _shown(run: Tried | None) -> str:
-    return run.config.size if run else "none"
+def _rows(runs: list[Tried], knob: str, place: Callable[[Tried], int]) -> list[list[str]]:
+    """What each strategy trained. `place`: of a run on the ladder, which is that of all strategies together."""
+    ladder = {place(run): getattr(run.config, knob) for run in runs}
+    rows = []
+    for name in words.in_order(run.outcome.strategy for run in runs):
+        trained = max(_of(name, runs), key=place, default=None)
+        ended = min(_of(name, runs, "out_of_memory"), key=place, default=None)
+        like = next(run for run in runs if run.outcome.strategy == name)
+        asked = [like._replace(config=like.config.model_copy(update={knob: ladder[rung]})) for rung in sorted(ladder)]
+        predicted = max((each for each in asked if each.needed <= each.cap), key=place, default=None)
+        struck = f" (of {ended.outcome.memory})" if ended and ended.outcome.memory else ""
+        shown = [str(getattr(run.config, knob)) if run else "none" for run in (trained, ended, predicted)]
+        rows.append([name, shown[0], shown[1] + struck, shown[2], f"{trained.needed:.2f}" if trained else ""])
+    return rows
 
 
 def _parameters(run: Tried) -> int:
     """A size's place, by layers and hidden size: what a GPT's parameters grow with."""
     size = SIZES[run.config.workload][run.config.size]
     return size["layers"] * 12 * size["hidden"] ** 2 + 51_281 * size["hidden"]
+
+
+# ---------------------------------------------------------------- the speed at equal memory
+
+
+def _timed(runs: list[Tried], control: str) -> list[list[str]]:
+    """How fast each strategy was, at the control's batch and at its own largest; none where nothing was timed so."""
+    controls = _of(control, runs)
+    batch = max((run.batch for run in controls), default=0)
+    controls = sorted((run for run in controls if run.batch == batch), key=lambda run: run.outcome.started_at)
+    if len(controls) < 2:  # a ladder's runs, one of each batch
+        return []
+    rows = []
+    for name in words.in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control):
+        trained = _of(name, runs)
+        largest = max((run.batch for run in trained), default=0)
+        equal, own = ([run for run in trained if run.batch == each] for each in (batch, largest))
+        rows.append([
+            name,
+            _median([run.seconds for run in equal if run.seconds], "not timed" if equal else "does not fit"),
+            _spread([1 / ratio for run in equal if (ratio := _against(run, controls))]),
+            str(largest or "none"),
+            _median([largest / run.seconds for run in own if run.seconds], "not timed" if own else ""),
+            _spread([ratio for run in own if (ratio := _against(run, controls))]),
+        ])  # fmt: skip
+    return rows
+
+
+def _median(values: list[float], otherwise: str) -> str:
+    return f"{statistics.median(values):.2f}" if values else otherwise
+
+
+def _against(run: Tried, controls: list[Tried]) -> float | None:
+    """A run's sequences per second over the mean of those of the control's nearest runs on both sides."""
+    before = [other for other in controls if other.outcome.started_at < run.outcome.started_at][-1:]
+    after = [other for other in controls if other.outcome.started_at > run.outcome.started_at][:1]
+    seconds = [other.seconds for other in before + after if other.seconds]
+    if len(seconds) < 2 or not run.seconds:
+        return None
+    return (run.batch / run.seconds) / statistics.mean(controls[0].batch / each for each in seconds)
+
+
+def _spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""

@@ -7,9 +7,9 @@ from study.strategy import file, in_theory
 from study.theory import peaks
 
 GIB = 1 << 30
-# What a rank holds beside its tensors at the highest moment: Python, the libraries, buffers of gloo. Measured before the
-# first run of `frontier` by `frontier-pilot`: the median of its ten runs without offload in `steady_steps`, 622 MiB,
-# less 150 MiB of the libraries' files, which are read into memory once for all processes and counted against no cap.
+# What a rank holds beside its tensors at its highest: Python, the libraries, buffers of gloo. Measured before the first
+# run of `frontier` by `frontier-pilot`: the median of its ten runs without offload in `steady_steps`, 622 MiB, less
+# 150 MiB of the libraries' files, which are read into memory once for all processes and counted against no cap.
 PROCESS_BYTES = 470 << 20
 
 
