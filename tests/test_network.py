@@ -151,18 +151,3 @@ def test_a_prediction_is_the_unlimited_step_and_the_bytes_through_the_rate(recor
     assert network.predicted_seconds(unlimited, 1e6) == pytest.approx(0.1 + bits / 1e6, rel=1e-4)
     measured = replace(unlimited, rate=1e6, seconds=(2 * network.predicted_seconds(unlimited, 1e6),))
     assert network.prediction_error(measured, unlimited) == pytest.approx(-0.5)
-
-
-# ---------------------------------------------------------------- the page of a report
-
-
-@pytest.fixture(scope="module")
-def cells(records):
-    """Two repeats of each strategy on four networks, as the prediction has it, the second a tenth slower."""
-    found = []
-    for file in records.values():
-        free = network.cells([on_two_machines(file, None, 0.1, 0)])[0]
-        for rate in (None, 1_000_000_000, 300_000_000, 100_000_000):
-            seconds = network.predicted_seconds(free, rate or math.inf)
-            found += [on_two_machines(file, rate, seconds * slower, 10**6) for slower in (1.0, 1.1)]
-    return network.cells(found)

@@ -44,7 +44,6 @@ def test_parameters_are_literals():
             "results": "reports/cpu/published/protocol.json",
             "traps": "reports/cpu/published/traps.json",
         },
-        "network": {"records": ["runs/network"]},  # which its study leaves
         "claims": {"source": ""},
         "others": {},
         "conformance": {},

@@ -80,23 +80,6 @@ def cells(found: Iterable[RecordFile]) -> list[Cell]:
     return [_cell(key, [file for _, file in members], on_one) for key, members in groups]
 
 
-def comparable(cells: Iterable[Cell], control: str) -> dict[Layout, dict[str, list[Cell]]]:
-    """By layout and strategy, what can be compared: each with a limit and without, and the control at the same rates.
-
-    What ran on a network of a rate that is not known cannot.
-    Layouts of which only the control is left are none.
-    """
-    found: dict[Layout, dict[str, list[Cell]]] = {}
-    for layout, members in groupby(cells, key=lambda cell: cell.layout):
-        of = {name: list(each) for name, each in groupby(members, key=lambda cell: cell.strategy)}
-        rates = {cell.rate for cell in of.get(control, []) if cell.rate}
-        kept = {name: [cell for cell in each if cell.rate in rates] for name, each in of.items()}
-        whole = {name: each for name, each in kept.items() if math.inf in {c.rate for c in each} and len(each) > 1}
-        if control in whole and len(whole) > 1:
-            found[layout] = whole
-    return found
-
-
 def _twin(file: RecordFile) -> tuple[Hashable, ...]:
     """What is equal of a run and the one that did the same on one machine."""
     r = file.record

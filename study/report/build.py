@@ -8,17 +8,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study import files
 from study.claims import ledger
-from study.compare import network, verdict_text
+from study.compare import verdict_text
 from study.errors import Refusal
 from study.files import ROOT
 from study.planner.asked import PLANNED
-from study.records import find
 from study.report import colab, markup, notebook
 from study.report.markup import Html
 from study.running import studies
@@ -78,8 +76,6 @@ REPORT_PAGES = {
     "runtime": Page("runtime.html", "Time", "How long does a step take, and how sure is that?"),
     "single_vs_multi": Page("single_vs_multi.html", "Processes", "What does a larger world cost and save?"),
 }
-# the one that a report has of whose runs some are of several machines, and has alone where all are,
-NETWORK_PAGE = {"network": Page("network.html", "Network", "What does a network of a given rate cost?")}
 # and those that belong to none, which a site has once.
 SITE_PAGES = {
     "planner": Page("planner.html", "Planner", "What would a model need on GPUs that nobody here has? Predicted."),
@@ -89,7 +85,7 @@ SITE_PAGES = {
     "claims": Page("claims.html", "Claims", "What became of each published claim, and where do the sources disagree?"),
 }
 
-PAGES = REPORT_PAGES | NETWORK_PAGE | SITE_PAGES
+PAGES = REPORT_PAGES | SITE_PAGES
 OF_SITE = [INDEX, *SITE_PAGES.values()]  # in the order of its navigation
 
 OF_A_STUDY = ("summary", "loss_curves", "runtime")  # the notebooks that ask what the study says
@@ -134,38 +130,23 @@ def build(
     given = [("--records", folders), ("--times", times), ("--fixed", fixed)]
     words = [files.shown_path(Path(study))]
     words += [word for option, chosen in given for folder in chosen for word in (option, files.shown_path(folder))]
-    own = _pages(folders)
-    frame = Frame(_command(*words, output=output), name, question(study), list(own.values()))
+    frame = Frame(_command(*words, output=output), name, question(study), list(REPORT_PAGES.values()))
     site = Path(os.path.abspath(output)).parent
     if _is_site(site):
         frame = frame._replace(of_site=OF_SITE, to_site="../")
     records = [str(folder) for folder in folders]
-    parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in own}
-    for page in own.keys() & set(OF_A_STUDY):
+    parameters: dict[str, dict[str, Any]] = {page: {"records": records} for page in REPORT_PAGES}
+    for page in OF_A_STUDY:
         parameters[page]["study"] = study
     for pages, name, chosen in ((OF_TIMES, "times", times), (OF_FIXED, "fixed", fixed)):
         for page in parameters.keys() & set(pages) if chosen else ():
             parameters[page][name] = [str(folder) for folder in chosen]
-    _make(frame, parameters, output, own)
+    _make(frame, parameters, output, REPORT_PAGES)
     if frame.of_site:
         write_index(site)
     else:
         shutil.copyfile(STYLE, output / STYLE.name)
     return output / FIRST
-
-
-def _pages(folders: Sequence[Path]) -> dict[str, Page]:
-    """The pages of a report. One whose runs are all of several machines has that of the network alone.
-
-    The other pages know no rates; of what cannot be read they say why.
-    """
-    with suppress(Refusal):
-        found = find.find(folders)
-        if network.comparable(network.cells(found), control="ddp"):
-            is_alone = all(file.record.other_machines for file in found if file.record.status == "ok")
-            page = NETWORK_PAGE["network"]
-            return {"network": page._replace(file=FIRST)} if is_alone else REPORT_PAGES | NETWORK_PAGE
-    return REPORT_PAGES
 
 
 def _own_verdict(study: str, folders: Sequence[Path]) -> Sequence[Path]:

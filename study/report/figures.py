@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from study.compare import network, verdict
-from study.compare.network import Cell
+from study.compare import verdict
 from study.compare.verdict import SAME, Judged
 from study.compare.verdict_text import Decided
 from study.compare.words import Unit, bytes_text, bytes_unit, in_order, powers, processes, three_digits
@@ -48,7 +47,6 @@ DRAWN_POINTS = 300  # of one curve; more are not visible
 LOGARITHMIC_FROM = 6  # times the smallest value: beyond that a linear axis hides the differences of the small ones
 BAR = 0.66  # of a row
 SPREAD = 0.7  # of the room of one number of processes, over which its strategies stand, so that none covers another
-BEYOND = 3.0  # an unlimited network stands so many times beyond the fastest that has a limit
 
 # Of a rank's memory, measured: model states, the engine's buffers, and what comes on top during the step.
 MEASURED_PARTS = {
@@ -423,46 +421,6 @@ def world_sizes(table: pd.DataFrame, with_speed: bool = True) -> Figure:
 def _marks(color: str, marker: str, face: Any, size: float = 6) -> list[Line2D]:
     """A mark without a line, for a legend."""
     return [Line2D([], [], color=color, marker=marker, linestyle="none", markersize=size, markerfacecolor=face)]
-
-
-# ---------------------------------------------------------------- several machines
-
-
-def steps_by_rate(layouts: Sequence[tuple[str, Mapping[str, Sequence[Cell]]]]) -> Figure:
-    """One panel per layout: seconds of a step over the rate of each machine's interface, both logarithmic.
-
-    Points: the median step, with the range of its repeats. Lines: predicted from the step without a limit and the bytes
-    that theory expects each machine to send.
-    """
-    with house_style("network"):
-        canvas, axes = panels([2.9] * len(layouts))
-        handles = {}
-        for ax, (title, of) in zip(axes, layouts, strict=True):
-            limited = sorted({cell.rate for each in of.values() for cell in each if math.isfinite(cell.rate)})
-            beyond = BEYOND * limited[-1]
-            curve = np.geomspace(limited[0], beyond, 40)
-            for strategy, each in of.items():
-                look, seconds = style(strategy), [cell.median_seconds for cell in each]
-                spread = [[cell.median_seconds - cell.seconds[0] for cell in each],
-                          [cell.seconds[-1] - cell.median_seconds for cell in each]]  # fmt: skip
-                ax.errorbar([min(cell.rate, beyond) / 1e6 for cell in each], seconds, yerr=spread, fmt=look.marker,
-                            color=look.color, ms=5)  # fmt: skip
-                expected = [network.predicted_seconds(network.unlimited(each), rate) for rate in curve]
-                ax.plot(curve / 1e6, expected, linestyle=look.line, color=look.color, linewidth=1.3)
-                handles[strategy] = Line2D([], [], color=look.color, linestyle=look.line, marker=look.marker)
-            ax.set_title(title)
-            ax.set_xscale("log")
-            ax.set_yscale("log")
-            log_ticks(ax.yaxis)
-            ax.set_xticks([*(rate / 1e6 for rate in limited), beyond / 1e6],
-                          [*(f"{rate / 1e6:,.0f}" for rate in limited), "no limit"])  # fmt: skip
-            ax.minorticks_off()
-            ax.set_ylabel("seconds a step")
-        axes[-1].set_xlabel("Mbit/s of each machine's interface")
-        below(canvas, list(handles.values()), list(handles))
-        return finish(
-            canvas, "network", "Seconds of a step by the rate of the network: measured, and predicted (lines)"
-        )
 
 
 # ---------------------------------------------------------------- predictions
