@@ -36,6 +36,7 @@ VIEWS = {
     "answer": "answer.table",
     "acceptance": "acceptance.table",
     "fits": "what_fits.table",
+    "parts": "peak_parts.table",
 }
 WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
 

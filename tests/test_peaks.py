@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from study.compare import expected as view
-from study.compare import step_peaks
+from study.compare import peak_parts, step_peaks
 from study.records import find as records
+from study.records.schema import Record
 from study.strategy import file, in_theory
 from study.theory import hardware, measured_by_others, on_box, peaks, shapes
 from study.theory.case import Engine, Job
@@ -157,3 +158,26 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
         expected = in_theory.engine_of(chosen, hidden, world_size, precision)
         told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert told == expected, name
+
+
+@pytest.mark.parametrize(
+    ("peaks_of", "ddps", "said"),
+    [((5, 5, 5), (4, 6, 8), "tiny"), ((1, 1, 1), (4, 6, 8), "from the smallest"), ((9, 5, 9), (4, 6, 8), "not up to")],
+)
+def test_a_strategy_saves_from_the_size_on_from_which_all_larger_are_below(peaks_of, ddps, said):
+    def held(size, num_params, peak):
+        return peak_parts.Held(Record.model_construct(size=size, num_params=num_params), [], peak, peak, None)
+
+    sizes = (("toy", 10), ("tiny", 20), ("mini", 30))
+    pairs = [(held(*s, one), held(*s, ddp)) for s, one, ddp in zip(sizes, peaks_of, ddps, strict=True)]
+    assert peak_parts._from(pairs[::-1], lambda each: each.peak).startswith(said)
+
+
+def test_the_parts_of_a_peak_are_what_rests_and_what_comes_on_top():
+    lines = peak_parts.table([RECORDS / "bert-large"]).splitlines()
+    rows = {cells[1]: [float(cell) for cell in cells[2:-1]] for line in lines if len(cells := line.split(" | ")) > 8
+            and (cells := [each.strip(" |") for each in ("", *cells)])[2][0].isdigit()}  # fmt: skip
+    assert {"ddp", "zero3", "fsdp2"} <= rows.keys()
+    for *parts, peak, theory in rows.values():
+        assert sum(parts) == pytest.approx(peak, abs=0.03)
+        assert 0.7 * peak < theory < 1.05 * peak

@@ -347,6 +347,11 @@ def _peaks(r: Record, kind: str) -> list[int | None]:
     return highest
 
 
+def process_bytes(r: Record) -> int | None:
+    """The most that the whole process had in memory while it trained, of all ranks; None: not measured."""
+    return max((peak for peak in _peaks(r, "resident_bytes") if peak is not None), default=None)
+
+
 def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
     known = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
     return max((value for value in known if value is not None), default=None)

@@ -1,0 +1,103 @@
+"""The view `parts`: what a rank's highest moment is made of, and from which size on a strategy's is below DDP's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from study.compare import expected, words
+from study.compare.facts import PARTS, process_bytes, proven
+from study.records import find as records
+from study.records.schema import Record
+from study.running.caps import GIB
+
+EXPLANATION = """\
+GiB of the rank with the highest peak in a steady step. At rest: what it holds between two steps, counted; more: what
+comes on top in the step, which is the peak's rest. Theory: of the peak. Process: the most that the whole process had in
+memory while it trained, of all ranks, with Python and the libraries."""
+CROSSINGS = """\
+The smallest model from which on, among those that were run, a strategy's peak is below {}'s; by theory the same."""
+CONTROL = "ddp"
+
+
+class Held(NamedTuple):
+    """One run's peak."""
+
+    record: Record
+    at_rest: list[float]  # bytes, in the order of PARTS
+    peak: float
+    theory: float
+    process: float | None
+
+    @property
+    def setting(self) -> tuple[str, str, int, int]:
+        r = self.record
+        return r.workload, proven(r).precision, r.world_size, r.config["global_batch_size"]
+
+    @property
+    def num_params(self) -> int:
+        return self.record.num_params or 0
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Make the page: by workload, precision and number of processes a table of each size, and crossings."""
+    files = records.find(folders)
+    held = [each for file in files if file.record.status == "ok" and (each := _held(file.record))]
+    lines: list[str] = []
+    for setting, members in groupby(sorted(held, key=lambda each: (each.setting, each.num_params)), _setting):
+        runs = list(members)
+        workload, precision, world_size, batch = setting
+        lines += [f"## {workload}, {precision}, {words.processes(world_size)}, {batch} sequences a step", ""]
+        head = ["strategy", *(f"{part.replace('_', ' ')}" for part in PARTS), "more", "peak", "theory", "process"]
+        for size, of_size in groupby(runs, key=lambda each: each.record.size):
+            these = sorted(of_size, key=lambda each: words.in_order(run.record.strategy for run in runs).index(
+                each.record.strategy))  # fmt: skip
+            lines += [f"### {size}, {these[0].num_params:,} parameters", ""]
+            lines += [*words.markdown(head, map(_row, these)), ""]
+        if rows := _crossings(runs):
+            lines += ["### From which size on", "", CROSSINGS.format(CONTROL), ""]
+            lines += [*words.markdown(["strategy", "measured", "by theory"], rows), ""]
+    return words.page("Peaks by part", EXPLANATION, lines, "--view parts", folders, files)
+
+
+def _setting(each: Held) -> tuple[str, str, int, int]:
+    return each.setting
+
+
+def _held(r: Record) -> Held | None:
+    found = expected.step_peak(r)
+    if found is None or not r.resting_state_bytes:
+        return None
+    rank = max(r.resting_state_bytes, key=lambda each: each.model_states)
+    at_rest = [float(getattr(rank, part)) for part in PARTS]
+    return Held(r, at_rest, found.measured, found.predicted, process_bytes(r))
+
+
+def _row(each: Held) -> list[str]:
+    more = each.peak - sum(each.at_rest)
+    shown = [*each.at_rest, more, each.peak, each.theory]
+    process = f"{each.process / GIB:.2f}" if each.process else ""
+    return [each.record.strategy, *(f"{value / GIB:.2f}" for value in shown), process]
+
+
+def _crossings(runs: list[Held]) -> list[list[str]]:
+    """From which size on each strategy is below the control; none where fewer than three sizes were run."""
+    control = {each.record.size: each for each in runs if each.record.strategy == CONTROL}
+    rows = []
+    for name in words.in_order(each.record.strategy for each in runs if each.record.strategy != CONTROL):
+        pairs = [(each, control[each.record.size]) for each in runs
+                 if each.record.strategy == name and each.record.size in control]  # fmt: skip
+        if len({each.record.size for each, _ in pairs}) > 2:
+            rows.append([name, _from(pairs, lambda each: each.peak), _from(pairs, lambda each: each.theory)])
+    return rows
+
+
+def _from(pairs: list[tuple[Held, Held]], of: Callable[[Held], float]) -> str:
+    """The smallest size from which on the first of each pair holds less."""
+    above = [each.num_params for each, control in pairs if of(each) >= of(control)]
+    below = [each for each, _ in pairs if each.num_params > max(above, default=0)]
+    if not below:
+        return "not up to the largest"
+    return min(below, key=lambda each: each.num_params).record.size if above else "from the smallest"
