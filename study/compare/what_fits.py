@@ -64,9 +64,9 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
         else:
             rows = _rows(runs, "global_batch_size", lambda run: run.batch)
             lines += [f"Of batches of {runs[0].config.size}:", "", *words.markdown(HEAD, rows), ""]
-        if rows := _timed(runs, control):
             head = [name.format(control) for name in TIMED]
-            lines += [OF_TIMES.format(control), "", *words.markdown(head, rows), ""]
+            if timed := _timed(runs, control):
+                lines += [OF_TIMES.format(control), "", *words.markdown(head, timed), ""]
         lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {each.outcome.message}"
                   for each in runs if each.outcome.status not in ("ok", "out_of_memory", "skipped")]  # fmt: skip
     found = [file for folder in folders for file in records.find([folder])]
