@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import click
 
-from study import config, files
+from study import __version__, config, files
 from study.errors import Refusal, describe_usage
 from study.files import require_clone
 from study.run import as_words
@@ -65,12 +65,28 @@ class _Command(config.Command):
         return " ".join((self.help or "").partition("\n\n")[0].split())
 
 
+# What `zero-study` alone lists: the commands by what one wants, each group with a command line to begin with.
+GROUPS = {
+    "Train": (("train", "run", "plan", "job"), "zero-study run smoke"),
+    "Compare": (("compare", "report", "export"), "zero-study compare runs"),
+    "Plan": (("advise", "predict"), "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
+    "Check": (("doctor", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
+    "Maintain": (("pack", "merge"), "zero-study pack runs/smoke my-box.zip"),
+}
+PROVE = "In a script of your own: from study.engines import prove; prove.watch(engine) says what it really trains."
+
+
 class _Commands(config.Command, click.Group):
     command_class = _Command
     group_class = type
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(self.commands)  # as they are defined, not by the alphabet
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, (names, example) in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str()) for name in names])
+                formatter.write_text(f"$ {example}")
+                if title == "Check":
+                    formatter.write_text(PROVE)
 
     get_short_help_str = _Command.get_short_help_str
 
@@ -113,7 +129,7 @@ def parse(words: list[str]) -> click.Context:
     Raises Refusal for what cannot be asked, and click's Exit once it has printed what --help asks for.
     """
     try:
-        context = zero_study.make_context("zero-study", list(words), max_content_width=120)
+        context = zero_study.make_context("zero-study", list(words) or ["--help"], max_content_width=120)
         asked: click.Context = zero_study.invoke(context)
         return asked
     except click.UsageError as error:
@@ -131,9 +147,14 @@ def run(words: list[str]) -> int:
     return context.invoke(callback, **context.params) or 0
 
 
-@click.group(cls=_Commands, no_args_is_help=False, context_settings={"show_default": True})
+@click.group(
+    cls=_Commands,
+    no_args_is_help=False,
+    context_settings={"show_default": True, "help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="zero-study")
 def zero_study() -> None:
-    """The ZeRO replication study: runs, comparisons, predictions, and what became of published claims."""
+    """What do DDP, DeepSpeed ZeRO-1/2/3 and FSDP2 cost and save? Train, compare, plan, and check what others say."""
 
 
 # ---------------------------------------------------------------- runs
@@ -163,7 +184,10 @@ def _train(
     timeout: int | None,
     **options: Any,
 ) -> int:
-    """Check, launch and record one run; of several machines, this one's part of it."""
+    """Train one strategy, and record it.
+
+    Of several machines, this one's part of it.
+    """
     from study.compare import brief
     from study.run import make_run
     from study.running import checks, launch
@@ -227,7 +251,10 @@ def _plan(
     slurm: bool,
     per_machine: int | None,
 ) -> None:
-    """List a study's runs in their order: what is kept, what is skipped and why, how long the rest takes."""
+    """List a study's runs, and how long they take.
+
+    In their order: what is kept, what is skipped and why.
+    """
     from study.running import plan, studies
     from study.running.slurm import script
 
@@ -261,7 +288,9 @@ def _run(
     fail_fast: bool,
     minutes: int | None,
 ) -> int:
-    """Run a study's runs one after another; finished ones are kept, and what was cut off goes on from its checkpoint.
+    """Run a study, and go on where it was.
+
+    One run after another; finished ones are kept, and what was cut off goes on from its checkpoint.
 
     Exit status: 0 every run is ok or skipped; 1 every run has an outcome, and some are not ok (out of memory, say); 3
     some run has no outcome yet (interrupted, --minutes or --fail-fast); 2 refused.
@@ -299,7 +328,9 @@ def _job(
     num_machines: int | None,
     **machine: Any,
 ) -> int:
-    """Run one run of a study, whatever else of it runs elsewhere: what a job of a scheduler does.
+    """Run one run of a study, as a scheduler's job.
+
+    Whatever else of it runs elsewhere.
 
     Exit status: 0 it is ok; 1 it has another outcome; 2 refused.
     """
@@ -328,7 +359,9 @@ def _seconds(minutes: int | None) -> float:
 @click.option("--fix", type=PATH, metavar="OUT", help="also write the mended file, to a new file")
 @click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be tried [default: .]")
 def _doctor(file: Path | None, everything: bool, as_json: bool, fix: Path | None, disk: Path | None) -> int:
-    """Say of each key of a file what it will really do with these versions; without a file, what would bite here.
+    """Say what each key of a file really does.
+
+    With these versions; without a file, what would bite on this machine.
 
     Exit status: 0 every key does what it says, or nothing bites; 1 otherwise; 2 the file cannot be read.
     """
@@ -371,7 +404,9 @@ def _require(*modules: str) -> None:
 )
 @click.option("--output", type=PATH, help="JSON file to write")
 def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple[str, ...], output: Path | None) -> int:
-    """Train a toy in every way that the installed engines offer, and hold each against a reference without an engine.
+    """Ask whether the installed engines train right.
+
+    Trains a toy in every way that they offer, and holds each against a reference without an engine.
 
     On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
     """
@@ -404,7 +439,9 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
 @click.argument("folder", type=PATH, required=False, help="folder to write [default: RUN/model]")
 @click.option("--data-dir", type=PATH, help=DATA_FOLDER)
 def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
-    """Write the model of a run's newest checkpoint, whole and in fp32, as from_pretrained loads it.
+    """Write a run's model, as from_pretrained loads it.
+
+    That of its newest checkpoint, whole and in fp32.
 
     Its loss on the run's held-out examples is printed beside the run's own.
     """
@@ -424,7 +461,9 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
 @click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
 @click.option("--verdict", metavar="STUDY", help="hold the runs of this study to the protocol that it fixed in advance")
 def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | None) -> None:
-    """Compare runs with the control, with intervals and verdicts, as Markdown.
+    """Compare runs: loss, memory, time.
+
+    With a control, with intervals and verdicts, as Markdown.
 
     --verdict judges a study that was fixed in advance, arm by arm and endpoint by endpoint; of a pilot, which has no
     protocol, it says how far apart its runs of one seed are, and what power that leaves.
@@ -468,7 +507,10 @@ def _verdict(study: str, records: tuple[Path, ...]) -> str:
 def _report(
     study: str | None, records: tuple[Path, ...], times: tuple[Path, ...], fixed: tuple[Path, ...], output: Path | None
 ) -> None:
-    """Make the pages of a study from its records; without a study: those that need no runs, and the index."""
+    """Make the pages of a study from its records.
+
+    Without a study: those that need no runs, and the index.
+    """
     from study.report import build as report
     from study.running import studies
 
@@ -487,7 +529,10 @@ def _report(
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.argument("target", type=PATH, help="a file, my-box.zip, or a folder to commit, reports/cpu/records/cpu")
 def _pack(records: tuple[Path, ...], target: Path) -> None:
-    """Put finished runs into one file, with their digests, or into a folder to commit, a line each."""
+    """Put finished runs into one file, or a folder.
+
+    A file has their digests; a folder, to commit, has a line each.
+    """
     from study.records import pack
 
     if target.suffix == ".zip":
@@ -572,7 +617,9 @@ def _choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Cal
 def _advise(
     model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, trace: bool, **options: Any
 ) -> None:
-    """Predict every strategy for a model and GPUs: memory, time, price, and which to take.
+    """Say which strategy to take for a model and GPUs.
+
+    Predicts memory, time and price of each.
 
     Without --model: the largest model for the GPUs. Without --gpus: the fewest GPUs for the model.
     """
@@ -622,7 +669,10 @@ def _advise(
 @click.option("--gpus", "num_gpus", type=NUMBER, help="how many [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="folder to write to")
 def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
-    """Predict a study's runs on a box that nobody here has; without a study, all of the reports'."""
+    """Predict a study's runs on other GPUs.
+
+    Without a study, all of the reports'.
+    """
     from study.running import predictions, studies
 
     if study is None:
@@ -646,7 +696,9 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
 @click.option("--check", is_flag=True, help="decide every claim again, and list what has changed")
 @click.option("--write", is_flag=True, help="decide every claim again, write the verdicts")
 def _claims(asked: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> int:
-    """Print what became of what others have published: of a source, of one claim, or how all came out.
+    """Say what became of published sentences.
+
+    Of a source, of one claim, or how all came out.
 
     Exit status of --check and --write: 1 where a verdict no longer follows, or a sentence says another one than its
     rule finds.

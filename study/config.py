@@ -15,7 +15,7 @@ import click
 from click.core import augment_usage_errors
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from study.errors import Refusal, describe_usage, refusing
+from study.errors import Refusal, describe_usage, refusing, unknown
 from study.models import OWN_SIZES, SIZES
 
 # Knobs that say where things lie and how processes are kept: the record is the same. Of a text it has the digest.
@@ -246,7 +246,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
     """Build a RunConfig from a preset and what the user changed. Raises Refusal naming the key and the remedy."""
     if preset not in list(PRESETS):  # a study's file may say a list, which no key of a dict can be
-        raise Refusal(f"preset {preset!r} is unknown; --preset takes {', '.join(PRESETS)}")
+        raise Refusal(unknown("preset", preset, PRESETS, "--preset takes"))
     with refusing():
         return RunConfig(**{**PRESETS[preset], **overrides})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -13,6 +15,14 @@ from pydantic import ValidationError
 
 class Refusal(ValueError):
     """A request that the study refuses: one line for the user, exit status 2, nothing started."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str], takes: str) -> str:
+    """One line for a name that is not known: the nearest one where one is near, else all that are."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=2)
+    said = f"did you mean {' or '.join(near)}?" if near else f"{takes} {', '.join(names)}"
+    return f"{kind} {name!r} is unknown; {said}"
 
 
 class Failed(RuntimeError):

@@ -76,7 +76,7 @@ def test_presets():
     assert build_config("paper-large-batch").model_dump() == {**paper.model_dump(), "global_batch_size": 16}
     assert build_config("paper", size="tiny").size == "tiny"
     assert build_config().learning_rate == 1e-3
-    assert refusal(preset="pape").startswith("preset 'pape' is unknown; --preset takes smoke, paper")
+    assert refusal(preset="pape").startswith("preset 'pape' is unknown; did you mean paper")
     assert refusal(preset=["paper"]).startswith("preset ['paper'] is unknown")  # as a study's file may say it
 
 

@@ -55,7 +55,7 @@ def find(tmp_path):
         (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
         (QUESTION + "parts: [{seeds: [1, 1]}]\n", "parts.0: seeds: 1 is there twice"),
         (QUESTION + "parts: [{world_sizes: [0]}]\n", "parts.0.world_sizes.0=0: input should be greater than"),
-        (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; name a file or one of"),
+        (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; did you mean zero"),
         (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is there twice"),
         (QUESTION + "parts: [{strategies: []}]\n", "parts.0: strategies is empty"),
         (QUESTION + "parts: [{repeats: 0}]\n", "parts.0.repeats=0: input should be greater than or equal to 1"),

@@ -70,7 +70,8 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--strategy zero9", "strategy 'zero9' is unknown; name a file or one of single, ddp, ddp_tuned, zero0"),
+        ("--strategy zero9", "strategy 'zero9' is unknown; did you mean zero"),
+        ("--strategy none", "strategy 'none' is unknown; name a file or one of single, ddp, ddp_tuned, zero0"),
         ("--strategy nowhere.yaml", "strategy 'nowhere.yaml' is unknown"),
         ("--workload bert-squad", "workload='bert-squad': input should be 'bert-imdb' or 'gpt-wikitext'; change"),
         ("--size huge", "size 'huge' is not one of bert-imdb's: tiny, "),
@@ -97,9 +98,9 @@ def test_flags(folder, arguments, expected):
 def test_subcommands(folder):
     for arguments, expected in (
         ("trian", "no such command 'trian'; did you mean train"),
-        ("", "missing command; `zero-study --help` lists"),
         ("run", "STUDY is missing; `zero-study run --help` lists"),
-        ("run smok", "study 'smok' is unknown; name a YAML file or one of "),
+        ("run smok", "study 'smok' is unknown; did you mean smoke?"),
+        ("run twelve", "study 'twelve' is unknown; name a YAML file or one of "),
         ("run smoke --onl ddp", "no such option '--onl'; did you mean --only? "),
         ("run smoke --timeout", "option '--timeout' requires an argument; `zero-study run --help` lists"),
         ("run smoke twice", "got unexpected extra argument (twice); `zero-study run --help` lists"),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from study.engines.doctor import strict, written_files
 from study.engines.doctor.examine import CONFIGS, OF_DDP, with_keys
 from study.engines.keys import known_keys
-from study.errors import Refusal
+from study.errors import Refusal, unknown
 from study.files import check_name, load, read_yaml, shown_path
 from study.strategy import shipped
 
@@ -127,7 +127,7 @@ def find_strategy(name: str) -> Path:
     else:  # also of a folder there, as buckets/
         path = next((path for path in sorted(CONFIGS.rglob("*.yaml")) if path.stem == name), CONFIGS / "none")
     if not path.is_file():
-        raise Refusal(f"strategy {name!r} is unknown; name a file or one of {', '.join(names())}")
+        raise Refusal(unknown("strategy", name, names(), "name a file or one of"))
     return path
 
 
