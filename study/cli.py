@@ -27,6 +27,7 @@ from study.theory import case
 
 # The tables of `zero-study compare`, by the module of study.compare that makes each.
 VIEWS = {
+    "short": "at_a_glance.table",
     "differences": "differences.table",
     "model-states": "states_held.table",
     "communication": "bytes_sent.table",
@@ -457,7 +458,7 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None) -> None:
 
 @zero_study.command("compare")
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.option("--view", type=click.Choice(tuple(VIEWS)), default="differences", help="which table")
+@click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="which table")
 @click.option("--control", default="ddp", metavar="STRATEGY", help=f"what {' and '.join(WITH_CONTROL)} compare with")
 @click.option("--verdict", metavar="STUDY", help="hold the runs of this study to the protocol that it fixed in advance")
 def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | None) -> None:
@@ -469,7 +470,7 @@ def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | 
     protocol, it says how far apart its runs of one seed are, and what power that leaves.
     """
     if verdict is not None:
-        if (view, control) != ("differences", "ddp"):
+        if (view, control) != ("short", "ddp"):
             raise Refusal(
                 "--verdict: a study's protocol names its tables and its control; leave --view and --control out"
             )

@@ -9,7 +9,7 @@ import launching
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import answer, differences, table
+from study.compare import answer, at_a_glance, differences, table
 
 
 def rows(page: str, strategy: str) -> list[list[str]]:
@@ -45,12 +45,17 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
             path.write_text(json.dumps(json.loads(path.read_text()) | {"load": disturbed}))
     (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.table([tmp_path], "ddp"))
     assert "5 % of the processors" in line
+    lines = at_a_glance.table([tmp_path]).splitlines()
+    (ddp,), (zero2,) = ([line for line in lines if line.startswith(name)] for name in ("ddp", "zero2"))
+    assert ("same" in zero2, "(" in ddp, "(" in zero2) == (True, False, True)  # the time is there, and greyed
+    assert [line for line in lines if "5 % of the processors" in line]
+    assert max(map(len, lines)) <= 100
     path = write_run(tmp_path / "quiet", strategy="ddp")
     assert "Without a time" not in differences.table([path.parent], "ddp")
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("view", ["differences", "parity", "model-states"])
+@pytest.mark.parametrize("view", ["short", "differences", "parity", "model-states"])
 def test_every_view_of_committed_records(view):
     done = launching.command_line(["compare", "--view", view, "reports/cpu/records/cpu"])
     assert done.returncode == 0, done.stderr

@@ -48,10 +48,10 @@ def table(folders: Sequence[Path]) -> str:
     several = len({records.box_of(f.record) for f in finished}) > 1
     for group in groups:
         if len(group) > 1:
-            ordered = sorted(group, key=_order)
+            ordered = sorted(group, key=order)
             rows = [_row(file, ordered) for file in ordered]
             box = f", {records.box_of(ordered[0].record)}" if several else ""
-            lines += [f"## {words.shown(_heading(ordered[0].record))}{box}", "", *words.markdown(HEAD, rows), ""]
+            lines += [f"## {words.shown(heading(ordered[0].record))}{box}", "", *words.markdown(HEAD, rows), ""]
     if alone:
         lines += [f"Nothing to compare with: {words.shown(', '.join(alone))}.", ""]
     lines += _learned(finished)
@@ -83,20 +83,20 @@ def shown_arithmetic(r: Record) -> str:
     return f" with {', '.join(said)}" if said else ""
 
 
-def _heading(r: Record) -> str:
+def heading(r: Record) -> str:
     dropout = f"dropout {r.config['dropout']:g}"
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
     return f"{r.workload} {r.size}, {proven(r).precision}, seed {r.seed}, {dropout}, {steps}{shown_arithmetic(r)}"
 
 
-def _order(file: RecordFile) -> tuple[int, int, int, str, str]:
+def order(file: RecordFile) -> tuple[int, int, int, str, str]:
     """References first: ddp, then the plainest run."""
     r, proof = file.record, proven(file.record)
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if proof.sharding else 2)
     return plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
 
 
-def _incomparable(r: Record, other: Record) -> str | None:
+def incomparable(r: Record, other: Record) -> str | None:
     """Why two runs of one group cannot be compared; None where they can."""
     run, reference = (
         {**each.config, **proven(each).model_dump(), "world_size": each.world_size} for each in (r, other)
@@ -119,9 +119,9 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     r = file.record
     start = [r.run_id, f"{r.world_size} x {proven(r).micro_batch_size}"]
     others = [other for other in group if other is not file]
-    comparable = [other for other in group if _incomparable(r, other.record) is None]
+    comparable = [other for other in group if incomparable(r, other.record) is None]
     if comparable == [file]:
-        return [*start, f"not comparable: {_incomparable(r, others[0].record)}", *[""] * (len(HEAD) - 3)]
+        return [*start, f"not comparable: {incomparable(r, others[0].record)}", *[""] * (len(HEAD) - 3)]
     reference = comparable[0]
     if reference is file:
         return [*start, "(the reference)", *[""] * (len(HEAD) - 3)]
@@ -192,17 +192,17 @@ def _identity(weights: Checksum, reference: Checksum) -> str:
 def _learned(finished: Sequence[RecordFile]) -> list[str]:
     """One table per model, precision, global batch and box, with a row for each run."""
 
-    def heading(file: RecordFile) -> str:
+    def block(file: RecordFile) -> str:
         r = file.record
         batch = f"{r.config['global_batch_size']} sequences per step"
         return f"{r.workload} {r.size}, {proven(r).precision}, {batch}, {records.box_of(r)}"
 
-    def order(file: RecordFile) -> tuple[Hashable, ...]:
+    def place(file: RecordFile) -> tuple[Hashable, ...]:
         r = file.record
-        return heading(file), r.strategy != "single", r.strategy, r.world_size, r.seed
+        return block(file), r.strategy != "single", r.strategy, r.world_size, r.seed
 
     lines = ["## What each run learned", "", LEARNED, ""] if finished else []
-    for name, members in groupby(sorted(finished, key=order), key=heading):
+    for name, members in groupby(sorted(finished, key=place), key=block):
         lines += [f"### {name}", "", *words.markdown(LEARNED_HEAD, map(_learned_by, members)), ""]
     return lines
 
