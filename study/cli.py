@@ -612,11 +612,20 @@ def _choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Cal
     type=NUMBER,
     help="GPUs that share one copy of the states (hybrid sharding, ZeRO-1 within nodes) [default: hybrid, a node's]",
 )
+@click.option(
+    "--all", "everything", is_flag=True, help="every strategy, where the bytes are, and what the times rest on"
+)
 @click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
 @click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
 @click.option("--trace", is_flag=True, help="also trace the model over fake tensors, a minute or less a strategy")
 def _advise(
-    model: str | None, num_gpus: int | None, as_json: bool, write: Path | None, trace: bool, **options: Any
+    model: str | None,
+    num_gpus: int | None,
+    everything: bool,
+    as_json: bool,
+    write: Path | None,
+    trace: bool,
+    **options: Any,
 ) -> None:
     """Say which strategy to take for a model and GPUs.
 
@@ -651,7 +660,7 @@ def _advise(
         show(planner.fewest_gpus(model, asked), advice_text.text_of_fewest, advice_text.content_of_fewest)
         return
     advice = planner.advise(model, asked)
-    show(advice, advice_text.text, advice_text.content)
+    show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
     if trace:
         from study.planner import fake_tensors
         from study.planner.trace import lines

@@ -47,6 +47,18 @@ def test_every_strategy_of_the_project_is_there(capsys):
     assert offloaded["zero2"] == 0 < offloaded["zero2_cpu_offload"]
 
 
+def test_what_to_take_comes_first_in_80_columns(capsys):
+    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2].startswith("Take fsdp2: ")
+    assert any(line.startswith("Careful: 7% of a GPU is free") for line in lines)
+    rows = lines[lines.index("") + 1 :][lines[3:].index("") + 2 :]
+    assert [row.split()[0] for row in rows[:6]] == ["strategy", "fsdp2", "zero3", "zero2", "zero1", "ddp"]
+    assert not any("Careful" in line for line in printed(capsys, *CASE).splitlines())
+    assert "Careful" not in (none := printed(capsys, "--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1"))
+    assert "none fits" in none
+
+
 def test_a_fixed_case(capsys):
     arguments = ["--strategy", "zero3", "--micro-batch-size", "8", "--gradient-accumulation-steps", "3"]
     found = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing", "full")
@@ -221,20 +233,20 @@ def test_a_short_step_has_no_upper_end(capsys):
     arguments = ["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "ddp"]
     arguments += ["--sequence-length", "512", "--micro-batch-size"]
     short, long = ([*arguments, size] for size in ("1", "64"))
-    text = printed(capsys, *short)
+    text = printed(capsys, *short, "--all")
     assert len(note(text, "short steps (all), below 4 ms of computing a layer and micro step")) == 1
     assert "-?)" in text
     assert "a factor of" not in text
     (option,) = told(capsys, *short)["strategies"]
     assert option["seconds_per_step_high"] is None is option["seconds_per_step_rests_on"]
-    text = printed(capsys, *long)
+    text = printed(capsys, *long, "--all")
     assert not note(text, "short steps")
     assert "a factor of" in text
 
 
 def test_hybrid_sharding_is_within_nodes(capsys):
     nodes = ["--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "64", "--strategy"]
-    text = printed(capsys, *nodes, "fsdp2_hybrid")
+    text = printed(capsys, *nodes, "fsdp2_hybrid", "--all")
     (line,) = [line for line in text.splitlines() if "nodes of 8" in line]
     assert line.startswith("Assumed: ")
     assert line.endswith("; nodes of 8, 1600 Gbit/s; fsdp2_hybrid in groups of 8.")

@@ -25,11 +25,67 @@ if TYPE_CHECKING:
     from study.theory.hardware import Box
     from study.theory.shapes import ModelShape
 
-LINE = 120  # characters
+LINE, NARROW = 120, 80  # characters
+ROWS = 5  # of the table that comes first
+FAMILIAR = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+ROOM = 1 / 3  # of a GPU: docs/planner.md, of published memory of whole cards
 
 
 def text(advice: Advice) -> str:
-    """Say it in tables of plain text."""
+    """Say what to take, and a few rows of a table in 80 columns."""
+    box = advice.box
+    shown = (
+        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {advice.asked.sequence_length:,} tokens a sequence"
+    )
+    lines = [
+        f"{shown}. Predicted, not measured.",
+        "",
+        f"Take {advice.reason}." if advice.recommended else advice.reason,
+    ]
+    lines += _careful(advice)
+    chosen = _few(advice)
+    rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", "tokens/s/GPU"]]
+    rows += [[*(cells[place] for place in (0, 2, 3, 4, 5, 7, 8))] for cells in map(_row, chosen)]
+    more = f"{len(advice.options) - len(chosen)} more strategies, " if len(advice.options) > len(chosen) else ""
+    notes = f", {len(advice.notes)} note{'s'[: len(advice.notes) > 1]}" if advice.notes else ""
+    last = f"--all: {more}where a GPU's bytes are, on which errors the times rest{notes}."
+    return "\n".join([*_wrapped(lines), "", *_aligned(rows), "", *_wrapped([last])])
+
+
+def _wrapped(lines: Iterable[str]) -> list[str]:
+    return [part for line in lines for part in textwrap.wrap(line, NARROW) or [""]]
+
+
+def _careful(advice: Advice) -> list[str]:
+    """Warn where less is free than a whole card was found to hold beyond what is predicted."""
+    if advice.recommended is None:
+        return []
+    prediction = advice.recommended.prediction
+    free = float(prediction.free_bytes) / float(prediction.usable_bytes)
+    if free >= ROOM:
+        return []
+    said = (
+        f"Careful: {free:.0%} of a GPU is free, and whole cards were found to hold up to a third more than predicted."
+    )
+    roomy = [o for o in advice.options if o.prediction.fits
+             and float(o.prediction.free_bytes) >= ROOM * float(o.prediction.usable_bytes)]  # fmt: skip
+    if not roomy:
+        return [f"{said} No strategy leaves a third free here."]
+    fastest = max(roomy, key=lambda option: float(option.prediction.tokens_per_second_per_gpu))
+    return [f"{said} The fastest that leaves a third free is {fastest.strategy.name}."]
+
+
+def _few(advice: Advice) -> list[Option]:
+    """The recommended strategy, plain DDP and the stages as shipped, or what there is: five at most, fastest first."""
+    first = [option for option in (advice.recommended,) if option]
+    rest = [option for option in advice.options if option not in first]
+    rest.sort(key=lambda option: (option.strategy.name not in FAMILIAR, not option.prediction.fits,
+                                  -float(option.prediction.tokens_per_second_per_gpu)))  # fmt: skip
+    return first + rest[: ROWS - len(first)]
+
+
+def text_of_all(advice: Advice) -> str:
+    """Say all of it in tables of plain text."""
     asked, box, shape = advice.asked, advice.box, advice.shape
     nodes = f", {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
