@@ -98,6 +98,8 @@ def _interrupt(number: int, _: Any) -> None:
 
 def run(arguments: list[str]) -> None:
     """Check, build, train, evaluate, record. Raises Refusal with nothing left behind."""
+    if os.environ.get("RANK", "0") == "0" and not {"--help", "-h"} & {*arguments}:
+        print("loading PyTorch and the engine: some 10 seconds, once ...", file=sys.stderr, flush=True)
     imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()
     extensions.look_at_the_processor_once()
@@ -167,7 +169,8 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     model.train()
     began = now() - journal.elapsed_seconds
     steps = range(steps_done + 1, config.num_steps + 1)
-    for step in tqdm(steps, disable=not accelerator.is_main_process, unit="step", mininterval=1.0):
+    bar = tqdm(steps, disable=not accelerator.is_main_process, unit="step", mininterval=1.0)
+    for step in bar:
         journal.step = step
         learning_rate = config.learning_rate_at(step)
         for group in optimizer.param_groups:
@@ -212,6 +215,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
                 "samples": int(every[:, 2].sum()),
             }
         )
+        bar.set_postfix_str(f"loss {every[:, 0].mean():.4f}", refresh=False)
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
             journal.add_evaluation(step, evaluate(built))
             model.train()

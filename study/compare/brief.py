@@ -39,6 +39,7 @@ def _engine(proof: Proof) -> str:
 
 def _learned(record: Record, first_loss: float) -> str:
     line = f"learned   loss {first_loss:.4f} at first, {record.final_loss:.4f} after {record.steps_done} steps"
+    line += " of synthetic text" if record.config["data"] == "bundled" else ""
     if not record.evaluation:
         return line
     last = {name: value for name, value in record.evaluation[-1].items() if name != "step"}
