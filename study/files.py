@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,20 @@ def read_whole(path: Path) -> bytes:
     if len(content) > LARGEST_FILE:
         raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MiB")
     return content
+
+
+def decompressed(content: bytes) -> bytes:
+    """What a gzip file holds. Raises ValueError where it is none, is cut off, or holds more than any of the study's."""
+    reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        text = reader.decompress(content, LARGEST_FILE + 1)
+    except zlib.error as error:
+        raise ValueError(f"no gzip file: {error}") from None
+    if len(text) > LARGEST_FILE:
+        raise ValueError(f"it holds more than {LARGEST_FILE >> 20} MiB")
+    if not reader.eof or reader.unused_data:
+        raise ValueError("a gzip file that is cut off, or followed by something else")
+    return text
 
 
 def parse_json(text: bytes | str, section: Section = _each_once) -> Any:

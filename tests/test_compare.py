@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -207,15 +208,14 @@ def test_runs_of_another_length_are_refused(folder):
 
 def held(folder: Path, name: str) -> dict[str, dict]:
     """What the lines of a file say, by run id."""
-    lines = (folder / name).read_text().splitlines() if (folder / name).exists() else []
-    return {json.loads(line)["run_id"]: json.loads(line) for line in lines}
+    return {run_id: json.loads(line) for run_id, line in records.read_lines(folder / name).items()}
 
 
 def test_collect_puts_the_runs_into_few_files(folder, tmp_path, capsys):
     target = tmp_path / "reports" / "records"
     sources = {path.parent.name: path for path in folder.glob("*/record.json")}
     assert pack.collect([folder], target) == len(sources)
-    assert {path.name for path in target.iterdir()} == {"records.jsonl", "steps.jsonl"}
+    assert {path.name for path in target.iterdir()} == {"records.jsonl.gz", "steps.jsonl.gz"}
     assert held(target, "records.jsonl") == {name: json.loads(path.read_text()) for name, path in sources.items()}
     for file in records.find([target]):
         assert file.steps == sources[file.record.run_id].with_name("steps.jsonl").read_bytes()
@@ -232,14 +232,14 @@ def test_a_run_that_is_made_again_replaces_its_lines_alone(tmp_path, capsys):
     for seed in range(3):
         path = synthetic.write_run(runs, seed=seed, study="s")
     pack.collect([runs], target)
-    before = {path.name: path.read_bytes().splitlines() for path in target.iterdir()}
+    before = {path.stem: list(records.read_lines(target / path.stem).values()) for path in target.iterdir()}
     shutil.rmtree(runs)
     synthetic.write_run(runs, seed=2, study="s", seconds=2.0)
     capsys.readouterr()
     assert pack.collect([runs], target) == 1
     assert capsys.readouterr().out == f"replaced {path.parent.name}\n"
     for name, lines in before.items():
-        after = (target / name).read_bytes().splitlines()
+        after = list(records.read_lines(target / name).values())
         assert (after[:2], after[2] != lines[2], len(after)) == (lines[:2], True, 3)
     shutil.rmtree(runs)
     failed = synthetic.write_run(runs, seed=2, status="failed")  # before its first step, and nobody saw it
@@ -269,10 +269,43 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
 def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoil, match):
     target = tmp_path / "collected"
     pack.collect([folder], target)
-    (target / name).write_text(spoil((target / name).read_text()))
+    packed = target / f"{name}.gz"
+    packed.write_bytes(gzip.compress(spoil(gzip.decompress(packed.read_bytes()).decode()).encode()))
     for read in (lambda: parity.table([target]), lambda: pack.collect([folder], target)):
         with pytest.raises(Refusal, match=rf"collected/{name}: {match}"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda content: content[:-9], "cut off"),
+        (lambda content: content + b"more", "followed by something else"),
+        (lambda content: b"{}", "no gzip file"),
+    ],
+)
+def test_a_compressed_file_that_is_not_whole_is_refused(folder, tmp_path, spoil, said):
+    pack.collect([folder], tmp_path / "collected")
+    packed = tmp_path / "collected" / "steps.jsonl.gz"
+    packed.write_bytes(spoil(packed.read_bytes()))
+    with pytest.raises(Refusal, match=rf"steps\.jsonl\.gz: cannot be read as lines of runs \(.*{said}"):
+        parity.table([tmp_path / "collected"])
+
+
+def test_files_from_before_they_were_compressed_are_read_and_replaced(folder, tmp_path):
+    target = tmp_path / "collected"
+    pack.collect([folder], target)
+    whole = parity.table([target])
+    for packed in list(target.iterdir()):
+        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+        with pytest.raises(Refusal, match=r"\.jsonl\.gz is beside it, and holds the same runs"):
+            parity.table([target])
+        packed.unlink()
+    assert parity.table([target]) == whole
+    for run in folder.glob("*/record.json"):
+        synthetic.change(run, wall_seconds=1.0)
+    pack.collect([folder], target)
+    assert not (target / "records.jsonl").exists()
 
 
 def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
@@ -317,7 +350,7 @@ def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
     assert f"left out {path}: interrupted" in capsys.readouterr().out
     synthetic.write_outcome(runs, "timed_out")  # what the runner saw of it is a fact
     assert pack.collect([runs], target) == 1
-    assert [path.name for path in target.iterdir()] == ["outcomes.jsonl"]
+    assert [path.name for path in target.iterdir()] == ["outcomes.jsonl.gz"]
 
 
 def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -207,7 +208,9 @@ def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
     ))  # fmt: skip
     if is_collected:
         pack.collect([Path("runs")], Path("out"))
-        path = Path("out/records.jsonl")
+        path = Path("out/records.jsonl")  # as it was before it was compressed
+        path.write_bytes(gzip.decompress((packed := Path("out/records.jsonl.gz")).read_bytes()))
+        packed.unlink()
     whole = json.loads(path.read_text())
     assert next(records.find_runs([path.parent])).record.record == schema.read(run_dir)
     places = [(at, value) for at, value in leaves(whole) if not is_collected or at != ("run_id",)]

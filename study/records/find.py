@@ -2,10 +2,12 @@
 
 A run directory holds a file for record, steps and outcome. In a folder that is committed many runs lie in three files:
 each has a line in records.jsonl, steps.jsonl and outcomes.jsonl, which begins with its id and holds what its file held.
+They are compressed there (records.jsonl.gz), and read as they are, too.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import Counter
@@ -26,7 +28,8 @@ _START = re.compile(rb'\{"run_id": "([ !#-\[\]-~]{1,256})", ')  # what a name ma
 
 UNKNOWN_BOX = "unknown box"
 _CALLED = {RECORDS: "a record", OUTCOMES: "an outcome"}
-_OF_RUNS = {"record.json", "outcome.json", *_CALLED}  # what is looked for
+COMPRESSED = ".gz"
+_OF_RUNS = {"record.json", "outcome.json", *_CALLED, *(name + COMPRESSED for name in _CALLED)}  # what is looked for
 
 
 class RecordFile(NamedTuple):
@@ -197,10 +200,14 @@ def read_lines(path: Path) -> dict[str, bytes]:
 
     What follows the id is not looked at. Raises Refusal for a line without an id, and for two of one run.
     """
-    if not path.exists():
+    packed = path.with_name(path.name + COMPRESSED)
+    if packed.exists() and path.exists():
+        raise Refusal(f"{path}: {packed.name} is beside it, and holds the same runs; take one of them away")
+    if not packed.exists() and not path.exists():
         return {}
-    with files.reading(path, "lines of runs"):
-        text = files.read_whole(path).removesuffix(b"\n")
+    with files.reading(packed if packed.exists() else path, "lines of runs"):
+        content = files.decompressed(files.read_whole(packed)) if packed.exists() else files.read_whole(path)
+    text = content.removesuffix(b"\n")
     lines: dict[str, bytes] = {}
     for number, line in enumerate(text.split(b"\n") if text else (), 1):
         start = _START.match(line)
@@ -211,6 +218,13 @@ def read_lines(path: Path) -> dict[str, bytes]:
             raise Refusal(f"{path}: line {number} is the second one of {run_id}; take the one not wanted away")
         lines[run_id] = line
     return lines
+
+
+def write_lines(path: Path, lines: Mapping[str, bytes]) -> None:
+    """Write a file of these lines, compressed, in place of what is there; equal lines make equal bytes."""
+    packed = gzip.compress(join_lines(lines), mtime=0)
+    files.write_whole(path.with_name(path.name + COMPRESSED), packed)
+    path.unlink(missing_ok=True)  # as it was written before files were compressed
 
 
 def join_lines(lines: Mapping[str, bytes]) -> bytes:

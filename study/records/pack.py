@@ -96,7 +96,7 @@ def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in records.NAMES:
         if name in changed:
-            files.write_whole(folder / name, records.join_lines(held[name]))
+            records.write_lines(folder / name, held[name])
     return told
 
 
