@@ -71,8 +71,8 @@ def test_set_up_is_the_same_everywhere():
     found = {path.stem: reported.tagged(path, "colab")[-1].source for path in reported.NOTEBOOKS}
     *common, last = found.pop("summary").splitlines()
     assert last.strip().startswith("study = ")
-    # What reads no runs, or those of several machines, trains none and needs nothing to train with.
-    (set_up,) = {found.pop(name) for name in (*report.SITE_PAGES, *report.NETWORK_PAGE)}
+    # What reads no runs trains none and needs nothing to train with.
+    (set_up,) = {found.pop(name) for name in report.SITE_PAGES}
     _, *lines = set_up.splitlines()
     assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
     assert "colab.train" in "".join(common[len(lines) + 1 :])
