@@ -9,7 +9,7 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 33_100,  # aim: 30,000; what measures what fits is to leave again elsewhere
+    "study": 33_350,  # aim: 30,000; what measures what fits leaves again with the old report
     "tools": 4_030,  # the ruling: 4,000
     "tests": 20_350,  # aim: 18,000
 }
