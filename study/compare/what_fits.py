@@ -21,8 +21,8 @@ TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "its largest batch",
 EXPLANATION = """\
 Each run trains one model under a cap on what each of its processes may hold. Largest that trained and smallest that did
 not, of models or of batches: by the runs, between which nothing of the ladder was left. Predicted: theory's peak of
-tensors, and what a process holds beside them, against the cap, as theory is now; what it said before the first run is in
-the study's protocol. The last column is that need of the largest that trained."""
+tensors, and what a process holds beside them, against the cap, as theory is now; what it said before the first run
+is in the study's protocol. The last column is that need of the largest that trained."""
 OF_TIMES = """\
 Speed at equal memory: each run beside the mean of the nearest runs of {} before and after it, the median of its runs,
 and in parentheses the lowest and the highest."""
