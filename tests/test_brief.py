@@ -18,7 +18,9 @@ def test_five_lines_of_a_real_run():
     offloads = "optimizer on cpu, parameters on cpu"
     assert lines["proven"] == f"zero3_cpu_offload: DeepSpeed's ZeRO stage 3, {offloads}, 2 processes on cpu, fp32"
     first, last = run.steps[0]["loss"], run.record.final_loss
-    assert lines["learned"].startswith(f"loss {first:.4f} at first, {last:.4f} after 8 steps; held out: loss ")
+    assert lines["learned"].startswith(
+        f"loss {first:.4f} at first, {last:.4f} after 8 steps of synthetic text; held out: loss "
+    )
     fullest = max(rank.model_states for rank in run.record.model_state_bytes) / run.record.num_params
     assert lines["held"].startswith(f"{fullest:.2f} bytes of model states per parameter on the fullest rank ")
     assert "(arXiv:1910.02054: 8.00)" in lines["held"]  # fp32 Adam over two ranks

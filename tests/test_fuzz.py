@@ -399,6 +399,14 @@ def _broken_runs(draw: random.Random) -> None:
     collected = bool(draw.randrange(2))
     shutil.copytree("collected-good" if collected else "good", "runs")
     path = draw.choice(sorted(path for path in Path("runs").rglob("*") if path.is_file()))
+    if path.suffix == records.COMPRESSED and draw.randrange(2):
+        path.write_bytes(scrambled(path.read_bytes().decode("latin-1"), draw))
+        return
+    if path.suffix == records.COMPRESSED:
+        text = files.decompressed(path.read_bytes())
+        path.unlink()
+        path = path.with_suffix("")
+        path.write_bytes(text)
     if path.suffix == ".jsonl":
         with contextlib.suppress(TypeError, RecursionError):  # of the case itself
             path.write_bytes(_broken_lines(path.read_text(), draw))
@@ -457,6 +465,12 @@ def record_files(draw: random.Random) -> None:
             raise Broken(f"{outside} was written")
 
 
+def _uncompressed(path: Path) -> tuple[str, bytes]:
+    content = path.read_bytes()
+    packed = path.suffix == records.COMPRESSED
+    return (path.stem, files.decompressed(content)) if packed else (path.name, content)
+
+
 def packs(draw: random.Random) -> None:
     """A pack of other members, another manifest or other bytes: all of it arrives, or nothing."""
     whole = Path("good.zip").read_bytes()
@@ -502,7 +516,7 @@ def packs(draw: random.Random) -> None:
     if ask("merge", "box.zip", "out").status == 0:
         with zipfile.ZipFile("box.zip") as archive:
             sent = {name: archive.read(name) for name in archive.namelist() if name != pack.MANIFEST}
-        if sent != {path.name: path.read_bytes() for path in Path("out").iterdir()}:
+        if sent != dict(map(_uncompressed, Path("out").iterdir())):
             raise Broken("merged other files than it holds")
         refused(lambda: list(records.find_runs([Path("out")])))
     for outside in Path("..").iterdir():

@@ -104,7 +104,7 @@ def test_subcommands(folder):
         ("run smoke --onl ddp", "no such option '--onl'; did you mean --only? "),
         ("run smoke --timeout", "option '--timeout' requires an argument; `zero-study run --help` lists"),
         ("run smoke twice", "got unexpected extra argument (twice); `zero-study run --help` lists"),
-        ("compare runs --view losse", "--view: 'losse' is not one of 'differences', "),
+        ("compare runs --view losse", "--view: 'losse' is not one of 'short', 'differences', "),
         ("advise", "--gpu is missing; `zero-study advise --help` lists"),
         ("run smoke --timeout 1.5", "--timeout 1.5: must be a whole number of at least 1"),
     ):

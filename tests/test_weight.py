@@ -11,7 +11,7 @@ from launching import ROOT
 LINES = {
     "study": 33_350,  # aim: 30,000; what measures what fits leaves again with the old report
     "tools": 4_030,  # the ruling: 4,000
-    "tests": 20_350,  # aim: 18,000
+    "tests": 20_420,  # aim: 18,000
 }
 WORDS = 22_850  # of README and docs/, at most, without what is fenced and what is generated
 

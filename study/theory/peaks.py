@@ -161,7 +161,7 @@ def _moments(
         0 if shape.has_tied_head or not gradients.held else gradients.size * shape.vocabulary * shape.hidden
     )
     if engine.kind == "fsdp":  # and with it what surrounds the blocks is reduced
-        embeddings += gradients.accumulated * (shape.outside_params - _reduced_last(shape)) / shape.num_params
+        embeddings += gradients.accumulated * (shape.outside_params - _tied_unit(shape, engine)) / shape.num_params
     # An accumulated gradient is there from the first micro step on.
     is_accumulating = np.asarray(job.gradient_accumulation_steps) > 1
     before = gradients.accumulated * is_accumulating
@@ -347,7 +347,15 @@ def _around(shape: ModelShape) -> int:
     return shape.outside_params - (0 if shape.has_tied_head else shape.vocabulary * shape.hidden)
 
 
-def _reduced_last(shape: ModelShape) -> int:
+def _tied_unit(shape: ModelShape, engine: Engine) -> int:
+    """Elements of FSDP2's last unit where the head is tied to the embedding, so that it is whole until backward ends.
+
+    Until then it has no shard of its gradients. Untied, and on one rank, runs and traced cases have none of this.
+    """
+    return _last_unit(shape) if shape.has_tied_head and engine.num_shards > 1 else 0
+
+
+def _last_unit(shape: ModelShape) -> int:
     """Elements of the last unit whose gradients FSDP2 reduces: the embedding, or all that surrounds the blocks."""
     return max(shape.outside_params - _around(shape), _around(shape))
 
@@ -361,19 +369,19 @@ def _fsdp_gradients(shape: ModelShape, engine: Engine, job: Job) -> _Gradients:
     on_gloo = job.device == "cpu" and engine.num_shards > 1
     reduced = 4 if engine.reduces_in_fp32 else size
     sharded = 0.0 if engine.offload_param != "none" else held * shape.num_params / engine.num_shards
-    last = _reduced_last(shape)
+    last, tied = _last_unit(shape), _tied_unit(shape, engine)
     return _Gradients(
         size,
         accumulated=sharded,
         # Several ranks copy a unit's gradients in a loop, whose variable keeps the last: the embedding's
         # (foreach_reduce).
-        held=sharded * (1 - last / shape.num_params)  # whose shard is not there yet
+        held=sharded * (1 - tied / shape.num_params)
         + size * (shape.outside_params if engine.num_shards > 1 else _around(shape)),
         # One block's gradients, as far as its feed-forward part, and what was made of the block's before it.
         bucket=size * _feed_forward(shape) + reduced * shape.block_params,
         first_bucket=size * _feed_forward(shape),
         # Beside what the first block's reduction worked on, kept until the next waits for it (ReduceScatterState).
-        flushed=reduced * (last * (2 if on_gloo else 1) + (shape.block_params if engine.num_shards > 1 else 0)),
+        flushed=reduced * (last * (2 if on_gloo else 1) + (shape.block_params if tied else 0)),
         # Replicas' all-reduces keep what they worked on until backward ends (_fsdp_param_group.py, AllReduceState).
         added=held * (last if engine.replicas == 1 else shape.num_params) / engine.num_shards,
     )
