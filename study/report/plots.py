@@ -1,0 +1,147 @@
+"""The figures that several notebooks draw, each from a tidy table of `tables`: plain matplotlib, to be changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from study.compare.facts import PARTS
+from study.compare.words import in_order
+
+WIDTH = 9.0  # inches
+ROW = 0.36  # of a bar
+# One colour per stage, apart also for eyes that see few colours (after Okabe and Ito); one mark per kind of a stage.
+COLOURS = {"single": "#808080", "ddp": "#222222", "zero0": "#A87900", "zero1": "#2E86D0", "zero2": "#009E73",
+           "zero3": "#D55E00", "fsdp2": "#C0609A"}  # fmt: skip
+MARKS = {"": ("o", "-"), "cpu_offload": ("s", "--"), "nvme_offload": ("^", ":"), "tuned": ("D", "-."),
+         "no_reshard": ("v", "-."), "hpz": ("P", ":")}  # fmt: skip
+PART_COLOURS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer_states": "#B9BCF5",
+                "communication_buffers": "#C79A2B", "more in the step": "#9A9A9A"}  # fmt: skip
+
+
+def look(strategy: str) -> dict[str, Any]:
+    """The colour, mark and line that a strategy has in every figure."""
+    stage, _, kind = strategy.partition("_")
+    mark, line = MARKS.get(kind, ("X", "--"))
+    return {"color": COLOURS.get(stage, "#7A6FD0"), "marker": mark, "linestyle": line}
+
+
+def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> Figure:
+    """The training loss of the strategies that have all of the control's seeds, whose range is the band."""
+    figure, axes = _panel(4.2)
+    seeds = steps.groupby("strategy")["seed"].agg(set)
+    smooth = steps[steps["strategy"].map(seeds) >= seeds[control]].sort_values("step").copy()
+    by_run = smooth.groupby(["strategy", "seed", "repeat"])["loss"]
+    smooth["smooth"] = by_run.transform(lambda loss: loss.rolling(window, min_periods=1).mean())
+    band = smooth[smooth["strategy"] == control].groupby("step")["smooth"].agg(["min", "max"])
+    axes.fill_between(band.index, band["min"], band["max"], color=look(control)["color"], alpha=0.15, linewidth=0)
+    for name in in_order(smooth["strategy"]):
+        curve = smooth[smooth["strategy"] == name].groupby("step")["smooth"].mean()
+        style = look(name)
+        axes.plot(curve.index, curve, color=style["color"], linestyle=style["linestyle"], label=name, linewidth=1.4)
+    axes.set(xlabel="optimizer step", ylabel=f"training loss, mean of {window} steps")
+    return _finished(figure, axes)
+
+
+def peak_by_part(runs: pd.DataFrame, states: pd.DataFrame, control: str = "ddp") -> Figure:
+    """A process's highest moment by part: what rests between two steps, and what comes on top in the step."""
+    resting = states[states["moment"] == "resting"]
+    resting = resting[resting["rank"] == 0].pivot_table(index="strategy", columns="part", values="gib", aggfunc="mean")
+    peaks = runs.groupby("strategy")["peak_gib"].mean()
+    table = resting[list(PARTS)].assign(**{"more in the step": peaks - resting[list(PARTS)].sum(axis=1)})
+    order = in_order(table.index)
+    figure, axes = _panel(ROW * len(order) + 1.4)
+    left = pd.Series(0.0, index=order)
+    for part, color in PART_COLOURS.items():
+        axes.barh(order, table.loc[order, part], left=left, color=color, label=part.replace("_", " "), height=0.68)
+        left += table.loc[order, part]
+    for place, name in enumerate(order):
+        relative = "" if name == control or control not in peaks else f" ({peaks[name] / peaks[control] - 1:+.0%})"
+        axes.text(peaks[name], place, f" {peaks[name]:.2f}{relative}", va="center", fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.14)
+    axes.set(xlabel="GiB of tensors, of the fullest process")
+    axes.grid(axis="y", visible=False)
+    return _finished(figure, axes)
+
+
+def relative_time(runs: pd.DataFrame, control: str = "ddp") -> Figure:
+    """The step time of each strategy over the control's: the median, and the range of its runs."""
+    times = runs.dropna(subset=["step_seconds"]).groupby("strategy")["step_seconds"].agg(["median", "min", "max"])
+    ratios = times / times.loc[control, "median"]
+    order = in_order(ratios.index)
+    figure, axes = _panel(ROW * len(order) + 1.2)
+    shown = ratios.loc[order]
+    reach = [shown["median"] - shown["min"], shown["max"] - shown["median"]]
+    axes.barh(
+        order, shown["median"], xerr=reach, color=[look(name)["color"] for name in order], height=0.6, ecolor="#999"
+    )
+    for place, name in enumerate(order):
+        axes.text(shown.loc[name, "max"], place, f" {shown.loc[name, 'median']:.2f}", va="center", fontsize=9)
+    axes.axvline(1, color="#222", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set(xlabel=f"step time over that of {control}")
+    axes.grid(axis="y", visible=False)
+    return _finished(figure, axes, legend=False)
+
+
+def memory_against_time(runs: pd.DataFrame, control: str = "ddp") -> Figure:
+    """Peak memory over step time: below and to the left is better."""
+    means = runs.dropna(subset=["step_seconds", "peak_gib"]).groupby("strategy")[["step_seconds", "peak_gib"]].median()
+    figure, axes = _panel(4.6)
+    for name in in_order(means.index):
+        style = look(name)
+        axes.plot(
+            *means.loc[name], color=style["color"], marker=style["marker"], linestyle="", markersize=8, label=name
+        )
+    if control in means.index:
+        axes.axvline(means.loc[control, "step_seconds"], color="#222", linewidth=0.6, linestyle=":")
+        axes.axhline(means.loc[control, "peak_gib"], color="#222", linewidth=0.6, linestyle=":")
+    axes.set(xlabel="seconds a step", ylabel="peak of tensors, GiB")
+    axes.set_ylim(bottom=0)
+    return _finished(figure, axes)
+
+
+def memory_against_size(runs: pd.DataFrame, control: str = "ddp") -> Figure:
+    """Bytes a parameter at the highest moment, by the model's size: what sharding saves appears as models grow."""
+    figure, axes = _panel(4.2)
+    table = runs.dropna(subset=["peak_gib"]).assign(per=lambda each: each["peak_gib"] * 2**30 / each["parameters"])
+    for name in in_order(table["strategy"]):
+        line = table[table["strategy"] == name].groupby("parameters")["per"].median()
+        axes.plot(line.index / 1e6, line, label=name, linewidth=2.2 if name == control else 1.3, **look(name))
+    axes.set_xscale("log")
+    axes.set(xlabel="millions of parameters (logarithmic)", ylabel="bytes a parameter at the highest moment")
+    axes.set_ylim(bottom=0)
+    return _finished(figure, axes)
+
+
+def _panel(height: float) -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=110, layout="constrained")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _finished(figure: Figure, axes: Axes, legend: bool = True) -> Figure:
+    handles, labels = axes.get_legend_handles_labels()
+    if legend and labels:
+        columns = min(4, math.ceil(len(labels) / 2))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    plt.close(figure)  # a notebook shows what a cell returns, once
+    return figure
+
+
+def only(table: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The rows of a table that have these values; a value may be a list of several."""
+    for column, value in wanted.items():
+        values = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        table = table[table[column].isin(values)]
+    return table

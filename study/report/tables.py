@@ -1,0 +1,117 @@
+"""Tidy tables of what runs left, for notebooks: one row per observation, one unit per column, in the column's name.
+
+Each takes folders of runs or of collected records, one or several, by name or path; what was not measured is NaN.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from study.compare import facts, table, words
+from study.compare.expected import with_theory
+from study.files import ROOT
+from study.records.schema import Record
+
+GIB, MIB = 2.0**30, 2.0**20
+
+# What tells runs apart, in every table.
+KEYS = ["study", "run", "box", "workload", "size", "precision", "strategy", "processes", "seed", "repeat"]
+_RUNS = {
+    "run_id": "run",
+    "world_size": "processes",
+    "global_batch_size": "batch_sequences",
+    "sequence_length": "sequence_tokens",
+    "num_params": "parameters",
+    "num_steps": "steps",
+    "last_loss": "loss",
+    "eval_loss": "held_out_loss",
+    "accuracy": "held_out_accuracy",
+    "perplexity": "held_out_perplexity",
+    "seconds_per_step": "step_seconds",
+    "samples_per_second": "sequences_per_second",
+    "why_untimed": "why_untimed",
+}
+_GIB = {
+    "peak_tensor_bytes": "peak_tensors_gib",
+    "peak_allocated_bytes": "peak_allocated_gib",
+    "peak_resident_bytes": "peak_process_gib",
+    "model_state_bytes": "model_states_gib",
+    "collective_bytes": "sent_gib_per_step",
+}
+
+
+def runs(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    """One row per run: what it was, how it ended, what it learned, held, sent, and how long a step took."""
+    read = with_theory(table.read(folders(records))).rename(columns=_RUNS)
+    for name, column in _GIB.items():
+        read[column] = read[name] / GIB
+    on_gpu = read["device"] == "cuda"
+    read["peak_gib"] = read["peak_allocated_gib"].where(on_gpu, read["peak_tensors_gib"])
+    shown = [*_RUNS.values(), *_GIB.values(), "peak_gib", "device", "status", "message"]
+    columns = list(dict.fromkeys([*KEYS, *shown, "record", "curve"]))
+    return _ordered(read[columns])
+
+
+def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    """One row per run and optimizer step: loss, gradient norm, learning rate, seconds, tokens."""
+    parts = []
+    for run in runs(records).to_dict("records"):
+        if run["curve"] is None:
+            continue
+        frame = pd.DataFrame(run["curve"], columns=list(facts.CURVE)).rename(columns={"seconds": "step_seconds"})
+        parts.append(frame.assign(**{key: run[key] for key in KEYS}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*KEYS, "step", "loss"])
+
+
+def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    """One row per run, rank, moment (updating, resting) and part of the model states: GiB, and bytes per parameter."""
+    rows = []
+    for run, record in _recorded(records):
+        moments = {"updating": record.model_state_bytes, "resting": record.resting_state_bytes}
+        for moment, ranks in moments.items():
+            for rank, held in enumerate(ranks or []):
+                for part in facts.PARTS:
+                    num_bytes = getattr(held, part)
+                    of = {"bytes_per_parameter": num_bytes / record.num_params if record.num_params else None}
+                    rows.append({**run, "rank": rank, "moment": moment, "part": part, "gib": num_bytes / GIB, **of})
+    return pd.DataFrame(rows)
+
+
+def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    """One row per run and kind of collective in one step of rank 0: how many, and MiB of their whole tensors."""
+    rows: list[dict[str, Any]] = []
+    for run, record in _recorded(records):
+        for each in record.collectives_per_step or []:
+            rows.append({**run, "kind": each.kind, "count": each.count, "mib": each.bytes / MIB})
+    return pd.DataFrame(rows)
+
+
+def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The folders that a notebook's parameter names: a list, one name, or a list as papermill's -p passes it.
+
+    One that is not where it is named is looked for in the project, so that a notebook opens in its own folder too.
+    """
+    if isinstance(records, str):
+        records = json.loads(records) if records.startswith("[") else [records]
+    elif isinstance(records, Path):
+        records = [records]
+    return [ROOT / name if not Path(name).exists() and (ROOT / name).exists() else Path(name) for name in records]
+
+
+def _recorded(records: str | Path | Sequence[str | Path]) -> Iterable[tuple[dict[str, Any], Record]]:
+    for run in runs(records).to_dict("records"):
+        if run["record"] is not None:
+            yield {key: run[key] for key in KEYS}, run["record"]
+
+
+def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+    """By workload, size and precision, strategies from nothing sharded to everything offloaded."""
+    place = {name: number for number, name in enumerate(words.in_order(table["strategy"]))}
+    by = ["workload", "parameters", "precision", "batch_sequences", "processes", "strategy", "seed", "repeat"]
+    return table.sort_values(by, key=lambda column: column.map(place) if column.name == "strategy" else column,
+                             ignore_index=True, na_position="last")  # fmt: skip
