@@ -37,14 +37,15 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
     figure, axes = _panel(4.2)
     seeds = steps.groupby("strategy")["seed"].agg(set)
     smooth = steps[steps["strategy"].map(seeds) >= seeds[control]].sort_values("step").copy()
-    by_run = smooth.groupby(["strategy", "seed", "repeat"])["loss"]
+    by_run = smooth.groupby(["study", "run"], dropna=False)["loss"]
     smooth["smooth"] = by_run.transform(lambda loss: loss.rolling(window, min_periods=1).mean())
     band = smooth[smooth["strategy"] == control].groupby("step")["smooth"].agg(["min", "max"])
     axes.fill_between(band.index, band["min"], band["max"], color=look(control)["color"], alpha=0.15, linewidth=0)
     for name in in_order(smooth["strategy"]):
         curve = smooth[smooth["strategy"] == name].groupby("step")["smooth"].mean()
         style = look(name)
-        axes.plot(curve.index, curve, color=style["color"], linestyle=style["linestyle"], label=name, linewidth=1.4)
+        wide = {"linewidth": 5, "alpha": 0.4} if name == control else {"linewidth": 1.4}  # what lies on it is seen
+        axes.plot(curve.index, curve, color=style["color"], linestyle=style["linestyle"], label=name, **wide)
     axes.set(xlabel="optimizer step", ylabel=f"training loss, mean of {window} steps")
     return _finished(figure, axes)
 
