@@ -502,28 +502,24 @@ def _verdict(study: str, records: tuple[Path, ...]) -> str:
     multiple=True,
     help="folder of runs or records; several times for several boxes [default: runs/STUDY]",
 )
-@click.option("--times", type=PATH, multiple=True, help="folder of runs whose times count instead: a quieter machine's")
-@click.option("--fixed", type=PATH, multiple=True, help="folder of runs of a study that was fixed in advance")
-@click.option("--output", type=PATH, help="where the pages go [default: reports/STUDY, or reports]")
-def _report(
-    study: str | None, records: tuple[Path, ...], times: tuple[Path, ...], fixed: tuple[Path, ...], output: Path | None
-) -> None:
-    """Make the pages of a study from its records.
+@click.option("--output", type=PATH, help="where they go [default: reports/STUDY, or reports]")
+def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
+    """Execute the notebooks of runs for a study's records.
 
-    Without a study: those that need no runs, and the index.
+    Without a study: every notebook as it is committed.
     """
+    require_clone("the notebooks")
+    _require("papermill")
     from study.report import build as report
     from study.running import studies
 
-    require_clone("the notebooks that become pages")
-    _require("papermill")
     if study is None:
-        if given := next((n for n, v in (("records", records), ("times", times), ("fixed", fixed)) if v), None):
-            raise Refusal(f"--{given} goes with a study; name one, or leave it out for the pages that need no runs")
-        print(report.build_site(output or Path("reports")))
+        if records:
+            raise Refusal("--records goes with a study; name one, or leave it out for the committed notebooks")
+        print(report.build_all(output or Path("reports")))
         return
     name = studies.find(study).name
-    print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name, times, fixed))
+    print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name))
 
 
 @zero_study.command("pack")

@@ -28,22 +28,21 @@ settings.register_profile("long", max_examples=5000, **ALL)
 settings.load_profile("short")
 
 # Fixtures made by `launching.once`: the tests that use one launch by that.
-MADE_ONCE = {"site", "run_small", "one_process_instead_of_two", "plain_install"}
+MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install"}
 
-# Fixtures that take long: a Slurm cluster, what the published program and its mended ones train, and all pages.
-SLOW = {"cluster", "run_small", "one_process_instead_of_two", "site"}
+# Fixtures that take long: a Slurm cluster, what the published program and its mended ones train.
+SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
 
 # The files that take 5 s or more without starting another Python.
 COMPUTING = {
     "test_body", "test_claims", "test_differences", "test_docs", "test_docs_tables", "test_fake_tensors", "test_fuzz",
-    "test_matrix", "test_peaks", "test_planned_answers", "test_residual", "test_verdict", "test_workloads",
+    "test_matrix", "test_peaks", "test_residual", "test_verdict", "test_workloads",
 }  # fmt: skip
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
     "test_derived",
     "test_slurm",
-    "test_site",
     "test_gpu_studies",
     "test_parity",
     "test_report",

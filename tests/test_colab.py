@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
 import sys
-from email.message import Message
 from pathlib import Path
 
 import pytest
-import reported
+import test_notebooks
 
 from study import cli, config
 from study.report import build as report
@@ -23,7 +20,7 @@ from study.strategy import file
 
 NOWHERE = f'repository = "{colab.repository()}"'
 REPOSITORY = "https://github.com/someone/zero-study"
-SET_UP = reported.tagged(report.NOTEBOOKS / "runtime.ipynb", "colab")[-1].source.replace(
+SET_UP = test_notebooks.tagged(report.NOTEBOOKS / "time.ipynb", "colab")[-1].source.replace(
     NOWHERE, f'repository = "{REPOSITORY}"'
 )
 
@@ -60,9 +57,9 @@ import sys, types
 if {in_colab}:
     sys.modules["google"] = types.ModuleType("google")
     sys.modules["google.colab"] = types.ModuleType("google.colab")
-records, study = ["reports/cpu/records/cpu"], "cpu"
+records = "reports/cpu/records/cpu"
 exec({cell!r})
-print("RECORDS", records, study)
+print("RECORDS", records)
 """
 
 
@@ -117,7 +114,7 @@ def machine(tmp_path) -> Colab:
 
 def expected(precision: str) -> list[list[str]]:
     return [
-        ["zero-study", "train", "--preset", "paper", "--strategy", name, "--num-processes", "1",
+        ["zero-study", "train", "--strategy", name, "--preset", "paper", "--num-processes", "1",
          "--precision", precision, "--output-dir", f"runs/colab/paper-{name}-{precision}"]
         for name in ("single", "zero2", "zero3")
     ]  # fmt: skip
@@ -135,7 +132,7 @@ def test_clones_installs_and_trains_on_a_t4(machine):
     assert said[0] == "Tesla T4: the paper preset in fp32, 3 runs of some minutes each"
     assert "ok: final loss 0.1" in said
     assert "zero-study: out of memory" in said  # a run that fails is passed over
-    assert said[-1] == f"RECORDS ['{clone}/runs/colab'] cpu"
+    assert said[-1] == f"RECORDS ['{clone}/runs/colab']"
 
 
 @pytest.mark.launches
@@ -148,30 +145,17 @@ def test_finished_runs_are_kept(machine):
         ["pip", "install", "-q", "-e", f"{machine.clone}[train,report]"],
         expected("bf16-autocast")[2],
     ]
-    assert said[1:3] == ["single: kept", "zero2: kept"]
+    assert said[1:3] == ["paper-single-bf16-autocast: kept", "paper-zero2-bf16-autocast: kept"]
 
 
 @pytest.mark.launches
-def test_without_a_gpu_shows_the_committed_records(machine):
+def test_without_a_gpu_two_strategies_train_on_the_cores(machine):
     said = machine.run("")
-    assert [call[0] for call in machine.calls()] == ["git", "pip"]
-    assert "Change runtime type" in said[0]
-    assert said[-1] == f"RECORDS ['{machine.clone}/reports/cpu/records/cpu'] cpu"
-
-
-@pytest.mark.parametrize("published", ["", REPOSITORY])
-def test_a_page_links_to_where_the_project_is_published(published, monkeypatch):
-    metadata = Message()
-    for label, address in (("Documentation", "https://example.org"), ("Repository", published)):
-        if address:
-            metadata["Project-URL"] = f"{label}, {address}"
-    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
-    page = report.convert(
-        report.NOTEBOOKS / "others.ipynb", "others", report.PAGES["others"], report.Frame("zero-study")
-    )
-    in_colab = "https://colab.research.google.com/github/someone/zero-study/blob/main/notebooks/others.ipynb"
-    expected = [f"{REPOSITORY}/blob/main/notebooks/others.ipynb", in_colab] if published else []
-    assert re.findall('<a href="(https://[^"]*)"', page) == expected
+    calls = machine.calls()
+    assert [call[0] for call in calls] == ["git", "pip", "zero-study", "zero-study"]
+    assert [call[2:4] for call in calls[2:]] == [["--strategy", "ddp"], ["--strategy", "zero3"]]
+    assert "on two cores" in said[0]
+    assert said[-1] == f"RECORDS ['{machine.clone}/runs/colab']"
 
 
 # ---------------------------------------------------------------- what it would run
@@ -184,7 +168,7 @@ def test_a_page_links_to_where_the_project_is_published(published, monkeypatch):
 def test_commands_are_accepted(name, capability, precision, monkeypatch):
     """By the flags of `zero-study train` and by what a strategy can do."""
     monkeypatch.chdir(report.ROOT)
-    for command in colab.commands(colab.ColabGpu(name, capability)):
+    for command in colab.commands(colab.ColabGpu(name, capability)).values():
         assert command[:2] == ["zero-study", "train"]
         flags = config.given(cli.parse(command[1:]).params)
         chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))

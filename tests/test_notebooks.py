@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
-import reported
 
 from study.report import build as report
 from study.report import colab
 
-each = pytest.mark.parametrize("path", reported.NOTEBOOKS, ids=lambda path: path.stem)
+NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def test_every_notebook_is_a_page():
-    assert {path.stem for path in reported.NOTEBOOKS} == set(report.PAGES)
+def tagged(path: Path, tag: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if tag in cell.metadata.get("tags", [])]
+
+
+def parameters(path: Path) -> dict[str, Any]:
+    """What a notebook's parameters cell says; raises ValueError where that is no literal."""
+    (cell,) = tagged(path, "parameters")
+    assigned = ast.parse(cell.source).body
+    return {statement.targets[0].id: ast.literal_eval(statement.value) for statement in assigned}
+
+
+def test_there_are_at_most_eight_and_those_of_runs_among_them():
+    assert len(NOTEBOOKS) <= 8
+    assert {*report.OF_RUNS, report.OF_AN_ARTICLE} <= {path.stem for path in NOTEBOOKS}
 
 
 @each
@@ -27,53 +42,37 @@ def test_is_valid_and_has_no_outputs(path):
     for cell in notebook.cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
+        assert len(cell.source.splitlines()) <= 20
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
-def test_parameters_are_literals():
-    of_runs = {"records": ["reports/cpu/records/cpu"], "box": "", "workload": ""}
-    expected = dict.fromkeys(report.REPORT_PAGES, of_runs) | {
-        "planner": {
-            "model": "gpt2-xl",
-            "gpu": "a100-80gb",
-            "gpus": 8,
-            "sequence_length": 1024,
-            "global_batch_size": 64,
-        },
-        "protocol": {
-            "results": "reports/cpu/published/protocol.json",
-            "traps": "reports/cpu/published/traps.json",
-        },
-        "claims": {"source": ""},
-        "others": {},
-        "conformance": {},
-    }
-    expected["summary"] = {**of_runs, "study": "cpu", "times": [], "fixed": []}
-    expected["loss_curves"] = {**of_runs, "study": "", "fixed": []}
-    expected["peak_memory"] = {**of_runs, "predicted": ["reports/predicted"]}
-    expected["runtime"] = {**of_runs, "study": "", "predicted": ["reports/predicted"], "times": []}
-    assert {path.stem: reported.parameters(path) for path in reported.NOTEBOOKS} == expected
+@each
+def test_parameters_are_literals(path):
+    found = parameters(path)
+    if path.stem in report.OF_RUNS:
+        assert found["control"] == "ddp"
+        for name in ("records", "by_size", "fixed"):
+            folders = found.get(name, [])
+            for folder in [folders] if isinstance(folders, str) else folders:
+                assert (report.ROOT / folder).is_dir()
 
 
 @each
 def test_has_one_set_up_cell_and_a_badge_where_the_project_is_published(path):
-    *badges, set_up = reported.tagged(path, "colab")
+    *badges, set_up = tagged(path, "colab")
     published = colab.repository()
     assert re.findall(r"\]\((\S+)\)\Z", "".join(cell.source for cell in badges)) == (
         [colab.address(path.stem)] if published else []
     )
     assert f'repository = "{published}"' in set_up.source
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    assert cells.index(reported.tagged(path, "parameters")[0].source) < cells.index(set_up.source)
+    assert cells.index(tagged(path, "parameters")[0].source) < cells.index(set_up.source)
 
 
 def test_set_up_is_the_same_everywhere():
-    found = {path.stem: reported.tagged(path, "colab")[-1].source for path in reported.NOTEBOOKS}
-    *common, last = found.pop("summary").splitlines()
-    assert last.strip().startswith("study = ")
+    found = {path.stem: tagged(path, "colab")[-1].source for path in NOTEBOOKS}
+    (trains,) = {found.pop(name) for name in report.OF_RUNS}
     # What reads no runs trains none and needs nothing to train with.
-    (set_up,) = {found.pop(name) for name in report.SITE_PAGES}
-    _, *lines = set_up.splitlines()
-    assert lines == [line.replace("[train,report]", "[report]") for line in common[1 : len(lines) + 1]]
-    assert "colab.train" in "".join(common[len(lines) + 1 :])
-    assert set(found.values()) == {"\n".join(common)}
+    (others,) = set(found.values())
+    assert trains.replace("[train,report]", "[report]").startswith(others.rstrip())
+    assert "colab.train" in trains

@@ -12,7 +12,6 @@ from study.claims.published import __main__ as commands
 from study.claims.published import defects, traps
 from study.claims.published.defects import METRICS, PROGRAMS
 from study.errors import Refusal
-from study.report import protocol_page as pages
 
 COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
 COMMITTED = launching.ROOT / "reports" / "cpu" / "published"
@@ -117,7 +116,6 @@ def test_the_published_program_runs_no_zero(run_small):
     assert [one["ran"]["num_steps"] for one in arms] == [20, 20, 10]
     assert len({one["first_weights"] for one in arms}) == 3  # each goes on from what the one before has learned
     assert all(one["checkpoint_bytes"] > 0 for one in arms)  # in the time that is measured
-    assert "no ZeRO, BertForSequenceClassification, AdamW" in pages.what_ran(run_small)._repr_html_()
 
 
 def test_the_mended_program_runs_zero_and_learns_the_same(run_small):

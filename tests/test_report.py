@@ -1,85 +1,22 @@
-"""How notebooks become pages: strictly, in a kernel of this Python, and whole or not at all."""
+"""How notebooks are executed: strictly, in a kernel of this Python, and whole or not at all."""
 
 from __future__ import annotations
 
-import html
-import html.parser
 import json
-import os
 import re
-import shutil
 import sys
-import urllib.parse
 from pathlib import Path
 
 import nbformat
 import pytest
-import reported
+from matplotlib.text import Text
+from synthetic import write_outcome, write_run
 
+from study.claims import ledger
 from study.errors import Refusal
+from study.files import ROOT
 from study.report import build as report
-from study.report import notebook as executing
-
-VOID = {"meta", "link", "br", "img", "hr", "input"}
-
-
-class Elements(html.parser.HTMLParser):
-    """The elements of a page, with their attributes and what they lie in."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None], tuple[str, ...]]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes), tuple(self.open)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.found.append((tag, dict(attributes), tuple(self.open)))
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes, _ in self.found if name == tag]
-
-
-@pytest.mark.parametrize("name", reported.PLACES)
-def test_page_is_whole_semantic_and_asks_for_nothing_from_elsewhere(site, name):
-    text = reported.text_of(site, name)
-    page = Elements(text)
-    assert page.open == []
-    assert page.all("html") == [{"lang": "en"}]
-    assert [len(page.all(tag)) for tag in ("h1", "nav", "main", "header", "footer")] == [1] * 5
-    here = [] if name in report.article_pages() else [Path(reported.PLACES[name]).name]  # those are no part of the way
-    assert [a["href"] for a in page.all("a") if a.get("aria-current")] == here
-    tables = [div for div in page.all("div") if div.get("class") == "table"]
-    assert len(page.all("table")) == len(page.all("caption")) == len(tables)
-    assert all(div["tabindex"] == "0" and div["aria-label"] for div in tables)
-    assert all(th.get("scope") for th in page.all("th"))
-    assert len(page.all("figure")) == len(page.all("figcaption"))
-    ids = [a["id"] for _, a, _ in page.found if "id" in a]
-    assert len(set(ids)) == len(ids)
-
-    assert page.all("script") == ([{}] if name in (*report.SCRIPTS, *report.article_pages()) else [])
-    style = "../style.css" if name in report.REPORT_PAGES else "style.css"
-    assert {link["href"] for link in page.all("link")} == {style, "data:,"}
-    assert not re.search(r"<iframe|<img|@import|url\((?!#)", text + (site / "style.css").read_text())
-    assert not [place for place in (report.ROOT, site, Path.home()) if str(place) in text]
-
-    shown, _, folded = text.partition("<summary>How this page was made</summary>")
-    assert "from study" not in shown
-    assert ("from study" in folded) is (name != "index")
-    assert "google.colab" not in text
-    assert "Traceback" not in shown
-
-
-# ---------------------------------------------------------------- executing
+from study.report import plots, tables
 
 
 def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
@@ -87,6 +24,8 @@ def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
     made = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
     made.cells = [nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
     made.cells += [nbformat.v4.new_code_cell(source) for source in cells]
+    for number, cell in enumerate(made.cells):
+        cell.id = f"cell-{number}"
     nbformat.write(made, path)
     return path
 
@@ -95,12 +34,11 @@ def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
 def one_page(tmp_path, monkeypatch):
     """A report of a single notebook, made of the cells that a test gives; returns what builds it."""
     monkeypatch.setattr(report, "NOTEBOOKS", tmp_path / "notebooks")
-    monkeypatch.setattr(report, "REPORT_PAGES", {"summary": report.PAGES["summary"]})
-    monkeypatch.setattr(report, "OF_A_STUDY", ("summary",))
+    monkeypatch.setattr(report, "OF_RUNS", ("answer",))
     (tmp_path / "notebooks").mkdir()
 
     def build(*cells: str, output: Path = tmp_path / "out") -> Path:
-        notebook(tmp_path / "notebooks" / "summary.ipynb", *cells, parameters='records = []\nstudy = ""')
+        notebook(tmp_path / "notebooks" / "answer.ipynb", *cells, parameters='records = []\ncontrol = ""')
         return report.build("smoke", [tmp_path], output)
 
     return build
@@ -119,7 +57,7 @@ def test_kernel_is_of_this_python(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     path = notebook(tmp_path / "one.ipynb", "import sys; print(sys.executable, 'records' in dir())", parameters="a = 1")
-    executing.execute(path, tmp_path / "done.ipynb", {"a": 2})
+    report.execute(path, tmp_path / "done.ipynb", {"a": 2})
     done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     assert done.cells[-1].outputs[0].text == f"{sys.executable} False\n"
     assert done.cells[1].source == "# Parameters\na = 2\n"
@@ -129,13 +67,13 @@ def test_kernel_is_of_this_python(tmp_path, monkeypatch):
 def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
     first = one_page("'whole'")
     page = first.read_bytes()
-    with pytest.raises(RuntimeError, match=r"^summary.ipynb, cell 3: ZeroDivisionError: division by zero; ") as failure:
+    with pytest.raises(RuntimeError, match=r"^answer.ipynb, cell 3: ZeroDivisionError: division by zero; ") as failure:
         one_page("1 + 1", "1 / 0")
-    kept = tmp_path / "out" / "summary.failed.ipynb"
+    kept = tmp_path / "out" / "answer.failed.ipynb"
     assert str(failure.value).endswith(f"the executed notebook is {kept}")
     assert "ZeroDivisionError" in kept.read_text()
     assert first.read_bytes() == page
-    assert sorted(path.name for path in tmp_path.glob("out/*")) == ["index.html", "style.css", kept.name]
+    assert sorted(path.name for path in tmp_path.glob("out/*")) == [kept.name, first.name]
     one_page("'whole again'")
     assert not kept.exists()
 
@@ -151,85 +89,107 @@ def test_refusal_of_a_cell_is_a_refusal(one_page, tmp_path):
 def test_other_files_stay(one_page, tmp_path):
     (tmp_path / "out" / "records").mkdir(parents=True)
     (tmp_path / "out" / "records" / "a.json").write_text("{}")
-    (tmp_path / "out" / "index.html").write_text("old")
+    (tmp_path / "out" / "answer.ipynb").write_text("old")
     one_page("'new'")
     assert (tmp_path / "out" / "records" / "a.json").read_text() == "{}"
-    assert "new" in (tmp_path / "out" / "index.html").read_text()
+    assert "new" in (tmp_path / "out" / "answer.ipynb").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "out"]
 
 
-# ---------------------------------------------------------------- the site
-
-COMMITTED = report.ROOT / "reports"
-OPENING = "from study.report.markup import Html; Html('<h1>Why &amp; how?</h1>')"
-
-
-def dead_links(folder: Path) -> list[str]:
-    """The links of a folder's pages that lead to no file in it, or to no anchor of the page."""
-    pages = {path: Elements(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
-    anchors = {path: {a["id"] for _, a, _ in page.found if "id" in a} for path, page in pages.items()}
-    dead = []
-    for path, page in pages.items():
-        for link in page.all("a") + page.all("link"):
-            address = urllib.parse.urlsplit(link["href"])
-            target = Path(os.path.normpath(path.parent / urllib.parse.unquote(address.path))) if address.path else path
-            if address.scheme:
-                continue
-            is_filter = target.name == "claims.html" and "=" in address.fragment  # which filter.js reads
-            leads = is_filter or address.fragment in {"", *anchors.get(target, ())}
-            if not (leads and target.is_file() and target.is_relative_to(folder)):
-                dead.append(f"{path.relative_to(folder)}: {link['href']}")
-    return dead
-
-
-def shown_of(page: Path) -> str:
-    """A page without its drawings, whose last digits are the machine's."""
-    return re.sub(r"<svg.*?</svg>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def test_links_of_the_committed_site_are_not_dead():
-    assert dead_links(COMMITTED) == []
-
-
-def test_links_of_a_new_site_are_not_dead(site):
-    assert dead_links(site) == []
-
-
-def test_committed_index_is_what_is_made_now(tmp_path):
-    for name, _ in report.reports(COMMITTED):
-        (tmp_path / name).mkdir()
-        shutil.copy(COMMITTED / name / "index.html", tmp_path / name)
-    report.write_index(tmp_path)
-    for name in ("index.html", "style.css"):
-        made, committed = ((folder / name).read_text(encoding="utf-8") for folder in (tmp_path, COMMITTED))
-        assert made == committed, f"{name}: make it again with `zero-study report`, and commit it"
-
-
-@pytest.mark.parametrize("name", [*report.SITE_PAGES, *report.article_pages()])
-def test_committed_pages_of_no_runs_are_what_is_made_now(site, name):
-    place = reported.PLACES[name]
-    assert shown_of(site / place) == shown_of(COMMITTED / place), (
-        "make it again with `zero-study report`, and commit it"
-    )
+@pytest.mark.launches
+def test_two_executions_are_equal_to_the_byte(one_page, tmp_path):
+    styled = "import pandas as pd; pd.DataFrame({'a': [1]}).style"
+    assert one_page(styled).read_bytes() == one_page(styled, output=tmp_path / "again").read_bytes()
 
 
 @pytest.mark.launches
-def test_report_elsewhere_stands_alone(one_page, tmp_path):
-    page = one_page("'alone'")
-    assert {link["href"] for link in Elements(page.read_text()).all("link")} == {"style.css", "data:,"}
-    assert "All reports" not in page.read_text()
-    assert dead_links(tmp_path / "out") == []
+def test_the_first_notebooks_figure_is_beside_it(one_page, tmp_path):
+    one_page("import matplotlib.pyplot as plt; figure, _ = plt.subplots(); plt.close(figure); figure")
+    assert (tmp_path / "out" / "answer.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_report_in_a_site_joins_it(one_page, site, tmp_path):
-    mine = tmp_path / "site"
-    shutil.copytree(site, mine)
-    page = one_page(OPENING, output=mine / "my first")
-    assert {link["href"] for link in Elements(page.read_text()).all("link")} == {"../style.css", "data:,"}
-    assert [path.name for path in page.parent.iterdir()] == ["index.html"]
-    assert report.reports(mine)[-1] == ("my first", "Why & how?")
-    assert '<a href="my%20first/index.html">Why &amp; how?</a>' in (mine / "index.html").read_text()
-    assert dead_links(mine) == []
+@pytest.mark.launches
+@pytest.mark.slow
+def test_the_notebooks_of_runs_take_any_studys(tmp_path):
+    """Where nothing was timed, one strategy alone ran, or some did not end well, too."""
+    write_run(tmp_path / "one", strategy="zero2")
+    for name in ("ddp", "zero2", "zero3"):
+        write_run(tmp_path / "several", strategy=name)
+    write_outcome(tmp_path / "several", "killed", strategy="fsdp2")
+    for runs in ("one", "several"):
+        made = report.build("smoke", [tmp_path / runs], tmp_path / f"{runs}-report")
+        assert made.exists()
 
 
-# ---------------------------------------------------------------- the study
+# ---------------------------------------------------------------- what is committed
+
+
+COMMITTED = ROOT / "reports"
+
+
+def sources_of(notebook: nbformat.NotebookNode) -> list[str]:
+    """Its cells, but for the set-up and what papermill adds."""
+    left_out = {"colab", "injected-parameters"}
+    return [cell.source for cell in notebook.cells if not left_out & set(cell.metadata.get("tags", []))]
+
+
+def test_every_notebook_is_committed_executed():
+    executed = {path.stem: nbformat.read(path, as_version=4) for path in COMMITTED.glob("*.ipynb")}
+    plain = {path.stem for path in report.NOTEBOOKS.glob("*.ipynb")} - {report.OF_AN_ARTICLE}
+    articles = {source.source for source in ledger.read() if source.sentences}
+    assert set(executed) == plain | articles
+    for name, notebook in executed.items():
+        source = report.NOTEBOOKS / f"{name if name in plain else report.OF_AN_ARTICLE}.ipynb"
+        cells = [cell.source for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+        asked = [
+            cell for cell in nbformat.read(source, as_version=4).cells if "colab" not in cell.metadata.get("tags", [])
+        ]
+        assert cells == [cell.source for cell in asked], (
+            f"{name}: make it again with `zero-study report`, and commit it"
+        )
+        text = json.dumps(notebook)
+        assert not re.search(r"Traceback|<[\w.]+ object at|/home/|/root/|nan%", text), name
+
+
+# ---------------------------------------------------------------- tables and figures
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Two seeds of four strategies on two processes; one ended for want of memory."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(2):
+        for name, seconds in {"ddp": 0.5, "zero2": 0.4, "zero3": 0.8, "zero3_tuned": 0.6}.items():
+            write_run(folder, strategy=name, seed=seed, seconds=seconds, study="s")
+    write_run(folder, strategy="zero1", status="out_of_memory", study="s")
+    return folder
+
+
+def test_tables_are_tidy(folder):
+    runs = tables.runs(str(folder))
+    assert len(runs) == 9
+    assert list(runs["strategy"].unique()) == ["ddp", "zero1", "zero2", "zero3", "zero3_tuned"]
+    assert len(tables.runs([folder])) == len(tables.runs(json.dumps([str(folder)]))) == 9  # a path, a list, papermill's
+    steps = tables.steps(folder)
+    assert not steps.duplicated(["run", "step"]).any()
+    states = tables.states(folder)
+    assert (states["bytes_per_parameter"].dropna() >= 0).all()
+    assert set(states["moment"]) == {"updating", "resting"}
+
+
+def test_figures_draw_every_strategy_that_has_what_they_show(folder):
+    ended = plots.only(tables.runs(folder), status="ok")
+    drawn = [
+        plots.loss_curves(tables.steps(folder)),
+        plots.peak_by_part(ended, plots.only(tables.states(folder), run=ended["run"])),
+        plots.relative_time(ended),
+        plots.memory_against_time(ended),
+        plots.memory_against_size(ended),
+    ]
+    for figure in drawn:
+        figure.canvas.draw()
+        words = [text.get_text() for text in figure.findobj(Text)]
+        words += [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert {"ddp", "zero2", "zero3", "zero3_tuned"} <= set(words)
+        assert "zero1" not in words
+        assert figure.axes[0].get_xlabel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from study.compare import admitted, pilot, verdict, verdict_text
 from study.compare.admitted import Runs, Trained, Wanted
 from study.config import RunConfig
 from study.errors import Refusal
-from study.report import study_pages as pages
 from study.running import studies
 from study.running.studies import Protocol
 
@@ -187,24 +185,8 @@ def test_the_answer_says_what_was_found():
     assert "one start of" not in verdict_text.answer(decided(study(spread=0.0, arm_spread=0.0)))  # nothing moved
 
 
-def test_a_page_shows_what_the_command_says():
-    found = decided(study(shift=0.03))
-    figure = pages.decided_drawn([found])
-    assert "ddp from weights one" in figure
-    assert ">higher, further</" in figure  # both tests, in the row
-    page, shown = pages.decided_tables([found]), verdict_text.tables(found)
-    for cell in (cell for each in shown for row in each.rows for cell in row):
-        assert html.escape(str(cell).replace("`", "")) in page
-    (training,) = (each for each in shown if each.title.startswith("Training loss"))
-    ((arm, mean, worst),) = training.rows  # told, and not judged
-    assert (arm, 2.5 < float(mean) < 3.5 < float(worst) + 1) == ("`zero3` on 2", True)
-
-
 def test_without_a_protocol_there_is_no_verdict(tmp_path):
-    assert pages.decide([]) == []
     synthetic.write_run(tmp_path, study="smoke")
-    with pytest.raises(Refusal, match="no run of a study that was fixed in advance lies here"):
-        pages.decide([str(tmp_path)])
     with pytest.raises(Refusal, match=r"nothing was fixed before its runs.* nor is it a pilot"):
         cli.run(["compare", "--verdict", "smoke", str(tmp_path)])
 

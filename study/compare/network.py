@@ -124,11 +124,6 @@ def _cell(key: _Key, repeats: list[RecordFile], on_one: Mapping[tuple[Hashable, 
     )
 
 
-def unlimited(each: Iterable[Cell]) -> Cell:
-    """Of one strategy's cells the one without a limit, which `comparable` has seen to."""
-    return next(cell for cell in each if math.isinf(cell.rate))
-
-
 def sending_seconds(free: Cell, rate: float) -> float:
     """What a limit is predicted to add: the time in which a machine's bytes, as theory expects them, pass it."""
     worth = free.by_gloo if free.by_theory is None else free.by_theory

@@ -33,12 +33,6 @@ SAME_SESSION_HOURS = 12
 
 CELL = tuple(_HELD)
 LIMITS = ("losses", "speed", "memory", "states")
-SETTING = tuple(name for name in CELL if name not in ("global_batch_size", "num_steps", "gradient_clipping"))
-SUMMED_UP = (
-    "final_loss", "eval_loss", "seconds_per_step", "tokens_per_second", "tokens_per_second_per_gpu",
-    "peak_allocated_bytes", "peak_reserved_bytes", "peak_tensor_bytes", "peak_resident_bytes", "model_state_bytes",
-    "collective_bytes",
-)  # fmt: skip
 SHOWN = ("box", "workload", "size", "precision", "sequence_length", "config_digest", "global_batch_size", "num_steps")
 
 
@@ -142,36 +136,6 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
     return Pairs(compared, refused.assign(reason=[reasons[label] for label in refused.index]))
 
 
-def largest_batch(table: pd.DataFrame) -> pd.DataFrame:
-    """Sum up, for each strategy and number of processes, its runs at the largest global batch that fits.
-
-    `next_batch_size` is the next larger that was planned, and `next_outcome` what came of it: out_of_memory, killed,
-    skipped, ...; "not tried" where no larger one was. Without a batch that fits the row is that of the smallest tried.
-    Nothing here is comparable with runs of equal work, nor are losses with one another: the work differs.
-    """
-    placed = _place(table)
-    keys = [*SETTING, "strategy", "world_size"]
-    rows = []
-    for key, runs in placed.groupby(keys, dropna=False, sort=False):
-        fits = runs.loc[runs["status"] == "ok", "global_batch_size"]
-        largest = fits.max() if len(fits) else None
-        larger = runs if largest is None else runs[runs["global_batch_size"] > largest]
-        following = larger[larger["global_batch_size"] == larger["global_batch_size"].min()]
-        chosen = runs[runs["global_batch_size"] == largest] if largest is not None else following
-        rows.append(
-            {
-                **_identity(key, keys),
-                "global_batch_size": largest,
-                **_sum_up(chosen),
-                "next_batch_size": None if following.empty else following["global_batch_size"].iloc[0],
-                "next_outcome": "not tried" if following.empty else _outcomes(following),
-            }
-        )
-    left_out = ("num_steps", "final_loss", "eval_loss")
-    columns = [*SHOWN, "strategy", "world_size", *_SUMMARY, "next_batch_size", "next_outcome"]
-    return pd.DataFrame(rows, columns=[name for name in columns if name not in left_out])
-
-
 def scaling(table: pd.DataFrame) -> pd.DataFrame:
     """Strong scaling: the share of one process's throughput that is left to each of N, at a fixed global batch.
 
@@ -197,7 +161,6 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*SHOWN, "strategy", "world_size", *_EFFICIENCY])
 
 
-_SUMMARY = ("outcomes", "num_runs", "num_seeds", "micro_batch_size", *SUMMED_UP)
 _EFFICIENCY = ("scaling_efficiency", "tokens_per_second_per_gpu", "num_runs", "base", "base_world_size",
                "base_num_runs", "why")  # fmt: skip
 
@@ -261,39 +224,9 @@ def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], contr
     return comparable({**run, "seed": None}, nearest) or f"no run of {control} with seed {run['seed']}"
 
 
-def _place(table: pd.DataFrame) -> pd.DataFrame:
-    """Give runs without a record, of which the cell is half known, the cell of the runs that they belong to.
-
-    Where several cells or none agree with what is known of a run, it stays in a cell of its own.
-    """
-    unknown = table[list(SETTING)].isna().any(axis=1)
-    if not unknown.any():
-        return table
-    cells = table.loc[~unknown, list(SETTING)].drop_duplicates()
-    placed = table.copy()
-    for label, run in table[unknown].iterrows():
-        columns = [name for name in SETTING if pd.notna(run[name])]
-        fitting = cells[(cells[columns] == run[columns]).all(axis=1)]
-        if len(fitting) == 1:
-            placed.loc[label, list(SETTING)] = fitting.iloc[0]
-    return placed
-
-
 def _identity(key: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     known = dict(zip(names, key, strict=True))
     return {name: known[name] for name in (*SHOWN, "strategy", "world_size") if name in known}
-
-
-def _sum_up(runs: pd.DataFrame) -> dict[str, Any]:
-    ok = runs[runs["status"] == "ok"]
-    medians = ok[[*SUMMED_UP, "micro_batch_size"]].median()
-    return {"outcomes": _outcomes(runs), "num_runs": len(ok), "num_seeds": ok["seed"].nunique(), **medians.to_dict()}
-
-
-def _outcomes(runs: pd.DataFrame) -> str:
-    """What came of runs: "ok" or "ok 2, killed 1"."""
-    counts = runs["status"].value_counts()
-    return counts.index[0] if len(counts) == 1 else ", ".join(f"{status} {n}" for status, n in counts.items())
 
 
 def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from study.files import shown_path
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from study.records.find import RecordFile
 
 STAGES = ("single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2")
@@ -75,12 +73,6 @@ def powers(value: float) -> str:
 
 def processes(count: float) -> str:
     return f"{count:.0f} process" if count == 1 else f"{count:.0f} processes"
-
-
-def computed_note(runs: pd.DataFrame) -> str:
-    """A note for a table or a figure of these runs where DDP's buckets in it are computed; empty where none are."""
-    computed = sorted(set(runs.loc[runs["has_computed_buckets"].eq(True), "strategy"]))
-    return f" Buckets of {', '.join(computed)}: computed from the parameters, not measured." if computed else ""
 
 
 # ---------------------------------------------------------------- Markdown

@@ -6,8 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from study.errors import Refusal, refusing
 from study.strategy import file
@@ -33,23 +32,6 @@ _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
 DEFAULT_LENGTH = 1024  # tokens
 SEQUENCES_PER_GPU = 8  # of the global batch, where none is asked for
-
-
-class Planned(NamedTuple):
-    """What a page without Python has answers for: every combination, in files of a folder below the site."""
-
-    folder: PurePosixPath = PurePosixPath("predicted/planned")
-    models: tuple[str, ...] = (
-        "bert-large", "gpt2", "gpt2-xl", "qwen2.5-1.5b", "gpt-j-6b", "llama-3-8b", "llama-2-13b", "llama-3-70b",
-    )  # fmt: skip
-    gpus: tuple[str, ...] = ("t4", "v100-32gb", "l4", "a100-40gb", "a100-80gb", "h100-sxm", "h200", "b200")
-    counts: tuple[int, ...] = (1, 2, 4, 8, 16, 64)
-    lengths: tuple[int, ...] = (512, 2048)
-    per_gpu: tuple[int, ...] = (8, 32)  # sequences of the global batch
-    networks: tuple[int | None, ...] = (None, 100)  # Gbit/s of a node: as one rents it, and a slow one
-
-
-PLANNED = Planned()
 
 
 @dataclass(frozen=True)

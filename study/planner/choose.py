@@ -241,9 +241,7 @@ def engine_for(shape: ModelShape, asked: Asked, chosen: Strategy, num_gpus: int)
     )
 
 
-# ---------------------------------------------------------------- every split of the batch, every number of GPUs
-
-SWEPT_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+# ---------------------------------------------------------------- every split of the batch
 
 
 class Choice(NamedTuple):
@@ -279,16 +277,3 @@ def pareto(choices: list[Choice]) -> list[Choice]:
         if not kept or _speed(choice) > _speed(kept[-1]):
             kept.append(choice)
     return kept
-
-
-def needed_by_gpus(advice: Advice) -> dict[str, dict[int, float]]:
-    """Predict what each strategy needs of a GPU for one sequence at a time, by the number of GPUs; bytes."""
-    asked, shape = advice.asked, advice.shape
-    job = dataclasses.replace(asked, activation_checkpointing="none").job()
-    needed_bytes: dict[str, dict[int, float]] = {}
-    for num_gpus in SWEPT_COUNTS:
-        for chosen in asked.strategies(num_gpus):
-            engine = engine_for(shape, asked, chosen, num_gpus)
-            needed = on_box.needed_bytes(peaks.peak(shape, engine, job))
-            needed_bytes.setdefault(chosen.name, {})[num_gpus] = float(needed)
-    return needed_bytes

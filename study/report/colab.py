@@ -1,4 +1,4 @@
-"""Runs of a notebook in Colab: a few strategies train the paper preset on the GPU that is there."""
+"""Runs of a notebook in Colab: a few strategies train on the GPU, or on the two cores, that are there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from study.records import machine
 
 STRATEGIES = ("single", "zero2", "zero3")  # none needs a compiled extension on a GPU
+ON_CORES = ("ddp", "zero3")
 RUNS = Path("runs/colab")
 
 
@@ -48,41 +49,38 @@ def precision(gpu: ColabGpu) -> str:
     return "bf16-autocast" if gpu.capability >= 8 else "fp32"
 
 
-def commands(gpu: ColabGpu) -> list[list[str]]:
-    """The runs, one process each: the a100-replication protocol, text and weights from the hub."""
-    return [
-        [
-            *("zero-study", "train", "--preset", "paper", "--strategy", strategy, "--num-processes", "1"),
-            *("--precision", precision(gpu), "--output-dir", str(_run_dir(strategy, gpu))),
-        ]
-        for strategy in STRATEGIES
-    ]
+def commands(gpu: ColabGpu | None) -> dict[str, list[str]]:
+    """The runs by the names of their folders.
+
+    On a GPU the a100-replication protocol, one process each, text and weights from the hub; without one two processes
+    on the two cores, a tiny model on the bundled text.
+    """
+    made = {}
+    for strategy in STRATEGIES if gpu else ON_CORES:
+        name = f"paper-{strategy}-{precision(gpu)}" if gpu else strategy
+        asked = ["--preset", "paper", "--num-processes", "1", "--precision", precision(gpu)] if gpu else []
+        made[name] = ["zero-study", "train", "--strategy", strategy, *asked, "--output-dir", str(RUNS / name)]
+    return made
 
 
-def _run_dir(strategy: str, gpu: ColabGpu) -> Path:
-    return RUNS / f"paper-{strategy}-{precision(gpu)}"
-
-
-def train(committed: list[str], clone: Path) -> list[str]:
-    """Train where there is a GPU and return the folder of the new runs; without one, return the committed records.
+def train(committed: str | list[str], clone: Path) -> list[str]:
+    """Train here and return the folder of the new runs; where none left a record, return the committed ones.
 
     A run that fails is said and passed over: what it left is part of the result. One that has a record is kept.
     """
-    committed = [str(clone / folder) for folder in committed]
     gpu = find_gpu()
-    if gpu is None:
-        print("No GPU here, so these are the committed records. Runtime > Change runtime type > T4 GPU gives new ones.")
-        return committed
-    print(f"{gpu.name}: the paper preset in {precision(gpu)}, {len(STRATEGIES)} runs of some minutes each", flush=True)
-    for strategy, command in zip(STRATEGIES, commands(gpu), strict=True):
-        if (clone / _run_dir(strategy, gpu) / "record.json").exists():
-            print(f"{strategy}: kept", flush=True)
+    where = f"{gpu.name}: the paper preset in {precision(gpu)}" if gpu else "no GPU: a tiny BERT on two cores"
+    runs = commands(gpu)
+    print(f"{where}, {len(runs)} runs of some minutes each", flush=True)
+    for name, command in runs.items():
+        if (clone / RUNS / name / "record.json").exists():
+            print(f"{name}: kept", flush=True)
         else:
             print(" ".join(command), flush=True)
             _run([sys.executable, "-m", "study", *command[1:]], clone)
     if not any((clone / RUNS).glob("*/record.json")):
         print("No run left a record, so these are the committed ones.")
-        return committed
+        return [str(clone / folder) for folder in ([committed] if isinstance(committed, str) else committed)]
     return [str(clone / RUNS)]
 
 

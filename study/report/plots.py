@@ -44,8 +44,9 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
     for name in in_order(smooth["strategy"]):
         curve = smooth[smooth["strategy"] == name].groupby("step")["smooth"].mean()
         style = look(name)
-        wide = {"linewidth": 5, "alpha": 0.4} if name == control else {"linewidth": 1.4}  # what lies on it is seen
-        axes.plot(curve.index, curve, color=style["color"], linestyle=style["linestyle"], label=name, **wide)
+        width, alpha = (5, 0.4) if name == control else (1.4, 1.0)  # so that what lies on it is seen
+        axes.plot(curve.index, curve, color=style["color"], linestyle=style["linestyle"], label=name, linewidth=width,
+                  alpha=alpha)  # fmt: skip
     axes.set(xlabel="optimizer step", ylabel=f"training loss, mean of {window} steps")
     return _finished(figure, axes)
 

@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 
 from study.claims.rules import Observed, Text, around
 from study.files import Written
-from study.planner.published_rows import engine_words
 from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
 from study.theory.step_time import tokens_per_second_per_gpu
@@ -138,7 +137,7 @@ def _facts(case: MeasuredCase) -> dict[str, Any]:
     engine, job, box = case.engine, case.job, case.box
     return {
         "model": case.shape.name,
-        "engine": engine_words(case),
+        "engine": _engine_words(case),
         "precision": engine.precision,
         "gpu": box.gpu.name,
         "gpus": box.num_gpus,
@@ -187,3 +186,11 @@ def _in_words(pair: Pair) -> str:
 def _sources(cases: Sequence[MeasuredCase]) -> list[str]:
     """Where each source is, and what it says of its stack or what is assumed."""
     return list(dict.fromkeys(f"{case.family}: {case.url}: {' '.join(case.conditions.split())}" for case in cases))
+
+
+def _engine_words(case: MeasuredCase) -> str:
+    engine = case.engine
+    within = " within nodes" if engine.replicas > 1 else ""
+    offloads = (("optimizer", engine.offload_optimizer), ("parameters", engine.offload_param))
+    offloaded = [what for what, place in offloads if place != "none"]
+    return engine.name + within + (f", {' and '.join(offloaded)} on the host" if offloaded else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,30 +58,6 @@ def _version(matrix: Mapping[str, Any], package: str) -> str:
 def faults() -> list[known_bad.Fault]:
     """What is known to be wrong, the newest last."""
     return sorted(known_bad.read(), key=lambda fault: (known_bad.begins(fault), fault.id))
-
-
-def worst(verdicts: Mapping[str, int]) -> str:
-    """What to say of several cells at once: wrong where one is, then crashed, refused, same."""
-    return next(verdict for verdict in ("wrong", "crashed", "refused", "same") if verdicts.get(verdict))
-
-
-def by_group(matrix: Mapping[str, Any], asked: Collection[str]) -> dict[str, str]:
-    """The worst verdict of the cells of these names, by engine and class."""
-    cells = matrix["cells"]
-    groups = grouped(name for name in cells if name in asked)
-    return {group: worst(Counter(cells[name]["verdict"] for name in names)) for group, names in groups.items()}
-
-
-def twist_of(name: str) -> str:
-    """What a cell does beside the plain step, by its name; empty: nothing."""
-    last = name.rpartition("/")[2]
-    return "" if last == "clipped" or last.startswith("accumulation-") else last
-
-
-def column_of(name: str) -> str:
-    """A cell's name without engine, class and ranks: what it asks of each of them."""
-    words = name.split("/")[3:]
-    return twist_of(name).replace("_", " ") or " ".join(words).replace("accumulation-", "micro batches: ")
 
 
 # ---------------------------------------------------------------- in words
