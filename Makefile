@@ -32,7 +32,7 @@ help:
 study: setup
 	@# Status 1: every run has an outcome, and not all are ok; that is for the report to show.
 	@CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke; status=$$?; [ $$status -le 1 ] || exit $$status; \
-		.venv/bin/zero-study report smoke && exit $$status
+		.venv/bin/zero-study report smoke && .venv/bin/zero-study compare runs/smoke && exit $$status
 
 # With wheels/ beside it, a box without a network: they go into its own Python, which has torch. Texts are in data/.
 ON_BOX = $(wildcard wheels)

@@ -160,35 +160,6 @@ def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
     assert set(made.refused["reason"]) == {"no run of ddp is ok", "ddp: failed"}
 
 
-def test_the_largest_batch_and_what_came_of_the_next(tmp_path):
-    for batch in (8, 16):
-        synthetic.write_run(tmp_path, strategy="zero3", box="gpu", global_batch_size=batch)
-        synthetic.write_run(tmp_path, strategy="zero1", box="gpu", global_batch_size=batch)
-    synthetic.write_run(tmp_path, strategy="ddp", box="gpu", global_batch_size=8)
-    synthetic.write_run(tmp_path, strategy="ddp", box="gpu", global_batch_size=16, status="out_of_memory")
-    synthetic.write_outcome(tmp_path, "skipped", strategy="ddp", global_batch_size=32)
-    synthetic.write_outcome(tmp_path, "killed", strategy="zero3", global_batch_size=32, max_steps=40)
-    synthetic.write_run(tmp_path, strategy="zero0", box="gpu", global_batch_size=16, status="out_of_memory")
-    view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
-    assert "final_loss" not in view  # of other work
-    shown = view[["global_batch_size", "outcomes", "next_batch_size", "next_outcome"]].astype(object)
-    assert shown.where(shown.notna(), None).T.to_dict("list") == {
-        "ddp": [8, "ok", 16, "out_of_memory"],
-        "zero3": [16, "ok", 32, "killed"],
-        "zero1": [16, "ok", None, "not tried"],
-        "zero0": [None, "out_of_memory", 16, "out_of_memory"],
-    }
-
-
-def test_a_run_without_settings_is_placed_only_where_one_cell_fits(tmp_path):
-    synthetic.write_run(tmp_path, strategy="ddp")
-    synthetic.write_outcome(tmp_path, "skipped", strategy="zero3")
-    assert pairs.largest_batch(table.read([tmp_path]))["precision"].tolist() == ["fp32", "fp32"]
-    synthetic.write_run(tmp_path, strategy="ddp", precision="bf16")
-    view = pairs.largest_batch(table.read([tmp_path])).set_index("strategy")
-    assert pd.isna(view.loc["zero3", "precision"])
-
-
 def test_scaling_is_against_single_or_the_fewest(tmp_path, tmp_path_factory):
     without = tmp_path_factory.mktemp("without")
     synthetic.write_run(tmp_path, strategy="single", world_size=1, seconds=1.0)
