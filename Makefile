@@ -9,10 +9,11 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study gpu box derived test test-fast test-slow chromium skypilot slurm iproute2 lint types constraints audit
+.PHONY: help setup study site gpu box derived test test-fast test-slow chromium skypilot slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
+	@echo "make site         make the site of README, guides and executed notebooks in build/site"
 	@echo "make gpu          on a box with a GPU: go down the list of what one is asked, MINUTES=40 long, and pack the results"
 	@echo "make test         make the environment, then run the tests, one worker a core (ten minutes on two cores)"
 	@echo "make test-fast    run those of them that are quick: they start no other Python and compute little (a minute)"
@@ -33,6 +34,14 @@ study: setup
 	@# Status 1: every run has an outcome, and not all are ok; that is for the report to show.
 	@CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke; status=$$?; [ $$status -le 1 ] || exit $$status; \
 		.venv/bin/zero-study report smoke && .venv/bin/zero-study compare runs/smoke && exit $$status
+
+# Links that lead nowhere end it.
+site: .venv/.site
+	@.venv/bin/python tools/pages.py && .venv/bin/zensical build --strict
+
+.venv/.site: .venv/.installed
+	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert zensical
+	@touch $@
 
 # With wheels/ beside it, a box without a network: they go into its own Python, which has torch. Texts are in data/.
 ON_BOX = $(wildcard wheels)
@@ -170,7 +179,7 @@ constraints:
 	@echo "resolving in build/constraints (minutes) ..."
 	@$(HEARTBEAT) $(NEWEST) -m pip install -q torch==2.13.0 setuptools wheel
 	@$(HEARTBEAT) DS_BUILD_OPS=0 $(NEWEST) -m pip install -q --no-build-isolation \
-		torch==2.13.0 -e '.[train,trackers,report,dev]'
+		torch==2.13.0 -e '.[train,trackers,report,site,dev]'
 	@# What only torch's GPU build brings is left to torch, which pins it itself: nvidia-* (but nvidia-ml-py), cuda-*, triton.
 	@{ grep '^#' constraints.txt; $(NEWEST) -m pip freeze --all --exclude-editable --exclude pip | \
 		sed 's/+.*//' | grep -vE '^(nvidia-[^m]|cuda-|triton)'; } >build/constraints.txt
