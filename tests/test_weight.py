@@ -9,9 +9,9 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 33_350,  # aim: 30,000; what measures what fits leaves again with the old report
-    "tools": 4_030,  # the ruling: 4,000
-    "tests": 20_420,  # aim: 18,000
+    "study": 30_270,  # aim: 30,000
+    "tools": 4_040,  # the ruling: 4,000
+    "tests": 19_340,  # aim: 18,000
 }
 WORDS = 22_850  # of README and docs/, at most, without what is fenced and what is generated
 
