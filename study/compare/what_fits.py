@@ -51,26 +51,57 @@ class Tried(NamedTuple):
         return caps.needed_bytes(self.config, self.outcome.strategy, self.outcome.world_size) / caps.GIB
 
 
+class Largest(NamedTuple):
+    """The largest model, or batch, that a strategy trained under a cap, and the smallest that it did not."""
+
+    workload: str
+    cap_gib: float
+    strategy: str
+    trained: str | None
+    not_trained: str | None
+    predicted: str | None  # the largest whose predicted need is within the cap
+    struck: str | None  # where memory was out: device, host or cap
+    needed_gib: float | None  # what the largest that trained was predicted to need
+
+    def cells(self) -> list[str]:
+        """A row of the page."""
+        struck = f" (of {self.struck})" if self.struck else ""
+        needed = "" if self.needed_gib is None else f"{self.needed_gib:.2f}"
+        shown = [each or "none" for each in (self.trained, self.not_trained, self.predicted)]
+        return [self.strategy, shown[0], shown[1] + struck, shown[2], needed]
+
+
 def table(folders: Sequence[Path], control: str = "ddp") -> str:
     """Make the page: by workload and cap, one row per strategy."""
-    tried = [each for run in records.find_runs(folders) if (each := _tried(run))]
+    tried = read(folders)
     lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
-    for work, members in groupby(sorted(tried, key=lambda each: each.work), key=lambda each: each.work):
+    for work, members in groupby(tried, key=lambda each: each.work):
         runs = list(members)
         workload, precision, length, cap = work
         lines += [f"## {cap:g} GiB: {workload}, {precision}, sequences of {length} tokens", ""]
-        if len({run.config.size for run in runs}) > 1:
-            lines += ["Of models:", "", *words.markdown(HEAD, _rows(runs, "size", _parameters)), ""]
-        else:
-            rows = _rows(runs, "global_batch_size", lambda run: run.batch)
-            lines += [f"Of batches of {runs[0].config.size}:", "", *words.markdown(HEAD, rows), ""]
-            head = [name.format(control) for name in TIMED]
-            if timed := _timed(runs, control):
-                lines += [OF_TIMES.format(control), "", *words.markdown(head, timed), ""]
+        of = "models" if _knob(runs) == "size" else f"batches of {runs[0].config.size}"
+        lines += [f"Of {of}:", "", *words.markdown(HEAD, [each.cells() for each in _largest(runs)]), ""]
+        if of != "models" and (timed := _timed(runs, control)):
+            lines += [
+                OF_TIMES.format(control),
+                "",
+                *words.markdown([name.format(control) for name in TIMED], timed),
+                "",
+            ]
         lines += [f"- {each.outcome.run_id}: {each.outcome.status}, {each.outcome.message}"
                   for each in runs if each.outcome.status not in ("ok", "out_of_memory", "skipped")]  # fmt: skip
     found = [file for folder in folders for file in records.find([folder])]
     return words.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, found)
+
+
+def read(folders: Sequence[Path]) -> list[Tried]:
+    """Every run under a cap below these folders, by what was trained under which."""
+    return sorted((each for run in records.find_runs(folders) if (each := _tried(run))), key=lambda each: each.work)
+
+
+def largest(folders: Sequence[Path]) -> list[Largest]:
+    """What each strategy trained under each cap."""
+    return [row for _, runs in groupby(read(folders), key=lambda each: each.work) for row in _largest(list(runs))]
 
 
 def _tried(run: records.RecordedRun) -> Tried | None:
@@ -90,8 +121,14 @@ def _of(strategy: str, runs: list[Tried], status: str = "ok") -> list[Tried]:
 # ---------------------------------------------------------------- the largest
 
 
-def _rows(runs: list[Tried], knob: str, place: Callable[[Tried], int]) -> list[list[str]]:
-    """What each strategy trained. `place`: of a run on the ladder, which is that of all strategies together."""
+def _knob(runs: Sequence[Tried]) -> str:
+    return "size" if len({run.config.size for run in runs}) > 1 else "global_batch_size"
+
+
+def _largest(runs: list[Tried]) -> list[Largest]:
+    """What each strategy trained. The ladder is that of all strategies together."""
+    knob = _knob(runs)
+    place: Callable[[Tried], int] = _parameters if knob == "size" else lambda run: run.batch
     ladder = {place(run): getattr(run.config, knob) for run in runs}
     rows = []
     for name in words.in_order(run.outcome.strategy for run in runs):
@@ -100,9 +137,10 @@ def _rows(runs: list[Tried], knob: str, place: Callable[[Tried], int]) -> list[l
         like = next(run for run in runs if run.outcome.strategy == name)
         asked = [like._replace(config=like.config.model_copy(update={knob: ladder[rung]})) for rung in sorted(ladder)]
         predicted = max((each for each in asked if each.needed <= each.cap), key=place, default=None)
-        struck = f" (of {ended.outcome.memory})" if ended and ended.outcome.memory else ""
-        shown = [str(getattr(run.config, knob)) if run else "none" for run in (trained, ended, predicted)]
-        rows.append([name, shown[0], shown[1] + struck, shown[2], f"{trained.needed:.2f}" if trained else ""])
+        first, second, third = (str(getattr(run.config, knob)) if run else None for run in (trained, ended, predicted))
+        struck = ended.outcome.memory if ended else None
+        needed = trained.needed if trained else None
+        rows.append(Largest(like.config.workload, like.cap, name, first, second, third, struck, needed))
     return rows
 
 
