@@ -111,6 +111,29 @@ def memory_against_time(runs: pd.DataFrame, control: str = "ddp") -> Figure:
     return _finished(figure, axes)
 
 
+def largest_trained(largest: pd.DataFrame, control: str = "ddp") -> Figure:
+    """The largest model that each strategy trained under a cap (bar), and the largest that theory says (mark)."""
+    millions = largest.set_index("strategy")[["trained", "predicted"]].map(_millions)
+    order = in_order(millions.index)
+    figure, axes = _panel(ROW * len(order) + 1.2)
+    axes.barh(order, millions.loc[order, "trained"], color=[look(name)["color"] for name in order], height=0.6)
+    axes.plot(millions.loc[order, "predicted"], order, "D", markerfacecolor="none", color="#777", label="predicted")
+    for place, name in enumerate(order):
+        axes.text(
+            millions.loc[name, "trained"], place, f" {largest.set_index('strategy').loc[name, 'trained']}", va="center"
+        )
+    axes.axvline(millions.loc[control, "trained"], color="#222", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set(xlabel="millions of parameters of the largest model that trained")
+    axes.grid(axis="y", visible=False)
+    return _finished(figure, axes)
+
+
+def _millions(size: Any) -> float:
+    return math.nan if not isinstance(size, str) else float(size[:-1]) * {"m": 1, "b": 1000}[size[-1]]
+
+
 def memory_against_size(runs: pd.DataFrame, control: str = "ddp") -> Figure:
     """Bytes a parameter at the highest moment, by the model's size: what sharding saves appears as models grow."""
     figure, axes = _panel(4.2)

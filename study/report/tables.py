@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from study.compare import facts, table, words
+from study.compare import facts, table, what_fits, words
 from study.compare.expected import with_theory
 from study.files import ROOT
 from study.records.schema import Record
@@ -89,6 +89,11 @@ def collectives(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
         for each in record.collectives_per_step or []:
             rows.append({**run, "kind": each.kind, "count": each.count, "mib": each.bytes / MIB})
     return pd.DataFrame(rows)
+
+
+def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    """One row per strategy and cap: the largest model, or batch, that trained, the smallest that did not, predicted."""
+    return pd.DataFrame(what_fits.largest(folders(records)), columns=list(what_fits.Largest._fields))
 
 
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
