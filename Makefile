@@ -63,7 +63,7 @@ test: setup $(if $(CI),chromium)
 test-fast: setup
 	@$(PYTEST) -m "not launches and not computes and not slow"
 
-test-slow: setup $(if $(CI),chromium slurm iproute2)
+test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
 	@$(PYTEST) -m slow
 
 # The packages, and how long that takes.
@@ -73,7 +73,7 @@ APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \
 	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) \
 		>>.venv/$@.log 2>&1 || { tail -n 5 .venv/$@.log >&2; exit 1; }
 
-# The tests open the report's pages in Chromium where it is installed; a CI machine is to have it.
+# A test opens the pages of the site in Chromium where it is installed; a CI machine is to have it.
 chromium:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	$(call APT_GET,chromium,about 1 min)

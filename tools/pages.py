@@ -79,6 +79,8 @@ def main() -> None:
                 (target.parent / name).parent.mkdir(exist_ok=True)
                 (target.parent / name).write_bytes(content)
             text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+            scrolls = r'<div style="overflow-x: auto">\g<0></div>'  # a table that is wider than a phone
+            text = re.sub(r"<table.*?</table>", scrolls, text, flags=re.DOTALL)
         else:
             text = source.read_text(encoding="utf-8")
         target.write_text(linked(text, source, place, places), encoding="utf-8")
