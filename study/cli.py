@@ -519,7 +519,8 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
         print(report.build_all(output or Path("reports")))
         return
     name = studies.find(study).name
-    print(report.build(study, records or [Path("runs") / name], output or Path("reports") / name))
+    first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
+    print("\n".join(str(path) for path in (first, first.with_suffix(".png")) if path.exists()))
 
 
 @zero_study.command("pack")

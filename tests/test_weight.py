@@ -11,9 +11,9 @@ from launching import ROOT
 LINES = {
     "study": 30_340,  # aim: 30,000
     "tools": 4_040,  # the ruling: 4,000
-    "tests": 19_430,  # aim: 18,000
+    "tests": 19_470,  # aim: 18,000
 }
-WORDS = 15_300  # of README and docs/, at most, without what is fenced and what is generated; aim: 15,000
+WORDS = 15_420  # of README and docs/, at most, without what is fenced and what is generated; aim: 15,000
 
 FENCED = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- (\w+)(?:: [^>]*)? -->\n.*?<!-- /\1 -->", re.DOTALL)

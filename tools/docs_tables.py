@@ -17,7 +17,7 @@ from typing import Any
 
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import answer, expected, step_peaks
+from study.compare import answer, expected, step_peaks, what_fits
 from study.compare.words import three_digits
 from study.engines import known_bad
 from study.engines.conformance import committed
@@ -48,12 +48,6 @@ def rows_of(page: str) -> list[list[str]]:
     return [row for row in rows if set("".join(row)) - set(":-")]
 
 
-def by_name(page: str) -> dict[str, dict[str, str]]:
-    """The cells of a Markdown table, by the first of their row and by the head of their column."""
-    head, *rows = rows_of(page)
-    return {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
-
-
 def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
@@ -79,31 +73,6 @@ def runs() -> list[Record]:
 @cache
 def whole_answer() -> str:
     return answer.table([CPU / "cpu", CPU / "bert-large", CPU / "learning-bert", CPU / "learning-gpt"])
-
-
-SPLIT = {
-    "ddp": "nothing: a full copy each",
-    "zero1": "optimizer states",
-    "zero2": "and gradients",
-    "zero3": "and parameters",
-    "zero3_nvme_offload": "the same, and kept on a disk",
-    "fsdp2": "as under `zero3`, by PyTorch itself",
-}
-IN_README = {
-    "GPT: loss": "GPT: loss against ddp",
-    "BERT: loss": "BERT: loss against ddp",
-    "held, bytes per parameter": "BERT-large: states (paper)",
-    "sent, times the parameters": "sent (paper)",
-}
-
-
-def small_answer() -> str:
-    """A few rows and columns of the whole table."""
-    whole = by_name(whole_answer())
-    rows = [
-        [f"`{name}`", split, *(whole[name][column] for column in IN_README.values())] for name, split in SPLIT.items()
-    ]
-    return tabulate(["way", "what is split", *IN_README], rows)
 
 
 # ---------------------------------------------------------------- how far theory is off
@@ -336,6 +305,26 @@ def variables() -> str:
     return decided("variables", allowed.rules("variables"))
 
 
+FRONTIER = CPU / "frontier"
+
+
+def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
+    """What the protocol of `frontier` predicted, as corrected, by cap and strategy."""
+    _, _, text = (ROOT / "study" / "studies" / "frontier.yaml").read_text(encoding="utf-8").partition("# Correction")
+    sizes = re.findall(r"([a-z]\w+) (none|\d+m) (\d+m)", " ".join(re.split(r"\s+#?\s*", text)))
+    return {(cap, name): size for name, *both in sizes for cap, size in zip(caps, both, strict=True)}
+
+
+def fits() -> str:
+    """The largest model that each strategy trained under each cap, beside what was predicted before."""
+    said, trained = frozen(), {(row.cap_gib, row.strategy): row.trained for row in what_fits.largest([FRONTIER])}
+    caps = sorted({cap for cap, _ in trained})
+    names = list(dict.fromkeys(name for _, name in trained))
+    head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
+    rows = [[f"`{name}`", *(each for cap in caps for each in (trained[cap, name], said[cap, name]))] for name in names]
+    return tabulate(head, [[each or "none" for each in row] for row in rows])
+
+
 def lower_bound(package: str) -> str:
     """The oldest version that pyproject.toml takes."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -361,8 +350,8 @@ def supported() -> str:
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "answer"): small_answer,
     ("docs/results.md", "answer"): whole_answer,
+    ("docs/what-fits.md", "fits"): fits,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,

@@ -31,7 +31,8 @@ def table(folders: Sequence[Path]) -> str:
     lines: list[str] = []
     for group in groups[:MOST_GROUPS]:
         rows = [_row(file, group[0]) for file in group]
-        shown = tabulate([row[:-1] for row in rows], headers=HEAD, tablefmt="plain", disable_numparse=True)
+        columns = len(HEAD) if any(row[6] for row in rows) else 6  # without times where none was taken
+        shown = tabulate([row[:columns] for row in rows], HEAD[:columns], tablefmt="plain", disable_numparse=True)
         reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
         box = f", {records.box_of(group[0].record)}" if several else ""
         lines += [

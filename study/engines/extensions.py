@@ -163,11 +163,13 @@ def _open_locks(process: Path) -> set[tuple[int, int]]:
     return locks
 
 
-def build() -> int:
-    """Build what can be built here, saying so; return 0 if every extension can now be loaded, 1 otherwise."""
+def build(names: Collection[str] = ()) -> int:
+    """Build what can be built here of these, or of all, saying so; return 0 if each can now be loaded, 1 otherwise."""
+    if unknown := sorted(set(names) - set(EXTENSIONS)):
+        raise Refusal(f"no extension is named {', '.join(unknown)}; there are {', '.join(EXTENSIONS)}")
     use_own_folder()
     complete = True
-    for name in EXTENSIONS:
+    for name in names or EXTENSIONS:
         extension = EXTENSIONS[name]
         if extension.cpu_only and sees_gpu():
             continue
@@ -304,4 +306,8 @@ def _load(name: str) -> str | None:
 if __name__ == "__main__":
     if importlib.util.find_spec("deepspeed") is None:
         sys.exit("zero-study: deepspeed is not installed; run: pip install 'zero-study[train]'")
-    sys.exit(build())
+    try:
+        sys.exit(build(sys.argv[1:]))
+    except Refusal as refusal:
+        print(f"zero-study: {refusal}", file=sys.stderr)
+        sys.exit(2)
