@@ -125,8 +125,8 @@ def tried(at: int, strategy: str, batch: int, seconds: float | None, status: str
 def test_speed_at_equal_memory_is_held_against_the_controls_around_it():
     runs = [tried(0, "ddp", 2, 1.0), tried(1, "fsdp2", 2, 2.0), tried(2, "fsdp2", 8, 4.0), tried(3, "fsdp2", 8, 2.0)]
     runs += [tried(4, "fsdp2", 2, 1.0), tried(5, "ddp", 2, 0.5), tried(6, "fsdp2", 8, 1.0), tried(7, "zero1", 2, None)]
-    rows = {row[0]: row[1:] for row in what_fits._timed(runs[::-1], "ddp")}
+    rows = {each.strategy: each.cells()[1:] for each in what_fits._speeds(runs[::-1], "ddp")}
     # Around them DDP trains 2 and 4 sequences a second: 3 in the mean. The last run has no control after it.
     assert rows["fsdp2"] == ["1.50", "2.25 (1.50 to 3.00)", "8", "4.00", "1.00 (0.67 to 1.33)"]
     assert rows["zero1"] == ["not timed", "", "2", "not timed", ""]
-    assert what_fits._timed(runs[1:5] + runs[:1], "ddp") == []  # a ladder's runs: the control has one of each batch
+    assert what_fits._speeds(runs[1:5] + runs[:1], "ddp") == []  # a ladder's runs: the control has one of each batch

@@ -81,7 +81,7 @@ def table(folders: Sequence[Path], control: str = "ddp") -> str:
         lines += [f"## {cap:g} GiB: {workload}, {precision}, sequences of {length} tokens", ""]
         of = "models" if _knob(runs) == "size" else f"batches of {runs[0].config.size}"
         lines += [f"Of {of}:", "", *words.markdown(HEAD, [each.cells() for each in _largest(runs)]), ""]
-        if of != "models" and (timed := _timed(runs, control)):
+        if of != "models" and (timed := [each.cells() for each in _speeds(runs, control)]):
             lines += [
                 OF_TIMES.format(control),
                 "",
@@ -153,8 +153,31 @@ def _parameters(run: Tried) -> int:
 # ---------------------------------------------------------------- the speed at equal memory
 
 
-def _timed(runs: list[Tried], control: str) -> list[list[str]]:
-    """How fast each strategy was, at the control's batch and at its own largest; none where nothing was timed so."""
+class Speed(NamedTuple):
+    """How fast a strategy was, beside the control: at the control's batch, and at its own largest under the cap."""
+
+    strategy: str
+    equal_seconds: tuple[float, ...]  # a step, by run, at the control's batch; empty: it was not timed
+    equal_ratios: tuple[float, ...]  # over the control's step
+    batch: int  # the largest that trained; 0: none
+    own_seconds: tuple[float, ...]
+    own_ratios: tuple[float, ...]  # sequences per second over the control's
+    fits: bool  # at the control's batch
+
+    def cells(self) -> list[str]:
+        """A row of the page."""
+        rates = [self.batch / seconds for seconds in self.own_seconds]
+        equal = _median(self.equal_seconds, "not timed" if self.fits else "does not fit")
+        own = [str(self.batch or "none"), _median(rates, "not timed" if self.batch else "")]
+        return [self.strategy, equal, _spread(self.equal_ratios), *own, _spread(self.own_ratios)]
+
+
+def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
+    """Each strategy that was timed beside the control under a cap."""
+    return [row for _, runs in groupby(read(folders), key=lambda each: each.work) for row in _speeds([*runs], control)]
+
+
+def _speeds(runs: list[Tried], control: str) -> list[Speed]:
     controls = _of(control, runs)
     batch = max((run.batch for run in controls), default=0)
     controls = sorted((run for run in controls if run.batch == batch), key=lambda run: run.outcome.started_at)
@@ -165,18 +188,14 @@ def _timed(runs: list[Tried], control: str) -> list[list[str]]:
         trained = _of(name, runs)
         largest = max((run.batch for run in trained), default=0)
         equal, own = ([run for run in trained if run.batch == each] for each in (batch, largest))
-        rows.append([
-            name,
-            _median([run.seconds for run in equal if run.seconds], "not timed" if equal else "does not fit"),
-            _spread([1 / ratio for run in equal if (ratio := _against(run, controls))]),
-            str(largest or "none"),
-            _median([largest / run.seconds for run in own if run.seconds], "not timed" if own else ""),
-            _spread([ratio for run in own if (ratio := _against(run, controls))]),
-        ])  # fmt: skip
+        seconds = [tuple(run.seconds for run in each if run.seconds) for each in (equal, own)]
+        ratios = [tuple(ratio for run in each if (ratio := _against(run, controls))) for each in (equal, own)]
+        over = tuple(1 / ratio for ratio in ratios[0])
+        rows.append(Speed(name, seconds[0], over, largest, seconds[1], ratios[1], bool(equal)))
     return rows
 
 
-def _median(values: list[float], otherwise: str) -> str:
+def _median(values: Sequence[float], otherwise: str) -> str:
     return f"{statistics.median(values):.2f}" if values else otherwise
 
 
@@ -190,5 +209,5 @@ def _against(run: Tried, controls: list[Tried]) -> float | None:
     return (run.batch / run.seconds) / statistics.mean(controls[0].batch / each for each in seconds)
 
 
-def _spread(ratios: list[float]) -> str:
+def _spread(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""

@@ -96,6 +96,11 @@ def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     return pd.DataFrame(what_fits.largest(folders(records)), columns=list(what_fits.Largest._fields))
 
 
+def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
+    """One row per strategy that was timed beside the control under a cap: at its batch, and at the strategy's own."""
+    return pd.DataFrame(what_fits.speeds(folders(records), control), columns=list(what_fits.Speed._fields))
+
+
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
     """The folders that a notebook's parameter names: a list, one name, or a list as papermill's -p passes it.
 
