@@ -9,9 +9,9 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 30_340,  # aim: 30,000
-    "tools": 4_040,  # the ruling: 4,000
-    "tests": 19_470,  # aim: 18,000
+    "study": 30_390,  # aim: 30,000
+    "tools": 4_145,  # the ruling: 4,000
+    "tests": 19_530,  # aim: 18,000
 }
 WORDS = 15_420  # of README and docs/, at most, without what is fenced and what is generated; aim: 15,000
 

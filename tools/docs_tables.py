@@ -34,6 +34,7 @@ from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 import doctor_observed  # noqa: E402
+import first_screen  # noqa: E402
 from test_layout import MAY_IMPORT  # noqa: E402
 
 CPU = ROOT / "reports" / "cpu" / "records"
@@ -305,6 +306,11 @@ def variables() -> str:
     return decided("variables", allowed.rules("variables"))
 
 
+def numbers() -> str:
+    """Where each number of README's first screen comes from."""
+    return tabulate(["in README", "what", "study", "measured", "seeds, repeats"], first_screen.table())
+
+
 FRONTIER = CPU / "frontier"
 
 
@@ -350,6 +356,7 @@ def supported() -> str:
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
+    ("reports/README.md", "numbers"): numbers,
     ("docs/results.md", "answer"): whole_answer,
     ("docs/what-fits.md", "fits"): fits,
     ("docs/checkpoints.md", "resumed"): resumed,

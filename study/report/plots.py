@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -115,13 +116,11 @@ def largest_trained(largest: pd.DataFrame, control: str = "ddp") -> Figure:
     """The largest model that each strategy trained under a cap (bar), and the largest that theory says (mark)."""
     millions = largest.set_index("strategy")[["trained", "predicted"]].map(_millions)
     order = in_order(millions.index)
+    millions = millions.loc[order]
     figure, axes = _panel(ROW * len(order) + 1.2)
-    axes.barh(order, millions.loc[order, "trained"], color=[look(name)["color"] for name in order], height=0.6)
-    axes.plot(millions.loc[order, "predicted"], order, "D", markerfacecolor="none", color="#777", label="predicted")
-    for place, name in enumerate(order):
-        axes.text(
-            millions.loc[name, "trained"], place, f" {largest.set_index('strategy').loc[name, 'trained']}", va="center"
-        )
+    bars = axes.barh(order, millions["trained"], color=[look(name)["color"] for name in order], height=0.6)
+    axes.bar_label(bars, [f"{each:.0f}" for each in millions["trained"]], padding=8, fontsize=9)
+    axes.plot(millions["predicted"], order, "D", color="white", markeredgecolor="#222", markersize=5, label="predicted")
     axes.axvline(millions.loc[control, "trained"], color="#222", linewidth=0.8)
     axes.invert_yaxis()
     axes.margins(x=0.1)
@@ -132,6 +131,31 @@ def largest_trained(largest: pd.DataFrame, control: str = "ddp") -> Figure:
 
 def _millions(size: Any) -> float:
     return math.nan if not isinstance(size, str) else float(size[:-1]) * {"m": 1, "b": 1000}[size[-1]]
+
+
+def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
+    """The picture of README: GiB at a process's highest moment and a step's time over the control's, by strategy.
+
+    `ink` is the colour of what is written, on a ground that is left open.
+    """
+    order = in_order(peaks.index)
+    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, ROW * len(order) + 1), sharey=True, layout="constrained")
+    titles = "peak memory of a process, GiB of tensors", "time of a step, times DDP's"
+    for axes, values, title in zip(panels, (peaks[order], times[order]), titles, strict=True):
+        bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.62)
+        bars[order.index("ddp")].set_color("#888888")  # seen on a dark ground, too
+        axes.bar_label(bars, [f"{each:.2f}" for each in values], padding=4, color=ink, fontsize=10)
+        axes.axvline(values["ddp"], color=ink, linewidth=0.8, linestyle=":")
+        axes.set_title(title, color=ink, fontsize=11, loc="left")
+        axes.tick_params(colors=ink, labelsize=10, bottom=False, labelbottom=False, left=False)
+        axes.spines[:].set_visible(False)
+        axes.margins(x=0.14)
+    said = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", small buckets"}
+    names = [re.sub("|".join(said), lambda found: said[found[0]], name) for name in order]
+    panels[0].set_yticks(range(len(order)), names)
+    panels[0].invert_yaxis()
+    plt.close(figure)
+    return figure
 
 
 def memory_against_size(runs: pd.DataFrame, control: str = "ddp") -> Figure:

@@ -1,0 +1,44 @@
+"""README answers first: few words, few numbers in a sentence, and each of them from a committed record."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from launching import ROOT
+from test_weight import written
+
+sys.path.insert(0, str(ROOT / "tools"))
+import first_screen
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FINDINGS = README.partition("## What came out")[2].partition("\nMeasured on")[0]
+# Numbers of names: a stage, a release, and what is no quantity.
+NAMES = re.compile(r"ZeRO-\d|FSDP2|\d+\.\d+\.\d+|\(\[[^)]*\)\)|\([^)]*\)")
+
+
+def numbers(sentence):
+    return re.findall(r"\d+(?:\.\d+)?", NAMES.sub("", sentence))
+
+
+def test_it_is_short():
+    assert len(written(README)) <= 600
+    rows = [line for line in README.splitlines() if line.startswith("|")]
+    assert len(rows) <= 8
+    assert all(len(cell.split()) <= 10 for row in rows for cell in row.strip("|").split("|"))
+
+
+def test_a_finding_has_at_most_two_numbers_a_sentence_and_none_without_a_record():
+    sentences = re.split(r"[.;)] (?=[A-Z(*\[])", " ".join(FINDINGS.split()))
+    assert max(len(numbers(each)) for each in sentences) == 2
+    said = {number.said.split()[0] for number in first_screen.NUMBERS}
+    assert {each for sentence in sentences for each in numbers(sentence)} <= said
+
+
+@pytest.mark.parametrize("number", first_screen.NUMBERS, ids=lambda number: number.what)
+def test_a_number_is_what_the_records_say(number):
+    assert number.found() == number.said
+    assert number.said in " ".join(README.split())
+    study = ROOT / "study" / "studies" / f"{number.study}.yaml"
+    assert number.study == "conformance" or "uperseded by" not in study.read_text(encoding="utf-8")
