@@ -13,7 +13,7 @@ LINES = {
     "tools": 4_145,  # the ruling: 4,000
     "tests": 19_530,  # aim: 18,000
 }
-WORDS = 15_420  # of README and docs/, at most, without what is fenced and what is generated; aim: 15,000
+WORDS = 15_050  # of README and docs/, at most, without what is fenced and what is generated; aim: 15,000
 
 FENCED = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- (\w+)(?:: [^>]*)? -->\n.*?<!-- /\1 -->", re.DOTALL)
