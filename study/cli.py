@@ -34,12 +34,11 @@ VIEWS = {
     "peaks": "step_peaks.table",
     "theory": "step_peaks.by_strategy",
     "parity": "parity.table",
-    "answer": "answer.table",
     "acceptance": "acceptance.table",
     "fits": "what_fits.table",
     "parts": "peak_parts.table",
 }
-WITH_CONTROL = ("differences", "answer")  # the tables that compare with one strategy
+WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 
 # What every run imports; deepspeed is asked for where a strategy is its.
 TRAINING = (

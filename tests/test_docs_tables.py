@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 
 import pytest
 from launching import ROOT
 from test_docs import PAGES
 
-from study import cli
 from study.engines.conformance import committed
 from study.engines.conformance.cells import PACKAGES
 
@@ -33,14 +31,6 @@ def test_the_page_of_errors_is_what_its_command_prints():
 def test_every_place_is_known():
     marked = {(page, name) for page in PAGES for name in re.findall(r"<!-- /(\w+) -->", (ROOT / page).read_text())}
     assert marked == set(docs_tables.PLACES)
-
-
-@pytest.mark.slow
-def test_the_answer_names_the_command_that_prints_it(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert cli.run(shlex.split(re.search(r"<!-- answer: zero-study (.*) -->", text)[1])) == 0
-    assert docs_tables.between("docs/results.md", "answer") == capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
+import launching
 import pytest
 from launching import ROOT
 from test_weight import written
@@ -42,3 +44,20 @@ def test_a_number_is_what_the_records_say(number):
     assert number.said in " ".join(README.split())
     study = ROOT / "study" / "studies" / f"{number.study}.yaml"
     assert number.study == "conformance" or "uperseded by" not in study.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_the_try_prints_what_it_shows(tmp_path):
+    commands, shown = re.search(
+        r"```sh\nmake setup.*?activate\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL
+    ).groups()
+    commands = commands.replace("study/train.py", f"study/train.py --output-dir {tmp_path}/$((i=i+1))")
+    commands = "set -e; i=0\n" + commands.replace("compare runs", f"compare {tmp_path}")
+    done = subprocess.run(
+        ["bash", "-c", commands], cwd=ROOT, env=launching.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in shown.splitlines()[1:]:  # but for times, which are of the machine and the hour
+        named, memory, _ = re.split(r"((?<=  )[\d.]+ [MG]iB(?: +[\d.]+ x)?)", line)
+        assert any(each.startswith(named) and memory in each for each in done.stdout.splitlines()), done.stdout

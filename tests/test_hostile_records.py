@@ -75,7 +75,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     synthetic.change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
     synthetic.change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
-    refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences", "answer"))
+    refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences",))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
     assert schema.read(path).status == "killed"
 
 
-@pytest.mark.parametrize("view", sorted(set(cli.VIEWS) - {"answer"}))  # which asks for a study that the project ships
+@pytest.mark.parametrize("view", sorted(cli.VIEWS))
 def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     """No script, no second row or cell, nothing that turns what follows."""
     hostile = "<script>alert(1)</script>|a\n| b \\| c | \u202egnp\x1b[31m"

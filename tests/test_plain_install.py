@@ -33,7 +33,6 @@ COMMANDS = {
     f"compare {RECORDS}": None,
     f"compare {RECORDS} --view differences": "report",
     f"compare {RECORDS} --verdict smoke": "report",
-    f"compare {RECORDS} --view answer": "report",
     f"compare {RECORDS} --view model-states": None,
     f"compare {RECORDS} --view communication": None,
     f"compare {RECORDS} --view peaks": None,

@@ -9,7 +9,7 @@ import launching
 import pytest
 from synthetic import write_outcome, write_run
 
-from study.compare import answer, at_a_glance, differences, table
+from study.compare import at_a_glance, differences
 
 
 def rows(page: str, strategy: str) -> list[list[str]]:
@@ -75,20 +75,3 @@ main()
 """
     done = launching.attempt(["python", "-c", code])
     assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_answer_counts_a_seed_once_however_often_it_was_repeated(tmp_path):
-    for seed, repeats in ((0, 3), (1, 1)):
-        for repeat in range(repeats):
-            write_run(tmp_path, size="mini", strategy="ddp", seed=seed, repeat=repeat)
-        write_run(tmp_path, size="mini", strategy="zero0", seed=seed)
-    write_run(tmp_path, size="mini", strategy="zero0", seed=2, status="failed")
-    page = answer.table([tmp_path])
-    perplexities = table.read([tmp_path]).query("status == 'ok'").groupby("seed")["perplexity"].mean()
-    assert perplexities.nunique() == 2
-    ddp, zero0 = (rows(page, f"`{name}`")[0][3] for name in ("ddp", "zero0"))
-    assert ddp == zero0
-    assert ddp.startswith(f"{perplexities.mean():.0f} (")  # and the interval over two seeds
-    assert rows(page, "`zero0`")[0][4].endswith(", no difference")
-    assert "6 runs on Synthetic CPU, 8 cores" in page
-    assert "seeds: BERT 0, GPT 2, BERT-large 0; 2 processes, `single` one; fp32." in page

@@ -17,7 +17,7 @@ from typing import Any
 
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import answer, expected, step_peaks, what_fits
+from study.compare import expected, step_peaks, what_fits
 from study.compare.words import three_digits
 from study.engines import known_bad
 from study.engines.conformance import committed
@@ -69,11 +69,6 @@ def runs() -> list[Record]:
 
 
 # ---------------------------------------------------------------- what was measured
-
-
-@cache
-def whole_answer() -> str:
-    return answer.table([CPU / "cpu", CPU / "bert-large", CPU / "learning-bert", CPU / "learning-gpt"])
 
 
 # ---------------------------------------------------------------- how far theory is off
@@ -357,7 +352,6 @@ def supported() -> str:
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/README.md", "numbers"): numbers,
-    ("docs/results.md", "answer"): whole_answer,
     ("docs/what-fits.md", "fits"): fits,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
