@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.launches]
+pytestmark = pytest.mark.slow
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}

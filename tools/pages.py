@@ -23,6 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<to>[^)#\s:]*)(?P<anchor>#[^)\s]*)?\)")
 
+# README's picture is the reader's system's; the site has a switch of its own, and shows the one that goes with it.
+PICTURE = re.compile(
+    r'<picture>.*?srcset="(?P<dark>[^"]+)".*?src="(?P<light>[^"]+)" alt="(?P<alt>[^"]+)".*?</picture>', re.DOTALL
+)
+
 
 def sources() -> dict[str, Path]:
     """Every file of the project that is a page, by its place in the site; notebooks become Markdown."""
@@ -82,8 +87,11 @@ def main() -> None:
             scrolls = r'<div style="overflow-x: auto">\g<0></div>'  # a table that is wider than a phone
             text = re.sub(r"<table.*?</table>", scrolls, text, flags=re.DOTALL)
         else:
-            text = source.read_text(encoding="utf-8")
+            both = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
+            text = PICTURE.sub(both, source.read_text(encoding="utf-8"))
         target.write_text(linked(text, source, place, places), encoding="utf-8")
+    for path in (ROOT / "reports").glob("*.svg"):
+        shutil.copy(path, PAGES / "reports")
     reference = PAGES / "reference"
     reference.mkdir()
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")

@@ -37,7 +37,8 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
     """The training loss of the strategies that have all of the control's seeds, whose range is the band."""
     figure, axes = _panel(4.2)
     seeds = steps.groupby("strategy")["seed"].agg(set)
-    smooth = steps[steps["strategy"].map(seeds) >= seeds[control]].sort_values("step").copy()
+    wanted = seeds.get(control, set())
+    smooth = steps[steps["strategy"].map(seeds) >= wanted].sort_values("step").copy()
     by_run = smooth.groupby(["study", "run"], dropna=False)["loss"]
     smooth["smooth"] = by_run.transform(lambda loss: loss.rolling(window, min_periods=1).mean())
     band = smooth[smooth["strategy"] == control].groupby("step")["smooth"].agg(["min", "max"])
