@@ -101,6 +101,11 @@ def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> 
     return pd.DataFrame(what_fits.speeds(folders(records), control), columns=list(what_fits.Speed._fields))
 
 
+def control_of(table: pd.DataFrame, asked: str) -> str:
+    """What the others are compared with: the strategy that is asked for, or where it did not run, the first."""
+    return asked if asked in set(table["strategy"]) else str(table["strategy"].iloc[0])
+
+
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
     """The folders that a notebook's parameter names: a list, one name, or a list as papermill's -p passes it.
 
