@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import launching
 import pytest
@@ -47,16 +49,15 @@ def test_a_number_is_what_the_records_say(number):
 
 
 @pytest.mark.slow
-@pytest.mark.launches
 def test_the_try_prints_what_it_shows(tmp_path):
     commands, shown = re.search(
         r"```sh\nmake setup.*?activate\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL
     ).groups()
     commands = commands.replace("study/train.py", f"study/train.py --output-dir {tmp_path}/$((i=i+1))")
     commands = "set -e; i=0\n" + commands.replace("compare runs", f"compare {tmp_path}")
-    done = subprocess.run(
-        ["bash", "-c", commands], cwd=ROOT, env=launching.environment(), capture_output=True, text=True
-    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as after `source .venv/bin/activate`
+    environment = launching.environment({"PATH": path})
+    done = subprocess.run(["bash", "-c", commands], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     for line in shown.splitlines()[1:]:  # but for times, which are of the machine and the hour
         named, memory, _ = re.split(r"((?<=  )[\d.]+ [MG]iB(?: +[\d.]+ x)?)", line)
