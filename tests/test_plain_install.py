@@ -156,7 +156,7 @@ def test_a_clone_that_is_not_installed(monkeypatch, name, said):
     [
         ("torch.utils.data", "torch", "train"),
         ("huggingface_hub", "huggingface-hub", "train"),
-        ("markdown_it", "markdown-it-py", "report"),
+        ("markdown_it", "markdown-it-py", "dev"),
     ],
 )
 def test_a_missing_module_is_told_by_its_package(module, package, extra):
