@@ -128,5 +128,5 @@ def test_speed_at_equal_memory_is_held_against_the_controls_around_it():
     rows = {each.strategy: each.cells()[1:] for each in what_fits._speeds(runs[::-1], "ddp")}
     # Around them DDP trains 2 and 4 sequences a second: 3 in the mean. The last run has no control after it.
     assert rows["fsdp2"] == ["1.50", "2.25 (1.50 to 3.00)", "8", "4.00", "1.00 (0.67 to 1.33)"]
-    assert rows["zero1"] == ["not timed", "", "2", "not timed", ""]
+    assert rows["zero1"] == ["not timed", "", "", "", ""]
     assert what_fits._speeds(runs[1:5] + runs[:1], "ddp") == []  # a ladder's runs: the control has one of each batch

@@ -17,7 +17,7 @@ from typing import Any
 
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import expected, step_peaks, what_fits
+from study.compare import expected, step_peaks, what_fits, words
 from study.compare.words import three_digits
 from study.engines import known_bad
 from study.engines.conformance import committed
@@ -27,6 +27,7 @@ from study.engines.keys import allowed
 from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
+from study.report import plots, tables
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
@@ -326,6 +327,43 @@ def fits() -> str:
     return tabulate(head, [[each or "none" for each in row] for row in rows])
 
 
+def speeds() -> str:
+    """The largest batch of each strategy under 3 GiB, its step at DDP's batch, and its rate at its own."""
+    largest = {row.strategy: row.trained for row in what_fits.largest([CPU / "equal-memory-batches"])}
+    timed = {row.strategy: row.cells() for row in what_fits.speeds([CPU / "equal-memory"])}
+    nothing = [""] * 6
+    head = [
+        "strategy",
+        "largest batch",
+        "seconds a step at DDP's batch, times DDP's",
+        "sequences/s at its own, times DDP's",
+    ]
+    names = words.in_order({*largest, *timed})
+    found = {name: [largest.get(name), *(timed.get(name, nothing)[at] for at in (2, 5))] for name in names}
+    return tabulate(head, [[f"`{name}`", *(each or "" for each in cells)] for name, cells in found.items()])
+
+
+def real_peaks() -> str:
+    """GiB at the highest moment of the fullest process, and theory's in parentheses, by model and setting."""
+    runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", size=["124m", "large", "base"], seed=0)
+    runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
+    runs["said"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
+    settings = ["size", "precision", "processes"]
+    found = runs[runs["processes"] > 1].pivot(index="strategy", columns=settings, values="said").fillna("")
+    kinds = {"124m": "GPT-124M", "large": "BERT-large", "base": "BERT-base"}
+    head = ["strategy", *(f"{kinds[size]}, {precision}, {processes}" for size, precision, processes in found.columns)]
+    names = words.in_order(found.index)
+    return tabulate(head, [[f"`{name}`", *found.loc[name]] for name in names])
+
+
+def crossings() -> str:
+    """From which size on each strategy holds less than DDP: measured, and by theory."""
+    rows = [
+        [f"`{row.strategy}`", row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()
+    ]
+    return tabulate(["strategy", "measured", "by theory"], rows)
+
+
 def lower_bound(package: str) -> str:
     """The oldest version that pyproject.toml takes."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -353,6 +391,9 @@ def supported() -> str:
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/README.md", "numbers"): numbers,
     ("docs/what-fits.md", "fits"): fits,
+    ("docs/what-fits.md", "speeds"): speeds,
+    ("docs/what-fits.md", "peaks"): real_peaks,
+    ("docs/what-fits.md", "crossings"): crossings,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
     ("docs/records.md", "faults"): faults,

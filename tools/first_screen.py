@@ -5,8 +5,10 @@ python tools/first_screen.py    # draws the picture, for a light and for a dark 
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -50,9 +52,13 @@ def _trained() -> dict[str, str]:
 
 
 @cache
-def _steps() -> pd.Series:
-    seconds = plots.only(tables.runs(CPU / "cpu-time"), processes=2).groupby("strategy")["step_seconds"].median()
-    return seconds / seconds["ddp"]
+def _speeds(column: str) -> pd.Series:
+    """By strategy: the median over runs beside DDP's nearest, in seconds a step or sequences a second."""
+    return (
+        tables.speeds(CPU / "equal-memory")
+        .set_index("strategy")[column]
+        .map(lambda ratios: statistics.median(ratios) if ratios else math.nan)
+    )
 
 
 def _divided_twice() -> str:
@@ -67,8 +73,10 @@ NUMBERS = [
     Number("110", "`zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
     Number("204", "`zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
     Number("229", "`fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),
-    Number("1.2", "step of `zero2`", "cpu-time", lambda: f"{_steps()['zero2']:.1f}"),
-    Number("1.8", "step of `zero3`", "cpu-time", lambda: f"{_steps()['zero3']:.1f}"),
+    Number("1.2", "step of `zero2_tuned`", "equal-memory", lambda: f"{_speeds('equal_ratios')['zero2_tuned']:.1f}"),
+    Number("1.5", "step of `zero3_tuned`", "equal-memory", lambda: f"{_speeds('equal_ratios')['zero3_tuned']:.1f}"),
+    Number("0.94", "rate of `zero2_tuned`", "equal-memory", lambda: f"{_speeds('own_ratios')['zero2_tuned']:.2f}"),
+    Number("0.80", "rate of `zero3_tuned`", "equal-memory", lambda: f"{_speeds('own_ratios')['zero3_tuned']:.2f}"),
     Number("0.18.3 to 0.19.5", "releases that divide twice", "conformance", _divided_twice),
 ]
 
@@ -82,10 +90,16 @@ def table() -> Iterable[list[str]]:
             continue
         named = re.findall(r"`(\w+)`", number.what)
         read = [file.record for file in records.find([folder]) if not named or file.record.strategy in named]
-        repeats = 1 + max(int(run.run_id.rpartition("-repeat")[2]) if "-repeat" in run.run_id else 0 for run in read)
+        alike = Counter(f"{run.strategy} {run.world_size} {dict(run.config, output_dir='')}" for run in read)
         seeds = len({run.seed for run in read})
         study = f"[{number.study}](../study/studies/{number.study}.yaml)"
-        yield [number.said, number.what, study, max(run.started_at for run in read)[:10], f"{seeds}, {repeats}"]
+        yield [
+            number.said,
+            number.what,
+            study,
+            max(run.started_at for run in read)[:10],
+            f"{seeds}, {max(alike.values())}",
+        ]
 
 
 def peaks() -> pd.Series:
@@ -95,9 +109,8 @@ def peaks() -> pd.Series:
 
 
 def times() -> pd.Series:
-    """The median over runs of a step's seconds over those of DDP's nearest runs, at DDP's batch."""
-    speeds = tables.speeds(CPU / "equal-memory").set_index("strategy")["equal_ratios"]
-    return speeds.map(statistics.median).reindex(SHOWN).fillna({"ddp": 1.0})
+    """A step's seconds over those of DDP's nearest runs, at DDP's batch."""
+    return _speeds("equal_ratios").reindex(SHOWN).fillna({"ddp": 1.0})
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ COLUMNS: dict[str, str] = {
     "paper_parameter_bytes": "float64",
     "paper_gradient_bytes": "float64",
     "paper_optimizer_state_bytes": "float64",
-    "predicted_parts": "object",  # bytes of the largest rank's peak, as theory says; None: of no model that it knows
+    "predicted_peak_bytes": "float64",  # of the largest rank in a steady step; NaN: of no model that theory knows
     "gloo_bytes": "float64",  # that gloo sends for a step's collectives; NaN: another backend carried them
 }
 
@@ -64,8 +64,8 @@ def _columns(r: Record) -> dict[str, Any]:
         row["paper_parameter_bytes"] = paper.parameters
         row["paper_gradient_bytes"] = paper.gradients
         row["paper_optimizer_state_bytes"] = paper.optimizer_states
-    peak = step_peak(r)
-    row["predicted_parts"] = peak and peak.parts
+    if peak := step_peak(r):
+        row["predicted_peak_bytes"] = peak.predicted
     if r.collectives_per_step is not None and r.proof and r.proof.backend == "gloo":
         row["gloo_bytes"] = on_wire.moved_by_gloo(r.collectives_per_step, r.world_size)
     return row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,18 @@ memory while it trained, of all ranks, with Python and the libraries."""
 CROSSINGS = """\
 The smallest model from which on, among those that were run, a strategy's peak is below {}'s; by theory the same."""
 CONTROL = "ddp"
+
+
+class Crossing(NamedTuple):
+    """From which size on a strategy's peak is below the control's."""
+
+    workload: str
+    precision: str
+    processes: int
+    batch_sequences: int
+    strategy: str
+    measured: str
+    by_theory: str
 
 
 class Held(NamedTuple):
@@ -44,10 +56,8 @@ class Held(NamedTuple):
 def table(folders: Sequence[Path]) -> str:
     """Make the page: by workload, precision and number of processes a table of each size, and crossings."""
     files = records.find(folders)
-    held = [each for file in files if file.record.status == "ok" and (each := _held(file.record))]
     lines: list[str] = []
-    for setting, members in groupby(sorted(held, key=lambda each: (each.setting, each.num_params)), _setting):
-        runs = list(members)
+    for setting, runs in _by_setting(files):
         workload, precision, world_size, batch = setting
         lines += [f"## {workload}, {precision}, {words.processes(world_size)}, {batch} sequences a step", ""]
         head = ["strategy", *(f"{part.replace('_', ' ')}" for part in PARTS), "more", "peak", "theory", "process"]
@@ -58,12 +68,19 @@ def table(folders: Sequence[Path]) -> str:
             lines += [*words.markdown(head, map(_row, these)), ""]
         if rows := _crossings(runs):
             lines += ["### From which size on", "", CROSSINGS.format(CONTROL), ""]
-            lines += [*words.markdown(["strategy", "measured", "by theory"], rows), ""]
+            lines += [*words.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
     return words.page("Peaks by part", EXPLANATION, lines, "--view parts", folders, files)
 
 
-def _setting(each: Held) -> tuple[str, str, int, int]:
-    return each.setting
+def crossings(folders: Sequence[Path]) -> list[Crossing]:
+    """From which size on each strategy saves, by setting."""
+    return [row for _, runs in _by_setting(records.find(folders)) for row in _crossings(runs)]
+
+
+def _by_setting(files: Iterable[records.RecordFile]) -> list[tuple[tuple[str, str, int, int], list[Held]]]:
+    held = [each for file in files if file.record.status == "ok" and (each := _held(file.record))]
+    ordered = sorted(held, key=lambda each: (each.setting, each.num_params))
+    return [(setting, list(runs)) for setting, runs in groupby(ordered, key=lambda each: each.setting)]
 
 
 def _held(r: Record) -> Held | None:
@@ -82,7 +99,7 @@ def _row(each: Held) -> list[str]:
     return [each.record.strategy, *(f"{value / GIB:.2f}" for value in shown), process]
 
 
-def _crossings(runs: list[Held]) -> list[list[str]]:
+def _crossings(runs: list[Held]) -> list[Crossing]:
     """From which size on each strategy is below the control; none where fewer than three sizes were run."""
     control = {each.record.size: each for each in runs if each.record.strategy == CONTROL}
     rows = []
@@ -90,7 +107,8 @@ def _crossings(runs: list[Held]) -> list[list[str]]:
         pairs = [(each, control[each.record.size]) for each in runs
                  if each.record.strategy == name and each.record.size in control]  # fmt: skip
         if len({each.record.size for each, _ in pairs}) > 2:
-            rows.append([name, _from(pairs, lambda each: each.peak), _from(pairs, lambda each: each.theory)])
+            found = _from(pairs, lambda each: each.peak), _from(pairs, lambda each: each.theory)
+            rows.append(Crossing(*runs[0].setting, name, *found))
     return rows
 
 

@@ -17,7 +17,7 @@ from study.records.schema import Outcome
 from study.running import caps
 
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
-TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "its largest batch", "sequences/s", "times {}'s rate"]
+TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]
 EXPLANATION = """\
 Each run trains one model under a cap on what each of its processes may hold. Largest that trained and smallest that did
 not, of models or of batches: by the runs, between which nothing of the ladder was left. Predicted: theory's peak of
@@ -159,7 +159,7 @@ class Speed(NamedTuple):
     strategy: str
     equal_seconds: tuple[float, ...]  # a step, by run, at the control's batch; empty: it was not timed
     equal_ratios: tuple[float, ...]  # over the control's step
-    batch: int  # the largest that trained; 0: none
+    batch: int  # the largest above the control's that trained; 0: none did, or none was asked
     own_seconds: tuple[float, ...]
     own_ratios: tuple[float, ...]  # sequences per second over the control's
     fits: bool  # at the control's batch
@@ -168,7 +168,7 @@ class Speed(NamedTuple):
         """A row of the page."""
         rates = [self.batch / seconds for seconds in self.own_seconds]
         equal = _median(self.equal_seconds, "not timed" if self.fits else "does not fit")
-        own = [str(self.batch or "none"), _median(rates, "not timed" if self.batch else "")]
+        own = [str(self.batch or ""), _median(rates, "not timed" if self.batch else "")]
         return [self.strategy, equal, _spread(self.equal_ratios), *own, _spread(self.own_ratios)]
 
 
@@ -186,7 +186,7 @@ def _speeds(runs: list[Tried], control: str) -> list[Speed]:
     rows = []
     for name in words.in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control):
         trained = _of(name, runs)
-        largest = max((run.batch for run in trained), default=0)
+        largest = max((run.batch for run in trained if run.batch > batch), default=0)
         equal, own = ([run for run in trained if run.batch == each] for each in (batch, largest))
         seconds = [tuple(run.seconds for run in each if run.seconds) for each in (equal, own)]
         ratios = [tuple(ratio for run in each if (ratio := _against(run, controls))) for each in (equal, own)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from study.compare import facts, table, what_fits, words
+from study.compare import facts, peak_parts, table, what_fits, words
 from study.compare.expected import with_theory
 from study.files import ROOT
 from study.records.schema import Record
@@ -40,6 +40,7 @@ _GIB = {
     "peak_tensor_bytes": "peak_tensors_gib",
     "peak_allocated_bytes": "peak_allocated_gib",
     "peak_resident_bytes": "peak_process_gib",
+    "predicted_peak_bytes": "theory_peak_gib",
     "model_state_bytes": "model_states_gib",
     "collective_bytes": "sent_gib_per_step",
 }
@@ -99,6 +100,11 @@ def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
     """One row per strategy that was timed beside the control under a cap: at its batch, and at the strategy's own."""
     return pd.DataFrame(what_fits.speeds(folders(records), control), columns=list(what_fits.Speed._fields))
+
+
+def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    """One row per strategy that ran with three sizes or more: from which on it holds less than DDP, and by theory."""
+    return pd.DataFrame(peak_parts.crossings(folders(records)), columns=list(peak_parts.Crossing._fields))
 
 
 def control_of(table: pd.DataFrame, asked: str) -> str:
