@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import first_screen
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FINDINGS = README.partition("## What came out")[2].partition("\nMeasured on")[0]
+FINDINGS = README.partition("## What came out")[2].partition("\nUp to ")[0]
 # Numbers of names: a stage, a release, and what is no quantity.
 NAMES = re.compile(r"ZeRO-\d|FSDP2|\d+\.\d+\.\d+|\(\[[^)]*\)\)|\([^)]*\)")
 

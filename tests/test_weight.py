@@ -9,11 +9,11 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 30_225,  # aim: 30,000
-    "tools": 4_150,  # the ruling: 4,000
-    "tests": 19_515,  # aim: 18,000
+    "study": 30_250,  # aim: 30,000
+    "tools": 3_900,
+    "tests": 19_590,  # aim: 18,000
 }
-WORDS = 14_500  # of README and docs/, at most, without what is fenced and what is generated; the ruling: 15,000
+WORDS = 15_000  # of README and docs/, at most, without what is fenced and what is generated
 
 FENCED = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- (\w+)(?:: [^>]*)? -->\n.*?<!-- /\1 -->", re.DOTALL)

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from study.compare.facts import PARTS
 from study.compare.words import in_order
@@ -165,10 +166,15 @@ def memory_against_size(runs: pd.DataFrame, control: str = "ddp") -> Figure:
     table = runs.dropna(subset=["peak_gib"]).assign(per=lambda each: each["peak_gib"] * 2**30 / each["parameters"])
     for name in in_order(table["strategy"]):
         line = table[table["strategy"] == name].groupby("parameters")["per"].median()
+        if len(line) == 1 < table["parameters"].nunique():
+            continue
         axes.plot(line.index / 1e6, line, label=name, linewidth=2.2 if name == control else 1.3, **look(name))
-    axes.set_xscale("log")
-    axes.set(xlabel="millions of parameters (logarithmic)", ylabel="bytes a parameter at the highest moment")
-    axes.set_ylim(bottom=0)
+    axes.set(xscale="log", yscale="log", xlabel="millions of parameters (logarithmic)")
+    axes.set_ylabel("bytes a parameter at the highest moment (logarithmic)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
     return _finished(figure, axes)
 
 
