@@ -9,7 +9,7 @@ from launching import ROOT
 
 # Lines of Python, at most; the aim is beside what is not there yet.
 LINES = {
-    "study": 30_250,  # aim: 30,000
+    "study": 30_255,  # aim: 30,000
     "tools": 3_900,
     "tests": 19_590,  # aim: 18,000
 }
