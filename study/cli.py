@@ -465,8 +465,7 @@ def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | 
 
     With a control, with intervals and verdicts, as Markdown.
 
-    --verdict judges a study that was fixed in advance, arm by arm and endpoint by endpoint; of a pilot, which has no
-    protocol, it says how far apart its runs of one seed are, and what power that leaves.
+    --verdict judges a study that was fixed in advance: what its null, its arms and its positive controls say.
     """
     if verdict is not None:
         if (view, control) != ("short", "ddp"):
@@ -483,14 +482,13 @@ def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | 
 
 
 def _verdict(study: str, records: tuple[Path, ...]) -> str:
-    from study.compare import pilot, verdict_text
+    from study.compare import verdict_text
     from study.running import studies
 
     chosen = studies.find(study)
-    if chosen.protocol is not None:
-        return verdict_text.page(records, chosen)
-    planned = {run.run_id for run in studies.runs(chosen)}
-    return pilot.page(records, planned, {part.label for part in chosen.parts}, chosen.name)
+    if chosen.protocol is None:
+        raise Refusal(f"study {study!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`")
+    return verdict_text.page(records, chosen)
 
 
 @zero_study.command("report")

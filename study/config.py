@@ -57,6 +57,11 @@ class RunConfig(BaseModel):
         description="seed by which every initial weight moves to a neighbouring number, up or down: how far "
         "does the smallest change carry a training?; unset: none moves",
     )
+    perturb: Literal["rounding", "scaled-gradient", "lost-moment", "dropped-micro-batch", "bad-release"] | None = Field(
+        None,
+        description="what ddp does otherwise on purpose: rounding noise in every step, or a fault that a comparison of "
+        "trainings must find; bad-release: what DeepSpeed's own release does wrong; unset: nothing",
+    )
     num_train_examples: int = Field(256, ge=1, description="examples (reviews or blocks) drawn for training")
     num_eval_examples: int = Field(64, ge=1, description="examples held out for evaluation")
     split_seed: int = Field(42, ge=0, description="seed of the train/held-out split and of the draw from it")

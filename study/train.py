@@ -166,6 +166,8 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
     batches = iter(built.train_batches)
     batch: Any = next(batches, None)
     steps_done = checkpoints.load()
+    if config.eval_every and not steps_done:
+        journal.add_evaluation(0, evaluate(built))
     observer.begin()
     model.train()
     began = now() - journal.elapsed_seconds

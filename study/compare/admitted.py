@@ -16,7 +16,7 @@ from study.records.find import RecordFile
 from study.records.schema import Outcome, Record
 from study.running.studies import Protocol
 
-LAST_STEPS = 10  # of training, whose losses are told and not judged
+LAST_STEPS = 10  # of training, and as many of the first
 # Where text and weights lie differs from box to box; their digests are compared.
 _PLACES = NOT_TRAINED | {"data", "init", "weights"}
 
@@ -37,10 +37,9 @@ class Trained(NamedTuple):
     strategy: str
     world_size: int
     seed: int
-    label: str  # of the neighbours' part or of the one that shows what trains the same; else ""
-    held_out: dict[int, dict[str, float]]  # step -> metric -> value
-    training_loss: float  # the mean of the last LAST_STEPS
-    final_sha256: str
+    label: str  # of the part; else ""
+    held_out: dict[int, dict[str, float]]  # step -> metric -> value; step 0: before the first
+    training_losses: tuple[float, float]  # the means of the first and of the last LAST_STEPS
     initial_sha256: str
     started_at: str
     commit: str  # of the code
@@ -55,19 +54,11 @@ class Runs(NamedTuple):
     missing: list[str]  # planned, and without an outcome
     num_planned: int
 
-    def of(self, strategy: str, world_size: int, label: str = "") -> dict[int, Trained]:
-        """One arm's runs by seed."""
-        return {
-            run.seed: run
-            for run in self.taken
-            if (run.strategy, run.world_size, run.label) == (strategy, world_size, label)
-        }
-
 
 def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
     """Take each planned run, or say why not. Raises Refusal where none is there, and where two are called the same."""
     planned = {run.run_id: run for run in wanted}
-    labels = (*protocol.neighbours, protocol.once)
+    labels = (*protocol.variants, *protocol.broken)
     seen: dict[str, tuple[Any, ...]] = {}
     files_of: dict[str, RecordFile] = {}
     left_out: dict[str, str] = {}
@@ -87,20 +78,11 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
         raise Refusal(f"{' '.join(map(str, folders))}: no run of study {study} to judge; `zero-study run {study}`")
     found = {run_id: file.record for run_id, file in files_of.items()}
     left_out |= _unlike(found, ("libraries", "arithmetic", "text"))
-    # Where each machine has a body of its own, the two are the same within a start; else throughout.
-    starts: dict[int | None, dict[str, Record]] = {}
-    for run_id, record in found.items():
-        starts.setdefault(record.seed if protocol.weights_sha256 is None else None, {})[run_id] = record
-    for of_start in starts.values():
-        left_out |= _unlike(of_start, ("box", "body"))
+    for start in {record.seed for record in found.values()}:
+        of_start = {run_id: record for run_id, record in found.items() if record.seed == start}
+        left_out |= _unlike(of_start, ("box", "body", "initial weights"))
     taken = [_trained(file, labels) for run_id, file in files_of.items() if run_id not in left_out]
-    left_out |= _other_starts(taken, protocol)
-    return Runs(
-        [run for run in taken if run.run_id not in left_out],
-        left_out,
-        sorted(planned.keys() - seen.keys()),
-        len(planned),
-    )
+    return Runs(taken, left_out, sorted(planned.keys() - seen.keys()), len(planned))
 
 
 def _reason(
@@ -113,8 +95,6 @@ def _reason(
         return f"it ended {outcome.status}"
     if outcome.study_sha256 != sha256:
         return "it was begun under another text of the study's file"
-    if protocol.weights_sha256 not in (None, record.weights_sha256):
-        return "it started from another body"
     if record.continues is not None:
         return "it began with another run's checkpoint"
     if record.machine.get("git_dirty") is not False:
@@ -125,15 +105,14 @@ def _reason(
         return f"{differs} was {ran[differs]}, the study says {asked[differs]}"
     if (record.strategy, record.world_size) != (planned.strategy, planned.world_size):
         return f"it is {record.strategy} on {record.world_size} processes"
-    looked = {int(line["step"] or 0): line for line in record.evaluation}
-    for endpoint in protocol.endpoints:
-        if looked.get(endpoint.step, {}).get(endpoint.metric) is None:
-            return f"it has no held-out {endpoint.metric} at step {endpoint.step}"
+    looked = {int(line["step"] or 0) for line in record.evaluation}
+    if missing := {0, protocol.step} - looked:
+        return f"its held-out loss was not taken at step {min(missing)}"
     return None
 
 
 def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
-    """Runs that differ from most of these in their box, libraries, arithmetic, text or body."""
+    """Runs that differ from most of these in some of their facts."""
     facts = {
         run_id: {
             "box": records.box_of(record),
@@ -141,6 +120,7 @@ def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
             "arithmetic": machine.arithmetic(record.machine),
             "text": (record.data or {}).get("digest"),
             "body": record.weights_sha256,
+            "initial weights": record.initial_parameters and record.initial_parameters.sha256,
         }
         for run_id, record in found.items()
     }
@@ -154,27 +134,10 @@ def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     return odd
 
 
-def _other_starts(taken: list[Trained], protocol: Protocol) -> dict[str, str]:
-    """Runs of one seed begin with the same weights, and each neighbour with weights of its own."""
-    wrong = {}
-    for seed in {run.seed for run in taken}:
-        runs = [run for run in taken if run.seed == seed]
-        plain = [run.initial_sha256 for run in runs if run.label not in protocol.neighbours]
-        most = max(plain, key=plain.count, default=None)
-        known = {most: ""}
-        for run in runs:
-            if run.label not in protocol.neighbours:
-                if run.initial_sha256 != most:
-                    wrong[run.run_id] = "its initial weights are not those of most runs of this seed"
-            elif known.setdefault(run.initial_sha256, run.label) != run.label:
-                wrong[run.run_id] = "its initial weights are no neighbours, but another run's"
-    return wrong
-
-
 def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
     record = file.record
-    assert record.initial_parameters is not None  # every ok record has both
-    assert record.final_parameters is not None
+    assert record.initial_parameters is not None  # every ok record has them
+    losses = [line["loss"] for line in records.steps_of(file)]
     return Trained(
         run_id=record.run_id,
         strategy=record.strategy,
@@ -185,8 +148,7 @@ def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
             int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}
             for line in record.evaluation
         },
-        training_loss=statistics.mean(line["loss"] for line in records.steps_of(file)[-LAST_STEPS:]),
-        final_sha256=record.final_parameters.sha256,
+        training_losses=(statistics.mean(losses[:LAST_STEPS]), statistics.mean(losses[-LAST_STEPS:])),
         initial_sha256=record.initial_parameters.sha256,
         started_at=record.started_at,
         commit=record.machine.get("git_commit") or "unknown",

@@ -91,7 +91,8 @@ def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
     decisive = config.model_dump(mode="json", exclude={*NOT_COMPARED, "seed", "global_batch_size", *STEPS_FIELDS})
     decisive["init"] = config.effective_init
     weights_sha256 = r.weights_sha256 if isinstance(r, Record) else None
-    for name, value in (("weights", weights_sha256), ("nudge_seed", config.nudge_seed)):
+    since = {"weights": weights_sha256, "nudge_seed": config.nudge_seed, "perturb": config.perturb}
+    for name, value in since.items():
         if value is None:  # as in records from before there were these
             del decisive[name]
         else:

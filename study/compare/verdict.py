@@ -1,72 +1,94 @@
-"""Two one-sided tests (TOST) and permutation tests of a study that was fixed in advance, corrected by Holm.
+"""Permutation test, equivalence (BCa bootstrap) and exact interval of partings, of a study that was fixed in advance.
 
-A seed has an ensemble: the control's own run, and neighbours, runs of the control whose initial weights differ by one
-unit in the last place. Two questions are asked of each arm, endpoint by endpoint, and neither stands for the other: is
-the mean difference from the ensembles within a margin that was fixed beforehand (two one-sided tests), and are the
-arm's runs further from the neighbours than these are from one another (a test that exchanges runs within each seed)?
+A start has the control's run and the null: runs of the control's training that differ from it in rounding alone. Of
+each arm is asked: is its held-out loss further from the control's than the null's are (a test that exchanges runs
+within each start)? Is the mean difference within the margin? In how many starts is it further away than any run of the
+null? Arms that are wrong on purpose are asked the same; where one is not flagged, the test could not have failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from study.compare import differences
 from study.compare.admitted import Runs, Trained
 from study.compare.words import in_order
 from study.errors import Refusal
-from study.running.studies import Endpoint, Protocol
+from study.running.studies import Protocol
 
 EXCHANGES = 20_000  # random ones, from a fixed seed: a p of 0.05 is known to 0.003
+RESAMPLES = 10_000
+LEAST = 1e-9  # relative: what is nearer counts as this near, as no fp32 loss tells them apart
 
-Equivalence = Literal["same within the margin", "higher", "lower", "undecided"]
-SAME: Equivalence = "same within the margin"
+Differences = Mapping[int, float]  # by start: held-out loss over the control's, less 1
 
 
-class Judged(NamedTuple):
-    """One arm on one endpoint."""
+class Arm(NamedTuple):
+    """A strategy, or a training that is wrong on purpose, beside the control."""
 
-    strategy: str
-    world_size: int
-    endpoint: Endpoint
-    seeds: tuple[int, ...]
-    differences: np.ndarray  # of each seed, in the margin's unit
+    name: str
+    is_broken: bool
+    differences: dict[int, float]  # by start
     mean: float
-    low: float  # the interval that the test of the margin is made with: 90 % where each of its sides is at 5 %
+    low: float  # of the interval that the test of the margin is made with: 90 % where each of its sides is at 5 %
     high: float
-    equivalence: Equivalence
-    distance: float  # from the neighbours, root mean square, over the neighbours' own; 1: as far as they are
-    p_neighbour: float  # of being so far by chance, were it one; after Holm's correction over the arms
-    further: bool  # than a neighbour, shown
-    power: float  # of the test of equivalence at the spread that was found, were there no difference
+    distance: float  # geometric mean over starts, over that of the null in the same starts
+    p: float  # of being so far by chance, were it one of the null; after Holm's correction over arms of its kind
+    is_further: bool  # than the null, shown
+    is_within: bool  # the margin, shown
+    num_parted: int  # starts in which it is further away than every run of the null is in any start
+    most_parted: float  # the largest share of all starts that might part, at 95 % (Clopper and Pearson, 1934)
 
 
-# ---------------------------------------------------------------- the tests
+class Verdict(NamedTuple):
+    """What a study that was fixed in advance says."""
+
+    arms: list[Arm]
+    null: dict[str, dict[int, float]]  # by label, by start
+    furthest_null: float
+    share_noticed: float  # of starts in which a run of the null has parted from the control's: is the training quiet?
+    falls: dict[int, tuple[float, float]]  # by start: the control's held-out loss before step 1, and at the endpoint
+    lacks: list[str]  # why there is no verdict; empty: there is one
 
 
-def judge(runs: Runs, protocol: Protocol, control: str) -> list[Judged]:
-    """Judge every arm on every endpoint; arms in the order of tables, the control's other numbers of processes too.
+def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, Differences] | None = None) -> Verdict:
+    """Judge every arm. `elsewhere`: arms of `broken_study`, by name.
 
-    Raises Refusal where a planned run has no outcome yet, and where too few seeds are left for the tests.
+    Raises Refusal where a planned run has no outcome yet, and where too few starts are left for the tests.
     """
     require_whole(runs)
-    ensembles = find_ensembles(runs, protocol, control)
-    size = next(iter(ensembles.values()))[0].world_size
-    names = {(run.strategy, run.world_size) for run in runs.taken if not run.label} - {(control, size)}
-    order = in_order(strategy for strategy, _ in names)
-    arms = sorted(names, key=lambda arm: (arm[1], order.index(arm[0])))
-    judged = []
-    for endpoint in protocol.endpoints:
-        rows = [_judge_arm(arm, runs.of(*arm), ensembles, endpoint, protocol) for arm in arms]
-        corrected = holm([row.p_neighbour for row in rows])
-        judged += [
-            row._replace(p_neighbour=p, further=p < protocol.significance)
-            for row, p in zip(rows, corrected, strict=True)
-        ]
-    return judged
+    controls, found = beside_control(runs, protocol.step, control)
+    null = {name: found.pop(name) for name in protocol.variants if name in found}
+    if lacking := set(protocol.variants) - null.keys():
+        raise Refusal(
+            f"no run of the null {min(lacking)!r} is here; the tests need all of {', '.join(protocol.variants)}"
+        )
+    whole = sorted(set.intersection(*(set(each) for each in null.values())))
+    broken = {name: found.pop(name) for name in protocol.broken if name in found} | dict(elsewhere or {})
+    arms = []
+    for each, is_broken in ((found, False), (broken, True)):
+        names = list(each) if is_broken else in_order(each)
+        rows = [_judge_arm(name, is_broken, each[name], null, whole, protocol) for name in names]
+        for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
+            arms.append(row._replace(p=p, is_further=p < protocol.significance))
+    falls = {start: (run.held_out[0]["loss"], run.held_out[protocol.step]["loss"]) for start, run in controls.items()}
+    noticed = [max(abs(each[start]) for each in null.values()) >= protocol.noticed for start in whole]
+    share = float(np.mean(noticed))
+    expected = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
+    lacks = [f"{name}, which is wrong on purpose, was not run" for name in sorted(expected - broken.keys())]
+    lacks += [
+        f"{arm.name}, which is wrong on purpose, was not flagged"
+        for arm in arms
+        if arm.is_broken and not arm.is_further
+    ]
+    if share <= 0.5:
+        lacks += [f"rounding is noticed in {share:.0%} of starts: the training is too quiet to ask"]
+    if still := [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]:
+        lacks += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
+    return Verdict(arms, null, _furthest(null, whole), share, falls, lacks)
 
 
 def require_whole(runs: Runs) -> None:
@@ -78,96 +100,68 @@ def require_whole(runs: Runs) -> None:
         )
 
 
-def find_ensembles(runs: Runs, protocol: Protocol, control: str) -> dict[int, list[Trained]]:
-    """Of each seed that has them all: the control's run, then its neighbours."""
-    sizes = {run.world_size for run in runs.taken if run.label in protocol.neighbours}
-    if len(sizes) != 1:
-        raise Refusal(f"neighbours of {control} are here on {len(sizes)} numbers of processes; the tests need one")
-    (size,) = sizes
-    members = [runs.of(control, size, label) for label in ("", *protocol.neighbours)]
-    whole = sorted(set.intersection(*(set(each) for each in members)))
-    if len(whole) < 2:
-        raise Refusal(f"{len(whole)} seeds have {control} with all its neighbours; the tests need two")
-    return {seed: [each[seed] for each in members] for seed in whole}
+def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
+    """The control's run by start; and of each other arm or label, by start, how far its held-out loss is, relative."""
+    controls = {run.seed: run for run in runs.taken if run.strategy == control and not run.label}
+    found: dict[str, dict[int, float]] = {}
+    for run in runs.taken:
+        if run.run_id != (of_start := controls.get(run.seed, run)).run_id:
+            relative = run.held_out[step]["loss"] / of_start.held_out[step]["loss"] - 1
+            found.setdefault(run.label or run.strategy, {})[run.seed] = relative
+    return controls, found
 
 
 def _judge_arm(
-    arm: tuple[str, int],
-    by_seed: dict[int, Trained],
-    ensembles: dict[int, list[Trained]],
-    endpoint: Endpoint,
+    name: str,
+    is_broken: bool,
+    differences: Differences,
+    null: Mapping[str, Differences],
+    whole: Sequence[int],
     protocol: Protocol,
-) -> Judged:
-    seeds = tuple(sorted(by_seed.keys() & ensembles.keys()))
-    if len(seeds) < 2:
-        raise Refusal(f"{arm[0]} on {arm[1]} processes: {len(seeds)} seeds have a control; the tests need two")
-    values = np.array([[value(run, endpoint) for run in (*ensembles[seed], by_seed[seed])] for seed in seeds])
-    scaled = relative(values, values[:, :-1], endpoint)
-    each = scaled[:, -1] - scaled[:, :-1].mean(axis=1)
-    each[np.abs(each) < differences.CONSTANT] = 0.0
-    low, high = differences.interval_of_mean(each, 1 - 2 * protocol.significance)
-    # Neighbours and arm are perturbations of the control's own run, which is in their midst and so is no member here.
-    distance, p_neighbour = exchange(scaled[:, 1:])
-    return Judged(
-        *arm,
-        endpoint,
-        seeds,
-        each,
-        float(each.mean()),
-        low,
-        high,
-        _equivalence(each, endpoint.margin, protocol.significance),
-        distance,
-        p_neighbour,
-        False,
-        power(float(each.std(ddof=1)), endpoint.margin, len(each), protocol.significance),
-    )
+) -> Arm:
+    starts = [start for start in whole if start in differences]
+    if len(starts) < 2:
+        raise Refusal(f"{name}: {len(starts)} starts have the null; the tests need two")
+    beside = np.array([[each[start] for each in null.values()] for start in starts])
+    own = np.array([differences[start] for start in starts])
+    distance, p = exchange(own, beside)
+    low, high = mean_interval(own, 1 - 2 * protocol.significance)
+    num_parted = int((np.abs(own) > _furthest(null, whole)).sum())
+    within = -protocol.margin < low and high < protocol.margin
+    most = float(stats.beta.ppf(0.95, num_parted + 1, len(own) - num_parted)) if num_parted < len(own) else 1.0
+    each = dict(zip(starts, own.tolist(), strict=True))
+    return Arm(name, is_broken, each, float(own.mean()), low, high, distance, p, False, within, num_parted, most)
 
 
-def value(run: Trained, endpoint: Endpoint) -> float:
-    """A run's endpoint."""
-    return run.held_out[endpoint.step][endpoint.metric]
+def _furthest(null: Mapping[str, Differences], starts: Sequence[int]) -> float:
+    return max(abs(each[start]) for each in null.values() for start in starts)
 
 
-def relative(values: np.ndarray, control: np.ndarray, endpoint: Endpoint) -> np.ndarray:
-    """Values in the margin's unit, (seeds, runs): loss as a share of the mean of each seed's `control`."""
-    return values if endpoint.metric == "accuracy" else values / control.mean(axis=1, keepdims=True)
+def exchange(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
+    """A permutation test within each start: how far the arm is from the control, over the null's distance; and its p.
 
-
-def _equivalence(each: np.ndarray, margin: float, significance: float) -> Equivalence:
-    low, high = differences.interval_of_mean(
-        each, 1 - 2 * significance
-    )  # two one-sided tests are one interval (Schuirmann, 1987)
-    if -margin < low and high < margin:
-        return SAME
-    low, high = differences.interval_of_mean(each, 1 - significance)
-    return "higher" if low > 0 else "lower" if high < 0 else "undecided"
-
-
-def exchange(scaled: np.ndarray) -> tuple[float, float]:
-    """A permutation test within each seed: how far the last column is from the others, over theirs, and its p.
-
-    Were the arm another neighbour, any run of a seed could be in its place. Two statistics are exchanged, the sum of
-    squares, which sees scatter, and the square of the sum, which sees a shift; p is twice the smaller of theirs.
-    `scaled`: (seeds, runs).
+    Were the arm one of the null, any of a start's runs could be in its place. Two statistics are exchanged: the mean of
+    log distances, in which no single start that parts outweighs the others, and the mean difference, which sees a small
+    shift that is in all starts; p is twice the smaller of theirs. `own`: (starts,); `null`: (starts, runs).
     """
-    apart = from_others(scaled)
-    found, shift = (apart[:, -1] ** 2).sum(), apart[:, -1].sum() ** 2
-    # A run is further from the mean of few than from that of many; as if the neighbours had as many others.
-    members = scaled.shape[1] - 1
-    as_many = (1 + 1 / members) / (1 + 1 / (members - 1))
-    own = as_many * (from_others(scaled[:, :-1]) ** 2).mean()
-    distance = float(np.sqrt(found / len(scaled) / own)) if own > 0 else float("inf") if found > 0 else 1.0
-    drawn = np.random.default_rng(0).integers(members + 1, size=(EXCHANGES, len(scaled)))
-    chosen = apart[np.arange(len(scaled)), drawn]
-    chances = ((chosen**2).sum(axis=1) >= found).sum(), (chosen.sum(axis=1) ** 2 >= shift).sum()
-    return distance, min(1.0, 2 * (1 + int(min(chances))) / (1 + EXCHANGES))
+    both = np.column_stack([own, null])
+    logs = np.log10(np.maximum(np.abs(both), LEAST))
+    drawn = np.random.default_rng(0).integers(both.shape[1], size=(EXCHANGES, len(both)))
+    rows = np.arange(len(both))
+    further = (logs[rows, drawn].sum(axis=1) >= logs[:, 0].sum()).sum()
+    shifted = (np.abs(both[rows, drawn].sum(axis=1)) >= abs(own.sum())).sum()
+    p = min(1.0, 2 * (1 + int(min(further, shifted))) / (1 + EXCHANGES))
+    return float(10 ** (logs[:, 0].mean() - logs[:, 1:].mean())), p
 
 
-def from_others(values: np.ndarray) -> np.ndarray:
-    """How far each run of a seed is from the mean of that seed's others: (seeds, runs)."""
-    others = (values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1)
-    return np.asarray(values - others)
+def mean_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    """The interval of a mean, by the bootstrap (BCa); of equal values, that value."""
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    found = stats.bootstrap(
+        (values,), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, rng=np.random.default_rng(0)
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -179,43 +173,18 @@ def holm(ps: Sequence[float]) -> list[float]:
     return corrected
 
 
-def power(sd: float, margin: float, num_seeds: int, significance: float) -> float:
-    """The power of two one-sided paired tests where there is no difference (Chow, Shao and Wang, 2008, section 3.1)."""
-    if sd == 0:
-        return 1.0
-    degrees = num_seeds - 1
-    quantile = stats.t.ppf(1 - significance, degrees)
-    return max(0.0, 2 * float(stats.t.cdf(margin * np.sqrt(num_seeds) / sd - quantile, degrees)) - 1)
+def power(null: np.ndarray, starts: int, share: float, parting: float, protocol: Protocol, studies: int = 400) -> float:
+    """The share of simulated studies that notice an arm whose runs part in a share of starts, by so much (relative).
 
-
-def neighbours_apart(runs: Runs, protocol: Protocol, endpoint: Endpoint, control: str) -> np.ndarray:
-    """How far each neighbour is from the mean of its seed's others, in the margin's unit: (seeds, neighbours)."""
-    members = find_ensembles(runs, protocol, control).values()
-    values = np.array([[value(run, endpoint) for run in each[1:]] for each in members])
-    return from_others(relative(values, values, endpoint))
-
-
-def reached(run: Trained, protocol: Protocol) -> int | None:
-    """The first step looked at on which the held-out loss is at the target; None: it was not reached."""
-    steps = sorted(step for step in run.held_out if step % protocol.target.every == 0)
-    return next((step for step in steps if run.held_out[step]["loss"] <= protocol.target.loss), None)
-
-
-def same_weights(runs: Runs, protocol: Protocol) -> dict[tuple[str, str], bool | None]:
-    """Whether strategies that were to end with an arm's weights to the bit did, by (arm, strategy); None: not shown."""
-    ends = {(run.strategy, run.seed, run.world_size): run.final_sha256 for run in runs.taken if not run.label}
-    found: dict[tuple[str, str], bool | None] = {}
-    for arm, others in protocol.same_as.items():
-        for other in others:
-            shown = [
-                ends[arm, run.seed, run.world_size] == run.final_sha256
-                for run in runs.taken
-                if run.strategy == other and run.label == protocol.once and (arm, run.seed, run.world_size) in ends
-            ]
-            found[arm, other] = all(shown) if shown else None
-    return found
-
-
-def arms_of_same(runs: Runs, protocol: Protocol) -> dict[str, str]:
-    """The arm whose runs tell of a strategy that was shown to end with its weights to the bit, by strategy."""
-    return {other: arm for (arm, other), shown in same_weights(runs, protocol).items() if shown}
+    `null`: (starts, runs) of a pilot. A simulated start takes one of the pilot's, and its arm is as far away as one of
+    the null's runs there. Noticed: the arm is shown to be further, or a run is beyond the null.
+    """
+    draw = np.random.default_rng(0)
+    noticed = 0
+    for _ in range(studies):
+        of = null[draw.integers(len(null), size=starts)]
+        beside = draw.permuted(of, axis=1) * draw.choice([-1, 1], size=of.shape)
+        own = beside[np.arange(starts), draw.integers(of.shape[1], size=starts)]
+        own = own + np.where(draw.random(starts) < share, parting, 0.0)
+        noticed += bool(np.abs(own).max() > np.abs(beside).max()) or exchange(own, beside)[1] < protocol.significance
+    return noticed / studies

@@ -63,6 +63,12 @@ def signed_percent(relative: float) -> str:
     return f"{percent:+z.3f}"
 
 
+def percent(share: float) -> str:
+    """A share in per cent, in two digits."""
+    value = 100 * share
+    return f"{powers(value) if 0 < abs(value) < 5e-4 else f'{value:.2g}'} %"
+
+
 def powers(value: float) -> str:
     """A small or large number in two digits and its power of ten: 2.1e-6. Superscripts are too small for a phone."""
     if value == 0:

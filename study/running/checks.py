@@ -21,6 +21,7 @@ def check(run: Run) -> None:
     run.check_machines()
     _check_strategy(run)
     _check_precision(run)
+    _check_perturb(run)
     _check_devices(run)
     _check_packages(run)
     _check_release(run)
@@ -115,6 +116,17 @@ def _check_precision(run: Run) -> None:
         raise Refusal(f"--precision {config.precision} needs a GPU; use bf16 or bf16-autocast on a CPU")
 
 
+def _check_perturb(run: Run) -> None:
+    """Refuse to perturb what is not the control, and a micro batch to drop where a step has one alone."""
+    perturb, strategy = run.config.perturb, run.strategy
+    if perturb in (None, "bad-release"):
+        return
+    if strategy.distributed_type != "MULTI_GPU":
+        raise Refusal(f"--perturb {perturb}: is done to DDP alone, the run is of {strategy.name}; use ddp.yaml")
+    if perturb == "dropped-micro-batch" and run.gradient_accumulation_steps == 1:
+        raise Refusal("--perturb dropped-micro-batch: a step has one micro batch; lower --micro-batch-size")
+
+
 def _gpus(number: int) -> str:
     return f"{number} GPU is" if number == 1 else f"{number} GPUs are"
 
@@ -147,7 +159,7 @@ def _check_packages(run: Run) -> None:
 def _check_release(run: Run) -> None:
     """Refuse a release of DeepSpeed that is known to train wrongly what the run asks for, and to say nothing."""
     strategy, config = run.strategy, run.config
-    if strategy.zero_stage is None:
+    if strategy.zero_stage is None or config.perturb == "bad-release":
         return
     device = strategy.offload_optimizer_device
     version = importlib.metadata.version("deepspeed")

@@ -163,45 +163,22 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Endpoint(files.Written):
-    """One number of a run on which strategies are compared, and how far two may be apart to count as the same."""
-
-    metric: Literal["loss", "accuracy", "perplexity"]  # held out
-    step: int = Field(ge=1)  # at which it is taken
-    margin: float = Field(gt=0)  # of loss and perplexity a share of the control's; of accuracy a share of the reviews
-    primary: bool = False  # the verdict rests on it
-    planned_sd: float = Field(gt=0)  # of one run's difference from its control, in the margin's unit; from the pilot
-
-
-class Target(files.Written):
-    """How many steps until the held-out loss is this low, as MLPerf's reference convergence points ask it?"""
-
-    loss: float = Field(gt=0)
-    every: int = Field(ge=1)  # steps between two looks
-
-
 class Protocol(files.Written):
-    """What was fixed about a study before its first run: arms, endpoints, margins, exclusions, sample size."""
+    """What was fixed about a study before its first run: endpoint, margin, null, positive controls, gates."""
 
     fixed_on: Annotated[str, AfterValidator(_day)]  # the day on which it was committed
     pilot: str = Field(min_length=1)  # what was run before, and is not in the result
-    # Labels of the parts that are the control again, from weights one unit in the last place away.
-    neighbours: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
-    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)]
-    target: Target
-    same_as: dict[str, Names]  # arm -> strategies that train what it trains to the bit, shown once with one seed
-    once: str = Field(min_length=1)  # the label of the part that shows it
-    significance: Share = 0.05  # of each one-sided test, and of that against the neighbours after Holm's correction
+    step: int = Field(ge=1)  # at which the held-out loss is taken: the endpoint
+    margin: float = Field(gt=0)  # within which a mean relative difference counts as none
+    # Labels of parts, or strategies: the control's training, which differs from it in rounding alone. The null.
+    variants: Names
+    broken: Names  # labels of parts whose training is wrong on purpose: where one is not flagged, there is no verdict
+    broken_study: str | None = None  # a study of one arm more of them, with other releases of the engines
+    noticed: float = Field(gt=0)  # relative: from here on a run has parted from the control's; far above rounding
+    # The gate: in every start, the control's held-out loss at `step` is at most this share of that before step 1.
+    falls_to: float = Field(gt=0, lt=1)
+    significance: Share = 0.05  # of each test; of those against the null after Holm's correction over the arms
     exclusions: Names  # in words: which runs are left out
-    # Of the body that every run starts from. None: each machine trains its own by the study's command, and makes all
-    # runs of a start, so that what is compared has one machine and one body.
-    weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-
-    @model_validator(mode="after")
-    def _check(self) -> Protocol:
-        if (primary := sum(endpoint.primary for endpoint in self.endpoints)) != 1:
-            raise ValueError(f"endpoints: {primary} are primary; mark one, on which the answer rests")
-        return self
 
 
 # ---------------------------------------------------------------- a study
@@ -239,15 +216,9 @@ class Study(files.Written):
     def _check_protocol(self) -> None:
         if self.protocol is None:
             return
-        parts = {part.label: part for part in self.parts}
-        if missing := {*self.protocol.neighbours, self.protocol.once} - set(parts):
-            raise ValueError(f"protocol: no part has the label {min(missing)!r}")
-        nudges = {parts[label].flags.get("nudge_seed") for label in self.protocol.neighbours} - {None}
-        if len(nudges) < len(self.protocol.neighbours):
-            raise ValueError("protocol.neighbours: give each of these parts a nudge_seed of its own")
-        for label in self.protocol.neighbours:
-            if parts[label].strategies != (self.control,):
-                raise ValueError(f"protocol.neighbours: {label} is to hold the control, {self.control}, alone")
+        known = {part.label for part in self.parts} | {name for part in self.parts for name in part.strategies}
+        if missing := {*self.protocol.variants, *self.protocol.broken} - known:
+            raise ValueError(f"protocol: no part has the label {min(missing)!r}, and none that strategy")
 
 
 def names() -> list[str]:

@@ -50,7 +50,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     import torch
     from torch.utils.data import DataLoader
 
-    from study.training import engine_state, manifest, weights
+    from study.training import engine_state, manifest, perturbed, weights
     from study.training.memory import BucketBytes, PhaseMemory
     from study.training.order import TrainingOrder
     from study.workloads import WORKLOADS, load_metric
@@ -69,6 +69,7 @@ def build(run: Run, accelerator: Accelerator) -> Built:
     if config.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = weights.make_optimizer(model, config)
+    perturbed.perturb(model, optimizer, run)
     arrangement = (len(splits.train), config.global_batch_size, config.num_steps, config.seed)
     order = TrainingOrder(*arrangement, steps_done=checkpoint.manifest.step if checkpoint else 0)
     pinned = accelerator.device.type == "cuda"

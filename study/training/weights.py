@@ -15,6 +15,7 @@ from accelerate.utils import set_seed
 from study.config import RunConfig
 from study.records.schema import Checksum
 from study.run import Run
+from study.training import perturbed
 from study.workloads.sources import Splits
 
 _SUMMED_AT_ONCE = 1 << 24  # elements: a table of words as fp64, whole, would be the highest moment of a sharded run
@@ -52,18 +53,8 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
 def _whole(workload: ModuleType, splits: Splits, config: RunConfig) -> torch.nn.Module:
     model: torch.nn.Module = workload.build_model(config, splits)
     if config.nudge_seed is not None:
-        _nudge(model, config.nudge_seed)
+        perturbed.move_by_one_unit(model, torch.Generator().manual_seed(config.nudge_seed))
     return model
-
-
-def _nudge(model: torch.nn.Module, seed: int) -> None:
-    """Move every weight that is not 0 by one unit in its last place, up or down as a coin of this seed falls."""
-    coin = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            heads = torch.rand(parameter.shape, generator=coin) < 0.5
-            moved = torch.nextafter(parameter, torch.where(heads, torch.inf, -torch.inf))
-            parameter.copy_(torch.where(parameter == 0, parameter, moved))
 
 
 def _round_to_bf16(model: torch.nn.Module) -> None:

@@ -17,7 +17,6 @@ from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
-from study.running import studies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,26 +88,24 @@ def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
 
 @lru_cache(maxsize=2)
 def _table(workload: str) -> pd.DataFrame:
-    """The runs of a workload's study; of one fixed in advance those of its arms alone: neighbours are no controls.
+    """The runs of a workload's study without those of labelled parts: variants of the control are no controls.
 
-    An arm's runs stand for every strategy that was shown to end with its weights.
+    An arm's runs stand for every strategy that was shown, in one run of the part `once`, to end with its weights.
     """
     import pandas as pd
 
-    from study.compare import table, verdict, verdict_text
+    from study.compare import table
 
     if workload not in LEARNED:
         raise ValueError(f"workload {workload!r}: must be one of {', '.join(LEARNED)}")
-    folder, chosen = RECORDS / LEARNED[workload], studies.find(LEARNED[workload])
-    runs = table.read([folder])
-    if chosen.protocol is None:
-        return runs
-    admitted = verdict_text.admit([folder], chosen)
-    verdict.require_whole(admitted)
-    arms = runs[runs["run_id"].isin([run.run_id for run in admitted.taken if not run.label])]
+    runs = table.read([RECORDS / LEARNED[workload]])
+    once = runs[runs["run_id"].str.endswith("-once")]
+    arms = runs[runs["run_id"].str.fullmatch(r".*-seed\d+") & (runs["world_size"] <= WORLD_SIZE)]
+    arm_of = arms[arms["world_size"] == WORLD_SIZE].set_index("final_sha256")["strategy"]
     told = [
-        arms[(arms["strategy"] == arm) & (arms["world_size"] == WORLD_SIZE)].assign(strategy=other)
-        for other, arm in verdict.arms_of_same(admitted, chosen.protocol).items()
+        arms[arms["strategy"] == arm_of[shown]].assign(strategy=other)
+        for other, shown in zip(once["strategy"], once["final_sha256"], strict=True)
+        if shown in arm_of
     ]
     return pd.concat([arms, *told], ignore_index=True)
 
