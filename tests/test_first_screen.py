@@ -17,7 +17,10 @@ sys.path.insert(0, str(ROOT / "tools"))
 import first_screen
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FINDINGS = README.partition("## What came out")[2].partition("\nUp to ")[0]
+FINDINGS = (
+    README.partition("## What came out")[2].partition("\n**No GPU")[0]
+    + README.partition("**ZeRO-3")[2].partition("**")[0]
+)
 # Numbers of names: a stage, a release, and what is no quantity.
 NAMES = re.compile(r"ZeRO-\d|FSDP2|\d+\.\d+\.\d+|\(\[[^)]*\)\)|\([^)]*\)")
 
@@ -53,7 +56,7 @@ def test_the_try_prints_what_it_shows(tmp_path):
     commands, shown = re.search(
         r"```sh\nmake setup.*?activate\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL
     ).groups()
-    commands = commands.replace("study/train.py", f"study/train.py --output-dir {tmp_path}/$((i=i+1))")
+    commands = commands.replace("study train", f"study train --output-dir {tmp_path}/$((i=i+1))")
     commands = "set -e; i=0\n" + commands.replace("compare runs", f"compare {tmp_path}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as after `source .venv/bin/activate`
     environment = launching.environment({"PATH": path})

@@ -32,7 +32,8 @@ def table(folders: Sequence[Path]) -> str:
     for group in groups[:MOST_GROUPS]:
         rows = [_row(file, group[0]) for file in group]
         columns = len(HEAD) if any(row[6] for row in rows) else 6  # without times where none was taken
-        shown = tabulate([row[:columns] for row in rows], HEAD[:columns], tablefmt="plain", disable_numparse=True)
+        head = [name or f"vs {group[0].record.strategy}" for name in HEAD[:columns]]
+        shown = tabulate([row[:columns] for row in rows], head, tablefmt="plain", disable_numparse=True)
         reasons = dict.fromkeys(row[-1] for row in rows if row[-1])
         box = f", {records.box_of(group[0].record)}" if several else ""
         lines += [
