@@ -12,6 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,6 @@ def benchmark(name: str) -> dict[str, Any]:
 def runs() -> list[Record]:
     """Every committed run that ended well."""
     return [file.record for file in records.find([CPU]) if file.record.status == "ok"]
-
-
-# ---------------------------------------------------------------- what was measured
 
 
 # ---------------------------------------------------------------- how far theory is off
@@ -288,10 +286,9 @@ def decided(what: str, rules: Mapping[str, allowed.Allowed]) -> str:
     groups: dict[allowed.Allowed, list[str]] = {}
     for name, rule in rules.items():
         groups.setdefault(rule, []).append(f"`{name}`")
-    rows = [
-        ["accepted" if rule.is_accepted else "refused", ", ".join(names), rule.why] for rule, names in groups.items()
-    ]
-    return tabulate(["", what, "proven by, or what it does and what to do"], sorted(rows, key=lambda row: row[0]))
+    rows = [[("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.why] for rule, names in groups.items()]
+    rows.sort(key=lambda row: row[0])
+    return tabulate(["verdict", what, "proven by, or what it does and what to do"], rows)
 
 
 def flags() -> str:
@@ -323,7 +320,7 @@ def fits() -> str:
     caps = sorted({cap for cap, _ in trained})
     names = list(dict.fromkeys(name for _, name in trained))
     head = ["strategy", *(text for cap in caps for text in (f"{cap:g} GiB: trained", "predicted"))]
-    rows = [[f"`{name}`", *(each for cap in caps for each in (trained[cap, name], said[cap, name]))] for name in names]
+    rows = [[name, *(each for cap in caps for each in (trained[cap, name], said[cap, name]))] for name in names]
     return tabulate(head, [[each or "none" for each in row] for row in rows])
 
 
@@ -332,15 +329,11 @@ def speeds() -> str:
     largest = {row.strategy: row.trained for row in what_fits.largest([CPU / "equal-memory-batches"])}
     timed = {row.strategy: row.cells() for row in what_fits.speeds([CPU / "equal-memory"])}
     nothing = [""] * 6
-    head = [
-        "strategy",
-        "largest batch",
-        "seconds a step at DDP's batch, times DDP's",
-        "sequences/s at its own, times DDP's",
-    ]
+    columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
+    head = ["strategy", "largest batch", *columns]
     names = words.in_order({*largest, *timed})
     found = {name: [largest.get(name), *(timed.get(name, nothing)[at] for at in (2, 5))] for name in names}
-    return tabulate(head, [[f"`{name}`", *(each or "" for each in cells)] for name, cells in found.items()])
+    return tabulate(head, [[name, *(each or "" for each in cells)] for name, cells in found.items()])
 
 
 def real_peaks() -> str:
@@ -348,19 +341,20 @@ def real_peaks() -> str:
     runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", size=["124m", "large", "base"], seed=0)
     runs["precision"] = runs["precision"].str.removesuffix("-autocast")  # all that DDP has in 16 bits
     runs["said"] = [f"{row.peak_gib:.2f} ({row.theory_peak_gib:.2f})" for row in runs.itertuples()]
-    settings = ["size", "precision", "processes"]
-    found = runs[runs["processes"] > 1].pivot(index="strategy", columns=settings, values="said").fillna("")
-    kinds = {"124m": "GPT-124M", "large": "BERT-large", "base": "BERT-base"}
-    head = ["strategy", *(f"{kinds[size]}, {precision}, {processes}" for size, precision, processes in found.columns)]
-    names = words.in_order(found.index)
-    return tabulate(head, [[f"`{name}`", *found.loc[name]] for name in names])
+    made = []
+    for sizes in ({"124m": "GPT-124M"}, {"large": "BERT-large", "base": "BERT-base"}):
+        these = runs[(runs["processes"] > 1) & runs["size"].isin(sizes)]
+        found = these.pivot(index="strategy", columns=["size", "precision", "processes"], values="said").fillna("")
+        columns = sorted(found.columns, key=lambda each: (list(sizes).index(each[0]), each[1] != "fp32", each[2]))
+        head = ["strategy", *(f"{sizes[size]}, {precision}, {processes}" for size, precision, processes in columns)]
+        names = words.in_order(found.index)
+        made.append(tabulate(head, [[name, *(found.loc[name, each] for each in columns)] for name in names]))
+    return "\n\n".join(made)
 
 
 def crossings() -> str:
     """From which size on each strategy holds less than DDP: measured, and by theory."""
-    rows = [
-        [f"`{row.strategy}`", row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()
-    ]
+    rows = [[row.strategy, row.measured, row.by_theory] for row in tables.crossings(CPU / "peaks-real").itertuples()]
     return tabulate(["strategy", "measured", "by theory"], rows)
 
 
@@ -372,20 +366,24 @@ def lower_bound(package: str) -> str:
 
 
 def supported() -> str:
-    """From which version of each package, and what was examined of those and of older ones."""
+    """What was found of each release of each package, the newest first: a row for neighbours that are alike."""
     rows = []
     for package in PACKAGES:
         asked = {cell.name for cell in of_release([package])}
-        told: dict[bool, list[str]] = {True: [], False: []}
+        told: list[tuple[str, str, str]] = []
         for version, matrix in committed.read(package).items():
             verdicts = Counter(matrix["cells"][name]["verdict"] for name in asked)
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAULTS if verdicts[verdict])
             is_new = known_bad.release(version) >= known_bad.release(lower_bound(package))
-            told[is_new].append(f"{version} ({bad})" if bad else version)
-        listed = [", ".join(told[is_new]) or "none" for is_new in (True, False)]
-        rows.append([f"`{package}`", f"{lower_bound(package)} and newer", str(len(asked)), *listed])
-    head = ["package", "supported", "cells asked of each", "examined of these", "examined of older ones"]
-    return tabulate(head, rows)
+            told.append((f"{bad or 'none'} of {len(asked)}", "yes" if is_new else "no", version))
+        alike = [(said, [version for *_, version in each]) for said, each in groupby(told, key=lambda one: one[:2])]
+        rows += [[f"`{package}`", between_ends(versions), *said] for said, versions in reversed(alike)]
+    return tabulate(["package", "releases examined", "cells not the same", "supported"], rows)
+
+
+def between_ends(versions: list[str]) -> str:
+    """Neighbouring releases by the first and the last."""
+    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import nbformat
 from nbconvert import MarkdownExporter
 
 from study import cli
@@ -21,12 +22,19 @@ from study.report import colab
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
-LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<to>[^)#\s:]*)(?P<anchor>#[^)\s]*)?\)")
+# A link, whose text may be code; or what is no link: fenced, or code.
+LINK = re.compile(
+    r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]])*)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
+    re.DOTALL | re.MULTILINE,
+)
+LARGEST = 200_000  # bytes of a file that is linked and comes along
 
 # README's picture is the reader's system's; the site has a switch of its own, and shows the one that goes with it.
 PICTURE = re.compile(
     r'<picture>.*?srcset="(?P<dark>[^"]+)".*?src="(?P<light>[^"]+)" alt="(?P<alt>[^"]+)".*?</picture>', re.DOTALL
 )
+FOLDED = r'<details markdown="1"><summary>code</summary>\n\n\g<0>\n\n</details>'
+LOOK = "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding: .5em .7em}</style>\n\n"
 
 
 def sources() -> dict[str, Path]:
@@ -40,22 +48,43 @@ def sources() -> dict[str, Path]:
 
 
 def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
-    """A page's text with links to pages of the site, or to where the project is published; else without a link."""
+    """A page's text with links to pages and files of the site, or to where the project is published; else without."""
     published = colab.repository()
 
     def link(found: re.Match[str]) -> str:
-        to, anchor = found["to"], found["anchor"] or ""
-        if not to:
+        if not found["to"]:
             return found[0]
-        target = Path(os.path.normpath(source.parent / to))
-        if target in places:
-            return f"[{found['text']}]({os.path.relpath(places[target], Path(place).parent)}{anchor})"
+        target = Path(os.path.normpath(source.parent / found["to"]))
+        comes_along = target.is_file() and target.suffix != ".md" and target.stat().st_size < LARGEST
+        if target in places or comes_along:
+            to = places.get(target, str(target.relative_to(ROOT)))
+            if target not in places:
+                (PAGES / to).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(target, PAGES / to)
+            return f"[{found['text']}]({os.path.relpath(to, Path(place).parent)}{found['anchor'] or ''})"
         if published and target.exists():
             return f"[{found['text']}]({published}/blob/main/{target.relative_to(ROOT)})"
-        return found["text"]
+        return str(found["text"])
 
-    parts = re.split(r"(^ *```.*?^ *```|`[^`\n]+`)", text, flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if number % 2 else LINK.sub(link, part) for number, part in enumerate(parts))
+    return LINK.sub(link, text)
+
+
+def notebook(source: Path, target: Path) -> str:
+    """An executed notebook as Markdown, its code folded; its figures go beside the page."""
+    content = nbformat.read(source, as_version=4)
+    tags = [cell.metadata.get("tags", []) for cell in content.cells]
+    if ["injected-parameters"] in tags:  # instead of those in the notebook's own cell
+        del content.cells[tags.index(["parameters"])]
+    text, resources = MarkdownExporter().from_notebook_node(content, {"output_files_dir": f"{target.stem}_files"})
+    for name, image in resources["outputs"].items():
+        (target.parent / name).parent.mkdir(exist_ok=True)
+        (target.parent / name).write_bytes(image)
+    text = re.sub(r"<style.*?</style>|(?<=<table)[^>]*", "", text, flags=re.DOTALL)  # the theme's look and scroll box
+    text = re.sub(r"\n```\s+```python\n", "\n\n", text)  # cells with nothing between them
+    text = re.sub(r"^```python\n.*?^```$", FOLDED, text, flags=re.DOTALL | re.MULTILINE)
+    titles = [(found.start(), found[1]) for found in re.finditer(r"^(?:#+ |\*\*)([^*\n]+)", text, re.MULTILINE)]
+    text = re.sub(r"!\[png\]", lambda found: f"![{[name for at, name in titles if at < found.start()][-1]}]", text)
+    return text.replace("# What became of an article?", f"# {source.stem}: what became of it", 1)
 
 
 def commands() -> Iterator[str]:
@@ -65,31 +94,24 @@ def commands() -> Iterator[str]:
     for name in cli.zero_study.list_commands(top):
         command = cli.zero_study.get_command(top, name)
         if command is not None and not command.hidden:
-            with click.Context(command, info_name=f"zero-study {name}", max_content_width=100) as context:
+            with click.Context(command, info_name=f"zero-study {name}", max_content_width=84) as context:
                 yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 
 def main() -> None:
     """Gather all pages anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    exporter = MarkdownExporter()  # type: ignore[no-untyped-call]
     found = sources()
     places = {path: place for place, path in found.items()} | {ROOT / "reports": "reports/README.md"}
     for place, source in found.items():
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".ipynb":
-            text, resources = exporter.from_filename(str(source), {"output_files_dir": f"{target.stem}_files"})
-            for name, content in resources["outputs"].items():
-                (target.parent / name).parent.mkdir(exist_ok=True)
-                (target.parent / name).write_bytes(content)
-            text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-            scrolls = r'<div style="overflow-x: auto">\g<0></div>'  # a table that is wider than a phone
-            text = re.sub(r"<table.*?</table>", scrolls, text, flags=re.DOTALL)
+            text = notebook(source, target)
         else:
             both = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
             text = PICTURE.sub(both, source.read_text(encoding="utf-8"))
-        target.write_text(linked(text, source, place, places), encoding="utf-8")
+        target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
     for path in (ROOT / "reports").glob("*.svg"):
         shutil.copy(path, PAGES / "reports")
     reference = PAGES / "reference"

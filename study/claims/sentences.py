@@ -180,9 +180,9 @@ def tally(told: Sequence[Told]) -> list[str]:
     rows = [row for row in rows if sum(row[1])]
     rows.append(("all", [sum(counts[name, word] for word in WORDS) for name in names]))
     return [
-        f"| verdict | {' | '.join(names)} | all |",
+        f"| verdict | all | {' | '.join(names)} |",
         f"| --- |{' ---: |' * (len(names) + 1)}",
-        *(f"| {word} | {' | '.join(map(str, row))} | {sum(row)} |" for word, row in rows),
+        *(f"| {word} | {sum(row)} | {' | '.join(map(str, row))} |" for word, row in rows),
         "",
         rested(told),
     ]

@@ -22,12 +22,13 @@ WORDS = {
 }
 
 EXPLANATION = """\
-One steady optimizer step of rank 0. Sent: bytes over those of all parameters, an all-reduce counted twice
-(arXiv:1910.02054, sec. 7.1), without the factor (N - 1) / N of a ring, which is what NCCL sends. By gloo: what gloo
-sends for the same, whose reduce-scatter is an all-reduce; runs without a GPU talk over it. Theory: the step followed
-collective by collective. Paper: its section 7, carried on to accumulation. Error: the bytes in which theory differs,
-kind by kind, over all bytes. Collectives: number of each kind, where theory has another number, that in parentheses.
-One all-reduce is told by no record, and not in theory: of 4 bytes, where DeepSpeed itself takes the norm at stage 0."""
+Ranks exchange gradients and parameters in every step. Sent: how many times the bytes of all parameters rank 0 sent in a
+steady step. Theory: how many it should send, followed message by message. Paper: what the ZeRO paper says."""
+COLUMNS = """\
+Sent counts an all-reduce twice (arXiv:1910.02054, sec. 7.1), without the factor (N - 1) / N of a ring: what NCCL sends.
+By gloo, over which CPUs talk: its reduce-scatter is an all-reduce. Paper: its section 7, carried on to accumulation.
+Error: bytes in which theory differs, kind by kind, over all. Collectives: messages of each kind; where theory has
+another number, that in parentheses. Not in either: DeepSpeed's all-reduce of 4 bytes for the norm at stage 0."""
 
 
 def table(folders: Sequence[Path]) -> str:
@@ -37,8 +38,8 @@ def table(folders: Sequence[Path]) -> str:
     measured = [r for r in finished if r.collectives_per_step is not None]
     found = [(r, expected.messages(r)) for r in measured]
     communicating = [c for _, c in found if c is not None and (c.measured or c.predicted)]
-    lines = [*_summary(communicating), ""] if communicating else []
-    head = ["strategy", "sent", "by gloo", "theory", "paper", "error", "collectives"]
+    lines = [*_summary(communicating), "", COLUMNS, ""] if communicating else []
+    head = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
     for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
         lines += [f"## {heading}", ""]
         for title, block in groupby(members, key=_title):
@@ -48,7 +49,7 @@ def table(folders: Sequence[Path]) -> str:
     unmeasured = [r.run_id for r in finished if r.collectives_per_step is None]
     lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""] if unmeasured else []
     lines += network.sections(record_files)
-    title = "Communication: measured, and by theory"
+    title = "What does a step send?"
     return words.page(title, EXPLANATION, lines, "--view communication", folders, record_files)
 
 
@@ -70,7 +71,7 @@ def _summary(cells: list[Messages]) -> list[str]:
 
 def _title(c: Messages) -> str:
     r, accumulation = c.record, proven(c.record).gradient_accumulation_steps
-    said = [words.processes(r.world_size)]
+    said = [f"{r.workload} {r.size}, {proven(r).precision}: {words.processes(r.world_size)}"]
     said += [f"{accumulation} micro steps"] if accumulation > 1 else []
     said += ["checkpointed"] if r.config["activation_checkpointing"] else []
     return ", ".join(said)
@@ -91,8 +92,8 @@ def _rows(block: list[Messages]) -> list[list[str]]:
         if all((c.measured, c.predicted) != (other.measured, other.predicted) for other in members):
             members.append(c)
     return [
-        [name if len(members) == 1 else c.record.run_id, f"{c.sent.measured:.3f}", f"{c.sent.by_gloo:.3f}",
-         f"{c.predicted_sent:.3f}", f"{c.sent.paper:.0f}", f"{c.error:.3%}", _counts(c)]
+        [name if len(members) == 1 else c.record.run_id, f"{c.sent.measured:.3f}", f"{c.predicted_sent:.3f}",
+         f"{c.sent.paper:.0f}", f"{c.error:.3%}", f"{c.sent.by_gloo:.3f}", _counts(c)]
         for name, members in kept.items()
         for c in members
     ]  # fmt: skip

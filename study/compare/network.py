@@ -20,15 +20,14 @@ from study.records.find import RecordFile
 from study.records.schema import Record
 
 EXPLANATION = """\
-Runs on CPUs, over gloo. The rate is that of the token bucket which `tc` shows on the interface, or what the laboratory
-was told; where neither says one, it is not known. In a laboratory, whose machines are network namespaces of one box
-and share its processors, it holds each way. Bytes are of a machine and a step, over those of all parameters. Counted:
-what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1), whatever sends it. By gloo: what its
-algorithms send to other machines for that. On the wire: the interface's own counter; of headers it has one for each
-segment that the kernel passes on whole. By theory: the collectives as theory expects them, by gloo. NCCL's rings: the
-same as those would send it; predicted, for no GPU has run it, and NCCL may take trees. Loss, from one machine: the
-largest relative difference of a step's loss from the run that did the same on one machine. Seconds: the median step of
-the slowest rank, over all repeats; in parentheses by how much the prediction misses."""
+What does a machine send in a step, and how long does the step take on a slower network? On CPUs, over gloo; a
+laboratory's machines are network namespaces of one box. Bytes: of a machine and a step, over those of all parameters.
+Counted: what one rank asked for, an all-reduce twice (arXiv:1910.02054, sec. 7.1). By gloo: what its algorithms send to
+other machines for that. On the wire: the interface's own counter; of headers it has one for each segment that the
+kernel passes on whole. By theory: the collectives as theory expects them, by gloo. NCCL's rings: the same as those
+would send it; predicted: no GPU has run it, and NCCL may take trees. Loss, from one machine: the largest relative
+difference of a step's loss from the same run on one machine. Seconds: the median step of the slowest rank, over all
+repeats; in parentheses by how much the prediction misses. Rate: as `tc` shows it, or as the laboratory was told."""
 
 PAYS = 1.25  # times the control's step, fixed before the first run too
 CONTROL = "ddp"
@@ -178,8 +177,8 @@ def _by_strategy(block: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 def _bytes(block: list[Cell]) -> list[str]:
     """One row per strategy; of the wire, the smallest and the largest over the rates."""
-    head = ["strategy", "loss, from one machine", "counted", "by gloo", "on the wire", "over gloo's", "by theory",
-            "NCCL's rings, predicted"]  # fmt: skip
+    head = ["strategy", "counted", "by gloo", "by theory", "on the wire", "over gloo's", "NCCL's rings, predicted"]
+    has_twin = any(cell.from_one_machine is not None for cell in block)
     rows = []
     for strategy, each in _by_strategy(block).items():
         wire = [cell.on_the_wire for cell in each]
@@ -187,11 +186,11 @@ def _bytes(block: list[Cell]) -> list[str]:
         theirs = each[0].by_theory
         differs = max((cell.from_one_machine for cell in each if cell.from_one_machine is not None), default=None)
         rows.append(
-            [f"`{strategy}`", "no such run" if differs is None else f"{differs:.0e}", f"{each[0].counted:.3f}",
-             f"{each[0].by_gloo:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
-             "unknown" if theirs is None else f"{theirs:.3f}", f"{each[0].by_nccl:.3f}"]
+            [f"`{strategy}`", f"{each[0].counted:.3f}", f"{each[0].by_gloo:.3f}",
+             "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
+             f"{each[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
         )  # fmt: skip
-    return words.markdown(head, rows)
+    return words.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
 
 
 def _range(values: list[float], form: str) -> str:

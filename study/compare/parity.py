@@ -20,21 +20,21 @@ from study.records.schema import Checksum, Record
 WITHIN = 1e-5
 
 EXPLANATION = f"""\
-Each run beside the run of equal data, configuration and seed that it is compared with: the ddp one, or the first where
-there is none. Loss and gradient norm: the largest relative difference over all steps. Sums: the relative difference of
-the final parameters' sums of absolute values and of squares. Initial and final weights: bit-identical or not. Within
-{WITHIN:g}: all four differences are. With dropout, runs draw other masks on another number of processes, with another
-micro batch or on another device, and are then not comparable."""
+The same training should give the same losses and weights under every strategy, up to rounding. Each run stands beside
+one of equal data, configuration and seed: DDP's, or the first where there is none. Within {WITHIN:g}: all its relative
+differences are. Loss and gradient norm: the largest over all steps. Sums: the larger one of the final parameters' sums
+of absolute values and of squares. Weights: bit-identical or not, as training begins and as it ends. With dropout, runs
+on another number of processes, with another micro batch or on another device draw other masks: not comparable."""
 
-HEAD = ["run", "processes x micro batch", "compared with", "loss", "gradient norm", "absolute sum", "square sum",
-        "initial weights", "final weights", f"within {WITHIN:g}"]  # fmt: skip
+HEAD = ["run", f"within {WITHIN:g}", "loss", "gradient norm", "sums", "weights at first, at last",
+        "processes x micro batch", "compared with"]  # fmt: skip
 
 LEARNED = f"""\
-One line per run. Losses are means over the first and the last {STEPS_AT_AN_END} steps (of a shorter run, over a third
-of its steps each). Held-out figures are of examples that were not trained on. Seconds per step: the median, the slowest
-rank's, without warm-up and the probed step; on a shared machine a figure of that hour, not a comparison."""
+Losses are means over the first and the last {STEPS_AT_AN_END} steps (of a shorter run, a third); where they rise under
+all strategies alike, none is the cause. Held out: of examples not trained on. Seconds per step: the slowest rank's
+median, without warm-up and the probed step; on a shared machine no comparison."""
 
-LEARNED_HEAD = ["strategy", "processes", "seed", "steps", "first losses", "last losses", "held out", "s/step",
+LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "last losses", "steps", "s/step",
                 "peak RSS, GiB"]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def table(folders: Sequence[Path]) -> str:
     if alone:
         lines += [f"Nothing to compare with: {words.shown(', '.join(alone))}.", ""]
     lines += _learned(finished)
-    title = "Parity: does the strategy change what is trained?"
+    title = "Does the strategy change what is trained?"
     return words.page(title, EXPLANATION, lines, "--view parity", folders, record_files)
 
 
@@ -73,7 +73,7 @@ def same_training(file: RecordFile) -> str:
 def settings(r: Record) -> dict[str, Any]:
     """What decides what a run trains: its knobs, and what changes its machine's arithmetic."""
     begun = {} if r.continues is None else {"continues": r.continues.model_dump()}
-    decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED}
+    decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
     return decisive | begun | machine.arithmetic(r.machine)
 
 
@@ -116,30 +116,31 @@ def other_masks(run: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
 
 
 def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
-    r = file.record
-    start = [r.run_id, f"{r.world_size} x {proven(r).micro_batch_size}"]
+    r, cut = file.record, f"{file.record.world_size} x {proven(file.record).micro_batch_size}"
     others = [other for other in group if other is not file]
     comparable = [other for other in group if incomparable(r, other.record) is None]
     if comparable == [file]:
-        return [*start, f"not comparable: {incomparable(r, others[0].record)}", *[""] * (len(HEAD) - 3)]
+        return [_short(r), "not comparable", *[""] * 4, cut, incomparable(r, others[0].record) or ""]
     reference = comparable[0]
     if reference is file:
-        return [*start, "(the reference)", *[""] * (len(HEAD) - 3)]
-    initial, final = _weights(file)
-    initial_reference, final_reference = _weights(reference)
-    differences = [
-        *_steps(file, reference),
-        _relative(final.absolute_sum, final_reference.absolute_sum),
-        _relative(final.square_sum, final_reference.square_sum),
-    ]
+        return [_short(r), "(the reference)", *[""] * 4, cut, ""]
+    weights = list(zip(_weights(file), _weights(reference), strict=True))
+    _, (final, other) = weights
+    sums = (_relative(final.absolute_sum, other.absolute_sum), _relative(final.square_sum, other.square_sum))
+    differences = [*_steps(file, reference), max(sums)]
     return [
-        *start,
-        reference.record.run_id,
-        *("unknown" if difference is None else f"{difference:.1e}" for difference in differences),
-        _identity(initial, initial_reference),
-        _identity(final, final_reference),
+        _short(r),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
+        *("unknown" if difference is None else f"{difference:.1e}" for difference in differences),
+        ", ".join("identical" if one.sha256 == another.sha256 else "differ" for one, another in weights),
+        cut,
+        _short(reference.record),
     ]
+
+
+def _short(r: Record) -> str:
+    """A run's id without what the heading of its table says."""
+    return r.run_id.removeprefix(f"{r.workload}-{r.size}-")
 
 
 def _weights(file: RecordFile) -> tuple[Checksum, Checksum]:
@@ -182,10 +183,6 @@ def _relative(value: float, reference: float) -> float:
     return abs(value - reference) / abs(reference) if reference else abs(value)
 
 
-def _identity(weights: Checksum, reference: Checksum) -> str:
-    return "identical" if weights.sha256 == reference.sha256 else "differ"
-
-
 # ---------------------------------------------------------------- what each run learned
 
 
@@ -221,10 +218,10 @@ def _learned_by(file: RecordFile) -> list[str]:
         r.strategy,
         str(r.world_size),
         str(r.seed),
-        str(r.steps_done),
+        f"{name} " + ("unknown" if figure is None else format(figure, ".3f" if name == "accuracy" else ".1f")),
         f"{statistics.mean(losses[:some]):.3f}",
         f"{statistics.mean(losses[-some:]):.3f}",
-        f"{name} " + ("unknown" if figure is None else format(figure, ".3f" if name == "accuracy" else ".1f")),
+        str(r.steps_done),
         "" if seconds is None else f"{seconds:.2f}",
         f"{max(resident) / 2**30:.2f}" if resident else "",
     ]

@@ -14,9 +14,9 @@ from study.records.schema import Record
 from study.running.caps import GIB
 
 EXPLANATION = """\
-GiB of the rank with the highest peak in a steady step. At rest: what it holds between two steps, counted; more: what
-comes on top in the step, which is the peak's rest. Theory: of the peak. Process: the most that the whole process had in
-memory while it trained, of all ranks, with Python and the libraries."""
+How many GiB does training take at the highest moment of a step (peak), and what are they? Of the rank with the highest
+peak, in a steady step. Theory: of the peak. Process: the most that any whole process had in memory while it trained,
+with Python and the libraries. Parameters to buffers: what the rank holds between two steps; more: the peak's rest."""
 CROSSINGS = """\
 The smallest model from which on, among those that were run, a strategy's peak is below {}'s; by theory the same."""
 CONTROL = "ddp"
@@ -59,17 +59,18 @@ def table(folders: Sequence[Path]) -> str:
     lines: list[str] = []
     for setting, runs in _by_setting(files):
         workload, precision, world_size, batch = setting
-        lines += [f"## {workload}, {precision}, {words.processes(world_size)}, {batch} sequences a step", ""]
-        head = ["strategy", *(f"{part.replace('_', ' ')}" for part in PARTS), "more", "peak", "theory", "process"]
+        where = f"{precision}, {words.processes(world_size)}"
+        lines += [f"## {workload}, {where}, {batch} sequences a step", ""]
+        head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in PARTS), "more"]
         for size, of_size in groupby(runs, key=lambda each: each.record.size):
             these = sorted(of_size, key=lambda each: words.in_order(run.record.strategy for run in runs).index(
                 each.record.strategy))  # fmt: skip
-            lines += [f"### {size}, {these[0].num_params:,} parameters", ""]
+            lines += [f"### {workload} {size}, {these[0].num_params:,} parameters, {where}", ""]
             lines += [*words.markdown(head, map(_row, these)), ""]
         if rows := _crossings(runs):
-            lines += ["### From which size on", "", CROSSINGS.format(CONTROL), ""]
+            lines += [f"### From which size on, {workload}, {where}", "", CROSSINGS.format(CONTROL), ""]
             lines += [*words.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
-    return words.page("Peaks by part", EXPLANATION, lines, "--view parts", folders, files)
+    return words.page("What is a step's highest moment made of?", EXPLANATION, lines, "--view parts", folders, files)
 
 
 def crossings(folders: Sequence[Path]) -> list[Crossing]:
@@ -93,10 +94,8 @@ def _held(r: Record) -> Held | None:
 
 
 def _row(each: Held) -> list[str]:
-    more = each.peak - sum(each.at_rest)
-    shown = [*each.at_rest, more, each.peak, each.theory]
-    process = f"{each.process / GIB:.2f}" if each.process else ""
-    return [each.record.strategy, *(f"{value / GIB:.2f}" for value in shown), process]
+    shown = [each.peak, each.theory, each.process, *each.at_rest, each.peak - sum(each.at_rest)]
+    return [each.record.strategy, *("" if value is None else f"{value / GIB:.2f}" for value in shown)]
 
 
 def _crossings(runs: list[Held]) -> list[Crossing]:

@@ -15,17 +15,17 @@ from study.records.schema import ModelStateBytes, Record
 TOLERANCE = 0.005  # relative; also the share of a part that a reason must have to be named
 PRINTED = 0.0005  # bytes per parameter below which a difference is not visible
 
-HEADINGS = {"stepping": "As the optimizer is about to step", "resting": "Between two steps"}
-HEAD = ["strategy", "parameters", "gradients", "optimizer states", "model states", "paper", "ratio",
+HEADINGS = {"stepping": "as the optimizer is about to step", "resting": "between two steps"}
+HEAD = ["strategy", "model states", "paper", "ratio", "parameters", "gradients", "optimizer states",
         "communication buffers", "ratio with them"]  # fmt: skip
 
 EXPLANATION = """\
-Bytes per parameter that a rank holds in memory, GPU and host together, each storage counted once. Where ranks differ:
-least to most. A value that differs from the paper's by more than 0.5 % has the paper's in parentheses and the reasons'
-numbers in brackets; *unexplained* means that the known reasons do not add up to the measurement. Model states are
-parameters, gradients and optimizer states; the ratios are the largest rank's over the paper's, without and with
-communication buffers, which the paper (arXiv:1910.02054, sec. 3.1 and 5) does not count. Between two steps the paper's
-gradients are taken as released."""
+Each rank keeps parameters, gradients and optimizer states, the model states: how many bytes for each parameter of the
+model, and how many does the ZeRO paper say (arXiv:1910.02054, sec. 3.1 and 5)? GPU and host together, each storage
+counted once. Where ranks differ: least to most. The ratios are the largest rank's over the paper's, without and with
+communication buffers, which the paper does not count. A value more than 0.5 % from the paper's has that in parentheses,
+and r1, r2 ... lead to the reasons at the end; *unexplained*: the known reasons do not add up to the measurement.
+Between two steps the paper's gradients are taken as released."""
 
 
 def table(folders: Sequence[Path]) -> str:
@@ -40,15 +40,17 @@ def table(folders: Sequence[Path]) -> str:
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
             for moment in MOMENTS:
-                lines += [f"### {words.processes(world_size)}. {HEADINGS[moment]}", ""]
+                model = heading.rpartition(", ")[0]
+                lines += [f"### {model}, {words.processes(world_size)}: {HEADINGS[moment]}", ""]
                 lines += [*words.markdown(HEAD, [_row(name, r, moment, notes) for name, r in rows]), ""]
     lines += computed_buckets(measured)
     if notes:
         lines += ["## Reasons", ""]
-        lines += [f"{number}. {expected.REASONS[reason]}" for number, reason in enumerate(notes, 1)] + [""]
+        lines += [f"- r{number}: {expected.REASONS[reason]}" for number, reason in enumerate(notes, 1)] + [""]
+        lines += [f"[r{number}]: #reasons" for number in range(1, len(notes) + 1)] + [""]
     if unmeasured := [r.run_id for r in finished if not (r.model_state_bytes and r.resting_state_bytes)]:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
-    title = "Model states: measured, and by the paper"
+    title = "Which model states does a rank hold?"
     return words.page(title, EXPLANATION, lines, "--view model-states", folders, record_files)
 
 
@@ -85,7 +87,7 @@ def _row(name: str, r: Record, moment: Moment, notes: list[str]) -> list[str]:
     everything = [sum(getattr(rank, part) for part in PARTS) for rank in ranks]
     ratio, ratio_with_buffers = (f"{max(sums) / paper.total:.3f}" for sums in (states, everything))
     of_paper = _per_parameter([paper.total], r)
-    return [name, *cells[:-1], _per_parameter(states, r), of_paper, ratio, cells[-1], ratio_with_buffers]
+    return [name, _per_parameter(states, r), of_paper, ratio, *cells, ratio_with_buffers]
 
 
 def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
@@ -112,7 +114,7 @@ def _cell(
         return cell
     reasons = _reasons(r, part, measured, paper, moment)
     notes += [reason for reason in reasons if reason not in notes]
-    numbers = " ".join(f"[{number}]" for number in sorted(notes.index(reason) + 1 for reason in reasons))
+    numbers = ", ".join(f"[r{number}]" for number in sorted(notes.index(reason) + 1 for reason in reasons))
     return f"{cell} ({paper / each:.3f}) {numbers or '*unexplained*'}"
 
 

@@ -19,16 +19,17 @@ WANTED = 0.05  # relative error
 AT_MOST = 0.10
 
 EXPLANATION = """\
-Bytes of tensors that a rank held at the highest moment of a steady step, the largest rank's, GPU and host together; a
-CPU's as its allocator counts them, and DDP's buckets where no gradient lies in them, C++ tensors that Python cannot see
-there before. That count may be too large: what a thread of gloo's is the last to let go of is counted to the step's
-end. Too large by: at most so much; in records from before it was asked all bytes that the step's collectives worked on.
-Theory: study/theory/peaks.py, the largest rank's, and the moment at which it says the step is highest."""
+Training takes the most memory at one moment of a step. Measured: what the tensors of the fullest rank took then, in a
+steady step, on GPU and host together. Theory: what they should take, and at which moment (study/theory/peaks.py)."""
+COLUMNS = """\
+On a CPU its allocator counts, and DDP's buckets are added where no gradient lies in them. Too large by, at most: what
+gloo's threads are the last to let go of, counted to the step's end; in older records all that its collectives worked
+on."""
 
 BY_STRATEGY = """\
-Every run that ended well and whose model theory knows, none left out. Errors are theory's, relative to what was
-measured; the median is of their absolute values, and the worst is named with its run. A strategy stands in a table
-where its runs measured it."""
+Theory says what a rank holds and sends and how high a step is, before anything runs. Each table holds it against every
+run here that ended well and measured it, of all models that theory knows, none left out. Errors are theory's, relative
+to what was measured; the median is of their absolute values, and the worst is named with its run."""
 PEAKS_NOTE = """\
 A peak on a CPU is counted by PyTorch's profiler, which never hears of what a thread of gloo's is the last to let go of,
 and counts it to the end of the step. Runs since then wait for these threads and record what was missed; for older runs
@@ -41,12 +42,13 @@ def table(folders: Sequence[Path]) -> str:
     record_files = records.find(folders)
     found = [expected.step_peak(file.record) for file in record_files if file.record.status == "ok"]
     cells = [cell for cell in found if cell is not None]
-    lines = [_summary(cells), ""] if cells else []
-    head = ["strategy", "batch x tokens", "differs in", "measured, MB", "too large by, MB", "theory, MB", "error"]
+    lines = [_summary(cells), "", COLUMNS, ""] if cells else []
+    head = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error", "too large by, MB", "differs in"]
     for heading, members in groupby(sorted(cells, key=_order), key=_heading):
         lines += [f"## {heading}", "", *words.markdown([*head, "highest at"], map(_row, members)), ""]
     lines += computed_buckets(c.record for c in cells if proven(c.record).device == "cpu")
-    return words.page("Peaks: measured, and by theory", EXPLANATION, lines, "--view peaks", folders, record_files)
+    title = "How much does a step hold at its highest?"
+    return words.page(title, EXPLANATION, lines, "--view peaks", folders, record_files)
 
 
 def _summary(cells: list[StepPeak]) -> str:
@@ -82,7 +84,7 @@ def _row(c: StepPeak) -> list[str]:
     r = c.record
     batch = f"{r.config['global_batch_size']} x {r.config['sequence_length']}"
     measured, overcount, predicted = (f"{value / 1e6:,.1f}" for value in (c.measured, c.overcount, c.predicted))
-    return [r.strategy, batch, _computed(r), measured, overcount, predicted, f"{c.error:+.1%}", c.moment]
+    return [r.strategy, batch, measured, predicted, f"{c.error:+.1%}", overcount, _computed(r), c.moment]
 
 
 # ---------------------------------------------------------------- by strategy
@@ -130,8 +132,8 @@ def by_strategy(folders: Sequence[Path]) -> str:
     lines = ["## Model states and buffers, of the worse moment", "", *_table(head, found.states, 4), ""]
     lines += ["## Messages of a step, in bytes", "", *_table(head, found.messages, 4), ""]
     more = ["counted too much, at most", "worst beyond it"]
-    lines += ["## Peak of a step", "", PEAKS_NOTE, "", *_table([*head, *more], found.peaks, 1), ""]
-    return words.page("Theory against every run", BY_STRATEGY, lines, "--view theory", folders)
+    lines += ["## Peak of a step", "", PEAKS_NOTE, "", *_table([*head[:-1], *more, head[-1]], found.peaks, 1), ""]
+    return words.page("How far is theory off?", BY_STRATEGY, lines, "--view theory", folders)
 
 
 def _table(head: list[str], found: list[Error], digits: int) -> list[str]:
@@ -146,11 +148,11 @@ def _of_strategy(name: str, found: list[Error], head: list[str], digits: int) ->
     worst = max(found, key=lambda error: abs(error.error))
     median = statistics.median(abs(error.error) for error in found)
     exact = round(worst.error, digits + 2) == 0
-    cells = [name, str(len(found)), f"{median:.{digits}%}", f"{worst.error:+.{digits}%}", "" if exact else worst.run]
-    if len(head) > len(cells):
+    cells = [name, str(len(found)), f"{median:.{digits}%}", f"{worst.error:+.{digits}%}"]
+    if len(head) > len(cells) + 1:
         beyond = max((error.beyond for error in found), key=abs)
         cells += [f"{max(error.overcount for error in found):.0%}", f"{beyond:+.{digits}%}"]
-    return cells
+    return [*cells, "" if exact else worst.run]
 
 
 def _name(file: RecordFile) -> str:

@@ -66,7 +66,7 @@ def signed_percent(relative: float) -> str:
 def percent(share: float) -> str:
     """A share in per cent, in two digits."""
     value = 100 * share
-    return f"{powers(value) if 0 < abs(value) < 5e-4 else f'{value:.2g}'} %"
+    return f"{powers(value) if 0 < abs(value) < 5e-4 else f'{value:.{2 if abs(value) < 99.5 else 3}g}'} %"
 
 
 def powers(value: float) -> str:
@@ -92,11 +92,11 @@ def page(
     folders: Sequence[Path],
     record_files: Iterable[RecordFile] = (),
 ) -> str:
-    """Make a page of `zero-study compare`: title, legend, tables, runs without a result, and the command it is from."""
+    """Make a page of `zero-study compare`: title and folders, legend, tables, runs without a result, its command."""
     name = f"compare {option}".rstrip()
-    return "\n".join(
-        [f"# {title}", "", legend, "", *lines, *not_ok(record_files), f"Made by `{command(name, folders)}`."]
-    )
+    of = ", ".join(path.name for path in folders if path.name not in ("", "records"))
+    head = f"# {title} ({of})" if of else f"# {title}"
+    return "\n".join([head, "", legend, "", *lines, *not_ok(record_files), f"Made by `{command(name, folders)}`."])
 
 
 def not_ok(record_files: Iterable[RecordFile]) -> list[str]:

@@ -8,144 +8,114 @@ from collections.abc import Iterable
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from study.compare.facts import PARTS
+from study.compare.expected import step_peak
 from study.compare.words import in_order
 
-WIDTH = 9.0  # inches
+WIDTH = 6.0  # inches: letters of 12 points are read on a phone, too
 ROW = 0.36  # of a bar
+INK = "#7f7f7f"  # of what is written, on a ground that is left open: read on white and on black
+LOOK: dict[Any, Any] = dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+)
+LOOK |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none")
+plt.rcParams.update(LOOK | {"font.size": 12, "figure.dpi": 110, "legend.frameon": False})
 # One colour per stage, apart also for eyes that see few colours (after Okabe and Ito); one mark per kind of a stage.
-COLOURS = {"single": "#808080", "ddp": "#222222", "zero0": "#A87900", "zero1": "#2E86D0", "zero2": "#009E73",
+COLOURS = {"single": "#7A6FD0", "ddp": "#888888", "zero0": "#A87900", "zero1": "#2E86D0", "zero2": "#009E73",
            "zero3": "#D55E00", "fsdp2": "#C0609A"}  # fmt: skip
 MARKS = {"": ("o", "-"), "cpu_offload": ("s", "--"), "nvme_offload": ("^", ":"), "tuned": ("D", "-."),
          "no_reshard": ("v", "-."), "hpz": ("P", ":")}  # fmt: skip
-PART_COLOURS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer_states": "#B9BCF5",
-                "communication_buffers": "#C79A2B", "more in the step": "#9A9A9A"}  # fmt: skip
+PART_COLOURS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer states": "#B9BCF5",
+                "offloaded": "#4FA8A0", "communication buffers": "#C79A2B", "gathered parameters": "#009E73",
+                "activations and logits": "#9A9A9A", "temporary buffers": "#D98C6A"}  # fmt: skip
 
 
 def look(strategy: str) -> dict[str, Any]:
     """The colour, mark and line that a strategy has in every figure."""
     stage, _, kind = strategy.partition("_")
     mark, line = MARKS.get(kind, ("X", "--"))
-    return {"color": COLOURS.get(stage, "#7A6FD0"), "marker": mark, "linestyle": line}
+    return {"color": COLOURS.get(stage, "#B0703C"), "marker": mark, "linestyle": line}
 
 
 def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> Figure:
-    """The training loss of the strategies that have all of the control's seeds, whose range is the band."""
-    figure, axes = _panel(4.2)
-    seeds = steps.groupby("strategy")["seed"].agg(set)
-    wanted = seeds.get(control, set())
-    smooth = steps[steps["strategy"].map(seeds) >= wanted].sort_values("step").copy()
-    by_run = smooth.groupby(["study", "run"], dropna=False)["loss"]
-    smooth["smooth"] = by_run.transform(lambda loss: loss.rolling(window, min_periods=1).mean())
-    band = smooth[smooth["strategy"] == control].groupby("step")["smooth"].agg(["min", "max"])
-    axes.fill_between(band.index, band["min"], band["max"], color=look(control)["color"], alpha=0.15, linewidth=0)
-    for name in in_order(smooth["strategy"]):
-        curve = smooth[smooth["strategy"] == name].groupby("step")["smooth"].mean()
-        style = look(name)
-        width, alpha = (5, 0.4) if name == control else (1.4, 1.0)  # so that what lies on it is seen
-        axes.plot(curve.index, curve, color=style["color"], linestyle=style["linestyle"], label=name, linewidth=width,
-                  alpha=alpha)  # fmt: skip
+    """The loss of strategies that have all of the control's seeds: the mean, repeats as one; the control's range."""
+    figure, axes = panel(4.6)
+    by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
+    smooth = by_seed.rolling(window, min_periods=1).mean()
+    band, wanted = smooth[control], list(smooth[control].columns)
+    axes.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=INK, alpha=0.2, linewidth=0)
+    for name in in_order(smooth.columns.get_level_values("strategy")):
+        if set(wanted) <= set(smooth[name].columns):
+            wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.5} if name == control else {"linewidth": 1.4}
+            axes.plot(smooth[name][wanted].mean(axis=1), label=name, **{**look(name), "marker": None}, **wide)
     axes.set(xlabel="optimizer step", ylabel=f"training loss, mean of {window} steps")
-    return _finished(figure, axes)
+    return finished(figure, axes)
 
 
-def peak_by_part(runs: pd.DataFrame, states: pd.DataFrame, control: str = "ddp") -> Figure:
-    """A process's highest moment by part: what rests between two steps, and what comes on top in the step."""
-    resting = states[states["moment"] == "resting"]
-    resting = resting[resting["rank"] == 0].pivot_table(index="strategy", columns="part", values="gib", aggfunc="mean")
-    peaks = runs.groupby("strategy")["peak_gib"].mean()
-    table = resting[list(PARTS)].assign(**{"more in the step": peaks - resting[list(PARTS)].sum(axis=1)})
-    order = in_order(table.index)
-    figure, axes = _panel(ROW * len(order) + 1.4)
-    left = pd.Series(0.0, index=order)
+def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
+    """A process's highest moment by part, as theory follows the step (bar), and what was measured (line and number)."""
+    peaks, of = runs.groupby("strategy")["peak_gib"].mean(), runs.drop_duplicates("strategy").set_index("strategy")
+    theory = {name: found.parts for name, record in of["record"].items() if record and (found := step_peak(record))}
+    parts = pd.DataFrame(theory, dtype=float).T.reindex(in_order(peaks.index)).div(2**30)
+    parts.columns = [part.replace("_", " ") for part in parts.columns]
+    parts = parts.reindex(columns=[*PART_COLOURS, "activations", "logits"]).fillna(0)
+    parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
+    figure, axes = panel(ROW * len(parts) + 2.2)
+    left = pd.Series(0.0, index=parts.index)
     for part, color in PART_COLOURS.items():
-        axes.barh(order, table.loc[order, part], left=left, color=color, label=part.replace("_", " "), height=0.68)
-        left += table.loc[order, part]
-    for place, name in enumerate(order):
+        if parts[part].max() > 0.01 * peaks.max():
+            axes.barh(parts.index, parts[part], left=left, color=color, label=part, height=0.68)
+        left += parts[part]
+    axes.plot(peaks[parts.index], parts.index, "|", color=INK, markersize=16, markeredgewidth=2)
+    for place, name in enumerate(parts.index):
         relative = "" if name == control or control not in peaks else f" ({peaks[name] / peaks[control] - 1:+.0%})"
-        axes.text(peaks[name], place, f" {peaks[name]:.2f}{relative}", va="center", fontsize=9)
+        axes.text(max(peaks[name], left[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
+    axes.invert_yaxis()
+    axes.margins(x=0.22)
+    axes.set(xlabel="GiB of tensors, of the fullest process")
+    return finished(figure, axes)
+
+
+def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: int = 2) -> tuple[Figure, Axes]:
+    """One bar a row, with its number, beyond `reach`; of a strategy, in its colour."""
+    figure, axes = panel(ROW * len(values) + 0.9)
+    names = [str(name) for name in values.index]
+    axes.barh(names, values, color=[look(name)["color"] for name in names], height=0.66)
+    ends = values if reach is None else np.fmax(values, reach)
+    for place, (value, end) in enumerate(zip(values, ends, strict=True)):
+        axes.text(end, place, f"  {value:.{digits}f}", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.14)
-    axes.set(xlabel="GiB of tensors, of the fullest process")
+    if not digits:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel=label)
     axes.grid(axis="y", visible=False)
-    return _finished(figure, axes)
+    plt.close(figure)
+    return figure, axes
 
 
-def relative_time(runs: pd.DataFrame, control: str = "ddp") -> Figure:
-    """The step time of each strategy over the control's: the median, and the range of its runs."""
-    times = runs.dropna(subset=["step_seconds"]).groupby("strategy")["step_seconds"].agg(["median", "min", "max"])
-    ratios = times / times.loc[control, "median"]
-    order = in_order(ratios.index)
-    figure, axes = _panel(ROW * len(order) + 1.2)
-    shown = ratios.loc[order]
-    reach = [shown["median"] - shown["min"], shown["max"] - shown["median"]]
-    axes.barh(
-        order, shown["median"], xerr=reach, color=[look(name)["color"] for name in order], height=0.6, ecolor="#999"
-    )
-    for place, name in enumerate(order):
-        axes.text(shown.loc[name, "max"], place, f" {shown.loc[name, 'median']:.2f}", va="center", fontsize=9)
-    axes.axvline(1, color="#222", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set(xlabel=f"step time over that of {control}")
-    axes.grid(axis="y", visible=False)
-    return _finished(figure, axes, legend=False)
-
-
-def memory_against_time(runs: pd.DataFrame, control: str = "ddp") -> Figure:
-    """Peak memory over step time: below and to the left is better."""
-    means = runs.dropna(subset=["step_seconds", "peak_gib"]).groupby("strategy")[["step_seconds", "peak_gib"]].median()
-    figure, axes = _panel(4.6)
-    for name in in_order(means.index):
-        style = look(name)
-        axes.plot(
-            *means.loc[name], color=style["color"], marker=style["marker"], linestyle="", markersize=8, label=name
-        )
-    if control in means.index:
-        axes.axvline(means.loc[control, "step_seconds"], color="#222", linewidth=0.6, linestyle=":")
-        axes.axhline(means.loc[control, "peak_gib"], color="#222", linewidth=0.6, linestyle=":")
-    axes.set(xlabel="seconds a step", ylabel="peak of tensors, GiB")
-    axes.set_ylim(bottom=0)
-    return _finished(figure, axes)
-
-
-def largest_trained(largest: pd.DataFrame, control: str = "ddp") -> Figure:
-    """The largest model that each strategy trained under a cap (bar), and the largest that theory says (mark)."""
-    millions = largest.set_index("strategy")[["trained", "predicted"]].map(_millions)
-    order = in_order(millions.index)
-    millions = millions.loc[order]
-    figure, axes = _panel(ROW * len(order) + 1.2)
-    bars = axes.barh(order, millions["trained"], color=[look(name)["color"] for name in order], height=0.6)
-    axes.bar_label(bars, [f"{each:.0f}" for each in millions["trained"]], padding=8, fontsize=9)
-    axes.plot(millions["predicted"], order, "D", color="white", markeredgecolor="#222", markersize=5, label="predicted")
-    axes.axvline(millions.loc[control, "trained"], color="#222", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set(xlabel="millions of parameters of the largest model that trained")
-    axes.grid(axis="y", visible=False)
-    return _finished(figure, axes)
-
-
-def _millions(size: Any) -> float:
-    return math.nan if not isinstance(size, str) else float(size[:-1]) * {"m": 1, "b": 1000}[size[-1]]
+def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
+    """A step's time over the control's: the median of `ratio` (bar), and the range of its runs (line)."""
+    found = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
+    figure, axes = bars(found["median"], f"step time over that of {control}", found["max"])
+    axes.hlines(found.index, found["min"], found["max"], color="#444444", linewidth=2)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    return figure
 
 
 def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
-    """The picture of README: GiB at a process's highest moment and a step's time over the control's, by strategy.
-
-    `ink` is the colour of what is written, on a ground that is left open.
-    """
+    """The picture of README: GiB at a process's highest moment and a step's time over the control's, by strategy."""
     order = in_order(peaks.index)
-    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, ROW * len(order) + 1), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(9, ROW * len(order) + 1), sharey=True, layout="constrained")
     titles = "peak memory of a process, GiB of tensors", "time of a step, times DDP's"
     for axes, values, title in zip(panels, (peaks[order], times[order]), titles, strict=True):
         bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.62)
-        bars[order.index("ddp")].set_color("#888888")  # seen on a dark ground, too
+        bars[order.index("ddp")].set_color(COLOURS["ddp"])
         axes.bar_label(bars, [f"{each:.2f}" for each in values], padding=4, color=ink, fontsize=10)
         axes.axvline(values["ddp"], color=ink, linewidth=0.8, linestyle=":")
         axes.set_title(title, color=ink, fontsize=11, loc="left")
@@ -160,37 +130,45 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
     return figure
 
 
-def memory_against_size(runs: pd.DataFrame, control: str = "ddp") -> Figure:
-    """Bytes a parameter at the highest moment, by the model's size: what sharding saves appears as models grow."""
-    figure, axes = _panel(4.2)
-    table = runs.dropna(subset=["peak_gib"]).assign(per=lambda each: each["peak_gib"] * 2**30 / each["parameters"])
-    for name in in_order(table["strategy"]):
-        line = table[table["strategy"] == name].groupby("parameters")["per"].median()
-        if len(line) == 1 < table["parameters"].nunique():
-            continue
-        axes.plot(line.index / 1e6, line, label=name, linewidth=2.2 if name == control else 1.3, **look(name))
-    axes.set(xscale="log", yscale="log", xlabel="millions of parameters (logarithmic)")
-    axes.set_ylabel("bytes a parameter at the highest moment (logarithmic)")
+def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Figure, Axes]:
+    """Two logarithmic axes with a line a strategy, its name at its end: the median of `y` at each `x`."""
+    figure, axes = panel(4.6)
+    by_name = {name: table[table["strategy"] == name].groupby(x)[y].median() for name in in_order(table["strategy"])}
+    by_name = {name: line for name, line in by_name.items() if len(line) > 1 or table[x].nunique() == 1}
+    for name, line in by_name.items():
+        axes.plot(line, linewidth=2.6 if name == control else 1.4, **look(name))
+    axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
-    return _finished(figure, axes)
-
-
-def _panel(height: float) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=110, layout="constrained")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
-    axes.set_axisbelow(True)
+    ends = sorted((math.log(line.iloc[-1]), name) for name, line in by_name.items())
+    at, gap = np.array([end for end, _ in ends]), np.diff(np.log(axes.get_ylim()))[0] / 17
+    for _ in range(99):  # names do not overprint one another
+        push = np.clip(gap - np.diff(at), 0, None) / 2
+        at[:-1] -= push
+        at[1:] += push
+    where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+    for place, (_, name) in zip(np.exp(at), ends, strict=True):
+        axes.annotate(f" {name}", (1, place), color=look(name)["color"], **where)
+    plt.close(figure)
     return figure, axes
 
 
-def _finished(figure: Figure, axes: Axes, legend: bool = True) -> Figure:
+def panel(height: float) -> tuple[Figure, Axes]:
+    """Empty axes of the width and look that all figures have."""
+    figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(alpha=0.2)
+    return figure, axes
+
+
+def finished(figure: Figure, axes: Axes) -> Figure:
+    """The figure with a legend below, where something has a label."""
     handles, labels = axes.get_legend_handles_labels()
-    if legend and labels:
-        columns = min(4, math.ceil(len(labels) / 2))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(labels) > 8 else 2, fontsize=11)
     plt.close(figure)  # a notebook shows what a cell returns, once
     return figure
 

@@ -19,6 +19,8 @@ from study.records.schema import Record
 
 GIB, MIB = 2.0**30, 2.0**20
 
+SETTING = ["workload", "size", "precision", "batch_sequences", "processes"]  # within which strategies are compared
+REAL = 100e6  # parameters: smaller models are for tests of engines
 # What tells runs apart, in every table.
 KEYS = ["study", "run", "box", "workload", "size", "precision", "strategy", "processes", "seed", "repeat"]
 _RUNS = {
@@ -105,6 +107,25 @@ def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> 
 def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """One row per strategy that ran with three sizes or more: from which on it holds less than DDP, and by theory."""
     return pd.DataFrame(peak_parts.crossings(folders(records)), columns=list(peak_parts.Crossing._fields))
+
+
+def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
+    """The runs of each setting that the control ran in; models of a real size first, then those of most strategies."""
+    found = [rows for _, rows in runs.groupby(SETTING) if control in set(rows["strategy"])]
+    return sorted(found, key=lambda rows: (rows["parameters"].max() < REAL, -rows["strategy"].nunique(),
+                                           -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
+
+
+def name_of(rows: pd.DataFrame) -> str:
+    """A setting in words."""
+    of, size = rows.iloc[0], f"{rows['parameters'].max() / 1e6:,.1f} million parameters"
+    asked = f"{of['precision']}, {words.processes(of['processes'])}, {of['batch_sequences']} sequences a step"
+    return f"{of['workload']} {of['size']} ({size}), {asked}"
+
+
+def mean(runs: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """By strategy, the mean over seeds of the mean of each seed's repeats."""
+    return runs.groupby(["strategy", "seed"])[list(columns)].mean().groupby("strategy").mean()
 
 
 def control_of(table: pd.DataFrame, asked: str) -> str:
