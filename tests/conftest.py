@@ -1,8 +1,6 @@
 """What every test shares: a CPU, one folder for a session, and a rule for tests that start another Python.
 
-Such a test is marked `launches`, by which `make test-fast` leaves it out, as it does whole files that compute for
-seconds; what is `slow`, `make test` leaves out.
-The mark is held to what happens: without it, nothing is started; with it, something must be.
+Such a test is marked `launches`, and the mark is held to what happens; what is `slow`, `make test` leaves out.
 """
 
 from __future__ import annotations
@@ -41,33 +39,11 @@ COMPUTING = {
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
-    "test_derived",
-    "test_slurm",
-    "test_gpu_studies",
-    "test_parity",
-    "test_report",
-    "test_benchmarks",
-    "test_network",
-    "test_conformance",
-    "test_one_gpu",
-    "test_runner",
-    "test_checkpoints",
-    "test_residual",
-    "test_prove",
-    "test_failures",
-    "test_doctor_file",
-    "test_one_writer",
-    "test_published",
-    "test_machines",
-    "test_train",
-    "test_fsdp",
-    "test_body",
-    "test_traps",
-    "test_refusals",
-    "test_observed",
-    "test_snippets",
-    "test_step_time",
-]
+    "test_derived", "test_slurm", "test_gpu_studies", "test_parity", "test_report", "test_benchmarks", "test_network",
+    "test_conformance", "test_one_gpu", "test_runner", "test_checkpoints", "test_residual", "test_prove",
+    "test_failures", "test_doctor_file", "test_one_writer", "test_published", "test_machines", "test_train",
+    "test_fsdp", "test_body", "test_refusals", "test_snippets", "test_step_time",
+]  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -122,12 +98,12 @@ def _same_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture
-def site() -> Path:
-    """The folder of the project's own pages."""
-    import reported  # and all that makes pages
+@pytest.fixture(scope="session")
+def shared_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for `--data files`, which no test may change."""
+    from data_folder import make_data_dir
 
-    return reported.site()
+    return make_data_dir(tmp_path_factory.mktemp("shared") / "data")
 
 
 def _launches(item: pytest.Item) -> bool:

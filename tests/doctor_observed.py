@@ -327,7 +327,7 @@ def tally(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
 def table(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
     """What doctor says of each real file, what happened, and which claims were right."""
     observed = json.loads(OBSERVED.read_text())
-    rows = ["| file of | to change | started | right | wrong | not seen |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = ["| file | to change | started | right, wrong, not seen |", "| --- | --- | --- | --- |"]
     for row in index():
         name = row["file"]
         findings = [f for f, _ in verdicts[name] if f is not None and f.matters]
@@ -335,8 +335,8 @@ def table(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
         counts = Counter(verdict for _, verdict in verdicts[name])
         started = "no" if "error" in observed[name] else "not here" if "not_started" in observed[name] else "yes"
         address = f"https://github.com/{row['repository']}/blob/{row['commit']}/{row['path']}"
-        cells = [f"[{row['repository']}]({address}) {name}", said, started]
-        rows.append("| " + " | ".join([*cells, *(str(counts[v]) for v in ("right", "wrong", "not seen"))]) + " |")
+        judged = ", ".join(str(counts[verdict]) for verdict in ("right", "wrong", "not seen"))
+        rows.append(f"| [{name.partition('.')[0].replace('_', ' ')}]({address}) | {said} | {started} | {judged} |")
     return "\n".join(rows)
 
 

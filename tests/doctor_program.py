@@ -1,8 +1,7 @@
 """What does a file do? A small program that `accelerate launch` starts with it; rank 0 prints what the engine has.
 
-It does as any program does that takes its settings from the file: DummyOptim and DummyScheduler where the file has an
-optimizer and a scheduler, accelerate's own classes elsewhere. Two things stand in for a GPU: fp16 counts as supported,
-and FSDP, which accelerate leaves out on a CPU, is asked through its plugin.
+It takes its settings from the file: DummyOptim and DummyScheduler where that has them, accelerate's own classes
+elsewhere. Two things stand in for a GPU: fp16 counts as supported, and FSDP is asked through its plugin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The study's program, to whose rank 1 something happens in the second step; ZS_TEST_FAULT says what.
-
-Out of memory, unless it is the name of a signal that the rank sends itself. Started by test_failures.py.
-"""
+"""The study's program, whose rank 1 runs out of memory in step 2, or sends itself the signal in ZS_TEST_FAULT."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -28,18 +27,16 @@ def prepare(path, runs, endings=None):
     content = {}
     for run in runs:
         config = run.config
-        names = ("workload", "size", "seed")
-        batches = dict(
-            zip(("micro_batch_size", "gradient_accumulation_steps"), config.batches(run.world_size), strict=True)
-        )
+        micro, accumulation = config.batches(run.world_size)
+        proof = {"world_size": run.world_size, "precision": config.precision, "micro_batch_size": micro}
         record = {
             **template,
-            **{name: getattr(config, name) for name in names},
+            **{name: getattr(config, name) for name in ("workload", "size", "seed")},
             "run_id": run.run_id,
             "strategy": run.strategy.name,
             "world_size": run.world_size,
             "config": config.model_dump(mode="json"),
-            "proof": template["proof"] | batches | {"world_size": run.world_size, "precision": config.precision},
+            "proof": template["proof"] | proof | {"gradient_accumulation_steps": accumulation},
         }
         for name in ("model_state_bytes", "resting_state_bytes", "peak_memory"):
             if template.get(name):
@@ -83,9 +80,6 @@ def main():
         print(
             'Traceback (most recent call last):\n  File "model.py", line 3, in f\nRuntimeError: broken', file=sys.stderr
         )
-        return 1
-    if ending == "removed":
-        shutil.rmtree(run_dir)
         return 1
     if ending == "killed_while_recording":
         (run_dir / "swap").mkdir()

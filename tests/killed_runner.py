@@ -1,8 +1,6 @@
-"""Runs a study of fake runs, kills its runner at random moments, and ends with one undisturbed call.
+"""Runs a study of fake runs, kills its runner at random moments, and ends with one undisturbed call. It forks.
 
-    python killed_runner.py STUDY.yaml FOLDER RUNS.json KILLS SEED
-
-A program of its own because it forks. Prints as JSON what it saw.
+python killed_runner.py STUDY.yaml FOLDER RUNS.json KILLS SEED
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ TIMEOUT_SECONDS = 300
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.
 DEFAULTS: dict[str, Any] = {"max_steps": 8, "num_train_examples": 64, "num_eval_examples": 16, "learning_rate": 1e-3}
 
+words = as_words  # flags as train.py takes them: {"max_steps": 8, "measure": False} is --max-steps 8 --no-measure
+
 session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
@@ -95,10 +97,7 @@ def read(run_dir: Path, num_processes: int) -> Run:
 
 
 def once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder that `make` has filled, once for a whole test session: other workers wait for the first.
-
-    Where it fails, every test that wants the folder gets to know why, and none tries again.
-    """
+    """Return a folder that `make` has filled, once for a test session; where it fails, all who want it are told."""
     use()
     folder, done, failed = (session_folder / f"{name}{suffix}" for suffix in ("", ".done", ".failed"))
     with FileLock(session_folder / f"{name}.lock"):
@@ -118,40 +117,23 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
 def attempt(
     arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run what may fail: `zero-study ...`, `accelerate launch ...` or `python ...`, each by this Python.
-
-    `env` changes the environment; None removes a variable.
-    """
+    """Run `zero-study ...`, `accelerate launch ...` or `python ...`, which may fail; None in `env`: no variable."""
     programs = {
         ("zero-study",): ["-m", "study"],
         ("accelerate", "launch"): ["-m", "accelerate.commands.launch"],
         ("python",): [],
     }
-    words = [str(word) for word in arguments]
-    first = next(program for program in programs if tuple(words[: len(program)]) == program)
-    return subprocess.run(
-        [sys.executable, *programs[first], *words[len(first) :]],
-        cwd=cwd,
-        env=environment(env),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
+    given = [str(word) for word in arguments]
+    first = next(program for program in programs if tuple(given[: len(program)]) == program)
+    asked = [sys.executable, *programs[first], *given[len(first) :]]
+    return subprocess.run(asked, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """This process's environment, one thread per process, no GPU, the study importable from any folder.
-
-    Without a GPU any machine runs any number of processes.
-    """
+    """This process's environment: one thread a process, no GPU, the study importable from anywhere."""
     fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     changed = {**os.environ, **fixed, **(changes or {})}
     return {name: value for name, value in changed.items() if value is not None}
-
-
-def words(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as train.py takes them: {"max_steps": 8, "measure": False} is --max-steps 8 --no-measure."""
-    return as_words(flags)
 
 
 def begin(may_launch: bool) -> None:
@@ -187,13 +169,13 @@ def _arguments(config_file: Path, num_processes: int, flags: Mapping[str, Any], 
 
 def _start(config_file: Path, num_processes: int, flags: Mapping[str, Any], run_dir: Path) -> None:
     arguments = _arguments(config_file, num_processes, flags, run_dir)
-    try:
-        done = subprocess.run(
-            arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-        )
-    except subprocess.TimeoutExpired as expired:
-        command_line = " ".join(arguments)
-        raise AssertionError(f"{command_line}\nnot done after {TIMEOUT_SECONDS} s\n{_tail(expired.stderr)}") from None
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
+    _check(arguments, done)
+
+
+def _check(arguments: list[str], done: subprocess.CompletedProcess[str]) -> None:
     if done.returncode:
         raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
 
@@ -211,8 +193,8 @@ def fork(
     """
     arguments = _arguments(config_file, num_processes, flags, run_dir)
     done = _fork("accelerate-launch", arguments[3:], ROOT, None, run_dir, meanwhile)
-    if done.returncode and meanwhile is None:
-        raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
+    if meanwhile is None:
+        _check(arguments, done)
     return done.returncode
 
 

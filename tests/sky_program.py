@@ -1,10 +1,8 @@
-"""What does SkyPilot make of files of docs/clouds/? Run by the Python of build/skypilot, with HOME set to a folder of
-prices: FILE...
+"""What does SkyPilot make of files of docs/clouds/? Run by the Python of build/skypilot: FILE...
 
-Its own parser, its optimizer, and its own word on whether the cloud that it chooses can do what the file asks for; a
-line of JSON for each file. Two things are not SkyPilot's: the clouds that count as enabled, and their prices, which
-tests/test_skypilot.py writes. What follows in a dry run takes an account: it asks the cloud for images and quotas, and
-makes the bucket.
+Its own parser, optimizer, and word on what the cloud that it chooses can do; a line of JSON for each file. Not its own
+are the clouds that count as enabled, and their prices, below HOME, which test_skypilot.py writes. The rest of a dry run
+takes an account.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A Slurm of two nodes on this machine, for tests: its own munge, controller and two daemons, all in one folder.
-
-Needs root, as slurmd does, and what `make slurm` installs. Everything that it starts it ends, by process id.
-"""
+"""A Slurm of two nodes on this machine, for tests, in one folder: needs root, and `make slurm`; ends what it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ SBIN = "/usr/sbin"  # not on everybody's path
 READY_SECONDS = 30
 MEMORY_GROUP = Path("/sys/fs/cgroup/memory")  # of control groups of version 1, which Slurm 22 manages without systemd
 
-# Of `cheap`, a job gives way to one of `dear`, and ends; of `main` it goes back into the queue.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -44,13 +40,9 @@ MpiDefault=none
 ReturnToService=2
 KillWait=5
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=8000
 NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMemory=8000
-PartitionName=main Nodes=ALL Default=YES MaxTime=60 PriorityTier=5
-PartitionName=cheap Nodes=ALL MaxTime=60 PriorityTier=1 PreemptMode=CANCEL
-PartitionName=dear Nodes=ALL MaxTime=60 PriorityTier=9
+PartitionName=main Nodes=ALL Default=YES MaxTime=60
 """
 
 
@@ -70,12 +62,6 @@ class Cluster:
 
     def idle_nodes(self) -> int:
         return self.ask("sinfo", "--noheader", "--Node", "--partition=main", "--format=%t").split().count("idle")
-
-    def down(self, number: int) -> None:
-        """Let a node fail, and come back."""
-        self.ask("scontrol", "update", f"NodeName={self.nodes[number]}", "State=DOWN", "Reason=test")
-        with suppress(subprocess.CalledProcessError):  # by itself, sometimes
-            self.ask("scontrol", "update", f"NodeName={self.nodes[number]}", "State=RESUME")
 
     def is_clear(self) -> bool:
         return not self.ask("squeue", "--noheader").strip() and self.idle_nodes() == 2

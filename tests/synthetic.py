@@ -34,15 +34,7 @@ from study.theory.shapes import ParameterSizes
 
 Box = Literal["cpu", "gpu"]
 
-NUM_PARAMS = {
-    ("bert-imdb", "tiny"): 1_527_938,
-    ("bert-imdb", "micro"): 4_782_722,
-    ("bert-imdb", "large"): 335_143_938,
-    ("gpt-wikitext", "tiny"): 1_576_448,
-    ("gpt-wikitext", "mini"): 7_357_312,
-    ("gpt-wikitext", "124m"): 124_439_808,
-    ("gpt-wikitext", "1.5b"): 1_557_611_200,
-}
+NUM_PARAMS = {("bert-imdb", "tiny"): 1_527_938, ("gpt-wikitext", "tiny"): 1_576_448}
 FIRST_RUN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 GPU = {"name": "NVIDIA H200", "memory_bytes": 150_754_820_096, "capability": "9.0"}
 SHARDING = {
@@ -62,9 +54,8 @@ def write_run(
 ) -> Path:  # fmt: skip
     """Write one run's directory, with `study` its outcome too; return the path of the record.
 
-    `seconds` is the median of a step and `loss_shift` is added to every loss. Equal settings and seed give equal losses
-    on a CPU, and on a GPU losses that differ as those of repeats do. `settings` are further fields of RunConfig,
-    `machine` replaces facts of the machine.
+    `seconds` is the median of a step, `settings` are further fields of RunConfig, `machine` replaces facts of it. Equal
+    settings and seed give equal losses on a CPU, and on a GPU losses that differ as those of repeats do.
     """
     settings |= {"workload": workload, "size": size, "seed": seed, "precision": precision, "max_steps": num_steps}
     config = _config(global_batch_size, settings)
@@ -82,14 +73,10 @@ def write_run(
     path.with_name("config.json").write_text(json.dumps({"config": made.config}))
     if study is not None:
         became = outcome or ("crashed" if status == "interrupted" else status)
-        seen = _outcome(config, run_id, strategy, world_size, repeat, study, became).model_copy(
-            update={
-                "position": 1 + _number(run_id) % 1000,
-                "wall_seconds": made.wall_seconds + 5,
-                "returncode": 0 if became == "ok" else 1,
-                "stderr_tail": [] if became == "ok" else ["the last line of stderr"],
-            }
-        )
+        ended = (0, []) if became == "ok" else (1, ["the last line of stderr"])
+        facts = {"position": 1 + _number(run_id) % 1000, "wall_seconds": made.wall_seconds + 5}
+        facts |= dict(zip(("returncode", "stderr_tail"), ended, strict=True))
+        seen = _outcome(config, run_id, strategy, world_size, repeat, study, became).model_copy(update=facts)
         path.with_name("outcome.json").write_text(seen.model_dump_json(indent=1) + "\n")
     return path
 

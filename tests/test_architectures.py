@@ -154,34 +154,17 @@ PUBLISHED = {
         {key: value for key, value in LLAMA_3.items() if key != "rope_theta"}, 32, 4096, 32, 14336,
         rope_parameters={**SCALING, "rope_theta": 500000.0},
     ),
-    "meta-llama/Llama-3.1-405B": sized(LLAMA_3, 126, 16384, 128, 53248, rope_scaling=SCALING),
     "meta-llama/Llama-3.2-1B": sized(
         LLAMA_3, 16, 2048, 32, 8192, head_dim=64, tie_word_embeddings=True, rope_scaling={**SCALING, "factor": 32.0}
     ),
-    "meta-llama/Llama-3.2-3B": sized(
-        LLAMA_3, 28, 3072, 24, 8192, head_dim=128, tie_word_embeddings=True, rope_scaling={**SCALING, "factor": 32.0}
-    ),
-    "meta-llama/Llama-3.3-70B-Instruct": sized(LLAMA_3, 80, 8192, 64, 28672, rope_scaling=SCALING),
     "Qwen/Qwen3-0.6B": sized(QWEN_3, 28, 1024, 16, 3072, tie_word_embeddings=True),
-    "Qwen/Qwen3-8B": sized(QWEN_3, 36, 4096, 32, 12288, tie_word_embeddings=False),
-    "Qwen/Qwen3-32B": sized(QWEN_3, 64, 5120, 64, 25600, tie_word_embeddings=False),
     "Qwen/Qwen3-30B-A3B": sized(QWEN_3_MOE, 48, 2048, 32, 768),
-    "Qwen/Qwen3-235B-A22B": sized(QWEN_3_MOE, 94, 4096, 64, 1536),
     "mistralai/Mixtral-8x7B-v0.1": sized(MIXTRAL, 32, 4096, 32, 14336, vocab_size=32000, max_position_embeddings=32768),
-    "mistralai/Mixtral-8x22B-Instruct-v0.1": sized(
-        MIXTRAL, 56, 6144, 48, 16384, vocab_size=32768, max_position_embeddings=65536
-    ),
-    "google/gemma-3-1b-it": sized(
-        GEMMA_3, 26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262144, sliding_window=512
-    ),
     "google/gemma-3-4b-it, its text_config": sized(
         GEMMA_3, 34, 2560, 8, 10240, num_key_value_heads=4, vocab_size=262208, sliding_window=1024,
         rope_scaling={"factor": 8.0, "rope_type": "linear"},
     ),
     "EleutherAI/gpt-neox-20b": sized(NEOX, 44, 6144, 64, 24576, vocab_size=50432),
-    "EleutherAI/pythia-160m": sized(NEOX, 12, 768, 12, 3072, vocab_size=50304),
-    "EleutherAI/pythia-6.9b": sized(NEOX, 32, 4096, 32, 16384, vocab_size=50432),
-    "facebook/opt-125m": sized(OPT, 12, 768, 12, 3072),
     "facebook/opt-6.7b": sized(OPT, 32, 4096, 32, 16384),
 }  # fmt: skip
 
@@ -202,10 +185,9 @@ def test_published_models_have_the_parameters_that_transformers_builds(hub_id):
 
 @pytest.mark.parametrize(
     ("hub_id", "total", "active"),
-    [  # of which their model cards say 47B and 13B, 30.5B and 3.3B, 235B and 22B
+    [  # of which their model cards say 47B and 13B, 30.5B and 3.3B
         ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704, 12_879_925_248),
         ("Qwen/Qwen3-30B-A3B", 30_532_122_624, 3_353_032_704),
-        ("Qwen/Qwen3-235B-A22B", 235_093_634_560, 22_190_763_520),
     ],
 )
 def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
@@ -213,18 +195,11 @@ def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
     assert (shape.num_params, shape.active_params) == (total, active)
 
 
-# ---------------------------------------------------------------- what the answer says
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"model_type": "t5"}, r"model_type 't5' is an encoder and a decoder"),
-        ({"model_type": "modernbert"}, r"model_type 'modernbert' is an encoder whose blocks differ"),
         ({"model_type": "gemma3", "text_config": {}}, r"model_type 'gemma3' is text and images in one model"),
-        ({"model_type": "falcon"}, r"model_type 'falcon'; give a config.json of bert, "),
         ({"model_type": "bert", "architectures": ["BertForPreTraining"]}, r"'BertForPreTraining'\], which is not"),
-        ({"model_type": "llama", "architectures": ["LlamaForQuestionAnswering"]}, "give one of LlamaForCausalLM, "),
         ({"model_type": "llama", "architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
         ({"model_type": "llama", "architectures": ["LlamaModel", "LlamaForCausalLM"]}, "architectures is "),
         ({"model_type": "llama", "architectures": [{}]}, "architectures is "),
@@ -233,9 +208,7 @@ def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
         ({"model_type": "llama", "id2label": {"0": "a"}, "num_labels": 2}, "num_labels is 2, id2label names 1"),
         ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim is 512, .* only 768 is"),  # opt-350m
         ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before is False"),
-        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
-        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_local_experts 8"),
         ({"model_type": "mixtral", "num_local_experts": None}, "num_local_experts is None"),
         ({"model_type": "gpt_neox", "attention_bias": False}, "attention_bias is False"),

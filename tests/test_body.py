@@ -16,7 +16,7 @@ from study.errors import Refusal
 from study.run import make_run
 from study.running import studies
 from study.strategy.file import read_by_name
-from study.training import body, counters, weights
+from study.training import body, counters, perturbed
 from study.workloads import WORKLOADS, sources
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
@@ -55,9 +55,7 @@ def test_the_same_command_gives_the_same_body(trained, tmp_path, monkeypatch):
     again = body.train(config(workload), tmp_path / "again")
     assert again["sha256"] == sources.weights_sha256(folder)
     facts = json.loads((folder / body.FACTS).read_text())
-    assert {name: facts[name] for name in facts if name != "seconds"} == {
-        name: again[name] for name in again if name != "seconds"
-    }
+    assert facts | {"seconds": 0} == again | {"seconds": 0}
     assert facts["num_steps"] > 2
     assert facts["text_sha256"] == sources.digest(WORKLOADS[workload].left_over(config(workload)))
 
@@ -71,10 +69,9 @@ def test_a_run_starts_from_it(trained):
     for seed in (1, 2):
         torch.manual_seed(seed)
         states.append(WORKLOADS[workload].build_model(asked, splits).state_dict())
-    differing = {name.partition(".")[0] for name in states[0] if not torch.equal(states[0][name], states[1][name])}
-    assert differing == ({"classifier", "bert"} if workload == IMDB else set())
-    pooled = {name for name in states[0] if not torch.equal(states[0][name], states[1][name])}
-    assert all("classifier" in name or "pooler" in name for name in pooled)
+    drawn = {name for name in states[0] if not torch.equal(states[0][name], states[1][name])}
+    assert {name.partition(".")[0] for name in drawn} == ({"classifier", "bert"} if workload == IMDB else set())
+    assert all("classifier" in name or "pooler" in name for name in drawn)
     stored = WORKLOADS[workload].body(asked)[1].from_pretrained(folder).state_dict()
     for name, value in stored.items():
         if "pooler" not in name:
@@ -160,7 +157,7 @@ def nudged(seed):
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape) * (number < 3))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    weights._nudge(model, seed)
+    perturbed.move_by_one_unit(model, torch.Generator().manual_seed(seed))
     return before, [parameter.detach() for parameter in model.parameters()]
 
 
@@ -221,8 +218,6 @@ cpu2 {} 0 0 9000 0 0 0 0 0 0
     ("allowed", "quota", "num_processors", "others"),
     [
         ([0, 1], None, 2, 3.0),  # and not the 9 s of cpu2
-        ([0, 2], None, 2, 12.0),
-        ([0, 1, 2], None, 3, 12.0),
         ([0, 1, 2], 2.5, 2, 7.0),  # of three processors for 10 s others may have 5 s
         ([0, 1, 2], 1.0, 1, 0.0),
         ([6, 7], None, 2, 12.0),  # which /proc/stat does not name: all that it names

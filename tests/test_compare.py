@@ -9,11 +9,15 @@ import re
 import shutil
 from pathlib import Path
 
+import launching
 import pytest
 import synthetic
+from refusing import refusal
+from test_parity import CLIPPED
+from test_table import LOAD
 
 from study import files
-from study.compare import differences, parity, states_held, step_peaks, words
+from study.compare import at_a_glance, brief, differences, parity, states_held, step_peaks, words
 from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
@@ -29,29 +33,27 @@ def folder(tmp_path) -> Path:
 
 def rows(page: str, name: str) -> list[list[str]]:
     """The cells of a page's rows that begin with a name."""
-    split = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")
-    ]
-    return [cells for cells in split if cells[0] == name]
+    table = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in cells] for cells in table if cells[0].strip() == name]
 
 
 def test_model_states_by_hand():
     """1,527,938 parameters on two ranks; the numbers are the records' bytes divided by that."""
     page = states_held.table([FIXTURES])
     stepping, resting = rows(page, "ddp")
-    assert stepping[1:7] == ["4.000", "4.000", "8.000", "16.000", "16.000", "1.000"]
-    assert resting[1:7] == ["4.000", "0.000", "8.000", "12.000", "12.000", "1.000"]
+    assert stepping[1:7] == ["16.000", "16.000", "1.000", "4.000", "4.000", "8.000"]
+    assert resting[1:7] == ["12.000", "12.000", "1.000", "4.000", "0.000", "8.000"]
     assert stepping[7].startswith("4.000 (0.000) [")
     assert stepping[8] == "1.250"  # 20 / 16
-    stepping = next(row for row in rows(page, "zero2") if row[1] == "4.000")
-    assert stepping[2] == "2.000"
-    assert stepping[3].startswith("6.000 (4.000) [")  # 12 / 2 beside 8 / 2
-    assert stepping[4:7] == ["12.000", "10.000", "1.200"]
+    stepping = next(row for row in rows(page, "zero2") if row[4] == "4.000")
+    assert stepping[5] == "2.000"
+    assert stepping[6].startswith("6.000 (4.000) [")  # 12 / 2 beside 8 / 2
+    assert stepping[1:4] == ["12.000", "10.000", "1.200"]
     assert stepping[7].startswith("0.750 to 3.990 (0.000) [")  # 1,146,104 and 6,097,160 bytes
     assert stepping[8] == "1.599"  # (6,111,760 + 3,055,880 + 9,167,648 + 6,097,160) / (10 x 1,527,938)
     body, _, reasons = page.partition("## Reasons")  # each number has its own
-    used = {int(number) for number in body.replace("[", "]").split("]") if number.isdigit()}
-    assert used == {int(line.partition(". ")[0]) for line in reasons.splitlines() if line[:1].isdigit()}
+    listed = [set(re.findall(form, reasons, re.M)) for form in (r"^- (r\d+): ", r"^\[(r\d+)\]: #reasons$")]
+    assert listed == [set(re.findall(r"\[(r\d+)\]", body))] * 2
     assert "*unexplained*" not in body[body.index("## ") :]
 
 
@@ -71,7 +73,7 @@ def test_model_states_flags_what_it_cannot_explain(folder):
     states[1]["gradients"] += 100_000
     synthetic.change(path, model_state_bytes=states)
     stepping, _ = rows(states_held.table([folder]), "ddp")
-    assert stepping[2] == "4.000 to 4.065 (4.000) *unexplained*"
+    assert stepping[5] == "4.000 to 4.065 (4.000) *unexplained*"
     assert stepping[7].startswith("4.000 (0.000) [")
     synthetic.change(path, num_params=1_527_939)  # an unknown model
     stepping, _ = rows(states_held.table([folder]), "ddp")
@@ -112,17 +114,8 @@ def test_losses_by_hand(folder):
     for number, value in enumerate((1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 4.0, 6.0), 1):  # a third of eight steps is two
         synthetic.change_step(path, number, loss=value)
     page = parity.table([folder])
-    ddp = next(row for row in rows(page, "ddp") if row[1:4] == ["2", "0", "8"])
-    assert ddp[4:7] == ["2.000", "5.000", "accuracy 0.750"]
-
-
-def test_parity_with_ddp():
-    page = parity.table([FIXTURES])
-    assert rows(page, "auto-ddp")[0][2] == "(the reference)"
-    zero0 = rows(page, "auto-zero0")[0]
-    assert zero0[1:4] == ["2 x 4", "auto-ddp", "0.0e+00"]
-    assert zero0[7:] == ["identical", "differ", "yes"]
-    assert rows(page, "auto-zero2")[0][-1] == "**no**"
+    ddp = next(row for row in rows(page, "ddp") if row[1:3] + row[6:7] == ["2", "0", "8"])
+    assert ddp[3:6] == ["accuracy 0.750", "2.000", "5.000"]
 
 
 def test_parity_by_hand(folder):
@@ -132,49 +125,47 @@ def test_parity_by_hand(folder):
     loss = schema.read_steps(reference)[2]["loss"]
     synthetic.change_step(path, 3, loss=loss * 1.01)
     final = json.loads(reference.read_text())["final_parameters"]
-    synthetic.change(path, final_parameters=final | {"square_sum": final["square_sum"] * 0.995})
-    assert rows(parity.table([folder]), "auto-zero0")[0][2:] == [
-        "auto-ddp", "1.0e-02", "0.0e+00", "0.0e+00", "5.0e-03", "identical", "identical", "**no**"
+    synthetic.change(path, final_parameters=final | {"square_sum": final["square_sum"] * 0.995, "sha256": "f" * 64})
+    page = parity.table([folder])
+    assert rows(page, "auto-ddp")[0][1] == "(the reference)"
+    assert rows(page, "auto-zero0")[0][1:] == [
+        "**no**", "1.0e-02", "0.0e+00", "5.0e-03", "identical, differ", "2 x 4", "auto-ddp"
     ]  # fmt: skip
 
 
 def test_a_norm_that_only_one_run_has_is_unknown(folder):
     synthetic.change_step(folder / "auto-zero0" / "record.json", 2, grad_norm=None)
     row = rows(parity.table([folder]), "auto-zero0")[0]
-    assert (row[4], row[-1]) == ("unknown", "**no**")
+    assert (row[3], row[1]) == ("unknown", "**no**")
     synthetic.change_step(folder / "auto-ddp" / "record.json", 2, grad_norm=None)  # now both skipped that step
-    assert rows(parity.table([folder]), "auto-zero0")[0][-1] == "yes"
+    assert rows(parity.table([folder]), "auto-zero0")[0][1] == "yes"
 
 
 def test_with_dropout_another_micro_batch_is_not_comparable(folder):
     page = parity.table([folder])
-    assert rows(page, "bf16-zero1-acc")[0][1] == "2 x 2"
-    assert rows(page, "bf16-zero1-acc")[0][2].startswith("not comparable: dropout is on and micro batch 2 against 4")
-    assert rows(page, "bf16-zero2")[0][2] == "(the reference)"
-    assert rows(page, "bf16-zero3")[0][2] == "bf16-zero2"
+    assert rows(page, "bf16-zero1-acc")[0][6] == "2 x 2"
+    assert rows(page, "bf16-zero1-acc")[0][7].startswith("dropout is on and micro batch 2 against 4")
+    assert rows(page, "bf16-zero2")[0][1] == "(the reference)"
+    assert rows(page, "bf16-zero3")[0][-1] == "bf16-zero2"
     for path in folder.glob("bf16-*/record.json"):  # without dropout every cut of the batch is comparable
         synthetic.change(path, config={"dropout": 0.0})
     page = parity.table([folder])
-    assert rows(page, "bf16-zero1-acc")[0][2] == "(the reference)"
-    assert {rows(page, f"bf16-zero{stage}")[0][2] for stage in (2, 3)} == {"bf16-zero1-acc"}
+    assert rows(page, "bf16-zero1-acc")[0][1] == "(the reference)"
+    assert {rows(page, f"bf16-zero{stage}")[0][-1] for stage in (2, 3)} == {"bf16-zero1-acc"}
 
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"seed": 1, "config": {"seed": 1}},
-        {"config": {"learning_rate": 1e-4}},
-        {"data": {"digest": "another"}},
-        {"machine": {"cpu": "another"}},
-    ],
-)
+    [{"seed": 1, "config": {"seed": 1}}, {"config": {"learning_rate": 1e-4}}, {"data": {"digest": "another"}},
+     {"machine": {"cpu": "another"}}],
+)  # fmt: skip
 def test_what_trains_something_else_is_not_compared(folder, other):
-    for run in ("auto-zero0", "auto-ddp"):  # where a run reads and writes does not matter
+    for run in ("auto-zero0", "auto-ddp"):  # where a run reads and writes, or that its start is named, does not matter
         synthetic.change(folder / run / "record.json", config={"data": "files", "data_dir": "here"})
     path = folder / "auto-zero0" / "record.json"
     for name in ("output_dir", "data_dir", "swap_dir"):
-        synthetic.change(path, config={name: "elsewhere"})
-        assert rows(parity.table([folder]), "auto-zero0")[0][2] == "auto-ddp"
+        synthetic.change(path, config={name: "elsewhere", "init": "scratch"})
+        assert rows(parity.table([folder]), "auto-zero0")[0][-1] == "auto-ddp"
     synthetic.change(path, **other)
     (alone,) = re.findall("Nothing to compare with: (.*)", parity.table([folder]))
     assert "auto-zero0" in alone
@@ -253,8 +244,7 @@ def test_steps_that_a_line_would_not_give_back_are_refused(folder, tmp_path):
     steps = folder / "auto-ddp" / "steps.jsonl"
     steps.write_text(steps.read_text().replace("\n", "\n ", 1).removesuffix("\n"))
     synthetic.change(folder / "auto-ddp" / "record.json", steps_sha256=files.sha256(steps))
-    with pytest.raises(Refusal, match=r"auto-ddp: its steps\.jsonl is not as a run writes it"):
-        pack.collect([folder], tmp_path / "collected")
+    assert "auto-ddp: its steps.jsonl is not as a run writes it" in refusal(pack.collect, [folder], tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "steps.jsonl"])
@@ -271,9 +261,8 @@ def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoi
     pack.collect([folder], target)
     packed = target / f"{name}.gz"
     packed.write_bytes(gzip.compress(spoil(gzip.decompress(packed.read_bytes()).decode()).encode()))
-    for read in (lambda: parity.table([target]), lambda: pack.collect([folder], target)):
-        with pytest.raises(Refusal, match=rf"collected/{name}: {match}"):
-            read()
+    for said in (refusal(parity.table, [target]), refusal(pack.collect, [folder], target)):
+        assert re.search(rf"collected/{name}: {match}", said)
 
 
 @pytest.mark.parametrize(
@@ -356,11 +345,10 @@ def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
 def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     path = synthetic.write_run(tmp_path, study="s").with_name("outcome.json")
     synthetic.change(path, run_id="another")
-    with pytest.raises(Refusal, match=r"outcome\.json: run_id 'another', the record beside it is 'gpt-wikitext-tiny"):
-        pack.collect([tmp_path], tmp_path / "records")
+    asked = [tmp_path], tmp_path / "records"
+    assert "outcome.json: run_id 'another', the record beside it is 'gpt-" in refusal(pack.collect, *asked)
     path.with_name("record.json").unlink()
-    with pytest.raises(Refusal, match=r"outcome\.json: outcome ok, but no record is beside it"):
-        pack.collect([tmp_path], tmp_path / "records")
+    assert "outcome.json: outcome ok, but no record is beside it" in refusal(pack.collect, *asked)
     assert not (tmp_path / "records").exists()
 
 
@@ -392,3 +380,83 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
         pack.collect([runs], folder)
         whole.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert whole[0] == whole[1]
+
+
+# ---------------------------------------------------------------- pages and what is read at the end of a run
+
+
+def test_the_page_of_differences(tmp_path):
+    for seed in (0, 1, 2):
+        synthetic.write_run(tmp_path, strategy="ddp", seed=seed)
+        synthetic.write_run(tmp_path, strategy="zero2", seed=seed, loss_shift=0.5)
+    synthetic.write_outcome(tmp_path, "killed", strategy="zero3")
+    page = differences.table([tmp_path], "ddp")
+    losses = rows(page.split("### final_loss")[1].split("###")[0], "zero2")
+    assert [(row[2], row[7]) for row in losses] == [("3", "higher")]
+    assert losses[0][5].startswith("+")
+    assert "zero3: killed (synthetic: killed)" in page.split("## Not compared")[1]
+    assert "nan" not in page
+
+
+def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
+    for strategy in ("ddp", "zero2", "zero3"):
+        path = synthetic.write_run(tmp_path, strategy=strategy)
+        if strategy != "ddp":
+            synthetic.change(path, load=LOAD | {"other_seconds": 9.0})
+    (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.table([tmp_path], "ddp"))
+    assert "5 % of the processors" in line
+    lines = at_a_glance.table([tmp_path]).splitlines()
+    (ddp,), (zero2,) = ([line for line in lines if line.startswith(name)] for name in ("ddp", "zero2"))
+    assert ("same" in zero2, "(" in ddp, "(" in zero2) == (True, False, True)  # the time is there, and greyed
+    assert [line for line in lines if "5 % of the processors" in line]
+    assert max(map(len, lines)) <= 100
+    path = synthetic.write_run(tmp_path / "quiet", strategy="ddp")
+    assert "Without a time" not in differences.table([path.parent], "ddp")
+
+
+@pytest.mark.launches
+def test_output_without_a_reader_is_no_error():
+    code = """
+import os, sys
+from study.__main__ import main
+reader, writer = os.pipe()
+os.dup2(writer, 1)
+os.close(reader)
+sys.argv = ["zero-study", "compare", "--view", "parity", "reports/cpu/records/smoke"]
+main()
+"""
+    done = launching.attempt(["python", "-c", code])
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.launches
+def test_five_lines_of_a_real_run():
+    run = launching.run("zero3_cpu_offload", **CLIPPED)
+    lines = dict(line.split(maxsplit=1) for line in brief.text(run.run_dir).splitlines())
+    assert list(lines) == ["proven", "learned", "held", "sent", "took", "record", "next"]
+    offloads = "optimizer on cpu, parameters on cpu"
+    assert lines["proven"] == f"zero3_cpu_offload: DeepSpeed's ZeRO stage 3, {offloads}, 2 processes on cpu, fp32"
+    first, last = run.steps[0]["loss"], run.record.final_loss
+    assert lines["learned"].startswith(
+        f"loss {first:.4f} at first, {last:.4f} after 8 steps of synthetic text; held out: loss "
+    )
+    fullest = max(rank.model_states for rank in run.record.model_state_bytes) / run.record.num_params
+    assert lines["held"].startswith(f"{fullest:.2f} bytes of model states per parameter on the fullest rank ")
+    assert "(arXiv:1910.02054: 8.00)" in lines["held"]  # fp32 Adam over two ranks
+    assert "(arXiv:1910.02054: 3.00)" in lines["sent"]
+    assert lines["took"].endswith(")")
+    assert lines["record"] == str(run.run_dir / "record.json")
+    assert lines["next"].startswith("zero-study train --strategy ddp; then both: zero-study compare ")
+
+
+@pytest.mark.launches
+def test_what_was_not_measured_is_said():
+    text = brief.text(launching.run("ddp", **CLIPPED, measure=False).run_dir)
+    assert text.count("not measured (--no-measure)") == 2
+    assert "zero-study train --strategy zero2; then both" in text
+
+
+def test_a_run_without_distribution_sends_nothing(tmp_path):
+    text = brief.text(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent)
+    assert "single: no distribution, 1 process on cpu, fp32" in text
+    assert "sent      0.00 times the parameters' bytes per step and rank (arXiv:1910.02054: 0.00)" in text

@@ -28,10 +28,7 @@ ALIKE = {
 def studies(
     *, num_seeds: int, num_repeats: int, loss_noise: float, time_noise: float, shift: float = 0.0, slower: float = 0.0
 ) -> pd.DataFrame:
-    """Many studies of ddp and zero2 with a planted difference, each on a box of its own; noise is relative.
-
-    A study's seeds differ in loss far more than its repeats, as real ones do.
-    """
+    """Many studies of ddp and zero2 with a planted difference; seeds differ in loss far more than repeats."""
     generator = np.random.default_rng(20261120)
     shape = (NUM_STUDIES, num_seeds, num_repeats)
     study, seed, repeat = np.indices(shape).reshape(3, -1)
@@ -61,12 +58,8 @@ def test_the_control_does_not_differ_from_itself():
     assert all(set(verdicts) == {"no difference", "inconclusive"} for verdicts in found.values())
     assert found["final_loss"]["no difference"] >= 190  # 196 when this was written
     assert found["seconds_per_step"]["no difference"] >= 170  # 179
-
-
-def test_on_a_box_that_drifts_no_time_is_called_equal():
-    found = verdicts(studies(num_seeds=5, num_repeats=4, loss_noise=1e-2, time_noise=3e-2))
-    assert found["seconds_per_step"] == {"inconclusive": NUM_STUDIES}
-    assert set(found["final_loss"]) == {"no difference", "inconclusive"}
+    drifting = verdicts(studies(num_seeds=5, num_repeats=4, loss_noise=1e-2, time_noise=3e-2))
+    assert drifting["seconds_per_step"] == {"inconclusive": NUM_STUDIES}
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -267,13 +260,9 @@ def test_beside_a_control_on_other_processes_only_losses_are_compared():
         assert (found["why"] == "not comparable: processes 4 against 2") == (name != "final_loss")
     alone = runs(strategy=["single", "ddp"], seed=[0, 0], world_size=[1, 2], model_state_bytes=[16.0, 16.0])
     assert one(alone, "model_state_bytes")["verdict"] == "no difference"
-
-
-def test_peaks_of_another_micro_batch_are_not_compared_but_model_states_are():
-    facts = {"micro_batch_size": [4.0, 4.0, 2.0, 2.0], "peak_allocated_bytes": [5.0, 5.0, 3.0, 3.0]}
-    rows = halves([9.0, 9.0], [9.0, 9.0], "model_state_bytes", **facts)
-    assert one(rows, "peak_allocated_bytes")["why"] == "not comparable: micro batch 4 against 2"
-    assert one(rows, "model_state_bytes")["verdict"] == "no difference"
+    cut = alone.assign(world_size=2, micro_batch_size=[4.0, 2.0], peak_allocated_bytes=[5.0, 3.0])
+    assert one(cut, "peak_allocated_bytes")["why"] == "not comparable: micro batch 4 against 2"
+    assert one(cut, "model_state_bytes")["verdict"] == "no difference"
 
 
 def test_with_other_dropout_masks_repeats_are_no_margin():
@@ -303,9 +292,8 @@ def test_compares_records(tmp_path):
     assert list(compared.columns) == list(differences.COLUMNS)
     found = compared.set_index(["strategy", "metric"])["verdict"].to_dict()
     assert found["zero2", "final_loss"] == "no difference"
-    zero3 = {"final_loss": "higher", "seconds_per_step": "higher", "tokens_per_second_per_gpu": "lower",
-             "model_state_bytes": "lower"}  # fmt: skip
-    assert {name: found["zero3", name] for name in zero3} == zero3
+    assert found["zero3", "final_loss"] == found["zero3", "seconds_per_step"] == "higher"
+    assert found["zero3", "tokens_per_second_per_gpu"] == found["zero3", "model_state_bytes"] == "lower"
     assert ("zero3", "mfu") not in found  # unknown on a CPU
     assert {strategy for strategy, _ in found} == {"zero2", "zero3"}
 

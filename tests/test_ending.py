@@ -69,8 +69,6 @@ CASES = {
     "out of memory in cuBLAS": ended("out_of_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
         told=failed("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
     "one process killed": ended("killed", "a process was ended by SIGKILL, perhaps by the kernel", stderr=ONE_KILLED),
-    "a rank killed": ended("killed", "rank 1 was ended by SIGKILL, perhaps by the kernel", told=INTERRUPTED,
-        stderr=RANK_KILLED),
     "the launcher killed": ended("killed", "the launcher was ended by SIGKILL, perhaps by the kernel", returncode=-9),
     "refused": ended("misconfigured", "data/imdb is not there; correct --data-dir",
         stderr="zero-study: data/imdb is not there; correct --data-dir\n" + LAUNCHER),
@@ -98,8 +96,6 @@ CASES = {
         + traceback("RuntimeError: Error building extension 'cpu_adam'", "torch/utils/cpp_extension.py")),
     "no ninja": ended("crashed", "RuntimeError: Unable to JIT load the async_io op",
         told=failed("RuntimeError: Unable to JIT load the async_io op due to ninja not being installed.", None)),
-    "another CUDA than torch's": ended("crashed", "CUDAMismatchException: >- DeepSpeed Op Builder",
-        told=failed("CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.2 does not", None)),
     "a rank killed, and another that lost it": ended("killed", "rank 1 was ended by SIGKILL, perhaps by the kernel",
         told=failed("PeerLost: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer", 3),
         stderr=RANK_KILLED),
@@ -124,8 +120,6 @@ CASES = {
         told=failed("Failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped", 8),
         stderr="zero-study failed: NVMe offload was asked, and the ranks wrote [0] bytes: nothing was swapped"),
     "no number": ended("failed", "step 2: the loss is nan", told=failed("Failed: step 2: the loss is nan", 2)),
-    "an exception": ended("crashed", "KeyError: 'labels'", told=failed("KeyError: 'labels'", 2),
-        stderr=traceback("KeyError: 'labels'") + "\n" + LAUNCHER),
     "an exception in a rank that torch marks": ended("crashed", "KeyError: 'labels'",
         stderr="[rank1]: " + traceback("KeyError: 'labels'").replace("\n", "\n[rank1]: ") + "\n" + RANK_FAILED),
     "a segmentation fault": ended("crashed", "rank 1 was ended by SIGSEGV", told=INTERRUPTED, stderr=RANK_CRASHED),
@@ -161,10 +155,8 @@ def test_where_nothing_could_be_recorded_the_folder_says_why():
     assert classify([], None, 1, folder_says=full)[:2] == ("killed", full)
     assert classify([], OwnReport("failed", 2, "KeyError: 'labels'"), 1, folder_says=full)[0] == "crashed"
     gone = f"runs/x {ending.REMOVED}"
-    assert classify([], OwnReport("failed", 2, "AssertionError: "), 1, folder_says=gone)[:2] == ("killed", gone)
-    assert classify([], OwnReport("failed", 2, f"OffloadFailed: runs/x/swap {ending.REMOVED}"), 1, folder_says=gone)[
-        :2
-    ] == ("killed", gone)
+    for error in ("AssertionError: ", f"OffloadFailed: runs/x/swap {ending.REMOVED}"):
+        assert classify([], OwnReport("failed", 2, error), 1, folder_says=gone)[:2] == ("killed", gone)
     assert classify(RANK_KILLED.splitlines(), None, 1, folder_says=gone)[0] == "killed"
 
 
@@ -180,7 +172,6 @@ def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
 @pytest.mark.parametrize(
     ("status", "message", "record"),
     [
-        ("killed", "rank 1 was ended by SIGKILL", "killed"),
         ("timed_out", "ended at its time limit of 9 s", "timed_out"),
         ("crashed", "Interrupted: interrupted by SIGTERM", "interrupted"),
         ("crashed", "rank 1 was ended by SIGSEGV", "failed"),
@@ -204,7 +195,6 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
         ("host", "out_of_memory", "for want of host memory", "host"),
         ("cap", "out_of_memory", "its control group may have", "cap"),
         ("none", "killed", "though the kernel ended none", None),
-        (None, "killed", "perhaps by the kernel", None),
     ],
 )
 def test_the_kernels_count_types_a_kill(kernel_ended, status, words, memory):
@@ -259,14 +249,8 @@ def test_texts_hold_no_folder_of_this_machine(tmp_path, monkeypatch):
     text = f'File "{project}/study/train.py" {home}/data {tmp_path}/here/runs {home} {home}less {tmp_path}/hereafter'
     assert files.shown_text(text) == f'File "./study/train.py" ~/data ./runs ~ {home}less {tmp_path}/hereafter'
     assert files.shown_text("  host      : box.example.org") == "  host      : (this machine)"
-    words = [
-        f"{project}/.venv/bin/python",
-        "-m",
-        "accelerate.commands.launch",
-        f"{project}/study/train.py",
-        f"{home}/x",
-    ]
-    assert ending.shown_command(words) == ["accelerate", "launch", "study/train.py", "~/x"]
+    words = [f"{project}/.venv/bin/python", "-m", "accelerate.commands.launch", f"{project}/study/train.py"]
+    assert ending.shown_command([*words, f"{home}/x"]) == ["accelerate", "launch", "study/train.py", "~/x"]
 
 
 def test_what_torchrun_leaves_of_a_launch_goes_with_its_last_rank(tmp_path, monkeypatch):

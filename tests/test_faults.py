@@ -32,13 +32,9 @@ ARCHIVE = "[enforce fail at inline_container.cc:668] . PytorchStreamWriter faile
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [
-        (RuntimeError(LATE), Stalled),
-        (RuntimeError(GIVEN_UP), Stalled),
-        (RuntimeError(CLOSED), PeerLost),
-        (KeyError("labels"), KeyError),
-    ],
-)
+    [(RuntimeError(LATE), Stalled), (RuntimeError(GIVEN_UP), Stalled), (RuntimeError(CLOSED), PeerLost),
+     (KeyError("labels"), KeyError)],
+)  # fmt: skip
 def test_what_stands_behind_an_error_of_a_collective(run, error, kind):
     assert type(faults.named(error, run, is_removed=False)) is kind
 

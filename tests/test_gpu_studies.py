@@ -91,7 +91,6 @@ def test_single_gpu_in_slots_and_home(home):
 @pytest.mark.parametrize(
     ("name", "wanted", "proof"),
     [
-        ("model-size", "zero3_tuned-1x-seed0-batch4-6b", {"precision": "bf16-autocast", "max_live_parameters": 0}),
         ("offload", "zero3_cpu_offload-1x", {"precision": "bf16", "offload_param_device": "cpu"}),
         ("buckets", "zero3_live_0-1x", {"precision": "bf16", "max_live_parameters": 0}),
         ("batch-size", "zero2-1x-seed0-batch8", {"precision": "bf16-autocast", "gradient_accumulation_steps": 4}),

@@ -83,15 +83,14 @@ def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
         (tmp_path / name).write_text("raise RuntimeError('of the current folder')")
     strategy = launching.ROOT / "accelerate_configs" / "zero2.yaml"
     launch = ["accelerate", "launch", "--config_file", strategy, "--main_process_port", "0", PROGRAM]
-    small = ["--max-steps", "2", "--no-measure", "--num-train-examples", "16", "--num-eval-examples", "8"]
-    flags = [*small, "--output-dir", "run"]
+    launch += ["--max-steps", "2", "--no-measure", "--num-train-examples", "16", "--num-eval-examples", "8"]
     as_installed = {"PYTHONSAFEPATH": "1"}  # as the command `accelerate` starts
-    done = launching.attempt([*launch, *flags], cwd=tmp_path, env=as_installed)
+    done = launching.attempt([*launch, "--output-dir", "run"], cwd=tmp_path, env=as_installed)
     assert done.returncode == 0, done.stderr
     told = schema.read(tmp_path / "run").machine["imports"]
     assert not [name for name, each in told["libraries"].items() if each["changed"]]
     assert {"torch", "accelerate", "deepspeed", "transformers", "numpy"} <= told["libraries"].keys()
     (tmp_path / "sitecustomize.py").write_text("")
-    done = launching.attempt([*launch, *small, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
+    done = launching.attempt([*launch, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
     assert "sitecustomize.py is imported in place of Python's own" in done.stderr
     assert not (tmp_path / "again").exists()

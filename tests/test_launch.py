@@ -15,6 +15,7 @@ import pytest
 
 from study import processes
 from study.config import build_config
+from study.errors import Refusal, RunFailed
 from study.records import schema
 from study.run import Run
 from study.running import launch
@@ -160,3 +161,53 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+# ---------------------------------------------------------------- what processes that are started answer
+
+TELL = "import os, sys; from study import processes; "
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(processes.__file__).parents[1]))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def test_ranks_know_one_another_and_answer():
+    code = TELL + "processes.answer([os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT')])"
+    first, second = processes.ask(["-c", code], "two ranks", num_ranks=2, timeout_seconds=60)
+    assert (first[:3], second[:3]) == (["0", "0", "2"], ["1", "1", "2"])
+    assert first[3] == second[3]
+
+
+def test_one_process_is_alone_unless_it_is_asked_to_be_a_world(tmp_path):
+    code = TELL + "processes.answer([os.environ.get('WORLD_SIZE'), os.environ.get('RANK'), os.getcwd()])"
+    assert processes.ask(["-c", code], "one", timeout_seconds=60, folder=tmp_path) == [[None, None, str(tmp_path)]]
+    world = {**os.environ, "WORLD_SIZE": "1"}
+    assert processes.ask(["-c", code], "one", timeout_seconds=60, environment=world)[0][:2] == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ("from study.errors import Refusal; raise Refusal('no text; mend it')", Refusal, "no text; mend it"),
+        ("raise KeyError('labels')", RunFailed, "it: KeyError: 'labels'"),
+        ("os.kill(os.getpid(), 9)", RunFailed, "it: ended with status -9"),
+        ("pass", RunFailed, "it: ended with status 0"),  # and nothing was said
+    ],
+)
+def test_without_an_answer_there_is_one_line_why(code, error, message):
+    with pytest.raises(error) as why:
+        processes.ask(["-c", TELL + code], "it", timeout_seconds=60)
+    assert str(why.value).startswith(message)
+    assert "\n" not in str(why.value)
+
+
+def test_after_its_time_all_that_was_started_is_killed(tmp_path):
+    child = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', '{tmp_path}'])"
+    )
+    with pytest.raises(RunFailed, match=r"^it: not done after 2 s$"):
+        processes.ask(["-c", child], "it", timeout_seconds=2)
+    wait_until(lambda: running(tmp_path) == [])

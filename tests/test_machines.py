@@ -81,30 +81,24 @@ def test_a_rank_that_has_read_something_else_is_named():
 
 # ---------------------------------------------------------------- how machines that do not find each other are told
 
-AGENTS = {
-    "torch.distributed.DistStoreError: Timed out after 31 seconds waiting for clients. 1/2 clients joined.": (
-        "1 of 2 machines came within 31 s (--collective-timeout); start the same command on each with its own "
-        "--machine-rank, and see that it reaches --main-process-ip"
-    ),
-    "torch.distributed.DistNetworkError: The client socket has timed out after 30000ms while trying to connect to "
-    "(10.77.0.1, 29500).": "machine 0 did not answer at 10.77.0.1:29500 within --collective-timeout",
-    "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
-    "(10.77.0.99, 29500). The client socket has failed to connect to 86.85.0.0:5031 (errno: 113 - No route to host).": (
-        "machine 0 did not answer at 10.77.0.99:29500 within --collective-timeout"
-    ),
-    "torch.distributed.DistStoreError: wait timeout after 30000ms, keys: /none/torchelastic/role_info/0, "
-    "/none/torchelastic/role_info/1": "as many machines came as were asked, and in 30 s (--collective-timeout)",
-    "torch.distributed.DistStoreError: wait timeout after 30000ms, keys: /none/torchelastic/assigned_ranks/1": (
-        "as many machines came as were asked, and in 30 s (--collective-timeout)"
-    ),
-}
+STORE, NETWORK = "torch.distributed.DistStoreError: ", "torch.distributed.DistNetworkError: The client socket has "
+ALL_CAME, SILENT = "as many machines came as were asked, and in 30 s", "machine 0 did not answer at "
 
 
-@pytest.mark.parametrize("said", AGENTS)
-def test_machines_that_do_not_find_each_other(said):
-    status, message, _ = ending.classify(["Traceback (most recent call last):", said], None, 1)
-    assert status == "misconfigured"
-    assert message.startswith(AGENTS[said])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (STORE + "Timed out after 31 seconds waiting for clients. 1/2 clients joined.", "1 of 2 machines came within"),
+        (NETWORK + "timed out after 30000ms while trying to connect to (10.7.0.1, 29500).", SILENT + "10.7.0.1:29500"),
+        (NETWORK + "failed to connect to any network address of (10.7.0.9, 29500). The ", SILENT + "10.7.0.9:29500"),
+        (STORE + "wait timeout after 30000ms, keys: /none/torchelastic/role_info/0, /none/torchelastic/...", ALL_CAME),
+        (STORE + "wait timeout after 30000ms, keys: /none/torchelastic/assigned_ranks/1", ALL_CAME),
+    ],
+)
+def test_machines_that_do_not_find_each_other(said, message):
+    end = ending.classify(["Traceback (most recent call last):", said], None, 1)
+    assert end.status == "misconfigured"
+    assert end.message.startswith(message)
 
 
 class Store(dict):
@@ -139,7 +133,7 @@ def met(theirs=None, **changes):
         ({"transformers": "4.0.0"}, "machine 1 has transformers 4.0.0, machine 0 has "),
         ({"seed": 1}, "machine 1 has seed 1, machine 0 has 0; make them the same"),
         ({"num_machines": 3}, "machine 1 has num_machines 3, machine 0 has 2"),
-        ({"device": "NVIDIA L4"}, "machine 1 has device NVIDIA L4, machine 0 has cpu; make them the same"),
+        ({"device": "NVIDIA L4"}, "machine 1 has device NVIDIA L4, machine 0 has cpu"),
         ({"code of sha256": "0"}, "machine 1 has code of sha256 0, machine 0 has "),
         ({"strategy's file": {}}, "machine 1 has another strategy's file than machine 0; copy it there"),
         ({"shared run directory": False}, "machine 1 does not see the run directory of machine 0, and checkpoints"),
@@ -196,10 +190,8 @@ def test_a_machine_that_is_gone_is_named_by_the_others(tmp_path, monkeypatch):
     run, store = two_machines(folder=tmp_path), Store({"failure/1": b"{}"})
     closed = RuntimeError("Read error [10.77.0.2]:7902: Connection reset by peer")
     monkeypatch.setattr(journal.Journal, "_record", lambda self, own: None)
-    assert str(journal.Journal(run, store).fail(closed)) == (
-        "the connection to ranks 2 (machine 1), 3 (machine 1) is gone, and nothing is heard from there; look at that "
-        "machine"
-    )
+    said = str(journal.Journal(run, store).fail(closed))
+    assert said.startswith("the connection to ranks 2 (machine 1), 3 (machine 1) is gone")
 
 
 def test_a_machine_gives_up_where_machine_0_has_gone(monkeypatch):
@@ -231,9 +223,6 @@ def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     answered.set()
 
 
-# ---------------------------------------------------------------- what the interfaces carried
-
-
 def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
     def carried(sent, received):
         counters = {"eth0": (sent, received), "eth1": (7, 7), "lo": (sent * 9, 0)}
@@ -253,9 +242,6 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
     assert counters.Traffic(first_step=4).network() is None
     assert counters._rate({"eth0", "eth1"}) == 1_000_000
     assert counters._rate({"eth2"}) is None
-
-
-# ---------------------------------------------------------------- what comes home
 
 
 # ---------------------------------------------------------------- the laboratory

@@ -6,6 +6,7 @@ import time
 from itertools import pairwise
 
 import pytest
+from refusing import refusal
 
 from study.errors import Refusal
 from study.running import studies
@@ -28,9 +29,7 @@ def find(tmp_path):
         ("parts:\n  - {}\n", "question is missing"),
         (QUESTION, "parts is missing"),
         (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
-        (QUESTION + "parts: 3\n", "parts=3: input should be a valid tuple"),
         (QUESTION + "part: []\nparts: [{}]\n", "unknown key 'part'"),
-        (QUESTION + "1: 2\nparts: [{}]\n", "cannot be read as YAML (line 2: '1' is no word, so no key; write it in"),
         (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key; the file's own name is the study's"),
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
         (QUESTION + "device: tpu\nparts: [{}]\n", "device='tpu': input should be 'any' or 'gpu'"),
@@ -38,13 +37,9 @@ def find(tmp_path):
         (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
         (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not a flag of train.py"),
         (QUESTION + "parts: [{flags: {size: huge}}]\n", "parts.0: size 'huge' is not one of bert-imdb's"),
-        (QUESTION + "parts: [{flags: {max_steps: few}}]\n", "parts.0: max_steps='few': input should be a valid"),
         (QUESTION + "parts: [{seeds: [010]}]\n", "cannot be read as YAML (line 2: '010' is a number that YAML reads"),
-        (QUESTION + "parts: [{seeds: ['1']}]\n", "parts.0.seeds.0='1': input should be a valid integer"),
         (QUESTION + "parts: [{world_sizes: [true]}]\n", "parts.0.world_sizes.0=True: input should be a valid integer"),
-        (QUESTION + "parts: [{world_sizes: [2.0]}]\n", "parts.0.world_sizes.0=2.0: input should be a valid integer"),
         (QUESTION + "parts: [{repeats: true}]\n", "parts.0.repeats=True: input should be a valid integer"),
-        (QUESTION + "parts: [{strategies: [ddp], repeats: 100000}]\n", "100,000 runs are planned, at most 10,000"),
         (QUESTION + "parts: [{seeds: [4294967296]}]\n", "parts.0.seeds.0=4294967296: input should be less than or"),
         (QUESTION + "parts: [{flags: {max_steps: 10000000000}}]\n", "parts.0: max_steps 10000000000 is more than 1,0"),
         (QUESTION + "parts: [{flags: {seed: 1}}]\n", "parts.0: flags.seed is not a part's: list it under seeds"),
@@ -53,29 +48,19 @@ def find(tmp_path):
         (QUESTION + "parts: [{flags: {max_steps: true}}]\n", "parts.0: flags.max_steps=True: write a value"),
         (QUESTION + "parts: [{seeds: 3}]\n", "parts.0.seeds=3: input should be a valid tuple"),
         (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
-        (QUESTION + "parts: [{seeds: [1, 1]}]\n", "parts.0: seeds: 1 is there twice"),
         (QUESTION + "parts: [{world_sizes: [0]}]\n", "parts.0.world_sizes.0=0: input should be greater than"),
         (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; did you mean zero"),
         (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is there twice"),
         (QUESTION + "parts: [{strategies: []}]\n", "parts.0: strategies is empty"),
         (QUESTION + "parts: [{repeats: 0}]\n", "parts.0.repeats=0: input should be greater than or equal to 1"),
         (QUESTION + "parts: [{label: A-b}]\n", "parts.0.label='A-b': string should match pattern"),
-        (
-            QUESTION + "parts: [{flags: {global_batch_size: 8}, global_batch_sizes: [8]}]\n",
-            "parts.0: flags.global_batch_size and global_batch_sizes: write one of them",
-        ),
-        (QUESTION + "parts: [{global_batch_sizes: [8, 8]}]\n", "parts.0: global_batch_sizes: 8 is there twice"),
+        (QUESTION + "parts: [{flags: {global_batch_size: 8}, global_batch_sizes: [8]}]\n", "parts.0: flags.global_"),
         (QUESTION + "parts: [{global_batch_sizes: [512]}]\n", "parts.0: num_train_examples 256 is less than one"),
-        ("question: [", "cannot be read as YAML"),
         ("[]", "holds no keys; copy one of studies/"),
     ],
 )
 def test_a_mistake_is_refused_by_its_key(find, tmp_path, text, message):
-    with pytest.raises(Refusal) as caught:
-        find(text)
-    line = str(caught.value)
-    assert line.startswith(f"{tmp_path / 'mine.yaml'}: {message}")
-    assert "\n" not in line
+    assert refusal(find, text).startswith(f"{tmp_path / 'mine.yaml'}: {message}")
 
 
 def test_parts_that_differ_in_flags_only_need_labels(find):

@@ -43,12 +43,10 @@ def engine(world_size, **changes):
 @pytest.mark.parametrize(
     ("asked", "world_size", "machines", "gloo", "nccl"),
     [
-        ("all_reduce", 2, 2, 100, 100),  # 2 (n - 1) / n
-        ("all_reduce", 4, 4, 150, 150),
+        ("all_reduce", 4, 4, 150, 150),  # 2 (n - 1) / n
         ("all_reduce", 4, 2, 150, 150),  # one rank of each machine has its neighbour on the other
         ("all_reduce", 4, 1, 0, 0),
         ("all_gather", 4, 2, 75, 75),
-        ("reduce_scatter", 2, 2, 100, 50),
         ("reduce_scatter", 4, 2, 150, 75),
         ("reduce", 2, 2, 75, 50),  # and the half that the other rank has, once for both machines
         ("reduce", 4, 2, 100, 75),
@@ -87,9 +85,7 @@ def test_gloo_sends_what_its_algorithms_are_said_to(num_machines, ranks_each, nu
         assert expected < sent < 1.04 * expected, (kind, sent / expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["ddp", "zero1", "zero2", "zero3", "zero3_tuned", "zero3_hpz", "fsdp2", "fsdp2_hybrid"]
-)
+@pytest.mark.parametrize("name", ["ddp", "zero2", "zero3_tuned", "zero3_hpz", "fsdp2", "fsdp2_hybrid"])
 def test_the_planner_sends_between_nodes_what_rings_send_between_machines(name, monkeypatch):
     """Two nodes of two GPUs, links within a node that take no time, and no latency: what is left is bytes."""
     monkeypatch.setattr(step_time, "LINK_EFFICIENCY", 1.0)
@@ -135,9 +131,7 @@ def on_two_machines(file, rate, seconds, sent):
 
 def test_bytes_are_counted_by_gloo_and_on_the_wire(records):
     size = 4 * records["ddp"].record.num_params
-    found = network.cells([on_two_machines(records["zero3"], None, 0.5, 2 * size)])
-    assert len(found) == 1
-    cell = found[0]
+    (cell,) = network.cells([on_two_machines(records["zero3"], None, 0.5, 2 * size)])
     assert (cell.layout[:3], cell.rate) == ((2, 1, 1), math.inf)
     assert cell.on_the_wire == pytest.approx(2)
     assert cell.by_theory == pytest.approx(cell.by_gloo, rel=1e-3)

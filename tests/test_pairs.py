@@ -17,6 +17,9 @@ def row(tmp_path_factory) -> dict:
     return table.read([folder]).iloc[0].to_dict()
 
 
+LIBRARIES = "torch {}, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
@@ -30,10 +33,7 @@ def row(tmp_path_factory) -> dict:
         ({"sequence_length": 128.0}, "sequence length 64 against 128"),
         ({"gradient_clipping": 0.0}, "clipping at 1 against 0"),
         ({"config_digest": "f" * 64, "settings": {"learning_rate": 0.1}}, "learning_rate 5e-05 against 0.1"),
-        (
-            {"libraries": "torch 2.12.0, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"},
-            "torch 2.13.0 against torch 2.12.0",
-        ),
+        ({"libraries": LIBRARIES.format("2.12.0")}, "torch 2.13.0 against torch 2.12.0"),
         ({"global_batch_size": 16}, "global batch 8 against 16"),
         ({"num_steps": 30.0}, "40 steps against 30"),
         ({"initial_sha256": "f" * 64}, "other initial weights"),
@@ -41,7 +41,6 @@ def row(tmp_path_factory) -> dict:
         ({"is_unproven": True}, "zero2: its proof does not say what was sharded; run it again"),
         ({"data_digest": None}, "data unknown"),
         ({"num_steps": float("nan")}, "num steps unknown"),
-        ({"initial_sha256": None}, "initial weights unknown"),
         ({"seed": 1, "initial_sha256": "f" * 64}, None),
         ({"strategy": "ddp", "world_size": 4, "micro_batch_size": 2.0, "repeat": 3}, None),
     ],
@@ -49,9 +48,6 @@ def row(tmp_path_factory) -> dict:
 def test_comparable(row, facts, reason):
     merged = {name: row[name] | value if isinstance(value, dict) else value for name, value in facts.items()}
     assert pairs.comparable(row, {**row, **merged}) == reason
-
-
-OTHER_MASKS = "dropout is on and {} against {}: other masks"
 
 
 HALVES = {"world_size": 4, "micro_batch_size": 2.0}

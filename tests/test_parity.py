@@ -1,9 +1,7 @@
-"""The study's licence to compare at all: every strategy trains the same run, through the real command.
+"""The study's licence to compare at all: every strategy trains the same run, within 1e-5 in fp32, step by step.
 
-Losses and gradient norms at every step, and the final parameters, agree with DDP's within 1e-5 in fp32; so do one
-process, one process with accumulation and two processes. `zero-study run parity` does the whole grid.
-
-Most of these trainings are forked: what `accelerate launch` starts leaves the same record.
+So do one process, one with accumulation and two. `zero-study run parity` does the whole grid. Most of these trainings
+are forked: what `accelerate launch` starts leaves the same record.
 """
 
 from __future__ import annotations

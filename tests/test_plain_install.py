@@ -123,6 +123,12 @@ def test_a_command_works_or_names_the_extra(line, extra, plain_install):
         assert (status, out) == (2, "")
 
 
+def test_a_plan_says_what_it_could_not_check(plain_install):
+    _, out, _ = plain_install["plan smoke"]
+    assert "single-1x-seed0 " in out
+    assert out.splitlines()[-1].startswith("not checked, because torch is not installed here: ")
+
+
 def test_every_command_is_tried():
     tried = {name for name in commands() for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
     assert tried == set(commands())
@@ -153,11 +159,7 @@ def test_a_clone_that_is_not_installed(monkeypatch, name, said):
 
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
-    [
-        ("torch.utils.data", "torch", "train"),
-        ("huggingface_hub", "huggingface-hub", "train"),
-        ("markdown_it", "markdown-it-py", "dev"),
-    ],
+    [("torch.utils.data", "torch", "train"), ("markdown_it", "markdown-it-py", "dev")],
 )
 def test_a_missing_module_is_told_by_its_package(module, package, extra):
     said = errors.describe_missing(ModuleNotFoundError(name=module))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import launching
 import pytest
+from refusing import refusal
 
 from study import files
 from study.config import build_config
@@ -59,9 +59,9 @@ def test_ranks_that_share_a_gpu_need_one_with_room_for_all():
     large = {"size": "large", "data": "hub", "share_device": True}
     assert lacking(CPU_BOX, "ddp", 4, GPU_ONLY, **large) == "needs 1 GPU, found 0"
     assert lacking(Machine((30 * 10**9,), 10**12), "ddp", 4, **large) is None
-    found = lacking(Machine((T4,), 10**12), "ddp", 4, **large)
-    assert found == "model states alone are 5.4 GB a rank x 4 ranks by the paper's formula, the GPU has 15.8 GB"
-    assert lacking(Machine((T4,), 10**12), "zero3", 4, **large) is None
+    small = Machine((T4,), 10**12)
+    assert re.search(r"5\.4 GB a rank x 4 ranks .* GPU has 15\.8 GB", lacking(small, "ddp", 4, **large))
+    assert lacking(small, "zero3", 4, **large) is None
 
 
 GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "precision": "bf16", "data": "hub"}
@@ -69,20 +69,18 @@ GPT_6B = {"workload": "gpt-wikitext", "size": "6b", "attention": "eager", "preci
 
 def test_model_states_that_cannot_fit_on_the_gpu():
     """6.05e9 parameters x (2 + 2 + 12) bytes."""
-    found = lacking(Machine((T4,), 10**12), "zero2", **GPT_6B)
-    assert found == "model states alone are 96.8 GB a rank by the paper's formula, the GPU has 15.8 GB"
-    h200 = 150_754_820_096
-    assert lacking(Machine((h200,), 10**12), "zero2", **GPT_6B) is None
+    assert re.search(r"96\.8 GB a rank .* GPU has 15\.8 GB", lacking(Machine((T4,), 10**12), "zero2", **GPT_6B))
+    assert lacking(Machine((150 * 10**9,), 10**12), "zero2", **GPT_6B) is None
     assert "12.1 GB a rank" in lacking(Machine((10**10,) * 8, 10**12), "zero3", 8, **GPT_6B, global_batch_size=8)
 
 
 def test_offload_moves_model_states_to_the_host():
     """On the GPU parameters stay, 2 bytes each; Adam's states and fp32 gradients, 16 bytes, go to the host."""
     assert lacking(Machine((T4,), 10**12), "zero2_cpu_offload", **GPT_6B) is None
-    found = lacking(Machine((T4,), 50_000_000_000), "zero2_cpu_offload", **GPT_6B)
-    assert found == "offloaded model states alone are 96.8 GB a rank by the paper's formula, the host has 50.0 GB"
+    short = Machine((T4,), 50 * 10**9)
+    assert re.search(r"96\.8 GB a rank .* host has 50\.0 GB", lacking(short, "zero2_cpu_offload", **GPT_6B))
     # With parameters on the host too, and in the end on a disk.
-    assert "108.9 GB a rank" in lacking(Machine((T4,), 50_000_000_000), "zero3_cpu_offload", **GPT_6B)
+    assert "108.9 GB a rank" in lacking(short, "zero3_cpu_offload", **GPT_6B)
     assert lacking(Machine((10**9,), 10**9), "zero3_nvme_offload", **GPT_6B) is None
 
 
@@ -98,9 +96,7 @@ class NVMLError(Exception):
     [
         (None, (1, 2, 3)),
         ("2,0", (3, 1)),
-        ("1", (2,)),
         ("", ()),
-        ("-1", ()),
         ("0,9,1", (1,)),  # CUDA stops at the first bad one
         ("GPU-b, 0", (2, 1)),
     ],
@@ -130,9 +126,6 @@ def test_gpus_are_those_that_cuda_would_show(monkeypatch, visible, expected):
     here = this_machine.find()
     assert here.gpu_memory_bytes == expected
     assert here.gpu_name == ("NVIDIA H200" if expected else None)
-
-
-# ---------------------------------------------------------------- larger batches than one that did not fit
 
 
 def planned(batch: int, name: str = "ddp", num_processes: int = 2, **flags) -> Run:
@@ -260,6 +253,12 @@ def test_results_are_kept(run_dir):
     assert finished(run_dir) == "crashed"
     write_record(run_dir, "out_of_memory")
     assert finished(run_dir) == "out_of_memory"
+    write_record(run_dir, "interrupted")
+    write_outcome(run_dir, "failed")
+    assert finished(run_dir) is None
+    (run_dir / "record.json").unlink()
+    write_outcome(run_dir, "out_of_memory", flags={"max_steps": 4})  # of another run
+    assert finished(run_dir) is None
 
 
 @pytest.mark.parametrize("status", ["ok", "out_of_memory"])
@@ -300,12 +299,8 @@ def test_where_things_lay_is_no_part_of_a_run(run_dir, then):
 @pytest.mark.parametrize("status", ["ok", "out_of_memory", "failed"])
 def test_a_record_of_other_flags_is_refused(run_dir, status):
     write_record(run_dir, status, learning_rate=0.5)
-    with pytest.raises(Refusal) as caught:
-        finished(run_dir)
-    assert str(caught.value) == (
-        f"{run_dir / 'record.json'}: holds a run with learning_rate=0.5, the study plans 0.001; pass another "
-        "--runs-dir, or delete it"
-    )
+    said = f"{run_dir / 'record.json'}: holds a run with learning_rate=0.5, the study plans 0.001; pass another "
+    assert refusal(finished, run_dir).startswith(said)
 
 
 def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
@@ -320,8 +315,7 @@ def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
         ("distributed_type", {**written, "yaml": {**written["yaml"], "distributed_type": "NO"}}),
     ):
         schema.write(run_dir, record.model_copy(update={"strategy_file": other}))
-        with pytest.raises(Refusal, match=rf"holds a run of ddp whose file had another {key}; pass another --runs-dir"):
-            finished(run_dir)
+        assert f"holds a run of ddp whose file had another {key}" in refusal(finished, run_dir)
 
 
 @pytest.mark.parametrize(("then", "is_refused"), [("1gbit", True), ("200mbit", False), (None, False)])
@@ -331,8 +325,7 @@ def test_a_record_of_another_networks_rate_is_refused(run_dir, then, is_refused)
     schema.write(run_dir, record.model_copy(update={"machine": {"environment": {LABORATORY: then} if then else {}}}))
     run = Run(build_config(**FLAGS), read_by_name("ddp"), 2, run_dir, laboratory="200mbit")
     if is_refused:
-        with pytest.raises(Refusal, match="holds a run on a network of 1gbit, the study plans 200mbit; pass another"):
-            plan.finished(run, 60)
+        assert "holds a run on a network of 1gbit, the study plans 200mbit" in refusal(plan.finished, run, 60)
     else:
         assert plan.finished(run, 60) == "ok"
 
@@ -388,30 +381,3 @@ def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeyp
     assert [one.kept for one in made.runs] == [None, "out_of_memory", None]
     assert made.runs[0].to_run
     assert made.runs[2].skipped == f"{runs[1].run_id} ran out of memory, with a smaller batch"
-
-
-@pytest.mark.launches
-def test_a_plan_needs_no_torch(tmp_path):
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['torch', 'accelerate', 'deepspeed', 'pynvml']))\n"
-        "from study import cli; sys.exit(cli.run(['plan', 'smoke']))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=launching.environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert " single-1x-seed0 " in lines[3].replace("bert-imdb-tiny-", "")
-    assert lines[-1] == ("not checked, because torch is not installed here: DeepSpeed's extensions, data, packages")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("status", ["failed", "interrupted"])
-def test_records_that_are_no_result_are_run_again(run_dir, status):
-    write_record(run_dir, status)
-    write_outcome(run_dir, "failed")
-    assert finished(run_dir) is None
-
-
-def test_an_outcome_of_other_flags_is_run_again(run_dir):
-    write_outcome(run_dir, "out_of_memory", flags={"max_steps": 4})
-    assert finished(run_dir) is None

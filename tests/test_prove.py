@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -118,10 +119,10 @@ def test_a_plain_loop_is_read_back_and_one_step_counted(capsys):
     assert states["parameters"] == states["gradients"] == 4 * NUM_PARAMS
     assert states["optimizer_states"] == 8 * NUM_PARAMS + 4 * 4  # moments, and a step count a tensor
     assert found["step"]["collectives"] == []
-    said = capsys.readouterr().out.splitlines()
-    assert "proof  asked         unknown: no file and no launcher says it (asked= names a file)" in said
-    assert "proof  step 3        1 forward pass(es) in fp32" in said
-    assert len([line for line in said if line]) <= 10
+    said = capsys.readouterr().out
+    assert re.search(r"^proof  asked +unknown: .*asked= names a file", said, re.MULTILINE)
+    assert re.search(r"^proof  step 3 +1 forward pass\(es\) in fp32$", said, re.MULTILINE)
+    assert len([line for line in said.splitlines() if line]) <= 10
 
 
 def test_nothing_is_left_behind():
@@ -173,10 +174,8 @@ def test_of_two_proofs_the_last_puts_the_originals_back(group, capsys):
         train(second, other, 1, accumulation=2, clip=0.5)
         train(first, its, 1)
     found = [proof(name)["step"] for name in ("proof.json", "proof-2.json")]
-    assert [(step["number"], step["forward_passes"], step["clipped_at"]) for step in found] == [
-        (3, 1, None),
-        (3, 2, 0.5),
-    ]
+    found = [(step["number"], step["forward_passes"], step["clipped_at"]) for step in found]
+    assert found == [(3, 1, None), (3, 2, 0.5)]
     assert replaced() == originals
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not optimizers._global_optimizer_pre_hooks
@@ -209,10 +208,6 @@ class Interrupted(torch.autograd.Function):
         raise RuntimeError("the script's own fault")
 
 
-def raise_in_forward(model: Any) -> None:
-    model(torch.ones(2, 9))  # of another width
-
-
 def raise_in_backward(model: Any) -> None:
     Interrupted.apply(model(torch.ones(2, 8))).sum().backward()
 
@@ -233,7 +228,7 @@ def interrupt(model: Any) -> None:
         handle.remove()
 
 
-@pytest.mark.parametrize("fault", [raise_in_forward, raise_in_backward, raise_in_clipping, interrupt])
+@pytest.mark.parametrize("fault", [raise_in_backward, raise_in_clipping, interrupt])
 def test_a_fault_within_the_step_takes_everything_back(fault):
     model, optimizer = make()
     originals = replaced()
@@ -247,23 +242,6 @@ def test_a_fault_within_the_step_takes_everything_back(fault):
     optimizer.zero_grad()
     train(model, optimizer, 3)  # the script goes on: the first whole step is the one that is counted
     assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (4, 1)
-
-
-def evaluate(model: Any) -> None:
-    model.eval()
-    with torch.no_grad():
-        model(torch.ones(1, 8))
-    model.train()
-
-
-def test_collectives_of_ddp_are_counted(group):
-    model, optimizer = make()
-    model = DistributedDataParallel(model)
-    prove.watch(model, optimizer)
-    train(model, optimizer, 4)
-    found = proof()
-    assert (found["built"]["engine"], found["built"]["backend"]) == ("DDP", "gloo")
-    assert {"kind": "all_reduce", "count": 1, "bytes": 4 * NUM_PARAMS} in found["step"]["collectives"]
 
 
 def test_accumulation_clipping_and_autocast_are_seen_in_the_step(capsys):
@@ -300,24 +278,32 @@ def test_autocast_is_seen_wherever_parameters_are():
     assert proof()["built"]["precision"] == "bf16-autocast"
 
 
-def evaluate_with_gradients(model: Any) -> None:
-    model(torch.ones(2, 8)).sum().backward()
+def nothing(model: Any, called: Any) -> None: ...
+
+
+def evaluate(model: Any, called: Any) -> None:
+    """A wrapper's own flag stays."""
+    model.eval()
+    with torch.no_grad():
+        called(torch.ones(1, 8))
+    model.train()
+
+
+def evaluate_with_gradients(model: Any, called: Any) -> None:
+    called(torch.ones(2, 8)).sum().backward()
     model.eval()(torch.ones(1, 8))
     model.train()
 
 
-def nothing(model: Any) -> None: ...
-
-
-def set_to_evaluation(model: Any) -> None:
+def set_to_evaluation(model: Any, called: Any) -> None:
     """As a library hands a model out."""
     model.eval()
 
 
 @pytest.mark.parametrize(
     ("before_the_third", "wrapped", "number"),
-    [(nothing, False, 3), (nothing, True, 3), (evaluate, False, 4), (evaluate_with_gradients, False, 4),
-     (evaluate, True, 4), (set_to_evaluation, False, 3)],
+    [(nothing, True, 3), (evaluate, False, 4), (evaluate_with_gradients, False, 4), (evaluate, True, 4),
+     (set_to_evaluation, False, 3)],
 )  # fmt: skip
 def test_the_step_is_the_first_whole_one_of_training_from_the_third(before_the_third, wrapped, number, group):
     model, optimizer = make()
@@ -326,13 +312,7 @@ def test_the_step_is_the_first_whole_one_of_training_from_the_third(before_the_t
     called = DistributedDataParallel(model) if wrapped else model
     prove.watch(called, optimizer)
     train(called, optimizer, 2)
-    if wrapped and before_the_third is evaluate:  # the wrapper's own flag stays
-        model.eval()
-        with torch.no_grad():
-            called(torch.ones(1, 8))
-        model.train()
-    else:
-        before_the_third(model)
+    before_the_third(model, called)
     assert torch._C._len_torch_dispatch_stack() == 0
     train(called, optimizer, 2)
     assert (proof()["step"]["number"], proof()["step"]["forward_passes"]) == (number, 1)
@@ -357,7 +337,9 @@ def test_another_clipping_than_asked_is_a_difference():
     model, optimizer = make()
     prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
     train(model, optimizer, 3, clip=0.5)
-    assert proof()["not_as_asked"] == ["gradient_clipping: asked 1.0 by asked=, the step had clipping at 0.5"]
+    (difference,) = proof()["not_as_asked"]
+    assert difference.startswith("gradient_clipping: asked 1.0 ")
+    assert difference.endswith(" at 0.5")
 
 
 @pytest.mark.parametrize(
@@ -375,18 +357,20 @@ def test_an_error_of_its_own_ends_no_training(optimizer, asked, said, capsys):
 
 def test_strict_raises_as_the_training_begins():
     model, optimizer = make()
-    asked = {"zero_optimization": {"stage": 3}}
-    with pytest.raises(prove.NotAsAsked, match=r"^engine: asked DeepSpeed by asked=, built a plain Sequential$"):
-        prove.watch(model, optimizer, asked=asked, strict=True)
-    assert proof()["not_as_asked"] == ["engine: asked DeepSpeed by asked=, built a plain Sequential"]
+    with pytest.raises(prove.NotAsAsked) as raised:
+        prove.watch(model, optimizer, asked={"zero_optimization": {"stage": 3}}, strict=True)
+    assert (
+        proof()["not_as_asked"]
+        == [str(raised.value)]
+        == ["engine: asked DeepSpeed by asked=, built a plain Sequential"]
+    )
 
 
 def test_strict_raises_after_the_step_and_leaves_nothing():
     model, optimizer = make()
     prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
     train(model, optimizer, 4, accumulation=2)
-    expected = "^gradient_accumulation_steps: asked 4 by asked=, 3 steps in a row had fewer forward passes, the last 2$"
-    with pytest.raises(prove.NotAsAsked, match=expected):
+    with pytest.raises(prove.NotAsAsked, match=r"^gradient_accumulation_steps: asked 4 .*, the last 2$"):
         train(model, optimizer, 1, accumulation=2)
     assert not optimizers._global_optimizer_pre_hooks
     train(model, optimizer, 2)
@@ -395,12 +379,10 @@ def test_strict_raises_after_the_step_and_leaves_nothing():
 # ---------------------------------------------------------------- Trainer's callback
 
 
-def arguments(**changes: Any) -> SimpleNamespace:
-    defaults = {
-        "output_dir": "out", "gradient_accumulation_steps": 1, "max_grad_norm": 1.0, "bf16": False, "fp16": False,
-        "deepspeed": None,
-    }  # fmt: skip
-    return SimpleNamespace(**defaults | changes)
+def arguments() -> SimpleNamespace:
+    """TrainingArguments, as far as the callback reads them."""
+    defaults = {"output_dir": "out", "gradient_accumulation_steps": 1, "max_grad_norm": 1.0, "deepspeed": None}
+    return SimpleNamespace(**defaults, bf16=False, fp16=False)
 
 
 def test_callback_finds_the_module_that_is_called(group):
@@ -411,7 +393,8 @@ def test_callback_finds_the_module_that_is_called(group):
     train(outermost, optimizer, 4, clip=1.0)
     made.on_train_end(arguments(), None, None)
     found = proof("out/proof.json")
-    assert (found["built"]["engine"], found["not_as_asked"]) == ("DDP", [])
+    assert (found["built"]["engine"], found["built"]["backend"], found["not_as_asked"]) == ("DDP", "gloo", [])
+    assert {"kind": "all_reduce", "count": 1, "bytes": 4 * NUM_PARAMS} in found["step"]["collectives"]
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
@@ -422,26 +405,8 @@ def test_what_trainer_asks_for_is_held_against_the_step():
     train(model, optimizer, 3)
     found = proof("out/proof.json")
     assert found["not_as_asked"] == []  # there are other means of clipping
-    assert found["notes"] == [
-        "gradient_clipping: asked 1.0 by TrainingArguments, not seen: no call of torch's clip_grad_norm_ with "
-        "parameters of the model"
-    ]
-
-
-# ---------------------------------------------------------------- what was asked
-
-
-def test_launcher_says_what_was_asked():
-    asked = {demand.name: demand.value for demand in by_launcher(LAUNCHED)}
-    assert asked == {
-        "engine": "DeepSpeed",
-        "zero_stage": 2,
-        "offload_optimizer_device": "none",
-        "gradient_accumulation_steps": 1,
-        "precision": "no",
-        "world_size": 2,
-    }
-    assert by_launcher({}) == []
+    (note,) = found["notes"]
+    assert note.startswith("gradient_clipping: asked 1.0 by TrainingArguments, not seen: ")
 
 
 # ---------------------------------------------------------------- asked and built
@@ -455,6 +420,7 @@ def test_what_was_asked_is_held_against_what_was_built():
     ]
     held = hold(by_launcher(LAUNCHED), STAGE_2)
     assert (held.differences, held.notes, held.num_agreed, held.unread) == ([], [], 6, [])
+    assert by_launcher({}) == []
     held = hold(by_json({"optimizer": {"type": "Adam"}}, "ds.json"), STAGE_2)  # which nothing reads back
     assert (held.differences, held.unread) == ([], ["optimizer.type (ds.json)"])
     held = hold(by_launcher(LAUNCHED), {**STAGE_2, "engine": "DDP", "world_size": 1})
@@ -468,10 +434,10 @@ def test_the_strongest_source_decides():
     demands = [*by_launcher(LAUNCHED), *by_json({"gradient_accumulation_steps": 4}, "ds.json")]
     held = hold(demands, {**STAGE_2, "gradient_accumulation_steps": 4})
     assert held.differences == []
-    assert held.notes == [
+    (note,) = held.notes
+    assert note.startswith(
         "gradient_accumulation_steps: the launcher (ACCELERATE_GRADIENT_ACCUMULATION_STEPS) says 1; "
-        "ds.json overrides it"
-    ]
+    )
     assert hold(demands, STAGE_2).differences == ["gradient_accumulation_steps: asked 4 by ds.json, built 1"]
 
 
@@ -493,10 +459,9 @@ def test_what_is_known_to_be_wrong_is_looked_up(known_bad):
         "answer": None, "deepspeed": "0.0.1", "zero_stage": 2, "offloads": ["cpu"], "precision": "fp32",
         "sums_in_fp32": True, "micro_batches": 1,
     }  # fmt: skip
-    known_bad["answer"] = SimpleNamespace(models=None)
-    assert known_wrong(STAGE_2) == ("DeepSpeed 0.0.1 is wrong", None)
-    known_bad["answer"] = SimpleNamespace(models="models with unused parameters")
-    assert known_wrong(STAGE_2) == (None, "DeepSpeed 0.0.1 is wrong")
+    for models, said in ((None, ("DeepSpeed 0.0.1 is wrong", None)), ("some", (None, "DeepSpeed 0.0.1 is wrong"))):
+        known_bad["answer"] = SimpleNamespace(models=models)
+        assert known_wrong(STAGE_2) == said
     assert known_wrong({**STAGE_2, "engine": "DDP"}) == (None, None)
 
 
@@ -515,6 +480,13 @@ def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
     made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
     with pytest.raises(prove.KnownBad):
         train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"asked": "/nowhere/ds.json"}])
+def test_no_error_hides_what_is_known_to_be_wrong(given, wrong, capsys):
+    with pytest.raises(prove.KnownBad):
+        prove.watch(*make(), **given)
+    assert "proof: not " in capsys.readouterr().out
 
 
 def test_masters_of_stage_0_in_16_bits_are_counted():
@@ -582,7 +554,7 @@ def launch(strategy: str, script: str, folder: Path, *flags: str) -> Any:
 def test_a_script_that_builds_another_stage_is_stopped(tmp_path):
     done = launch("zero3", LOOP, tmp_path, "--stage-2", "--strict")
     assert done.returncode != 0
-    assert "NotAsAsked: zero_stage: asked 3 by the launcher (ACCELERATE_DEEPSPEED_ZERO_STAGE), built 2" in done.stderr
+    assert re.search(r"NotAsAsked: zero_stage: asked 3 by the launcher \(.*_ZERO_STAGE\), built 2", done.stderr)
     assert "TRAINED" not in done.stdout
 
 
@@ -646,10 +618,3 @@ def test_it_needs_torch_alone():
     code = f"import sys; from study.engines import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
     done = launching.attempt(["python", "-c", code])
     assert done.stdout.split() == ["LOADED"], done.stderr
-
-
-@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"asked": "/nowhere/ds.json"}])
-def test_no_error_hides_what_is_known_to_be_wrong(given, wrong, capsys):
-    with pytest.raises(prove.KnownBad):
-        prove.watch(*make(), **given)
-    assert "proof: not " in capsys.readouterr().out

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 
 import launching
 import pytest
+from refusing import refusal
 
 from study.claims.published import __main__ as commands
 from study.claims.published import defects, traps
 from study.claims.published.defects import METRICS, PROGRAMS
-from study.errors import Refusal
 
 COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
 COMMITTED = launching.ROOT / "reports" / "cpu" / "published"
 
 
-def ask(*words: str) -> None:
-    """What `python -m study.claims.published` does, with its errors."""
-    commands.published.main(args=list(words), standalone_mode=False)
-
-
-# ---------------------------------------------------------------- the program: what is compared
+# ---------------------------------------------------------------- the program
 
 
 def test_comparisons_are_of_arms_that_there_are_and_every_program_is_in_one():
@@ -34,25 +28,21 @@ def test_comparisons_are_of_arms_that_there_are_and_every_program_is_in_one():
     assert {name for one in COMPARISONS for name, _ in (one.plain, one.zero)} == set(PROGRAMS)
 
 
-# ---------------------------------------------------------------- the program: effects
-
-
-def arm(name: str, loss: float, **other) -> dict:
+def arm(name: str, loss: float) -> dict:
     return {
         "arm": name, "ran": {"batch_size": int(name.split("-")[1])}, "logged_eval_loss": loss,
         "logged_train_loss": loss, "held_out_loss": loss, "epoch_losses": [9.0, loss], "seconds": 80.0,
-        "cpu_seconds": 8.0, "step_seconds": 1.0, "step_cpu_seconds": 0.1, "peak_bytes": 100,
-        "life_peak_bytes": 200, **other,
+        "cpu_seconds": 8.0, "step_seconds": 1.0, "step_cpu_seconds": 0.1, "peak_bytes": 100, "life_peak_bytes": 200,
     }  # fmt: skip
 
 
-def results(*losses: tuple[float, float], program: str = "published", gpus=(), **other) -> dict:
+def results(*losses: tuple[float, float]) -> dict:
     """Repeats of the published program, whose first and last arm had these losses."""
     runs = {
-        f"{program}/{repeat}": {"arms": [arm("plain-8", plain), arm("zero-8", plain), arm("zero-16", zero, **other)]}
+        f"published/{repeat}": {"arms": [arm("plain-8", plain), arm("zero-8", plain), arm("zero-16", zero)]}
         for repeat, (plain, zero) in enumerate(losses)
     }
-    return {"runs": runs, "machine": {"gpus": list(gpus)}}
+    return {"runs": runs, "machine": {"gpus": []}}
 
 
 @pytest.mark.parametrize(
@@ -69,14 +59,10 @@ def test_an_effect_has_a_word(losses, word):
     assert defects.effect(results(*losses), defects.AS_PUBLISHED, "validation loss").word == word
 
 
-# ---------------------------------------------------------------- the program: the experiment
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--program", "best"], "--program best"),
-        (["--size", "huge"], "size 'huge'"),
         (["--size", "large"], "--size large"),
         (["--data", "files"], "--data files"),
         (["--num-train-examples", "100000"], "num_train_examples 100000"),
@@ -84,8 +70,8 @@ def test_an_effect_has_a_word(losses, word):
     ],
 )
 def test_a_wrong_request_is_refused(words, message, tmp_path):
-    with pytest.raises(Refusal, match=re.escape(message)):
-        ask("protocol", *words, "--output", str(tmp_path / "out.json"))
+    asked = ["protocol", *words, "--output", str(tmp_path / "out.json")]
+    assert message in refusal(commands.published.main, args=asked, standalone_mode=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -120,13 +106,8 @@ def test_the_published_program_runs_no_zero(run_small):
 
 def test_the_mended_program_runs_zero_and_learns_the_same(run_small):
     plain, zero = (run_small["runs"][f"mended-{name}-8/0"]["arms"][0] for name in ("plain", "zero"))
-    assert zero["ran"] == {
-        **plain["ran"],
-        "engine_class": "DeepSpeedEngine",
-        "optimizer_class": "DeepSpeedCPUAdam",
-        "zero_stage": 3,
-        "offload_optimizer_device": "cpu",
-    }
+    engine = {"engine_class": "DeepSpeedEngine", "optimizer_class": "DeepSpeedCPUAdam"}
+    assert zero["ran"] == {**plain["ran"], **engine, "zero_stage": 3, "offload_optimizer_device": "cpu"}
     assert zero["first_weights"] == plain["first_weights"]
     for metric in defects.LOSSES:
         assert abs(defects.effect(run_small, defects.MENDED, metric).mean) < defects.WITHIN
@@ -194,9 +175,8 @@ def test_a_matched_arm_is_equal_but_for_rounding(effect_of):
 def test_traps_and_arms_are_those_that_were_measured():
     assert {name for trap in traps.TRAPS.values() for name in trap.arms} == set(traps.ARMS)
     committed = traps.read(COMMITTED / "traps.json")
-    assert {name: facts["asked"] for name, facts in committed["arms"].items()} == {
-        name: traps.asked_of(name) for name in traps.ARMS
-    }
+    asked = {name: facts["asked"] for name, facts in committed["arms"].items()}
+    assert asked == {name: traps.asked_of(name) for name in traps.ARMS}
     assert committed["traps"] == {name: json.loads(json.dumps(one._asdict())) for name, one in traps.TRAPS.items()}
     assert committed["settings"] == traps.SETTINGS
 
@@ -218,11 +198,8 @@ def measure_trap(folder) -> None:
 @pytest.mark.launches
 def test_a_trap_differs_and_its_matched_arm_does_not():
     path = launching.once("traps", measure_trap) / "traps.json"
-    assert {name: facts["ran"]["world_size"] for name, facts in traps.read(path)["arms"].items()} == {
-        "single": 1,
-        "multi-cpu-2x": 1,  # though its file says two
-        "ddp-2x": 2,
-    }
+    ranks = {name: facts["ran"]["world_size"] for name, facts in traps.read(path)["arms"].items()}
+    assert ranks == {"single": 1, "multi-cpu-2x": 1, "ddp-2x": 2}  # though the second's file says two
     found = traps.effects(path).set_index(["quantity", "arm"]).difference
     assert abs(found["train_loss", "trapped"]) > 0.01
     assert abs(found["train_loss", "matched"]) < 1e-5
@@ -231,7 +208,7 @@ def test_a_trap_differs_and_its_matched_arm_does_not():
 
 
 @pytest.mark.launches
-def test_the_command_refuses_in_one_line(tmp_path):
-    for words in ([], ["traps"], ["traps", "--seeds", "0", "--output", "x"], ["protocol", "--output", "no/where"]):
+def test_the_command_refuses_in_one_line():
+    for words in ([], ["traps", "--seeds", "0", "--output", "x"]):
         done = launching.attempt([*PUBLISHED, *words])
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

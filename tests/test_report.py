@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 from matplotlib.text import Text
 from synthetic import write_outcome, write_run
@@ -65,7 +66,11 @@ def test_kernel_is_of_this_python(tmp_path, monkeypatch):
 
 @pytest.mark.launches
 def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
+    """And the other files of the folder."""
+    (tmp_path / "out" / "records").mkdir(parents=True)
+    (tmp_path / "out" / "answer.ipynb").write_text("old")
     first = one_page("'whole'")
+    assert "whole" in first.read_text()
     page = first.read_bytes()
     with pytest.raises(RuntimeError, match=r"^answer.ipynb, cell 3: ZeroDivisionError: division by zero; ") as failure:
         one_page("1 + 1", "1 / 0")
@@ -73,7 +78,8 @@ def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
     assert str(failure.value).endswith(f"the executed notebook is {kept}")
     assert "ZeroDivisionError" in kept.read_text()
     assert first.read_bytes() == page
-    assert sorted(path.name for path in tmp_path.glob("out/*")) == [kept.name, first.name]
+    assert sorted(path.name for path in tmp_path.glob("out/*")) == [kept.name, first.name, "records"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "out"]
     one_page("'whole again'")
     assert not kept.exists()
 
@@ -86,25 +92,12 @@ def test_refusal_of_a_cell_is_a_refusal(one_page, tmp_path):
 
 
 @pytest.mark.launches
-def test_other_files_stay(one_page, tmp_path):
-    (tmp_path / "out" / "records").mkdir(parents=True)
-    (tmp_path / "out" / "records" / "a.json").write_text("{}")
-    (tmp_path / "out" / "answer.ipynb").write_text("old")
-    one_page("'new'")
-    assert (tmp_path / "out" / "records" / "a.json").read_text() == "{}"
-    assert "new" in (tmp_path / "out" / "answer.ipynb").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "out"]
-
-
-@pytest.mark.launches
-def test_two_executions_are_equal_to_the_byte(one_page, tmp_path):
-    styled = "import pandas as pd; pd.DataFrame({'a': [1]}).style"
-    assert one_page(styled).read_bytes() == one_page(styled, output=tmp_path / "again").read_bytes()
-
-
-@pytest.mark.launches
-def test_the_first_notebooks_figure_is_beside_it(one_page, tmp_path):
-    one_page("import matplotlib.pyplot as plt; figure, _ = plt.subplots(); plt.close(figure); figure")
+def test_two_executions_are_equal_to_the_byte_and_the_first_figure_is_beside_them(one_page, tmp_path):
+    cells = (
+        "import pandas as pd; pd.DataFrame({'a': [1]}).style",
+        "import matplotlib.pyplot as plt; figure, _ = plt.subplots(); plt.close(figure); figure",
+    )
+    assert one_page(*cells).read_bytes() == one_page(*cells, output=tmp_path / "again").read_bytes()
     assert (tmp_path / "out" / "answer.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -121,16 +114,12 @@ def test_the_notebooks_of_runs_take_any_studys(tmp_path):
         assert made.exists()
 
 
-# ---------------------------------------------------------------- what is committed
-
-
 COMMITTED = ROOT / "reports"
 
 
-def sources_of(notebook: nbformat.NotebookNode) -> list[str]:
-    """Its cells, but for the set-up and what papermill adds."""
-    left_out = {"colab", "injected-parameters"}
-    return [cell.source for cell in notebook.cells if not left_out & set(cell.metadata.get("tags", []))]
+def without(notebook: nbformat.NotebookNode, tag: str) -> list[str]:
+    """Its cells, but for those of a tag: of the set-up, or of what papermill adds."""
+    return [cell.source for cell in notebook.cells if tag not in cell.metadata.get("tags", [])]
 
 
 def test_every_notebook_is_committed_executed():
@@ -140,18 +129,10 @@ def test_every_notebook_is_committed_executed():
     assert set(executed) == plain | articles
     for name, notebook in executed.items():
         source = report.NOTEBOOKS / f"{name if name in plain else report.OF_AN_ARTICLE}.ipynb"
-        cells = [cell.source for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-        asked = [
-            cell for cell in nbformat.read(source, as_version=4).cells if "colab" not in cell.metadata.get("tags", [])
-        ]
-        assert cells == [cell.source for cell in asked], (
-            f"{name}: make it again with `zero-study report`, and commit it"
-        )
+        asked = without(nbformat.read(source, as_version=4), "colab")
+        assert without(notebook, "injected-parameters") == asked, f"{name}: make it again with `zero-study report`"
         text = json.dumps(notebook)
         assert not re.search(r"Traceback|<[\w.]+ object at|/home/|/root/|nan%", text), name
-
-
-# ---------------------------------------------------------------- tables and figures
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +148,9 @@ def folder(tmp_path_factory) -> Path:
 
 def test_tables_are_tidy(folder):
     runs = tables.runs(str(folder))
-    assert len(runs) == 9
     assert list(runs["strategy"].unique()) == ["ddp", "zero1", "zero2", "zero3", "zero3_tuned"]
-    assert len(tables.runs([folder])) == len(tables.runs(json.dumps([str(folder)]))) == 9  # a path, a list, papermill's
+    for as_papermill_has_it in ([folder], json.dumps([str(folder)])):
+        assert len(tables.runs(as_papermill_has_it)) == len(runs) == 9
     steps = tables.steps(folder)
     assert not steps.duplicated(["run", "step"]).any()
     states = tables.states(folder)
@@ -177,14 +158,19 @@ def test_tables_are_tidy(folder):
     assert set(states["moment"]) == {"updating", "resting"}
 
 
+def test_repeats_of_a_seed_count_once():
+    runs = pd.DataFrame({"strategy": "ddp", "seed": [0, 0, 0, 1], "step": 1, "loss": [1.0, 1.0, 1.0, 3.0]})
+    assert tables.mean(runs, "loss").loc["ddp", "loss"] == 2
+    assert plots.loss_curves(runs).axes[0].lines[0].get_ydata() == [2]
+
+
 def test_figures_draw_every_strategy_that_has_what_they_show(folder):
     ended = plots.only(tables.runs(folder), status="ok")
     drawn = [
         plots.loss_curves(tables.steps(folder)),
-        plots.peak_by_part(ended, plots.only(tables.states(folder), run=ended["run"])),
-        plots.relative_time(ended),
-        plots.memory_against_time(ended),
-        plots.memory_against_size(ended),
+        plots.peak_by_part(ended),
+        plots.relative_time(ended.assign(ratio=ended["step_seconds"])),
+        plots.bars(tables.mean(ended, "step_seconds")["step_seconds"], "seconds")[0],
     ]
     for figure in drawn:
         figure.canvas.draw()

@@ -92,17 +92,14 @@ def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch,
     assert (one.global_batch_size, one.returncode, one.stderr_tail) == (8, 0, [])
     assert one.command[-2:] == ["--output-dir", "runs/mine/bert-imdb-tiny-zero2-2x-seed1"]
     assert one.wall_seconds > 0
-    out = capsys.readouterr().out
-    assert "6 to run, 0 kept, 0 skipped; about 2 min, a guess" in out
-    assert "[6/6] " in out
-    assert "; about " in out  # is left
+    assert "6 to run, 0 kept, 0 skipped; about 2 min, a guess" in capsys.readouterr().out
 
     before = {path: path.read_bytes() for path in Path("runs").rglob("*.json*")}
     assert run(study, monkeypatch) == runner.ALL_OK
     assert {path: path.read_bytes() for path in Path("runs").rglob("*.json*")} == before
     out = capsys.readouterr().out
     assert "0 to run, 6 kept, 0 skipped" in out
-    assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: kept, ok, final loss 0.6200" in out
+    assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: kept, ok" in out
 
 
 @pytest.mark.launches
@@ -122,11 +119,8 @@ def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkey
     crashed = found["bert-imdb-tiny-single-1x-seed0"]
     assert (crashed.message, crashed.returncode) == ("RuntimeError: broken", 1)
     assert crashed.stderr_tail[-1] == "RuntimeError: broken"
-    refused = found["bert-imdb-tiny-zero3-2x-seed0"]
-    assert refused.message == "./data cannot be read; mend it"
-    table = capsys.readouterr().out.partition("\n\n")[2]
-    assert "  crashed  " in table
-    assert "RuntimeError: broken" in table
+    assert found["bert-imdb-tiny-zero3-2x-seed0"].message == "./data cannot be read; mend it"
+    assert "RuntimeError: broken" in capsys.readouterr().out.partition("\n\n")[2]  # in the table
 
     # The next call runs again what is no result; positions go on.
     assert run(study, monkeypatch) == runner.SOME_NOT_OK  # what ran out of memory did, and is kept
@@ -144,13 +138,9 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     endings = dict.fromkeys(map(middle.format, (0, 1)), "out_of_memory")
     assert run(Path("ladder.yaml"), monkeypatch, endings) == runner.SOME_NOT_OK
     found = outcomes(Path("runs/ladder"))
-    assert {name[-13:]: one.status for name, one in found.items()} == {
-        "-seed0-batch8": "ok",
-        "seed0-batch16": "out_of_memory",
-        "seed0-batch32": "skipped",
-        "-seed1-batch8": "ok",
-        "seed1-batch16": "out_of_memory",
-        "seed1-batch32": "skipped",
+    ended = {"batch8": "ok", "batch16": "out_of_memory", "batch32": "skipped"}
+    assert {name.partition("2x-")[2]: one.status for name, one in found.items()} == {
+        f"seed{seed}-{batch}": status for seed in (0, 1) for batch, status in ended.items()
     }
     skipped = found["bert-imdb-tiny-ddp-2x-seed1-batch32"]
     assert skipped.message == f"{middle.format(0)} ran out of memory, with a smaller batch"
@@ -256,12 +246,8 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
     (run_dir / "model.part").mkdir()
     run(study, monkeypatch, {name: "crashed"})
     assert outcomes(Path("runs/mine"))[name].message == "RuntimeError: broken"
-    assert sorted(path.name for path in run_dir.iterdir()) == [
-        "outcome.json",
-        "stderr.log",
-        "stdout.log",
-        "steps.jsonl",
-    ]
+    left = {path.name for path in run_dir.iterdir()}
+    assert left == {"outcome.json", "stderr.log", "stdout.log", "steps.jsonl"}
     run(study, monkeypatch, {name: "refused"})
     assert [path.name for path in run_dir.iterdir()] == ["outcome.json"]
 
@@ -287,12 +273,8 @@ def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
     path.unlink()
     assert run(study, monkeypatch) == runner.ALL_OK
     found = outcomes(Path("runs/mine"))[name]
-    assert (found.status, found.message, found.returncode, found.wall_seconds) == (
-        "ok",
-        "final loss 0.6200",
-        None,
-        None,
-    )
+    assert (found.status, found.message) == ("ok", "final loss 0.6200")
+    assert found.returncode is found.wall_seconds is None
     assert (found.position, found.command) == (7, before.command)
     assert (path.parent / "record.json").read_bytes() == written
 
@@ -399,11 +381,11 @@ def test_benchmark_counts_what_differs(study, monkeypatch):
     assert interruptions.differing(Path("one"), Path("runs")) == 1
     path.with_name("record.json").unlink()
     assert interruptions.differing(Path("one"), Path("runs")) == 1
-    good = {"finished_at_the_end": 12, "num_runs": 12, "changed": 0, "processes_left": 0, "last_exit_status": 0}
-    assert not interruptions.failed({**good, "differing": 0})
-    for bad in ({"differing": 1}, {"changed": 1}, {"processes_left": 1}, {"last_exit_status": 3}):
-        assert interruptions.failed({**good, "differing": 0, **bad})
-    assert interruptions.failed({**good, "differing": 0, "finished_at_the_end": 11})
+    wrong = dict.fromkeys(("changed", "processes_left", "last_exit_status", "differing"), 0)
+    good = {"finished_at_the_end": 12, "num_runs": 12, **wrong}
+    assert not interruptions.failed(good)
+    for bad in ({"finished_at_the_end": 11}, *({name: 1} for name in wrong)):
+        assert interruptions.failed({**good, **bad})
 
 
 @pytest.mark.launches

@@ -10,26 +10,13 @@ from types import SimpleNamespace
 import config_defaults
 import pytest
 import torch
+from test_architectures import GROUPED, sizes_of
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from study.theory import shapes
 from study.theory.shapes import config_json
-from study.training.weights import parameter_groups
 
-_GPT = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 101}
-_LLAMA = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 40,
-    "max_position_embeddings": 32,
-    "vocab_size": 101,
-}
-
-
-def sizes_of(model: torch.nn.Module) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(p.numel() for p in group["params"]) for group in parameter_groups(model, weight_decay=0.1))
+LLAMA_FILE = {"model_type": "llama", **GROUPED, "num_hidden_layers": 2, "hidden_act": "silu"}
 
 
 # Of the published checkpoints; bert with the two-class head instead of its own. Each known model, layer by layer, was
@@ -59,16 +46,8 @@ PUBLISHED = {
     "gemma2-2b": 2_614_341_888,
     "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320,
-    # LLM Foundry's benchmark tables, rows of 2,048 tokens
-    "mpt-125m": 125_311_488,
-    "mpt-350m": 355_985_408,
-    "mpt-760m": 760_470_528,
-    "mpt-1b": 1_315_950_592,
-    "mpt-3b": 2_651_837_440,
+    # Those of LLM Foundry's benchmark tables give the published MFU: test_step_time.py.
     "mpt-7b": 6_658_859_008,
-    "mpt-13b": 12_853_954_560,
-    "mpt-30b": 29_975_214_080,
-    "mpt-70b": 64_862_437_376,
 }
 
 
@@ -76,20 +55,10 @@ def test_known_models_have_their_published_number_of_parameters():
     assert {name: shapes.KNOWN[name].num_params for name in PUBLISHED} == PUBLISHED
 
 
-def fake_transformers(monkeypatch, from_pretrained):
-    monkeypatch.setitem(
-        sys.modules, "transformers", SimpleNamespace(AutoConfig=SimpleNamespace(from_pretrained=from_pretrained))
-    )
-
-
 def test_another_hub_id_is_asked_of_the_hub(monkeypatch):
-    asked = []
-
-    def from_pretrained(hub_id):
-        asked.append(hub_id)
-        return AutoConfig.for_model("gpt2", **_GPT, bos_token_id=0, eos_token_id=1)
-
-    fake_transformers(monkeypatch, from_pretrained)
+    asked, config = [], AutoConfig.for_model("gpt2", n_embd=24, n_head=4)
+    of_hub = SimpleNamespace(from_pretrained=lambda hub_id: asked.append(hub_id) or config)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoConfig=of_hub))
     assert shapes.find("somebody/Some-GPT").hidden == 24
     assert asked == ["somebody/Some-GPT"]
 
@@ -98,7 +67,6 @@ def test_another_hub_id_is_asked_of_the_hub(monkeypatch):
     ("text", "says"),
     [
         ("gtp2-xl", "near are gpt2-xl"),
-        ("lama-2-13b", "near are llama-2-13b"),
         ("#", "known are bert-tiny"),
         ("a/b/c", "unknown model"),
         ("nowhere/config.json", "No such file"),
@@ -114,12 +82,7 @@ def test_an_unknown_model_is_refused_in_one_line(text, says, tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("written", "says"),
-    [
-        (b"{", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[1]", "no JSON object"),
-        (None, "a folder without a config.json"),
-    ],
+    [(b"\xff\xfe", "not JSON"), (b"[1]", "no JSON object"), (None, "a folder without a config.json")],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, written, says):
     path = tmp_path
@@ -130,27 +93,20 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, written, says):
         shapes.find(str(path))
 
 
-LLAMA_FILE = {"model_type": "llama", **_LLAMA, "hidden_act": "silu"}
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"model_type": "falcon"}, "model_type 'falcon'; give a config.json of bert, gpt2"),
         ({"model_type": None}, "no model_type"),
-        ({"hidden_size": None}, "hidden_size is None; give a whole number"),
-        ({"vocab_size": None}, "vocab_size is None"),
-        ({"hidden_act": None}, "hidden_act is None; give its name"),
-        ({"hidden_size": "24"}, "hidden_size is '24'; give a whole number"),
+        ({"vocab_size": None}, "vocab_size is None; give a whole number"),
         ({"hidden_size": 24.0}, "hidden_size is 24.0"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
         ({"intermediate_size": None}, "intermediate_size is None"),
         ({"hidden_size": 26}, "hidden_size 26 is not a multiple of num_attention_heads 4"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; give true or false"),
-        ({"hidden_act": 3}, "hidden_act is 3"),
+        ({"hidden_act": 3}, "hidden_act is 3; give its name"),
         ({"attention_bias": True}, "attention_bias is True, which is not counted; only False is"),
         ({"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads is None"),
         ({"model_type": "gemma2", "head_dim": None}, "head_dim is None"),

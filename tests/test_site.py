@@ -75,10 +75,7 @@ def test_every_page(address, browser, viewport, scheme):
     for name in found:
         page.goto(f"{address}/{name}/")
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
-        wide = (
-            "[...document.querySelectorAll('main img')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
-        )
-        assert page.evaluate(f"{wide}.length") == 0, name
+        assert page.evaluate(TOO_WIDE) == 0, name
         shown = page.locator("main").inner_text()
         assert not page.evaluate("([text, odd]) => new RegExp(odd).test(text)", [shown, NOT_SHOWN]), name
         assert page.locator("nav a").count() > 20, name  # the way to the guides, from every page

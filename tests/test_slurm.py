@@ -13,6 +13,7 @@ import fake_train
 import launching
 import pytest
 import slurm_cluster
+from refusing import refusal
 from slurm_cluster import Cluster
 
 from study import cli
@@ -46,17 +47,12 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def options(script: str) -> list[set[str]]:
-    """What each array asks for."""
-    return [set(line.split()) for line in script.splitlines() if line.startswith("sbatch ")]
-
-
 # ---------------------------------------------------------------- the script
 
 
 def test_runs_that_take_the_same_are_one_array(folder, capsys):
     script = printed(capsys, "gpus.yaml", "--per-machine", "8", "--timeout", "1801", "--checkpoint-every", "50")
-    one, two = options(script)
+    one, two = (set(line.split()) for line in script.splitlines() if line.startswith("sbatch "))
     assert {"--array=0-0", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1", "--time=36", "--requeue"} < one
     assert {"--array=0-1", "--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--time=36", "--requeue"} < two
     assert "\nset -- bert-imdb-tiny-ddp-16x-seed0 bert-imdb-tiny-zero2-16x-seed0\n" in script
@@ -104,9 +100,7 @@ def test_machines_have_equally_many_processes(folder):
     ],
 )
 def test_what_is_refused(folder, words, message):
-    with pytest.raises(Refusal) as refused:
-        cli.run(words)
-    assert str(refused.value).startswith(message)
+    assert refusal(cli.run, words).startswith(message)
     assert not Path("runs").exists()
 
 

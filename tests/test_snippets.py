@@ -69,28 +69,15 @@ def decided(folder: Path) -> verdicts.Verdict:
     return verdicts.decide_all(folder)[NAME]
 
 
-# ---------------------------------------------------------------- the ledger
-
-
 NUMBER = {"value": 2, "unit": "processes", "tolerance": {"exact": True}}
 
 
 def test_any_change_of_a_rule_changes_its_digest():
-    rule = Execution.model_validate(RULE)
-    changes = [
-        {"snippet": '{"zero_optimization": {"stage": 2}}'},
-        {"wants": {}},
-        {"wants": {"engine.zero_optimization_stage()": 2}},
-        {"processes": 2},
-        {"measures": "1"},
-        {"through": "python"},
-    ]
+    changes = [{"snippet": '{"zero_optimization": {"stage": 2}}'}, {"wants": {}}, {"processes": 2}, {"measures": "1"}]
+    changes += [{"wants": {"engine.zero_optimization_stage()": 2}}, {"through": "python"}]
     digests = {Execution.model_validate({**RULE, **change}).sha256 for change in [{}, *changes]}
     assert len(digests) == 1 + len(changes)
-    assert Execution.model_validate(copy.deepcopy(RULE)).sha256 == rule.sha256
-
-
-# ---------------------------------------------------------------- from a result to a verdict
+    assert Execution.model_validate(copy.deepcopy(RULE)).sha256 in digests
 
 
 def test_an_outcome_decides(tmp_path, given):
@@ -133,11 +120,9 @@ def test_every_claim_that_is_executed_has_its_result():
     committed = by_execution.read()
     assert set(committed.results) == set(rules)
     assert {one.outcome for one in committed.results.values()} == set(by_execution.OUTCOMES)
-    assert set(committed.versions) == {
-        "torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub",
-    }  # fmt: skip
-    text = by_execution.RESULTS.read_text()
-    assert not re.search(r"/(work|tmp|home|root)/", text)
+    libraries = {"torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub"}
+    assert set(committed.versions) == libraries
+    assert not re.search(r"/(work|tmp|home|root)/", by_execution.RESULTS.read_text())
 
 
 @pytest.mark.slow
@@ -145,9 +130,8 @@ def test_every_claim_that_is_executed_has_its_result():
 def test_the_committed_results_come_again(tmp_path):
     """Through the command, with all four ways and all three outcomes."""
     path = tmp_path / "snippets.json"
-    done = launching.attempt(
-        ["python", "-m", "study.claims.snippets", "--output", path, *(w for name in REAL for w in ("--claim", name))]
-    )
+    asked = [word for name in REAL for word in ("--claim", name)]
+    done = launching.attempt(["python", "-m", "study.claims.snippets", "--output", path, *asked])
     assert done.returncode == 0, done.stderr
     found, committed = by_execution.read(path).results, by_execution.read().results
     rules = {claim.id: claim.rule for source in ledger.read() for claim in source.claims}

@@ -56,9 +56,8 @@ def test_published_mfu_follows_from_published_throughput():
         shape = row.shape
         per_token = 6 * shape.num_params + 12 * shape.layers * shape.hidden * row.job.sequence_length
         peak = row.box.gpu.peak_flops_per_second["fp8" if row.fp8 else "bf16"]
-        assert row.tokens_per_second_per_gpu * per_token / peak == pytest.approx(row.mfu, rel=2e-3), (
-            row.title
-        )  # rounded
+        found = row.tokens_per_second_per_gpu * per_token / peak
+        assert found == pytest.approx(row.mfu, rel=2e-3), row.title  # rounded
 
 
 # ---------------------------------------------------------------- published throughput
@@ -128,7 +127,8 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
 
 @pytest.mark.slow
 def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
-    """`advise` prints these intervals; tools/planner_accuracy.py --write makes them anew."""
+    """`advise` prints these intervals; tools/planner_accuracy.py --write makes them anew, and the errors of groups."""
+    assert planner_accuracy.is_same(cross_validation.tables(judged), published_rows.load().content["errors"])
     found = planner_accuracy.evidence(times, cross_validation.intervals(judged))
     assert planner_accuracy.is_same(found, json.loads(planner_accuracy.EVIDENCE.read_text()))
     assert found["generations"] == sorted(step_time.FITTED)
@@ -138,12 +138,6 @@ def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
     for engine in get_args(intervals.EngineKind):  # the farther case never has the narrower interval
         spreads = [intervals.EVIDENCE[engine, distance].spread for distance in get_args(intervals.Distance)]
         assert spreads == sorted(spreads)
-
-
-@pytest.mark.slow
-def test_the_committed_errors_are_what_cross_validation_finds(judged):
-    """Median, 90th percentile, worst and counts of every group, by whatever was left out."""
-    assert planner_accuracy.is_same(cross_validation.tables(judged), published_rows.load().content["errors"])
 
 
 def test_of_few_times_the_interval_has_the_worst():

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from refusing import refusal
 
 from study import models
 from study.config import build_config
@@ -44,19 +45,9 @@ def shipped(name: str) -> file.Strategy:
 def reading(tmp_path: Path, text: str) -> str:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(Refusal) as caught:
-        read_strategy(path)
-    message = str(caught.value)
+    message = refusal(read_strategy, path)
     assert message.startswith(f"{path}: ")
-    assert "\n" not in message
     return message
-
-
-def checking(name: str, world_size: int = 2, **flags) -> str:
-    with pytest.raises(Refusal) as caught:
-        checks.check(make_run(build_config(**flags), shipped(name), world_size))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # ---------------------------------------------------------------- files
@@ -74,13 +65,8 @@ REFUSED = [
     (DS, "a deepspeed_config section belong together"),
     (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "belong together"),
     (DS + "deepspeed_config: 2", "deepspeed_config=2", "a section"),
-    (DS + "deepspeed_config: {zero3_init_flag: true}", "zero_stage is missing, and accelerate would take 2"),
+    (DS + "deepspeed_config: {zero3_init_flag: true}", "zero_stage is missing"),
     (DS + "deepspeed_config: {zero_stage: 2, gradient_clipping: none}", "gradient_clipping: none", "is no number"),
-    (
-        DS + "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: auto}",
-        "steps: auto",
-        "remove it",
-    ),
     (HEAD + "distributed_type: FSDP", "distributed_type: FSDP and an fsdp_config section belong together"),
     (HEAD.replace("2", "'2'") + "distributed_type: 'NO'", "num_processes='2'", "a whole number >= 1"),
     (HEAD + "distributed_type: 'NO'\nuse_cpu: true", "use_cpu: true", "turns every strategy into plain DDP"),
@@ -117,69 +103,47 @@ def test_all_errors_of_a_file_are_listed_at_once(tmp_path, monkeypatch):
         "optimizer belongs to the run",
     ):
         assert expected in message
-    Path("mine.json").write_text(json.dumps({"zero_optimization": {"stage": 4, "overlap_com": True}}))
     text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: mine.json}"
     Path("mine.yaml").write_text(text)
-    with pytest.raises(Refusal) as caught:
-        read_strategy(Path("mine.yaml"))
-    assert str(caught.value).startswith("mine.json: unknown key 'zero_optimization.overlap_com'; write overlap_comm; ")
-    assert "zero_optimization.stage: 4" in str(caught.value)
+    said = refusal(read_strategy, Path("mine.yaml"))
+    assert said.startswith("mine.json: unknown key 'zero_optimization.overlap_com'; write overlap_comm; ")
+    assert "zero_optimization.stage: 4" in said
 
 
-# As `accelerate config` writes a file: every section, keys of TPUs, the precision.
-WRITTEN = """compute_environment: LOCAL_MACHINE
-debug: false
-downcast_bf16: 'no'
-enable_cpu_affinity: false
-machine_rank: 0
-main_training_function: main
-mixed_precision: bf16
-num_machines: 1
-num_processes: 2
-rdzv_backend: static
-same_network: true
-tpu_env: []
-tpu_use_cluster: false
-tpu_use_sudo: false
-use_cpu: false
+# What `accelerate config` writes: every section, keys of TPUs, the precision.
+WRITTEN = """{compute_environment: LOCAL_MACHINE, debug: false, downcast_bf16: 'no', enable_cpu_affinity: false,
+machine_rank: 0, main_training_function: main, mixed_precision: bf16, num_machines: 1, num_processes: 2,
+rdzv_backend: static, same_network: true, tpu_env: [], tpu_use_cluster: false, tpu_use_sudo: false, use_cpu: false,
 """
+FSDP = """distributed_type: FSDP, fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP,
+fsdp_reshard_after_forward: true, fsdp_offload_params: false, fsdp_state_dict_type: FULL_STATE_DICT,
+fsdp_cpu_ram_efficient_loading: false, fsdp_use_orig_params: true, fsdp_activation_checkpointing: false}}"""
 
 
 @pytest.mark.parametrize(
-    ("text", "precision", "other"),
+    ("text", "precision"),
     [
-        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 1, zero3_init_flag: false}", "bf16", "fp32"),
-        ("distributed_type: MULTI_GPU\ndeepspeed_config: {}\nfsdp_config: {}", "bf16-autocast", "fp32"),
-        (
-            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, "
-            "fsdp_reshard_after_forward: true, fsdp_offload_params: false, fsdp_state_dict_type: FULL_STATE_DICT, "
-            "fsdp_cpu_ram_efficient_loading: false, fsdp_use_orig_params: true, fsdp_activation_checkpointing: false}",
-            "bf16",
-            "fp32",
-        ),
+        ("distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 1, zero3_init_flag: false}}", "bf16"),
+        ("distributed_type: MULTI_GPU, deepspeed_config: {}, fsdp_config: {}}", "bf16-autocast"),
+        (FSDP, "bf16"),
     ],
 )
-def test_a_file_that_accelerate_wrote_is_a_strategy_where_the_run_agrees(tmp_path, text, precision, other):
+def test_a_file_that_accelerate_wrote_is_a_strategy_where_the_run_agrees(tmp_path, text, precision):
     path = tmp_path / "mine.yaml"
     path.write_text(WRITTEN + text)
     read = read_strategy(path)
     assert read.mixed_precision == "bf16"
     checks.check(make_run(build_config(precision=precision), read, 2))
-    with pytest.raises(Refusal, match=rf"asks for bf16, the run for --precision {other}; pass --precision {precision}"):
-        checks.check(make_run(build_config(precision=other), read, 2))
+    with pytest.raises(Refusal, match=rf"bf16, .*--precision fp32; pass --precision {precision}"):
+        checks.check(make_run(build_config(), read, 2))
 
 
 def test_a_json_that_everybody_copies_is_a_strategy_where_the_run_agrees(tmp_path, monkeypatch):
-    scale = {
-        "loss_scale": 0,
-        "loss_scale_window": 1000,
-        "initial_scale_power": 16,
-        "hysteresis": 2,
-        "min_loss_scale": 1,
-    }
+    scale = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16}
     content = {
-        ZERO: {"stage": 2}, "fp16": {"enabled": "auto", **scale}, "bf16": {"enabled": True}, "steps_per_print": 2000,
-        "train_batch_size": "auto", "wall_clock_breakdown": False, "zero_allow_untested_optimizer": True,
+        ZERO: {"stage": 2}, "bf16": {"enabled": True}, "steps_per_print": 2000, "train_batch_size": "auto",
+        "fp16": {"enabled": "auto", "hysteresis": 2, "min_loss_scale": 1, **scale}, "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
     }  # fmt: skip
     read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps(content)))
     assert read.mixed_precision == "bf16"
@@ -190,11 +154,6 @@ def test_a_json_that_everybody_copies_is_a_strategy_where_the_run_agrees(tmp_pat
         section[key] = 4
         with pytest.raises(Refusal, match=f"{key}=4: should be"):
             read_strategy(beside(tmp_path / key, monkeypatch, "zero2_tuned", json.dumps(content)))
-
-
-def test_file_that_is_not_there(tmp_path):
-    with pytest.raises(Refusal, match="cannot be read as YAML"):
-        read_strategy(tmp_path / "mine.yaml")
 
 
 def test_digests_are_those_of_what_is_shipped():
@@ -230,18 +189,6 @@ def test_a_json_says_what_a_yaml_cannot():
     assert shipped("zero3_tuned").needed_extensions == set()
 
 
-@pytest.mark.parametrize(("optimizer", "param"), [("cpu", "none"), ("nvme", "cpu")])
-def test_optimizer_and_parameters_have_devices_of_their_own(optimizer, param, tmp_path, monkeypatch):
-    zero = {"stage": 3, "offload_optimizer": {"device": optimizer}, "offload_param": {"device": param}}
-    by_json = read_strategy(beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({"zero_optimization": zero})))
-    text = (file.CONFIGS / "zero3.yaml").read_text()
-    for what, device in (("optimizer", optimizer), ("param", param)):
-        text = text.replace(f"offload_{what}_device: none", f"offload_{what}_device: {device}")
-    (tmp_path / "zero3_own.yaml").write_text(text)
-    for read in (by_json, read_strategy(tmp_path / "zero3_own.yaml")):
-        assert (read.offload_optimizer_device, read.offload_param_device) == (optimizer, param)
-
-
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
     """Write a shipped accelerate file beside this DeepSpeed JSON; work in their folder."""
     folder = shutil.copytree(file.CONFIGS, tmp_path / file.CONFIGS.name)
@@ -254,25 +201,16 @@ ZERO = "zero_optimization"
 
 
 REFUSED_JSON = [
-    ([1], "holds no keys; copy one of accelerate_configs/"),
+    ([1], "holds no keys"),
     ({}, "zero_optimization is missing"),
-    ({ZERO: None}, "zero_optimization=None", "a section"),
     ({ZERO: {}}, "zero_optimization.stage is missing"),
     ({ZERO: {"stage": True}}, "zero_optimization.stage=True", "0, 1, 2 or 3"),
     ({ZERO: {"stage": "2"}}, "zero_optimization.stage: 2", "the text"),
     ({ZERO: {"stage": 3, "stage3_max_live_paramters": 0}}, "unknown key", "write stage3_max_live_parameters"),
     ({ZERO: {"stage": 3, "offload_param": {"devise": "cpu"}}}, "unknown key", "offload_param.devise", "write device"),
     ({ZERO: {"stage": 3, "offload_optimizer": None}}, "zero_optimization.offload_optimizer=None", "a section"),
-    (
-        {ZERO: {"stage": 3, "offload_optimizer": {"device": "nvm"}}},
-        "offload_optimizer.device: nvm",
-        "none, cpu and nvme",
-    ),
-    (
-        {ZERO: {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
-        "param.nvme_path",
-        "pass --swap-dir",
-    ),
+    ({ZERO: {"stage": 3, "offload_optimizer": {"device": "nvm"}}}, "device: nvm", "none, cpu and nvme"),
+    ({ZERO: {"stage": 3, "offload_param": {"nvme_path": "/x"}}}, "offload_param.nvme_path", "pass --swap-dir"),
     ({ZERO: {"stage": 3, "reduce_bucket_size": "huge"}}, "reduce_bucket_size='huge'", "a whole number > 0 or 'auto'"),
     ({ZERO: {"stage": 3, "reduce_bucket_size": 0}}, "reduce_bucket_size: 0", "a number above 0"),
     ({ZERO: {"stage": 3, "allgather_bucket_size": "auto"}}, "allgather_bucket_size: auto", "nothing fills it in"),
@@ -282,19 +220,11 @@ REFUSED_JSON = [
     ({ZERO: {"stage": 3}, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0", ">= 1"),
     ({ZERO: {"stage": 2, "zero_hpz_partition_size": 2}}, "zero_hpz_partition_size", "is for stage 3"),
     ({ZERO: {"stage": 3, "zero_hpz_partition_size": 0}}, "zero_hpz_partition_size=0", "> 0"),
-    (
-        {ZERO: {"stage": 3, "zero_quantized_gradients": True}},
-        "zero_quantized_gradients needs DeepSpeed's CUDA",
-    ),
+    ({ZERO: {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients needs", "remove it"),
     ({ZERO: {"stage": 3, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size: 2", "was removed from DeepSpeed"),
-    (
-        {ZERO: {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-        "offload_optimizer.ratio",
-        "second AdamW",
-    ),
+    ({ZERO: {"stage": 3, "offload_optimizer": {"ratio": 0.5}}}, "offload_optimizer.ratio", "second AdamW"),
     ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size: 8", 'write "auto"'),
-    ({ZERO: {"stage": 3}, "aio": {"queue_depth": "8"}}, "aio.queue_depth='8'", "a whole number"),
-    ({ZERO: {"stage": 3}, "optimizer": {"type": "AdamW"}}, "optimizer belongs to the run"),
+    *(({ZERO: {"stage": 3}, key: {"type": "x"}}, f"{key} belongs to the run") for key in ("scheduler", "data_types")),
 ]
 
 
@@ -303,10 +233,8 @@ def test_a_json_is_read_strictly(tmp_path, monkeypatch):
     missing = {}
     for content, *words in REFUSED_JSON:
         path.with_suffix(".json").write_text(json.dumps(content))
-        with pytest.raises(Refusal) as caught:
-            read_strategy(path)
-        said = str(caught.value)
-        if not (said.startswith(f"{path.with_suffix('.json')}: ") and has(said, words) and "\n" not in said):
+        said = refusal(read_strategy, path)
+        if not (said.startswith(f"{path.with_suffix('.json')}: ") and has(said, words)):
             missing[str(content)] = (words, said)
     assert not missing
 
@@ -315,10 +243,8 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}
     path = beside(tmp_path, monkeypatch, "zero3_tuned", json.dumps({ZERO: zero, "gradient_accumulation_steps": 4}))
     in_json = read_strategy(path)
-    section = (
-        "{zero_stage: 3, offload_optimizer_device: nvme, offload_param_device: cpu, gradient_accumulation_steps: 3}"
-    )
-    path.write_text(DS + f"num_machines: 1\ndeepspeed_config: {section}")
+    devices = "offload_optimizer_device: nvme, offload_param_device: cpu"
+    path.write_text(DS + f"deepspeed_config: {{zero_stage: 3, {devices}, gradient_accumulation_steps: 3}}")
     in_yaml = read_strategy(path)
     found = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
              for s in (in_json, in_yaml)]  # fmt: skip
@@ -337,10 +263,9 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
 )
 def test_ddps_json_is_read_strictly(text, expected, tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "ddp_tuned", text)
-    with pytest.raises(Refusal) as caught:
-        read_strategy(path)
-    assert str(caught.value).startswith(f"{path.with_suffix('.json')}: ")
-    assert expected in str(caught.value)
+    said = refusal(read_strategy, path)
+    assert said.startswith(f"{path.with_suffix('.json')}: ")
+    assert expected in said
 
 
 def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
@@ -362,12 +287,10 @@ def test_fsdp_section_is_read_strictly(tmp_path):
     changes = [
         ("fsdp_version: 2", "fsdp_version: 1", "fsdp_config.fsdp_version=1"),
         ("fsdp_version: 2", "fsdp_versoin: 2", "unknown key 'fsdp_config.fsdp_versoin'; write fsdp_version"),
-        ("fsdp_version: 2", "fsdp_version:", "fsdp_config.fsdp_version=None"),
         ("fsdp_reshard_after_forward: true", "", "fsdp_config.fsdp_reshard_after_forward is missing"),
         (": true", ": FULL_SHARD", "fsdp_config.fsdp_reshard_after_forward: FULL_SHARD"),
         ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "fsdp_config.fsdp_auto_wrap_policy: NO_WRAP"),
         ("params: false", "params: 1", "fsdp_config.fsdp_offload_params=1"),
-        ("loading: false", "loading: true", "fsdp_config.fsdp_cpu_ram_efficient_loading=True"),
         ("SHARDED_STATE", "LOCAL_STATE", "fsdp_config.fsdp_state_dict_type: LOCAL_STATE_DICT"),
     ]
     text = find_strategy("fsdp2").read_text()
@@ -430,46 +353,22 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 @pytest.mark.parametrize(
     ("name", "flags", "expected"),
     [
-        ("fsdp2_cpu_offload", {}, "fsdp2_cpu_offload needs a GPU: PyTorch's CPUOffloadPolicy moves shards between"),
-        (
-            "fsdp2",
-            {"precision": "bf16", "accumulation_dtype": "bf16"},
-            "--accumulation-dtype bf16: fsdp2 adds gradients",
-        ),
-        (
-            "ddp",
-            {"precision": "fp16-autocast"},
-            "--precision fp16-autocast needs a GPU; use bf16 or bf16-autocast on a CPU",
-        ),
-        ("zero2", {"precision": "fp16"}, "--precision fp16 needs a GPU"),
-        (
-            "zero2",
-            {"accumulation_dtype": "bf16"},
-            "--accumulation-dtype bf16 needs --precision bf16, the run has fp32; change",
-        ),
-        ("zero2", {"global_batch_size": 9}, "global_batch_size=9 does not divide over 2 processes"),
+        ("fsdp2_cpu_offload", {}, "fsdp2_cpu_offload needs a GPU"),
+        ("fsdp2", {"precision": "bf16", "accumulation_dtype": "bf16"}, "--accumulation-dtype bf16: fsdp2 adds"),
+        ("ddp", {"precision": "fp16-autocast"}, "--precision fp16-autocast needs a GPU; use bf16 or bf16-autocast"),
+        ("zero2", {"accumulation_dtype": "bf16"}, "--accumulation-dtype bf16 needs --precision bf16, the run has fp32"),
+        # Stage 0 in 16 bits takes a step of Adam as it is built; DDP has no 16-bit parameters, FSDP2 no autocast.
+        ("zero0", {"precision": "bf16"}, "--precision bf16 at ZeRO stage 0 takes a dummy Adam step"),
+        ("ddp", {"precision": "bf16"}, "--precision bf16 (16-bit parameters with fp32 masters) needs DeepSpeed"),
+        ("fsdp2", {"precision": "bf16-autocast"}, "--precision bf16-autocast: fsdp2 computes in fp32, or in bf16"),
     ],
 )
 def test_what_cannot_run_here(name, flags, expected):
-    assert checking(name, **flags).startswith(expected)
+    run = make_run(build_config(**flags), shipped(name), 2)
+    assert refusal(checks.check, run).startswith(expected)
 
 
 # ---------------------------------------------------------------- who started this process
-
-
-@pytest.mark.parametrize(
-    ("command", "first"),
-    [
-        ("/env/bin/python /env/bin/accelerate launch --config_file a.yaml train.py", 3),
-        ("/env/bin/python -m accelerate.commands.launch --config_file a.yaml train.py", 3),
-        ("/env/bin/accelerate-launch --config_file a.yaml train.py", 1),
-        ("python /env/bin/accelerate config", None),
-        ("bash -c accelerate", None),
-        ("", None),
-    ],
-)
-def test_command_of_a_launcher(command, first):
-    assert request._launch_arguments(command.split()) == first
 
 
 class Ancestor:
@@ -487,12 +386,17 @@ class Ancestor:
 
 
 @pytest.mark.parametrize(
-    ("flags", "num_processes", "num_machines"),
-    [("", 2, 1), ("--num_processes 4", 4, 1), ("--num_machines 2 --num_processes 16", 16, 2)],
+    ("launcher", "flags", "num_processes", "num_machines"),
+    [
+        ("python -m accelerate.commands.launch", "", 2, 1),
+        ("/env/bin/python /env/bin/accelerate launch", "--num_processes 4", 4, 1),
+        ("/env/bin/accelerate-launch", "--num_machines 2 --num_processes 16", 16, 2),
+    ],
 )
-def test_launch_is_read_from_the_launchers_command(monkeypatch, flags, num_processes, num_machines):
-    command = f"python -m accelerate.commands.launch --config_file accelerate_configs/zero3.yaml {flags} study/train.py"
-    ancestors = [Ancestor("bash", Path("/")), Ancestor(command, file.CONFIGS.parent)]
+def test_launch_is_read_from_the_launchers_command(monkeypatch, launcher, flags, num_processes, num_machines):
+    command = f"{launcher} --config_file accelerate_configs/zero3.yaml {flags} study/train.py"
+    others = [Ancestor(other, Path("/")) for other in ("", "bash -c accelerate", "python /env/bin/accelerate config")]
+    ancestors = [*others, Ancestor(command, file.CONFIGS.parent)]
     monkeypatch.setattr(psutil.Process, "parents", lambda self: ancestors)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(num_processes))
@@ -542,27 +446,20 @@ def test_what_was_asked_passes():
     ],
 )
 def test_whatever_differs_is_refused(name, value, remedy):
-    with pytest.raises(Refusal) as caught:
-        verify(FOUND.model_copy(update={name: value}))
-    message = str(caught.value)
+    message = refusal(verify, FOUND.model_copy(update={name: value}))
     assert message.startswith(f"{name}: the run asks for {getattr(FOUND, name)}, the engine has {value}; change ")
     assert remedy in message
 
 
 def test_a_ddp_without_the_views_that_were_asked_for_is_refused():
     run = Run(build_config(), shipped("ddp_tuned"), 2, Path("run"))
-    found = Proof(
-        world_size=2, distributed_type="MULTI_CPU", backend="gloo", device="cpu", optimizer_class="AdamW",
-        engine_class="DistributedDataParallel", gradient_clipping=1.0, gradient_accumulation_steps=1,
-        micro_batch_size=4, precision="fp32", parameter_dtypes=["float32"], gradient_as_bucket_view=True,
-    )  # fmt: skip
+    of_ddp = {"distributed_type": "MULTI_CPU", "engine_class": "DistributedDataParallel"}
+    of_deepspeed = ("zero_stage", "param_persistence_threshold", "partitioned_parameters", "master_dtypes")
+    found = FOUND.model_copy(update={**of_ddp, **dict.fromkeys(of_deepspeed), "gradient_as_bucket_view": True})
     proof.verify(found, run)
-    with pytest.raises(Refusal) as caught:
-        proof.verify(found.model_copy(update={"gradient_as_bucket_view": False}), run)
-    assert str(caught.value) == (
-        "gradient_as_bucket_view: the run asks for True, the engine has False; change gradient_as_bucket_view in "
-        f"{run.strategy.path.with_suffix('.json')}"
-    )
+    said = refusal(proof.verify, found.model_copy(update={"gradient_as_bucket_view": False}), run)
+    assert said.startswith("gradient_as_bucket_view: the run asks for True, the engine has False; change ")
+    assert said.endswith("ddp_tuned.json")
 
 
 def test_ranks_that_share_a_gpu_speak_through_gloo(monkeypatch):
@@ -586,9 +483,7 @@ def test_ranks_are_on_as_many_gpus_as_asked():
 
 def test_masters_of_sixteen_bits():
     found = {"precision": "bf16", "parameter_dtypes": ["bfloat16"], "accumulation_dtype": "bfloat16"}
-    with pytest.raises(
-        Refusal, match=r"^accumulation_dtype: the run asks for float32, the engine has bfloat16; change"
-    ):
+    with pytest.raises(Refusal, match=r"^accumulation_dtype: .* float32, .* bfloat16; change"):
         verify(FOUND.model_copy(update=found), precision="bf16")
     found |= {"accumulation_dtype": "float32", "master_dtypes": ["bfloat16"]}
     with pytest.raises(Refusal, match=r"^master_dtypes: the run asks for \['float32'\], the engine has \['bfloat16'\]"):
@@ -596,9 +491,7 @@ def test_masters_of_sixteen_bits():
 
 
 def test_stage_3_that_shards_nothing():
-    with pytest.raises(
-        Refusal, match=r"^partitioned_parameters: stage 3 shards none .* of 100000 elements; change --size"
-    ):
+    with pytest.raises(Refusal, match=r"^partitioned_parameters: .* 100000 elements; change --size"):
         verify(FOUND.model_copy(update={"partitioned_parameters": 0}))
 
 
@@ -627,21 +520,11 @@ def test_clipping_outside_deepspeed_is_torchs(limit):
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-# ---------------------------------------------------------------- what is never started
-
-
-@pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "mvapich", "nossh", "slurm"])
-def test_a_launcher_that_writes_the_environment_is_refused(tmp_path, launcher):
+def test_a_launcher_that_writes_the_environment_is_refused(tmp_path):
     """DeepSpeed's own write all variables, tokens included, to .deepspeed_env; without one, accelerate takes pdsh."""
-    text = find_strategy("zero2").read_text()
-    path = tmp_path / "mine.yaml"
-    path.write_text(text.replace("deepspeed_multinode_launcher: standard", f"deepspeed_multinode_launcher: {launcher}"))
-    with pytest.raises(
-        Refusal, match=rf"multinode_launcher: {launcher} is DeepSpeed's to start, which writes .*; write deepspeed_m"
-    ):
-        read_strategy(path)
-    path.write_text(
-        text.replace("  deepspeed_multinode_launcher: standard\n", "").replace("num_machines: 1", "num_machines: 2")
-    )
-    with pytest.raises(Refusal, match=r"num_machines: 2 without a launcher is DeepSpeed's to start, .* standard"):
-        read_strategy(path)
+    text, standard = find_strategy("zero2").read_text(), "  deepspeed_multinode_launcher: standard\n"
+    for launcher in ("pdsh", "slurm"):
+        said = reading(tmp_path, text.replace(standard, f"  deepspeed_multinode_launcher: {launcher}\n"))
+        assert has(said, [f"multinode_launcher: {launcher} is DeepSpeed's to start", "launcher: standard"])
+    said = reading(tmp_path, text.replace(standard, "").replace("num_machines: 1", "num_machines: 2"))
+    assert has(said, ["num_machines: 2 without a launcher is DeepSpeed's to start", "launcher: standard"])

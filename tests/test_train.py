@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 
 import launching
 import pytest
-from test_parity import CLIPPED, SHARDED
+from test_parity import CLIPPED, SHARDED, UNCLIPPED
 
 from study.compare import expected
+from study.records import schema
 from study.strategy import file, in_theory
 from study.theory.model_states import PARTS
 
 pytestmark = pytest.mark.launches
 
-STEP_KEYS = {
-    "step",
-    "loss",
-    "learning_rate",
-    "grad_norm",
-    "seconds",
-    "elapsed_seconds",
-    "data_wait_seconds",
-    "tokens",
-    "samples",
-}
+STEP_KEYS = schema.STEP_KEYS | {"elapsed_seconds", "data_wait_seconds", "samples"}
 
 
 def volume(run: launching.Run) -> float:
@@ -77,11 +69,8 @@ def test_ddps_buckets_are_measured_and_are_the_gradients_where_these_are_views()
 
 @pytest.mark.parametrize("name", ["ddp", *SHARDED])
 def test_live_tensors_peak_above_the_model_states(name):
-    for states, phases in zip(
-        launching.run(name, **CLIPPED).record.model_state_bytes,
-        launching.run(name, **CLIPPED).record.peak_memory,
-        strict=True,
-    ):
+    record = launching.run(name, **CLIPPED).record
+    for states, phases in zip(record.model_state_bytes, record.peak_memory, strict=True):
         counted = states.parameters + states.gradients + states.optimizer_states
         # Not below the resident set: of the reduce bucket's 2 GB a small model touches only the beginning.
         assert counted <= phases["steady_steps"].tensor_bytes
@@ -106,11 +95,8 @@ def test_the_states_of_every_rank_are_its_own():
 
 def test_communication_is_what_the_engine_does():
     """DDP and stage 0 move 2 Psi; stages 1 and 2 all-reduce and all-gather, 3 Psi; tuned ones reduce to owners."""
-    assert volume(launching.run("ddp", **CLIPPED)) == pytest.approx(2, rel=0.01)
-    assert volume(launching.run("zero0", **CLIPPED)) == pytest.approx(2, rel=0.01)
-    assert volume(launching.run("zero1", **CLIPPED)) == pytest.approx(3, rel=0.01)
-    assert volume(launching.run("zero2", **CLIPPED)) == pytest.approx(3, rel=0.01)
-    assert volume(launching.run("zero2_tuned", **CLIPPED)) == pytest.approx(2, rel=0.01)
+    volumes = {"ddp": 2, "zero0": 2, "zero1": 3, "zero2": 3, "zero2_tuned": 2}
+    assert {name: volume(launching.run(name, **CLIPPED)) for name in volumes} == pytest.approx(volumes, rel=0.01)
 
 
 def test_ddp_on_one_process_is_ddp():
@@ -147,6 +133,7 @@ def test_nvme_offload_really_swaps():
     run = launching.run("zero3_nvme_offload", **CLIPPED)
     proof = run.record.proof
     assert proof.swap_folder.endswith(f"{run.run_dir.name}/swap")
+    assert not (launching.ROOT / "none").exists()  # where swap files went before
     states = 4 * run.record.num_params // 2
     assert all(written > 8 * states for written in proof.swap_bytes_written)  # eight steps, more than one tensor each
     assert all(states.swapped > 0 for states in run.record.model_state_bytes)
@@ -159,3 +146,27 @@ def test_measuring_can_be_switched_off():
     assert facts.timing.probed_steps == []
     measured = launching.run("ddp", **CLIPPED)
     assert facts.final_parameters == measured.record.final_parameters  # measuring changes nothing
+
+
+# ---------------------------------------------------------------- flags that change how a step is computed
+
+
+def num_gathers(run: launching.Run) -> int:
+    return sum(one.count for one in run.record.collectives_per_step if one.kind == "all_gather")
+
+
+def test_activation_checkpointing_changes_no_loss_and_gathers_parameters_once_more():
+    """Under zero3_tuned, which keeps no gathered parameter: by default so small a model stays whole until backward."""
+    plain = launching.run("zero3_tuned", **UNCLIPPED)
+    recomputed = launching.run("zero3_tuned", activation_checkpointing=True, **UNCLIPPED)
+    losses = [[line["loss"] for line in run.steps] for run in (plain, recomputed)]
+    assert len(losses[0]) == launching.DEFAULTS["max_steps"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert num_gathers(recomputed) > num_gathers(plain) > 0
+
+
+def test_compiled_model_learns():
+    run = launching.run("single", num_processes=1, compile=True, **UNCLIPPED)
+    losses = [line["loss"] for line in run.steps]
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < losses[0]

@@ -27,7 +27,7 @@ IMPORTED = """
     accelerate.commands.launch torch.distributed.run
     study.__main__ study.train study.workloads study.training.body study.training.checkpoints study.training.export
     study.training.observer study.training.order study.training.reports study.training.timing
-    study.training.counters study.training.timing study.training.counters
+    study.training.counters
     datasets evaluate cpuinfo torch.profiler transformers.models.bert.modeling_bert
     transformers.models.gpt2.modeling_gpt2
     deepspeed deepspeed.module_inject.auto_ep_layer deepspeed.ops.adam deepspeed.ops.op_builder.all_ops
@@ -60,10 +60,7 @@ def main() -> None:
 
 
 def _wait(process: int, timeout: float) -> int | None:
-    """Return a process's exit status as subprocess has it, None where it had not ended in time and was killed.
-
-    Nor does it outlive the tests.
-    """
+    """A process's exit status as subprocess has it; None: it was killed, late or as the tests ended."""
     deadline, tests = time.monotonic() + timeout, os.getppid()
     while not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if time.monotonic() > deadline or os.getppid() != tests:

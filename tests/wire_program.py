@@ -1,7 +1,4 @@
-"""Ask gloo for collectives, as one rank of a laboratory's machines, and print what the interface sent for each.
-
-`python wire_program.py RANK WORLD_SIZE ADDRESS BYTES COUNT`
-"""
+"""Ask gloo for collectives, print what the interface sent: wire_program.py RANK WORLD_SIZE ADDRESS BYTES COUNT"""
 
 from __future__ import annotations
 
