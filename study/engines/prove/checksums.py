@@ -1,0 +1,55 @@
+"""Checksums of what this rank holds of tensors, wherever they are: of weights, gradients and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+Checksum = tuple[float, float]  # the sum of a tensor's elements in fp64, and of their absolute values
+TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights that drift make more
+
+
+def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
+    """Sum up each tensor; of a shard what this rank holds."""
+    with torch.no_grad():
+        return [_sums(tensor) for tensor in tensors]
+
+
+def of_batch(*given: Any) -> list[Checksum]:
+    """Sum up the tensors of a model's inputs."""
+    return checksums(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+
+
+def of_weights(model: Any) -> dict[str, Checksum]:
+    """Sum up each parameter."""
+    return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
+
+
+def first_difference(named: dict[str, Checksum], others: dict[str, Checksum]) -> str | None:
+    """Of how many tensors the checksums are of other numbers, and the first; not a number on both is alike."""
+    names = [name for name, pair in named.items() if _differ(pair, others[name])]
+    if not names:
+        return None
+    return (
+        f"{len(names)} of {len(named)}, first {names[0]} (sums {named[names[0]][0]:.9g} and {others[names[0]][0]:.9g})"
+    )
+
+
+def _differ(one: Checksum, other: Checksum) -> bool:
+    is_near = all(abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
+    return not is_near and not (one[0] != one[0] and other[0] != other[0])
+
+
+def _sums(tensor: torch.Tensor) -> Checksum:
+    tensor = tensor.ds_tensor if hasattr(tensor, "ds_tensor") and not tensor.numel() else tensor  # of stage 3
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if tensor.device.type == "meta":
+        return 0.0, 0.0
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not tensor.is_floating_point() or tensor.element_size() == 1:  # torch sums no 8-bit floats
+        tensor = tensor.to(wide)
+    return tensor.sum(dtype=wide).item(), torch.linalg.vector_norm(tensor, 1, dtype=wide).item()
