@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -15,12 +16,15 @@ import launching
 import pytest
 import torch
 import torch.distributed as dist
+from prove_program import CASES
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
 from study.engines import prove
 from study.engines.engine_facts import count_states
+from study.engines.prove.__main__ import main
+from study.engines.prove.checksums import checksums, first_difference
 from study.engines.prove.demands import by_json, by_launcher
 from study.engines.prove.mismatch import hold, known_wrong
 
@@ -654,3 +658,143 @@ def test_no_error_hides_what_is_known_to_be_wrong(given, wrong, capsys):
     with pytest.raises(prove.KnownBad):
         prove.watch(*make(), **given)
     assert "proof: not " in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- what trains wrongly
+
+NOT_AVERAGED = "gradients were not averaged: DDP over 2 ranks reduced 0 bytes"
+DIFFER = "ranks differ: after the step weights of ranks 0 and 1 are not the same"
+WRONG = {
+    "module_bypass": [NOT_AVERAGED, DIFFER],
+    "no_sync_always": [NOT_AVERAGED, DIFFER],
+    "no_sync_at_the_wrong_one": [DIFFER],
+    "half_a_bypass": [DIFFER],
+    "drawn_anew": [f"{DIFFER}, 2 of 4, first module.0.weight"],
+    "no_sampler": ["every rank trains on the same batch"],
+    "no_zero_grad": ["zero_grad is missing"],
+    "clipped_while_scaled": ["clipped before unscaling: at 0.5, with the gradients times 1024"],
+    "optimizer_before_sharding": ["212 of 212 parameters are not trained, first 0.weight"],
+    "optimizer_of_a_copy": ["212 of 212 parameters are not trained, first module.0.weight"],
+    "optimizer_of_a_part": ["144 of 212 parameters are not trained"],
+    "layer_replaced": ["68 of 212 parameters are not trained, first module.2.weight"],
+    "zero_gradients": ["every gradient is zero"],
+    "two_plain_models": ["ranks 0 and 1 train apart"],
+    "by_hand_but_drawn_apart": [DIFFER],
+}
+
+
+@pytest.fixture(scope="module")
+def proofs() -> Any:
+    """The proofs of prove_program.py's trainings, by name. None of them changed a bit of the weights."""
+
+    def make(folder: Path) -> None:
+        done = launching.script(Path(__file__).with_name("prove_program.py"), folder)
+        assert done.stderr.count("TRAINED") == 2, done.stderr
+
+    folder = launching.once("prove_program", make)
+    return lambda name: proof(str(folder / f"{name}.json"))
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planted_is_found_and_nothing_in_sound_trainings(name, proofs):
+    launching.use()
+    found = proofs(name)["findings"]
+    assert len(found) == len(WRONG.get(name, []))
+    for finding, expected in zip(found, WRONG.get(name, []), strict=True):
+        assert finding.startswith(expected)
+
+
+@pytest.mark.launches
+def test_false_statements_are_mended(proofs):
+    launching.use()
+    assert proofs("fsdp1")["built"]["num_params"] == 212
+    states = {rank: proofs(rank)["step"]["model_states"]["optimizer_states"] for rank in ("ddp", "zero_redundancy")}
+    assert 0 < states["zero_redundancy"] < states["ddp"]
+    assert proofs("around_ddp")["built"]["engine"] == "DDP"
+    assert "ranks are not compared: one of them" in proofs("one_rank_evaluates")["notes"][-1]
+
+
+BACKWARDS = """
+import os, torch, deepspeed
+from study.engines import prove
+torch.manual_seed(int(os.environ["RANK"]))
+for stage in (2, 3):
+    model = torch.nn.Linear(8, 1)
+    asked = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
+             "optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=asked)
+    prove.watch(engine)
+    for step in range(3):
+        for _ in range(2):
+            engine.backward(engine(torch.randn(2, 8)).sum())
+        engine.step()
+"""
+
+
+@pytest.mark.launches
+def test_a_second_backward_call_is_found_where_gradients_are_lost(tmp_path):
+    (tmp_path / "script.py").write_text(BACKWARDS)
+    done = launching.script(tmp_path / "script.py", tmp_path, "zero2")
+    assert done.returncode == 0, done.stderr
+    (found,) = proof(str(tmp_path / "proof.json"))["findings"]
+    assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step that accumulates 1")
+    assert proof(str(tmp_path / "proof-2.json"))["findings"] == []
+
+
+def test_strict_raises_what_trains_wrongly_and_leaves_nothing():
+    model, optimizer = make()
+    originals = replaced()
+    prove.watch(model, optimizer, strict=True)
+    optimizer.zero_grad = lambda: None
+    with pytest.raises(prove.TrainsWrong, match=r"^zero_grad is missing: .* before each of 1 backward call"):
+        train(model, optimizer, 3)
+    assert replaced() == originals
+    assert not optimizers._global_optimizer_pre_hooks
+
+
+def test_an_optimizer_that_steps_later_is_a_note():
+    model, _ = make()
+    first, later = torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1].parameters())
+    prove.watch(model, first, strict=True)
+    train(model, first, 3)
+    (note,) = proof()["notes"]
+    assert note == "17 of 161 parameters are not trained, first 1.weight: their optimizer has not stepped yet"
+    assert later
+
+
+@pytest.mark.parametrize(
+    ("values", "others", "is_same"),
+    [([1.0, 2.0], [1.0, 2.0], True), ([1.0, 2.0], [2.0, 1.0], True), ([1.0], [1.0 + 1e-7], False),
+     ([torch.nan], [torch.nan], True), ([torch.nan], [1.0], False), ([1e-30], [-1e-30], False)],
+)  # fmt: skip
+def test_checksums_tell_weights_apart(values, others, is_same):
+    one, other = ({"w": checksums([torch.tensor(each, dtype=torch.float64)])[0]} for each in (values, others))
+    assert (first_difference(one, other) is None) == is_same
+    kinds = [torch.ones(3, dtype=kind) for kind in (torch.bool, torch.int64, torch.bfloat16, torch.float8_e4m3fn)]
+    sparse = torch.sparse_coo_tensor([[0, 0, 1]], torch.ones(3), (2,), check_invariants=True)
+    assert checksums([*kinds, sparse, torch.empty(0)]) == [(3.0, 3.0)] * 5 + [(0.0, 0.0)]
+    assert math.isnan(checksums([torch.empty(2, device="meta")])[0][0])
+
+
+SCRIPT = """
+import sys, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(int(sys.argv[1])):
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [("5", "proof  WRONG         zero_grad is missing"), ("1", "proof: not made")]
+)
+def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsys):
+    Path("train.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main(["train.py", steps])
+    assert said in capsys.readouterr().out
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks

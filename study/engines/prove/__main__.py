@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
         runpy.run_path(str(given.script), run_name="__main__")
     finally:
         pairs.leave()
-    if not pairs.paired:
+    if pairs.waiting or not pairs.paired:
         print("proof: not made, no optimizer stepped twice with a model that was called", flush=True)
 
 
@@ -49,7 +49,7 @@ class _Pairs:
         self.paired: set[int] = set()  # optimizers
         self._given = (strict, allow_known_bad, Path("proof.json"))
         self._called: dict[int, torch.nn.Module] = {}
-        self._waiting: list[tuple[Any, torch.optim.Optimizer]] = []
+        self.waiting: list[tuple[Any, torch.optim.Optimizer]] = []
         self._steps: dict[int, int] = {}  # of each optimizer
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
@@ -63,8 +63,8 @@ class _Pairs:
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
         self._called[id(module)] = module
-        while self._waiting:
-            Watch(*self._given).begin(*self._waiting.pop(0), None, _arguments_of_trainer())
+        while self.waiting:
+            Watch(*self._given).begin(*self.waiting.pop(0), None, _arguments_of_trainer())
         if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
             self.leave()
 
@@ -73,7 +73,7 @@ class _Pairs:
         model = None if id(optimizer) in self.paired else owner(list(self._called.values()), optimizer)
         if model is not None:
             self.paired.add(id(optimizer))
-            self._waiting.append((model, optimizer))
+            self.waiting.append((model, optimizer))
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:

@@ -221,12 +221,7 @@ def of_asked(sources: list[str], num_agreed: int) -> str:
 
 def of_findings(known: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]) -> list[str]:
     """What trains wrongly and what is not as asked, in capitals, and what a user may not expect."""
-    words: dict[str, Sequence[str]] = {
-        "KNOWN WRONG": known,
-        "WRONG": findings,
-        "NOT AS ASKED": differences,
-        "note": notes,
-    }
+    words = {"KNOWN WRONG": known, "WRONG": findings, "NOT AS ASKED": differences, "note": notes}
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 

@@ -196,7 +196,7 @@ class Step:
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if not self._is_inside:
             self.backwards += 1
-            self.began_clean = self.began_clean or not any(pair[1] for pair in checksums(self._gradients()))
+            self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in checksums(self._gradients()))
         return self._under_probe("backward", call, *arguments, **options)
 
     def _on_engine_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:

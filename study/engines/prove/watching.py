@@ -221,7 +221,7 @@ class Watch:
             notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
         if step.is_in_evaluation_mode:
             notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
-        found, remarks = self._find(step)
+        self._content["findings"], remarks = self._find(step)
         self._content["step"] = counted = {
             "number": self._steps,
             "forward_passes": step.forward_passes,
@@ -230,7 +230,7 @@ class Watch:
             "collectives": [asdict(issued) for issued in step.collectives()],
         }
         lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
-        self._tell(lines, [*held.differences, *differences], [*held.notes, *notes, *remarks], findings=found)
+        self._tell(lines, [*held.differences, *differences], [*held.notes, *notes, *remarks])
         _print(f"proof: all of it is in {self._output}")
 
     def _find(self, step: Step) -> tuple[list[str], list[str]]:
@@ -251,21 +251,16 @@ class Watch:
         if not self._is_compared():
             return mine["findings"], notes
         agreed = exchange.agree(self._name, self._steps, mine if "ranks" in mine else None, findings.of_ranks)
-        return agreed or (
-            mine["findings"],
-            [*notes, "ranks are not compared: not each of them is watched and counted this step"],
-        )
+        if agreed is None:
+            return mine["findings"], [
+                *notes,
+                "ranks are not compared: one of them is not watched, or counts another step",
+            ]
+        return agreed[0], [*notes, *agreed[1]]
 
-    def _tell(
-        self,
-        lines: list[str],
-        differences: list[str],
-        notes: list[str],
-        wrong: Sequence[str] = (),
-        findings: Sequence[str] = (),
-    ) -> None:
+    def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
         """Print and write on rank 0; raise TrainsWrong or NotAsAsked on every rank where it is strict."""
-        self._content["findings"] += findings
+        findings = self._content["findings"]
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
         if _rank() == 0:
