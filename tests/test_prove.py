@@ -718,17 +718,23 @@ def test_false_statements_are_mended(proofs):
 BACKWARDS = """
 import os, torch, deepspeed
 from study.engines import prove
-torch.manual_seed(int(os.environ["RANK"]))
-for stage in (2, 3):
+
+def train(stage, num_backwards, is_watched):
+    torch.manual_seed(int(os.environ["RANK"]))
     model = torch.nn.Linear(8, 1)
     asked = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
              "optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=asked)
-    prove.watch(engine)
+    if is_watched:
+        prove.watch(engine, output=f"{stage}-{num_backwards}.json")
     for step in range(3):
-        for _ in range(2):
+        for _ in range(num_backwards):
             engine.backward(engine(torch.randn(2, 8)).sum())
         engine.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+for stage, num_backwards in ((1, 1), (2, 2), (3, 2)):
+    assert torch.equal(*(train(stage, num_backwards, is_watched) for is_watched in (False, True))), stage
 """
 
 
@@ -737,9 +743,9 @@ def test_a_second_backward_call_is_found_where_gradients_are_lost(tmp_path):
     (tmp_path / "script.py").write_text(BACKWARDS)
     done = launching.script(tmp_path / "script.py", tmp_path, "zero2")
     assert done.returncode == 0, done.stderr
-    (found,) = proof(str(tmp_path / "proof.json"))["findings"]
+    (found,) = proof(str(tmp_path / "2-2.json"))["findings"]
     assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step that accumulates 1")
-    assert proof(str(tmp_path / "proof-2.json"))["findings"] == []
+    assert [proof(str(tmp_path / name))["findings"] for name in ("1-1.json", "3-2.json")] == [[], []]
 
 
 def test_strict_raises_what_trains_wrongly_and_leaves_nothing():

@@ -97,17 +97,15 @@ def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: s
         return [], []
     waiting = _updated(each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer))
     strangers = len(has - set(map(id, model.parameters())))
-    said: tuple[list[str], list[str]] = ([], [])
-    for texts, is_late in zip(said, (False, True), strict=True):
-        keys = {key: name for key, name in missing if (key in waiting) == is_late}
-        if keys:
-            some, all_ = (sum(read_back.whole_size(trainable[key][1]) for key in each) for each in (keys, trainable))
-            why = (
-                f"no optimizer has them, which has {strangers} tensors of no such model; build it of the final model's"
-            )
-            why = "their optimizer has not stepped yet" if is_late else f"{why} parameters()"
-            texts.append(f"{some:,} of {all_:,} parameters are not trained, first {next(iter(keys.values()))}: {why}")
-    return said
+    other = f" (they have {strangers} tensors of another model)" if strangers else ""
+    lost, late = ([(key, name) for key, name in missing if (key in waiting) == is_late] for is_late in (False, True))
+    why = f"no optimizer has them{other}; build it of model.parameters() once the model is complete and wrapped"
+    return _untrained(lost, trainable, why), _untrained(late, trainable, "their optimizer has not stepped yet")
+
+
+def _untrained(named: list[tuple[int, str]], trainable: dict[int, Any], why: str) -> list[str]:
+    some, all_ = (sum(read_back.whole_size(trainable[key][1]) for key in keys) for keys in (dict(named), trainable))
+    return [f"{some:,} of {all_:,} parameters are not trained, first {named[0][1]}: {why}"] if named else []
 
 
 def _updated(optimizers: Iterable[Any]) -> set[int]:
