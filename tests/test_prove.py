@@ -804,3 +804,30 @@ def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsy
     assert said in capsys.readouterr().out
     assert not optimizers._global_optimizer_pre_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+STRICT = """
+import torch
+from accelerate import Accelerator
+from study.engines import prove
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(8, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+prove.watch(model, optimizer, strict=True)
+try:
+    for step in range(3):
+        model.module(torch.randn(2, 8) + accelerator.process_index).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+except prove.TrainsWrong as error:
+    open(f"raised-{accelerator.process_index}", "w").write(str(error))
+"""
+
+
+@pytest.mark.launches
+def test_strict_raises_the_same_on_every_rank(tmp_path):
+    (tmp_path / "script.py").write_text(STRICT)
+    done = launching.script(tmp_path / "script.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    raised = [(tmp_path / f"raised-{rank}").read_text() for rank in (0, 1)]
+    assert raised[0] == raised[1] == "; ".join(proof(str(tmp_path / "proof.json"))["findings"])

@@ -35,7 +35,9 @@ def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) 
                 posted.append(_read(store, f"{step}/{len(posted)}", len(posted), deadline))
             decided = None if None in posted else decide(posted)
             store.set(f"{step}/decided", json.dumps(decided))
-        store.set(f"gone/{dist.get_rank()}", "")
+            for rank in range(1, len(posted) if decided is not None else 0):  # it may raise, and take the store along
+                _read(store, f"gone/{rank}", rank, deadline)
+        store.set(f"gone/{dist.get_rank()}", "true")
         return decided
     except dist.DistError:  # the store has gone with its rank
         return None
