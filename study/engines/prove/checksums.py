@@ -31,6 +31,7 @@ def of_weights(model: Any) -> dict[str, Checksum]:
 
 def first_difference(named: dict[str, Checksum], others: dict[str, Checksum]) -> str | None:
     """Of how many tensors the checksums are of other numbers, and the first; not a number on both is alike."""
+    others = dict.fromkeys(named, (0.0, 0.0)) | others  # of another model's names
     names = [name for name, pair in named.items() if _differ(pair, others[name])]
     if not names:
         return None

@@ -131,13 +131,9 @@ def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
                 break
         differing = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
         notes += [f"buffers differ between ranks: {found}; who saves, saves its own" for found in differing][:1]
-        batches = first["batches"]  # those of two steps that are alike may be made up
-        if (
-            len(batches) > 1
-            and batches[0]
-            and batches[0] != batches[1]
-            and all(o["batches"] == batches for o in others)
-        ):
+        batches = first["batches"]
+        is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
+        if not is_made_up and all(other["batches"] == batches for other in others):
             findings.append(
                 f"every rank trains on the same batch: in two steps the inputs of ranks {list(group)} are equal; give "
                 "the DataLoader a DistributedSampler, or prepare it"

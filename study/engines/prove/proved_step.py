@@ -83,6 +83,7 @@ class Step:
             *(((dist, name), by_script) for name in _COLLECTIVES),
             *((place, self._on_clipping) for place in _CLIPPING),
             *(((kind, "scale"), self._on_scaling) for kind in scalers if "scale" in vars(kind)),
+            *(((kind, "update"), self._on_scale_update) for kind in scalers if "update" in vars(kind)),
         ]
         for (owner, name), listener in listeners:
             if hasattr(owner, name):
@@ -192,6 +193,10 @@ class Step:
     def _on_scaling(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
         self._scaler = scaler if scaler.is_enabled() else None
         return call(scaler, *arguments, **options)
+
+    def _on_scale_update(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        self._scaler = None  # what another model scales is none of this one's
+        return call(*arguments, **options)
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if not self._is_inside:

@@ -252,10 +252,7 @@ class Watch:
             return mine["findings"], notes
         agreed = exchange.agree(self._name, self._steps, mine if "ranks" in mine else None, findings.of_ranks)
         if agreed is None:
-            return mine["findings"], [
-                *notes,
-                "ranks are not compared: one of them is not watched, or counts another step",
-            ]
+            return mine["findings"], [*notes, "ranks are not compared: one is not watched, or counts another step"]
         return agreed[0], [*notes, *agreed[1]]
 
     def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
