@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import re
 import sys
 from collections import OrderedDict
@@ -16,12 +17,15 @@ import launching
 import pytest
 import torch
 import torch.distributed as dist
+from prove_program import CASES
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
 from study.engines import prove
 from study.engines.engine_facts import count_states
+from study.engines.prove.__main__ import main
+from study.engines.prove.checksums import checksums, first_difference
 from study.engines.prove.demands import by_json, by_launcher
 from study.engines.prove.mismatch import hold, known_wrong
 
@@ -330,6 +334,7 @@ def test_clipping_by_an_imported_name_is_seen():
         model(torch.ones(2, 8)).sum().backward()
         clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
+        optimizer.zero_grad()
     assert proof()["step"]["clipped_at"] == 0.5
 
 
@@ -618,3 +623,176 @@ def test_it_needs_torch_alone():
     code = f"import sys; from study.engines import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
     done = launching.attempt(["python", "-c", code])
     assert done.stdout.split() == ["LOADED"], done.stderr
+
+
+# ---------------------------------------------------------------- what trains wrongly
+
+NOT_AVERAGED = "gradients were not averaged: DDP over 2 ranks reduced 0 bytes"
+DIFFER = "ranks differ: after the step weights of ranks 0 and 1 are not the same"
+WRONG = {
+    "module_bypass": [NOT_AVERAGED, DIFFER],
+    "no_sync_always": [NOT_AVERAGED, DIFFER],
+    "no_sync_at_the_wrong_one": [DIFFER],
+    "half_a_bypass": [DIFFER],
+    "drawn_anew": [f"{DIFFER}, 2 of 4, first module.0.weight"],
+    "no_sampler": ["every rank trains on the same batch"],
+    "no_zero_grad": ["zero_grad is missing"],
+    "clipped_while_scaled": ["clipped before unscaling: at 0.5, with the gradients times 1024"],
+    "optimizer_before_sharding": ["212 of 212 parameters are not trained, first 0.weight"],
+    "optimizer_of_a_copy": ["212 of 212 parameters are not trained, first module.0.weight"],
+    "optimizer_of_a_part": ["144 of 212 parameters are not trained"],
+    "layer_replaced": ["68 of 212 parameters are not trained, first module.2.weight"],
+    "zero_gradients": ["every gradient is zero"],
+    "two_plain_models": ["ranks 0 and 1 train apart"],
+    "by_hand_but_drawn_apart": [DIFFER],
+}
+
+
+@pytest.fixture(scope="module")
+def proofs() -> Any:
+    """The proofs of prove_program.py's trainings, by name. None of them changed a bit of the weights."""
+
+    def make(folder: Path) -> None:
+        done = launching.script(Path(__file__).with_name("prove_program.py"), folder)
+        assert done.stderr.count("TRAINED") == 2, done.stderr
+
+    folder = launching.once("prove_program", make)
+    return lambda name: proof(str(folder / f"{name}.json"))
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planted_is_found_and_nothing_in_sound_trainings(name, proofs):
+    launching.use()
+    found = proofs(name)["findings"]
+    assert len(found) == len(WRONG.get(name, []))
+    for finding, expected in zip(found, WRONG.get(name, []), strict=True):
+        assert finding.startswith(expected)
+
+
+@pytest.mark.launches
+def test_false_statements_are_mended(proofs):
+    launching.use()
+    assert proofs("fsdp1")["built"]["num_params"] == 212
+    states = {rank: proofs(rank)["step"]["model_states"]["optimizer_states"] for rank in ("ddp", "zero_redundancy")}
+    assert 0 < states["zero_redundancy"] < states["ddp"]
+    assert proofs("around_ddp")["built"]["engine"] == "DDP"
+    assert "ranks are not compared: one is" in proofs("one_rank_evaluates")["notes"][-1]
+
+
+BACKWARDS = """
+import os, torch, deepspeed
+from study.engines import prove
+
+def train(stage, num_backwards, is_watched):
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = torch.nn.Linear(8, 1)
+    asked = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
+             "optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=asked)
+    if is_watched:
+        prove.watch(engine, output=f"{stage}-{num_backwards}.json")
+    for step in range(3):
+        for _ in range(num_backwards):
+            engine.backward(engine(torch.randn(2, 8)).sum())
+        engine.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+for stage, num_backwards in ((1, 1), (2, 2), (3, 2)):
+    assert torch.equal(*(train(stage, num_backwards, is_watched) for is_watched in (False, True))), stage
+"""
+
+
+@pytest.mark.launches
+def test_a_second_backward_call_is_found_where_gradients_are_lost(tmp_path):
+    (tmp_path / "script.py").write_text(BACKWARDS)
+    done = launching.script(tmp_path / "script.py", tmp_path, "zero2")
+    assert done.returncode == 0, done.stderr
+    (found,) = proof(str(tmp_path / "2-2.json"))["findings"]
+    assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step that accumulates 1")
+    assert [proof(str(tmp_path / name))["findings"] for name in ("1-1.json", "3-2.json")] == [[], []]
+
+
+def test_strict_raises_what_trains_wrongly_and_leaves_nothing():
+    model, optimizer = make()
+    originals = replaced()
+    prove.watch(model, optimizer, strict=True)
+    optimizer.zero_grad = lambda: None
+    with pytest.raises(prove.TrainsWrong, match=r"^zero_grad is missing: .* before each of 1 backward call"):
+        train(model, optimizer, 3)
+    assert replaced() == originals
+    assert not optimizers._global_optimizer_pre_hooks
+
+
+def test_an_optimizer_that_steps_later_is_a_note():
+    model, _ = make()
+    first, later = torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1].parameters())
+    prove.watch(model, first, strict=True)
+    train(model, first, 3)
+    (note,) = proof()["notes"]
+    assert note == "17 of 161 parameters are not trained, first 1.weight: their optimizer has not stepped yet"
+    assert later
+
+
+@pytest.mark.parametrize(
+    ("values", "others", "is_same"),
+    [([1.0, 2.0], [1.0, 2.0], True), ([1.0, 2.0], [2.0, 1.0], True), ([1.0], [1.0 + 1e-7], False),
+     ([torch.nan], [torch.nan], True), ([torch.nan], [1.0], False), ([1e-30], [-1e-30], False)],
+)  # fmt: skip
+def test_checksums_tell_weights_apart(values, others, is_same):
+    one, other = ({"w": checksums([torch.tensor(each, dtype=torch.float64)])[0]} for each in (values, others))
+    assert (first_difference(one, other) is None) == is_same
+    kinds = [torch.ones(3, dtype=kind) for kind in (torch.bool, torch.int64, torch.bfloat16, torch.float8_e4m3fn)]
+    sparse = torch.sparse_coo_tensor([[0, 0, 1]], torch.ones(3), (2,), check_invariants=True)
+    assert checksums([*kinds, sparse, torch.empty(0)]) == [(3.0, 3.0)] * 5 + [(0.0, 0.0)]
+    assert math.isnan(checksums([torch.empty(2, device="meta")])[0][0])
+
+
+SCRIPT = """
+import sys, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(int(sys.argv[1])):
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [("5", "proof  WRONG         zero_grad is missing"), ("1", "proof: not made")]
+)
+def test_a_script_is_proven_without_a_line_in_it(steps, said, monkeypatch, capsys):
+    Path("train.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main(["train.py", steps])
+    assert said in capsys.readouterr().out
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+STRICT = """
+import torch
+from accelerate import Accelerator
+from study.engines import prove
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(8, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+prove.watch(model, optimizer, strict=True)
+try:
+    for step in range(3):
+        model.module(torch.randn(2, 8) + accelerator.process_index).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+except prove.TrainsWrong as error:
+    open(f"raised-{accelerator.process_index}", "w").write(str(error))
+"""
+
+
+@pytest.mark.launches
+def test_strict_raises_the_same_on_every_rank(tmp_path):
+    (tmp_path / "script.py").write_text(STRICT)
+    done = launching.script(tmp_path / "script.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    raised = [(tmp_path / f"raised-{rank}").read_text() for rank in (0, 1)]
+    assert raised[0] == raised[1] == "; ".join(proof(str(tmp_path / "proof.json"))["findings"])

@@ -67,6 +67,11 @@ def _groups(model: torch.nn.Module) -> list[Any]:
     return list({id(group): group for group in groups}.values())  # one may be of several modules
 
 
+def data_parallel_mesh(model: torch.nn.Module) -> Any:
+    """The mesh whose ranks FSDP2 averages among: that of shards, with replicas of them the whole of it."""
+    return _groups(model)[0].mesh_info.mesh
+
+
 def _unit(group: Any) -> str:
     """The classes of a group's modules; `fully_shard` has put one of its own in front of each."""
     return "+".join(type(module).__bases__[1].__name__ for module in group.modules)
@@ -154,6 +159,7 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
     """
     parameters = list(model.parameters())
     base = getattr(optimizer, "optimizer", optimizer)  # the torch optimizer inside a ZeRO optimizer
+    base = getattr(base, "optim", base)  # or inside PyTorch's ZeroRedundancyOptimizer
     masters = [
         *_tensors(getattr(optimizer, "single_partition_of_fp32_groups", [])),
         *_tensors(getattr(optimizer, "fp32_partitioned_groups_flat", [])),

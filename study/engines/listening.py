@@ -87,7 +87,9 @@ class Issued:
     bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
 
 
-# Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none.
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce", "all_to_all")
+# Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none. Others move
+# nothing: wait_tensor, wrap_tensor_autograd.
 _WHOLE = {
     "all_reduce": 0,
     "broadcast": 0,
@@ -97,7 +99,11 @@ _WHOLE = {
     "all_gather": 0,  # the output, first in c10d
     "reduce_scatter": 1,  # the input
     "all_to_all": 1,
+    "send": 0,
+    "recv": 0,
+    "recv_any_source": 0,
     "barrier": None,
+    "monitored_barrier": None,
 }
 LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs microseconds to let go of its tensors
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
@@ -150,10 +156,10 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
         if functional or func.namespace == "c10d":
             kind = _kind(func._schema.name.split("::")[1])
-            if kind != "wait":
+            if kind in _WHOLE:
                 name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
                 self._count[name] += 1
-                where = _WHOLE.get(kind, 0)
+                where = _WHOLE[kind]
                 whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
                 if where is not None:
                     tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
@@ -161,6 +167,10 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._waits and func.namespace == "c10d":
             _wait(result)
         return result
+
+    def reduced_bytes(self) -> int:
+        """Bytes of what was reduced, as gradients are."""
+        return sum(value for kind, value in self._bytes.items() if kind.removeprefix("subgroup_") in _REDUCING)
 
     def issued(self) -> list[Issued]:
         return [Issued(kind, self._count[kind], self._bytes[kind]) for kind in sorted(self._count)]

@@ -4,11 +4,12 @@
 
     trainer.add_callback(prove.callback())    # transformers' Trainer, TRL
     prove.watch(model, optimizer)             # any other loop: after prepare, deepspeed.initialize or fully_shard
+    python -m study.engines.prove train.py    # or no line at all
 
 It needs torch and what the script has imported itself.
 """
 
-from study.engines.prove.mismatch import KnownBad, NotAsAsked
+from study.engines.prove.mismatch import KnownBad, NotAsAsked, TrainsWrong
 from study.engines.prove.watching import callback, watch
 
-__all__ = ["KnownBad", "NotAsAsked", "callback", "watch"]
+__all__ = ["KnownBad", "NotAsAsked", "TrainsWrong", "callback", "watch"]

@@ -15,6 +15,10 @@ class NotAsAsked(RuntimeError):
     """What was built is not what was asked; only with `strict=True`."""
 
 
+class TrainsWrong(RuntimeError):
+    """The counted step trained wrongly; only with `strict=True`."""
+
+
 class KnownBad(RuntimeError):
     """This release of DeepSpeed is known to train wrongly what was built; not with `allow_known_bad=True`."""
 
@@ -102,12 +106,11 @@ def surprises(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
     if facts["gradient_clipping"] and "gradient_clipping" not in names:
         found.append(f"gradient_clipping: nobody asked, the gradients are clipped at {facts['gradient_clipping']}")
     if facts["world_size"] > 1 and facts.get("partitioned_parameters") == 0:
-        found.append("stage 3 shards none of the parameters: each is below the engine's persistence threshold")
-    if facts["world_size"] > 1 and facts["engine"] == "none":
         found.append(
-            f"{facts['world_size']} ranks, and nothing keeps their models alike: the model is a plain "
-            f"{facts['engine_class']}"
+            "stage 3 keeps each parameter whole on all ranks: all are below the engine's persistence threshold"
         )
+    if frozen := facts["num_params"] - facts["num_trainable_params"]:
+        found.append(f"{frozen:,} of {facts['num_params']:,} parameters are frozen (requires_grad is False)")
     return found
 
 
@@ -216,9 +219,9 @@ def of_asked(sources: list[str], num_agreed: int) -> str:
     return _line("asked", f"{num_agreed} setting(s) as asked by {', '.join(sources)}")
 
 
-def of_findings(wrong: Sequence[str], differences: list[str], notes: list[str]) -> list[str]:
+def of_findings(known: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]) -> list[str]:
     """What trains wrongly and what is not as asked, in capitals, and what a user may not expect."""
-    words: dict[str, Sequence[str]] = {"KNOWN WRONG": wrong, "NOT AS ASKED": differences, "note": notes}
+    words = {"KNOWN WRONG": known, "WRONG": findings, "NOT AS ASKED": differences, "note": notes}
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 

@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad
 
 from study.engines.listening import CollectiveProbe, Issued, Listener, listening
 from study.engines.prove import read_back
+from study.engines.prove.checksums import Checksum, checksums, of_batch
 
 # What a script calls by itself: gradients averaged by hand, a loss that is logged. Not isend and irecv, which
 # torch.distributed knows again by identity.
@@ -51,27 +52,44 @@ class Step:
         self.passes_without_gradients = 0  # of a model in training
         self.clipped_at: float | None = None  # None: none of torch's functions clipped the model's gradients
         self.autocast_dtype: torch.dtype | None = None
+        self.clipped_scaled_by: float | None = None  # what GradScaler had the gradients times as they were clipped
         self.states: dict[str, Any] | None = None  # the model states, as the step updates
+        self.batches: list[list[Checksum]] = []  # of the first two forward passes' inputs
+        self.engine_backwards = 0  # through DeepSpeed's engine
+        self.backwards = 0
+        self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
+        self.began_clean = read_back.is_deepspeed(model)  # no gradients before one of them; DeepSpeed has its own
+        self.num_gradients = self.num_zero_gradients = 0  # tensors, as the step updates
         self._passes = {True: 0, False: 0}  # with gradients, in training mode and in evaluation mode
         self._is_disturbed = False  # the model was evaluated in between, or a call raised
         self._model = model
         self._device = device
         self._done = done
-        self._parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._parameters.update(map(id, model.parameters()))
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._parameters = updated | set(map(id, model.parameters()))
+        self._updated = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
         self._parts = {id(module) for module in model.modules()}
         self._kinds = {type(module) for module in model.modules()}
         self._probe = CollectiveProbe(waits=False)
+        self._scaler: Any = None  # that scaled a loss of the step
         self._is_inside = False  # a call within a call: the engine's backward calls torch's
         self._stack = ExitStack()
         self._listen_to(called, "__call__", self._on_forward)
-        functions = [(torch.autograd, "backward"), *_NORMS, *((dist, name) for name in _COLLECTIVES)]
-        listeners = [*((place, self._under_probe) for place in functions), *((p, self._on_clipping) for p in _CLIPPING)]
+        by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
+        scalers = {torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()}  # FSDP's has a `scale` of its own
+        listeners: list[tuple[tuple[Any, str], Listener]] = [
+            ((torch.autograd, "backward"), self._on_backward),
+            *((place, in_update) for place in _NORMS),
+            *(((dist, name), by_script) for name in _COLLECTIVES),
+            *((place, self._on_clipping) for place in _CLIPPING),
+            *(((kind, "scale"), self._on_scaling) for kind in scalers if "scale" in vars(kind)),
+            *(((kind, "update"), self._on_scale_update) for kind in scalers if "update" in vars(kind)),
+        ]
         for (owner, name), listener in listeners:
             if hasattr(owner, name):
                 self._stack.enter_context(listening(owner, name, listener))
         if read_back.is_deepspeed(model):
-            self._listen_to(model, "backward", self._under_probe)
+            self._listen_to(model, "backward", self._on_engine_backward)
             self._listen_to(model, "step", self._on_step)  # it gathers after the optimizer's own step
         else:
             # What torch calls after an update for its profiler. A hook could not take itself back: torch fails where
@@ -100,6 +118,15 @@ class Step:
     def collectives(self) -> list[Issued]:
         return self._probe.issued()
 
+    def updates(self, states: dict[str, Any]) -> None:
+        """Take the model states as the step updates, and see which gradients are nothing."""
+        self.states = states
+        gradients = checksums(self._gradients())
+        self.num_gradients, self.num_zero_gradients = len(gradients), sum(pair[1] == 0 for pair in gradients)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self._updated if p.grad is not None and p.grad.numel()]
+
     def _listen_to(self, owner: Any, name: str, listener: Listener) -> None:
         """Listen to a method of one model or optimizer; others of its class are let through."""
 
@@ -110,11 +137,11 @@ class Step:
 
         self._stack.enter_context(listening(type(owner), name, listen))
 
-    def _under_probe(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        """Have the probe on while a call lasts, however it ends."""
+    def _under_probe(self, phase: str, call: Any, *arguments: Any, **options: Any) -> Any:
+        """Have a phase's probe on while a call lasts, however it ends."""
         if self._is_inside:
             return call(*arguments, **options)
-        self._is_inside = True
+        self._is_inside, before = True, self._probe.reduced_bytes()
         try:
             with _without_graphs(), self._probe:
                 return call(*arguments, **options)
@@ -124,6 +151,7 @@ class Step:
             raise
         finally:
             self._is_inside = False
+            self.reduced[phase] += self._probe.reduced_bytes() - before
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._end():  # an update that is compiled does not say that it is done
@@ -137,11 +165,13 @@ class Step:
             self._is_disturbed = True
             self.close()
             return call(*arguments, **options)
+        if len(self.batches) < 2:
+            self.batches.append(of_batch(arguments, options))
         # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
         with ExitStack() as parts:
             for kind in self._kinds:
                 parts.enter_context(listening(kind, "__call__", self._on_module))
-            return self._under_probe(call, *arguments, **options)
+            return self._under_probe("forward", call, *arguments, **options)
 
     def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         """See whether a part is called within autocast, which may wrap no more than the root's forward."""
@@ -154,10 +184,32 @@ class Step:
         # Infinity only measures, and another model's gradients are none of the step's.
         if math.isfinite(max_norm) and any(id(parameter) in self._parameters for parameter in parameters):
             self.clipped_at = float(max_norm)
-        return self._under_probe(call, parameters, max_norm, *arguments, **options)
+            scaler, self._scaler = self._scaler, None
+            stages = [] if scaler is None else [state["stage"].name for state in scaler._per_optimizer_states.values()]
+            if scaler is not None and "UNSCALED" not in stages and scaler.get_scale() != 1:
+                self.clipped_scaled_by = scaler.get_scale()
+        return self._under_probe("update", call, parameters, max_norm, *arguments, **options)
+
+    def _on_scaling(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
+        self._scaler = scaler if scaler.is_enabled() else None
+        return call(scaler, *arguments, **options)
+
+    def _on_scale_update(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        self._scaler = None  # what another model scales is none of this one's
+        return call(*arguments, **options)
+
+    def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if not self._is_inside:
+            self.backwards += 1
+            self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in checksums(self._gradients()))
+        return self._under_probe("backward", call, *arguments, **options)
+
+    def _on_engine_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        self.engine_backwards += 1
+        return self._under_probe("backward", call, *arguments, **options)
 
     def _on_step(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        result = self._under_probe(call, *arguments, **options)
+        result = self._under_probe("update", call, *arguments, **options)
         self._end()
         return result
 

@@ -11,7 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from study.engines.engine_facts import backend, dtype_names, engine_tensors, facts_of_deepspeed, facts_of_sharding
+from study.engines.engine_facts import (
+    backend,
+    data_parallel_mesh,
+    dtype_names,
+    engine_tensors,
+    facts_of_deepspeed,
+    facts_of_sharding,
+)
 from study.engines.keys import engine_settings
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -31,6 +38,11 @@ def is_compiled(model: Any) -> bool:
 
 def is_deepspeed(model: Any) -> bool:
     return hasattr(model, "zero_optimization_stage")
+
+
+def ddp_of(model: Any) -> DistributedDataParallel | None:
+    """The DDP that a model is, or has in it: Lightning's Fabric and others put a module around it."""
+    return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
 
 
 def inner(model: Any) -> torch.nn.Module:
@@ -77,8 +89,9 @@ def read_back(model: Any, optimizer: Any) -> dict[str, Any]:
         "gradient_clipping": None,
         "gradient_accumulation_steps": None,
         "parameter_dtypes": dtype_names({p.dtype for p in parameters}),
-        "num_params": sum(map(_size, parameters)),
-        "num_trainable_params": sum(_size(p) for p in parameters if p.requires_grad),
+        "data_parallel_ranks": _data_parallel_ranks(model),
+        "num_params": sum(whole_size(p) for p in whole_parameters(model)),
+        "num_trainable_params": sum(whole_size(p) for p in whole_parameters(model) if p.requires_grad),
         "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules},
     }
     if is_deepspeed(model):
@@ -97,7 +110,7 @@ def precision(dtypes: list[str]) -> str:
 def _engine(model: Any) -> str:
     if is_deepspeed(model):
         return "DeepSpeed"
-    if isinstance(model, DistributedDataParallel):
+    if ddp_of(model) is not None:
         return "DDP"
     # Whoever shards has imported these; in torch's own names FSDP1 wraps, and FSDP2 changes the module's class.
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -124,7 +137,45 @@ def _facts_of_zero(engine: Any) -> dict[str, Any]:
     return facts
 
 
-def _size(parameter: Any) -> int:
-    """Elements of a whole parameter: stage 3 leaves none in place, and a DTensor (FSDP2) says its whole size."""
-    size: int = getattr(parameter, "ds_numel", parameter.numel())
-    return size
+def _data_parallel_ranks(model: Any) -> list[int] | None:
+    """The ranks that average gradients; of a plain model all; None: unknown, as of a pipeline."""
+    engine, group = _engine(model), None
+    if not dist.is_initialized() or (engine == "DeepSpeed" and not model.enable_backward_allreduce):
+        return None
+    if engine == "FSDP2":
+        ranks: list[int] = data_parallel_mesh(model).mesh.flatten().tolist()
+        return ranks
+    if engine == "DeepSpeed":
+        group = model.data_parallel_group
+    elif engine != "none":
+        kept = ddp_of(model) or next(part for part in model.modules() if hasattr(part, "_handle"))
+        group = kept.process_group
+    return sorted(dist.get_process_group_ranks(group))
+
+
+def replicated(model: Any) -> set[str]:
+    """The names of parameters that each data-parallel rank has the whole of: no shards, no experts of DeepSpeed's."""
+    ignored = getattr(ddp_of(model), "parameters_to_ignore", ())
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if name.removeprefix("module.") not in ignored
+        and all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
+        and getattr(parameter, "ds_persist", True)
+        and getattr(parameter, "allreduce", True)
+    }
+
+
+def whole_parameters(model: Any) -> list[Any]:
+    """A model's parameters; of FSDP1 also the flat ones, whose originals are views of a shard."""
+    flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
+    views = {id(p) for each in flat for p in each._params or ()}
+    found = {id(p): p for p in (*flat, *(p for p in model.parameters() if id(p) not in views))}
+    return list(found.values())
+
+
+def whole_size(parameter: Any) -> int:
+    """Elements of a whole parameter: stage 3 leaves none in place, a DTensor (FSDP2) says its own, FSDP1 pads it."""
+    if hasattr(parameter, "_unpadded_unsharded_size"):
+        return int(parameter._unpadded_unsharded_size.numel())
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study import __version__
 from study.engines.engine_facts import count_states, dtype_names
-from study.engines.prove import mismatch, read_back
+from study.engines.prove import exchange, findings, mismatch, read_back
+from study.engines.prove.checksums import Checksum, of_weights
 from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
 from study.engines.prove.mismatch import (
     KnownBad,
     NotAsAsked,
+    TrainsWrong,
     accumulates,
     hold,
     hold_step,
@@ -36,6 +39,7 @@ PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the ord
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
 
 _outputs: set[Path] = set()  # of this process
+_numbers = itertools.count()  # of its proofs
 
 
 def watch(
@@ -52,10 +56,10 @@ def watch(
     Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
     optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
     on. `output`: a JSON, which rank 0 writes; the second of a script is proof-2.json. On every rank it raises KnownBad
-    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`, NotAsAsked with `strict`,
-    and nothing else.
+    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`, with `strict` NotAsAsked
+    and TrainsWrong, and nothing else.
     """
-    _Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
+    Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
 
 def callback(
@@ -69,13 +73,13 @@ def callback(
 
     class Prove(TrainerCallback):
         def __init__(self) -> None:
-            self._watch: _Watch | None = None
+            self._watch: Watch | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
             """Wait for the outermost module that has the model in it: Trainer does not tell which that is."""
             model, optimizer = found["model"], found["optimizer"]
             written = Path(output or Path(args.output_dir, "proof.json"))
-            self._watch = proof = _Watch(strict, allow_known_bad, written)
+            self._watch = proof = Watch(strict, allow_known_bad, written)
 
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
@@ -91,7 +95,7 @@ def callback(
     return Prove()
 
 
-class _Watch:
+class Watch:
     """Reads back what was built, then counts one step, then is gone."""
 
     def __init__(self, strict: bool, allow_known_bad: bool, output: Path) -> None:
@@ -102,6 +106,10 @@ class _Watch:
         self._short = 0  # steps in a row that had fewer forward passes than asked
         self._last: int | None = None  # DeepSpeed's number of the last step seen
         self._step: Step | None = None
+        self._batches: list[Any] = []  # the first inputs of watched steps
+        self._before: dict[str, Checksum] = {}  # as the watching of steps began
+        self._stepped: dict[int, torch.optim.Optimizer] = {}  # all optimizers
+        self._name = f"proof-{next(_numbers)}"  # the same on all ranks
         self._base: torch.optim.Optimizer | None = None  # whose update is waited for; None: of none
         self._hook: Any = None
         self._content: dict[str, Any] = {}
@@ -123,6 +131,7 @@ class _Watch:
                 "asked": [demand._asdict() for demand in self._demands],
                 "not_read_back": held.unread,
                 "known_wrong": [wrong] if wrong else [],
+                "findings": [],
                 "not_as_asked": [],
                 "notes": [],
                 "step": None,
@@ -151,6 +160,8 @@ class _Watch:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Watch from the update before the proved step; within its own, look at what the model states hold."""
+        if self._base is not None:
+            self._stepped[id(optimizer)] = optimizer
         if optimizer is not self._base:
             return
         with self._out_of_the_way(self._let_go):
@@ -163,14 +174,22 @@ class _Watch:
             self._steps += 1
             step = self._step
             if step is not None:
-                if step.is_whole and not (skipped or step.states):
+                self._batches += step.batches[:1]
+                if step.is_whole and self._steps >= PROVED_STEP and not (skipped or step.states):
                     self._short = self._short + 1 if 0 < step.forward_passes < self._asked_passes() else 0
                     if self._short in (0, SHORT_STEPS):
-                        step.states = count_states(self._model, self._optimizer)
+                        step.updates(count_states(self._model, self._optimizer))
                         return
                 step.close()
-            if self._steps >= PROVED_STEP - 1:
+                if self._steps >= PROVED_STEP and self._is_compared():  # nobody who counts this one is to wait
+                    exchange.post(self._name, self._steps, None)
+            # For the inputs of two steps, but where that would be made without its graphs once more.
+            if self._steps >= PROVED_STEP - (1 if read_back.is_compiled(self._called) else 2):
+                self._before = self._before or of_weights(self._model)
                 self._step = Step(self._called, self._model, self._base, self._facts["device"], self._after_update)
+
+    def _is_compared(self) -> bool:
+        return dist.is_initialized() and dist.get_world_size() > 1
 
     def _asked_passes(self) -> int:
         """How many forward passes a whole step has at least."""
@@ -202,6 +221,7 @@ class _Watch:
             notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
         if step.is_in_evaluation_mode:
             notes.append("the model trains in evaluation mode: dropout and the like are off (model.train() is missing)")
+        self._content["findings"], remarks = self._find(step)
         self._content["step"] = counted = {
             "number": self._steps,
             "forward_passes": step.forward_passes,
@@ -210,21 +230,46 @@ class _Watch:
             "collectives": [asdict(issued) for issued in step.collectives()],
         }
         lines = mismatch.of_step(counted, facts["precision"] or "an unknown precision", facts["num_params"])
-        self._tell(lines, [*held.differences, *differences], [*held.notes, *notes])
+        self._tell(lines, [*held.differences, *differences], [*held.notes, *notes, *remarks])
         _print(f"proof: all of it is in {self._output}")
 
+    def _find(self, step: Step) -> tuple[list[str], list[str]]:
+        """What the step trained wrongly, and notes: the same on all ranks, where each of them counted it."""
+        mine: dict[str, Any] = {"findings": []}
+        notes: list[str] = []
+        try:
+            after = of_weights(self._model)
+            unchanged = {name for name, pair in after.items() if pair == self._before.get(name, pair)}
+            found, notes = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
+            if 0 < step.num_zero_gradients < step.num_gradients:
+                notes.append(f"{step.num_zero_gradients} of {step.num_gradients} gradients are zero everywhere")
+            batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
+            mine = findings.posted(self._model, self._facts, step, batches)
+            mine["findings"] = [*found, *mine["findings"]]
+        except Exception as error:  # what else is proven does not need it
+            notes.append(f"what trains wrongly: not looked for, {type(error).__name__}: {error}")
+        if not self._is_compared():
+            return mine["findings"], notes
+        agreed = exchange.agree(self._name, self._steps, mine if "ranks" in mine else None, findings.of_ranks)
+        if agreed is None:
+            return mine["findings"], [*notes, "ranks are not compared: one is not watched, or counts another step"]
+        return agreed[0], [*notes, *agreed[1]]
+
     def _tell(self, lines: list[str], differences: list[str], notes: list[str], wrong: Sequence[str] = ()) -> None:
-        """Print and write on rank 0; raise NotAsAsked on every rank where it is strict."""
+        """Print and write on rank 0; raise TrainsWrong or NotAsAsked on every rank where it is strict."""
+        findings = self._content["findings"]
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
         if _rank() == 0:
             # A progress bar may stand in the line.
-            print("", *lines, *mismatch.of_findings(wrong, differences, notes), sep="\n", flush=True)
+            print("", *lines, *mismatch.of_findings(wrong, findings, differences, notes), sep="\n", flush=True)
             try:
                 self._output.parent.mkdir(parents=True, exist_ok=True)
                 self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
             except OSError as error:  # rank 0 alone writes, and all are to end the same way
                 print(f"proof: not written, {error}", flush=True)
+        if self._strict and findings:
+            raise TrainsWrong("; ".join(findings))
         if self._strict and differences:
             raise NotAsAsked("; ".join(differences))
 
@@ -247,7 +292,7 @@ class _Watch:
         """An error of the proof's own is a line, and no end of anybody's training."""
         try:
             yield
-        except NotAsAsked:
+        except (NotAsAsked, TrainsWrong):
             self._leave()
             raise
         except Exception as error:

@@ -1,0 +1,96 @@
+"""`python -m study.engines.prove train.py`: the proof of a script in which nothing was written for it.
+
+Also `accelerate launch -m study.engines.prove train.py` and `torchrun -m study.engines.prove train.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from study.engines.prove import read_back
+from study.engines.prove.watching import Watch
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a script as Python would, and watch its models once their optimizers have stepped."""
+    parser = argparse.ArgumentParser("python -m study.engines.prove", allow_abbrev=False, description=__doc__)
+    parser.add_argument("--strict", action="store_true", help="raise where it trains wrongly, or not as asked")
+    parser.add_argument("--allow-known-bad", action="store_true", help="go on with a release that trains wrongly")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    given = parser.parse_args(words)
+    if not given.script.is_file():
+        parser.error(f"{given.script}: no such file; name a script, and then its arguments")
+    sys.argv = [str(given.script), *given.arguments]
+    sys.path[0] = str(given.script.resolve().parent)
+    pairs = _Pairs(given.strict, given.allow_known_bad)
+    try:
+        runpy.run_path(str(given.script), run_name="__main__")
+    finally:
+        pairs.leave()
+    if pairs.waiting or not pairs.paired:
+        print("proof: not made, no optimizer stepped twice with a model that was called", flush=True)
+
+
+class _Pairs:
+    """Watches each optimizer with its model, from its second step on: within a step torch allows no new hook."""
+
+    def __init__(self, strict: bool, allow_known_bad: bool) -> None:
+        self.paired: set[int] = set()  # optimizers
+        self._given = (strict, allow_known_bad, Path("proof.json"))
+        self._called: dict[int, torch.nn.Module] = {}
+        self.waiting: list[tuple[Any, torch.optim.Optimizer]] = []
+        self._steps: dict[int, int] = {}  # of each optimizer
+        self._hooks = [
+            register_module_forward_pre_hook(self._on_forward),
+            register_optimizer_step_pre_hook(self._on_step),
+        ]
+
+    def leave(self) -> None:
+        self._called.clear()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
+        self._called[id(module)] = module
+        while self.waiting:
+            Watch(*self._given).begin(*self.waiting.pop(0), None, _arguments_of_trainer())
+        if self._steps and min(self._steps.values()) > 2:  # whoever steps in turn has stepped
+            self.leave()
+
+    def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+        model = None if id(optimizer) in self.paired else owner(list(self._called.values()), optimizer)
+        if model is not None:
+            self.paired.add(id(optimizer))
+            self.waiting.append((model, optimizer))
+
+
+def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
+    """The outermost of called modules that an optimizer is of: by the engine, by parameters, or as the only one."""
+    within = {id(part) for module in called for part in module.modules() if part is not module}
+    roots = [m for m in called if id(m) not in within and any(p.requires_grad for p in m.parameters())]
+    engines = [m for m in roots if read_back.is_deepspeed(m) and read_back.base_optimizer(m.optimizer) is optimizer]
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    owners = engines or [m for m in roots if any(id(p) in updated for p in m.parameters())] or roots
+    return owners[0] if len(owners) == 1 else None
+
+
+def _arguments_of_trainer() -> Any:
+    kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    trainers = [each for each in gc.get_objects() if kind is not None and issubclass(type(each), kind)]
+    return trainers[0].args if len(trainers) == 1 else None
+
+
+if __name__ == "__main__":
+    main()

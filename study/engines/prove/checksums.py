@@ -1,0 +1,64 @@
+"""Checksums of what this rank holds of tensors, wherever they are: of weights, gradients and batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+Checksum = tuple[float, float]  # the sum of a tensor's elements in fp64, and of their absolute values
+TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights that drift make more
+
+
+def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
+    """Sum up each tensor; of a shard what this rank holds."""
+    with torch.no_grad():
+        return [_sums(tensor) for tensor in tensors]
+
+
+def of_batch(*given: Any) -> list[Checksum]:
+    """Sum up the tensors of a model's inputs."""
+    return checksums(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+
+
+def of_weights(model: Any) -> dict[str, Checksum]:
+    """Sum up each parameter."""
+    return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
+
+
+def first_difference(named: dict[str, Checksum], others: dict[str, Checksum]) -> str | None:
+    """Of how many tensors the checksums are of other numbers, and the first; not a number on both is alike."""
+    others = dict.fromkeys(named, (0.0, 0.0)) | others  # of another model's names
+    names = [name for name, pair in named.items() if _differ(pair, others[name])]
+    if not names:
+        return None
+    return (
+        f"{len(names)} of {len(named)}, first {names[0]} (sums {named[names[0]][0]:.9g} and {others[names[0]][0]:.9g})"
+    )
+
+
+def _differ(one: Checksum, other: Checksum) -> bool:
+    is_near = all(abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
+    return not is_near and not (math.isnan(one[0]) and math.isnan(other[0]))
+
+
+def _sums(tensor: torch.Tensor) -> Checksum:
+    """The checksum of one; not a number where it cannot be known: this is no reason to end anybody's training."""
+    tensor = tensor.ds_tensor if hasattr(tensor, "ds_tensor") and not tensor.numel() else tensor  # of stage 3
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
+        return math.nan, math.nan
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
+    try:
+        tensor = tensor._values() if tensor.is_sparse else tensor
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if not tensor.is_floating_point():
+            total = float(tensor.sum(dtype=torch.int64))
+            return total, abs(total)
+        tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch sums no 8-bit floats
+        return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
+    except RuntimeError:  # of meta, or quantized
+        return math.nan, math.nan

@@ -1,0 +1,51 @@
+"""What ranks post to each other in the process group's store: no collective, so no rank can hang another."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+
+WAITS_SECONDS = 30  # for a rank that is not watched, or has ended
+
+
+def post(proof: str, step: int, mine: Any) -> Store:
+    """Post what this rank saw of a step; None: nothing to compare, and nobody is to wait for it."""
+    store = PrefixStore(f"zero-study/{proof}", _get_default_store())
+    store.set(f"{step}/{dist.get_rank()}", json.dumps(mine))
+    if mine is None and dist.get_rank() == 0:
+        store.set(f"{step}/decided", "null")
+    return store
+
+
+def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
+    """Return what rank 0 decides of what all ranks post of a step, once a proof; None where one has not counted it."""
+    posted: list[Any] = []
+    deadline = time.monotonic() + WAITS_SECONDS
+    try:
+        store = post(proof, step, mine)
+        if dist.get_rank():
+            decided = _read(store, f"{step}/decided", 0, deadline)
+        else:
+            while len(posted) < dist.get_world_size() and None not in posted:
+                posted.append(_read(store, f"{step}/{len(posted)}", len(posted), deadline))
+            decided = None if None in posted else decide(posted)
+            store.set(f"{step}/decided", json.dumps(decided))
+            for rank in range(1, len(posted) if decided is not None else 0):  # it may raise, and take the store along
+                _read(store, f"gone/{rank}", rank, deadline)
+        store.set(f"gone/{dist.get_rank()}", "true")
+        return decided
+    except dist.DistError:  # the store has gone with its rank
+        return None
+
+
+def _read(store: Store, key: str, rank: int, deadline: float) -> Any:
+    while not store.check([key]):
+        if time.monotonic() > deadline or (store.check([f"gone/{rank}"]) and not store.check([key])):
+            return None
+        time.sleep(0.002)
+    return json.loads(store.get(key))

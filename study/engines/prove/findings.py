@@ -1,0 +1,150 @@
+"""What trains wrongly without an error: by what one rank saw of a step, and by what all ranks saw of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from study.engines.prove import read_back
+from study.engines.prove.checksums import checksums, first_difference, of_weights
+from study.engines.prove.proved_step import Step
+
+_AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
+_OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
+
+
+def posted(model: Any, facts: dict[str, Any], step: Step, batches: list[Any]) -> dict[str, Any]:
+    """What a rank saw, for all to be compared. Rank-local. `batches`: checksums of the first inputs of two steps."""
+    is_piped = any(issued.kind.endswith(("send", "recv")) for issued in step.collectives())
+    kept_alike = by_whom(facts, step.reduced, is_piped)
+    names = read_back.replicated(model) if facts["engine"] != "FSDP1" else set()
+    has_own = not getattr(read_back.ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
+    return {
+        "watched": [facts["engine"], facts["engine_class"], facts["num_params"], kept_alike],
+        "ranks": facts["data_parallel_ranks"],
+        "weights": {name: pair for name, pair in of_weights(model).items() if name in names},
+        "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
+        "batches": batches,
+        "findings": of_rank(facts, step, kept_alike),
+    }
+
+
+# ---------------------------------------------------------------- of one rank
+
+
+def by_whom(facts: dict[str, Any], reduced: dict[str, int], is_piped: bool) -> str | None:
+    """Who keeps the weights of the ranks alike: the engine, the script, nobody; None: unknown.
+
+    A plain model that reduces within its passes may be tensor-parallel. A script that averages by hand reduces a byte
+    per parameter at least; a loss that is logged is less.
+    """
+    if len(facts["data_parallel_ranks"] or [0]) == 1:
+        return None
+    by_hand = facts["num_trainable_params"]
+    if facts["engine"] in _AVERAGES:
+        others = sum(reduced.values()) - reduced["backward"]
+        return "engine" if reduced["backward"] else "script" if others >= by_hand else "nobody"
+    if reduced["script"] >= by_hand:
+        return "script"
+    return None if is_piped or reduced["forward"] or reduced["backward"] else "nobody"
+
+
+def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[str]:
+    """What a step of one rank shows by itself."""
+    found = []
+    if facts["engine"] in _AVERAGES and kept_alike == "nobody":
+        found.append(
+            f"gradients were not averaged: {facts['engine']} over {len(facts['data_parallel_ranks'])} ranks reduced 0 "
+            "bytes in the step's backward passes; call the wrapped model, not its .module, and let the last micro step "
+            "be outside of no_sync"
+        )
+    if step.clipped_scaled_by is not None:
+        found.append(
+            f"clipped before unscaling: at {step.clipped_at}, with the gradients times {step.clipped_scaled_by:g} by "
+            "GradScaler; call scaler.unscale_(optimizer) before clip_grad_norm_"
+        )
+    if facts["zero_stage"] in (1, 2) and step.engine_backwards > facts["gradient_accumulation_steps"]:
+        found.append(
+            f"gradients were lost: ZeRO stage {facts['zero_stage']} had {step.engine_backwards} backward calls in a "
+            f"step that accumulates {facts['gradient_accumulation_steps']}; add the losses and call backward once"
+        )
+    if step.backwards and not step.began_clean:
+        found.append(
+            f"zero_grad is missing: gradients of earlier steps were there before each of {step.backwards} backward "
+            "call(s) and are added; call optimizer.zero_grad() once a step"
+        )
+    if 0 < step.num_gradients == step.num_zero_gradients:
+        found.append(
+            f"every gradient is zero: all elements of {step.num_gradients} tensors at the update; look for hooks, and "
+            "for a loss that is constant"
+        )
+    return found
+
+
+def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:
+    """Trainable parameters that no optimizer has that stepped: findings, and notes. Rank-local.
+
+    `optimizer`: which holds the model states. `unchanged`: names; what changes all the same has masters somewhere.
+    """
+    trainable = {id(p): (name, p) for name, p in model.named_parameters() if p.requires_grad}
+    groups = [group for name in _OF_ZERO for group in getattr(optimizer, name, ())]
+    has = {id(p) for group in groups for p in group} or _updated(stepped)
+    missing = [(key, name) for key, (name, _) in trainable.items() if key not in has and name in unchanged]
+    if not missing:
+        return [], []
+    waiting = _updated(each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer))
+    strangers = len(has - set(map(id, model.parameters())))
+    other = f" (they have {strangers} tensors of another model)" if strangers else ""
+    lost, late = ([(key, name) for key, name in missing if (key in waiting) == is_late] for is_late in (False, True))
+    why = f"no optimizer has them{other}; build it of model.parameters() once the model is complete and wrapped"
+    return _untrained(lost, trainable, why), _untrained(late, trainable, "their optimizer has not stepped yet")
+
+
+def _untrained(named: list[tuple[int, str]], trainable: dict[int, Any], why: str) -> list[str]:
+    some, all_ = (sum(read_back.whole_size(trainable[key][1]) for key in keys) for keys in (dict(named), trainable))
+    return [f"{some:,} of {all_:,} parameters are not trained, first {named[0][1]}: {why}"] if named else []
+
+
+def _updated(optimizers: Iterable[Any]) -> set[int]:
+    return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
+
+
+# ---------------------------------------------------------------- of all ranks
+
+
+def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Findings, and notes, of what all ranks have posted."""
+    findings = list(dict.fromkeys(text for rank in ranks for text in rank["findings"]))
+    notes: list[str] = []
+    for group in sorted({tuple(rank["ranks"]) for rank in ranks if rank["ranks"] and rank["watched"][-1]}):
+        first, *others = (ranks[number] for number in group)
+        if any((other["watched"], other["ranks"]) != (first["watched"], first["ranks"]) for other in others):
+            notes.append(f"ranks {list(group)} are not compared: they watch other models")
+            continue
+        for number, other in zip(group[1:], others, strict=True):
+            found = first_difference(first["weights"], other["weights"])
+            if found:
+                findings.append(_apart(first, f"ranks {group[0]} and {number}", found))
+                break
+        differing = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
+        notes += [f"buffers differ between ranks: {found}; who saves, saves its own" for found in differing][:1]
+        batches = first["batches"]
+        is_made_up = len(batches) < 2 or not batches[0] or batches[0] == batches[1]  # the same in each step
+        if not is_made_up and all(other["batches"] == batches for other in others):
+            findings.append(
+                f"every rank trains on the same batch: in two steps the inputs of ranks {list(group)} are equal; give "
+                "the DataLoader a DistributedSampler, or prepare it"
+            )
+    return findings, notes
+
+
+def _apart(rank: dict[str, Any], which: str, found: str) -> str:
+    if rank["watched"][0] not in _AVERAGES and rank["watched"][-1] == "nobody":
+        return f"{which} train apart: nothing reduces their gradients, and weights differ, {found}; prepare the model"
+    return (
+        f"ranks differ: after the step weights of {which} are not the same, {found}; look for weights changed or added "
+        "after the wrap, backward passes outside of it, and settings that differ"
+    )

@@ -1,0 +1,180 @@
+"""Trainings of two ranks that are wrong on purpose, and sound ones, each with a proof of its own: test_prove.py.
+
+Each is trained without a proof first, and is to end with the same weights, bit by bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from study.engines import prove
+
+Made = tuple[Any, Any]  # what is called, and its optimizer
+STEPS = 4
+
+
+def net(seed: int = 0, norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16) if norm else nn.GELU(), nn.Linear(16, 4))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
+
+
+def ddp(model: nn.Module | None = None, optimizer: Any = None, **options: Any) -> Made:
+    wrapped = DistributedDataParallel(model or net(), **options)
+    return wrapped, optimizer or adam(wrapped)
+
+
+def sharded(is_late: bool) -> Made:
+    model = net()
+    early = adam(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model, early if is_late else adam(model)
+
+
+def drawn_anew() -> Made:
+    model, optimizer = ddp()
+    torch.manual_seed(dist.get_rank())
+    model.module[0].reset_parameters()
+    return model, optimizer
+
+
+def with_zero_gradients() -> Made:
+    model = net()
+    for parameter in model.parameters():
+        parameter.register_hook(torch.zeros_like)
+    return ddp(model)
+
+
+def replaced() -> Made:
+    model = net()
+    optimizer = adam(model)
+    model[2] = nn.Linear(16, 4)
+    return ddp(model, optimizer)
+
+
+def frozen() -> Made:
+    model = net()
+    model[0].requires_grad_(False)
+    return ddp(model)
+
+
+def flat() -> Made:
+    model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+    return model, adam(model)
+
+
+def redundant() -> Made:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit
+
+    model = DistributedDataParallel(net())
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+
+
+def around() -> Made:
+    model = nn.Sequential(DistributedDataParallel(net()))
+    return model, adam(model)
+
+
+def plain(seed: int = 0) -> Made:
+    model = net(seed)
+    return model, adam(model)
+
+
+def batch(rank: int, step: int, micro_step: int) -> torch.Tensor:
+    seed = 100 * rank + 10 * step + micro_step
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def train(
+    make: Callable[[], Made],
+    output: str | None,
+    *,
+    call: Callable[[Any, int], Any] = lambda model, micro_step: model,
+    batch: Callable[[int, int, int], torch.Tensor] = batch,
+    micro_steps: int = 1,
+    no_sync: Callable[[int], bool] = lambda micro_step: False,
+    zero_grad: bool = True,
+    by_hand: int = 0,
+    scaler: str = "",
+    evaluates: bool = False,
+) -> list[torch.Tensor]:
+    """Return what this rank holds of the weights. `by_hand`: how many gradients the script averages."""
+    model, optimizer = make()
+    scaling = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=bool(scaler))
+    if output:
+        prove.watch(model, optimizer, output=output)
+    for step in range(STEPS):
+        for micro_step in range(micro_steps):
+            with model.no_sync() if no_sync(micro_step) else nullcontext():
+                loss = call(model, micro_step)(batch(dist.get_rank(), step, micro_step)).pow(2).mean()
+                scaling.scale(loss).backward()
+        for parameter in list(model.parameters())[:by_hand]:
+            dist.all_reduce(parameter.grad)
+        if scaler == "right":
+            scaling.unscale_(optimizer)
+        if scaler:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaling.step(optimizer)
+        scaling.update()
+        if zero_grad:
+            optimizer.zero_grad()
+        if evaluates and step == 1 and not dist.get_rank():
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(1, 8))
+            model.train()
+    return [p.to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "module_bypass": {"make": ddp, "call": lambda model, _: model.module},
+    "no_sync_always": {"make": ddp, "micro_steps": 2, "no_sync": lambda _: True},
+    "no_sync_at_the_wrong_one": {"make": ddp, "micro_steps": 2, "no_sync": lambda micro_step: micro_step == 1},
+    "half_a_bypass": {"make": ddp, "micro_steps": 2, "call": lambda model, number: model.module if number else model},
+    "drawn_anew": {"make": drawn_anew},
+    "no_sampler": {"make": ddp, "batch": lambda _, *steps: batch(0, *steps)},
+    "no_zero_grad": {"make": ddp, "zero_grad": False},
+    "clipped_while_scaled": {"make": ddp, "scaler": "wrong"},
+    "optimizer_before_sharding": {"make": lambda: sharded(True)},
+    "optimizer_of_a_copy": {"make": lambda: ddp(optimizer=adam(copy.deepcopy(net())))},
+    "optimizer_of_a_part": {"make": lambda: ddp(model := net(), adam(model[2]))},
+    "layer_replaced": {"make": replaced},
+    "zero_gradients": {"make": with_zero_gradients},
+    "two_plain_models": {"make": plain},
+    "by_hand_but_drawn_apart": {"make": lambda: plain(dist.get_rank()), "by_hand": 4},
+    "ddp": {"make": ddp},
+    "batch_norm": {"make": lambda: ddp(net(norm=True))},
+    "accumulation": {"make": ddp, "micro_steps": 2, "no_sync": lambda micro_step: micro_step == 0},
+    "by_hand": {"make": plain, "by_hand": 4},
+    "scaler": {"make": ddp, "scaler": "right"},
+    "frozen": {"make": frozen},
+    "made_up_batch": {"make": ddp, "batch": lambda *_: torch.ones(4, 8)},
+    "fsdp2": {"make": lambda: sharded(False)},
+    "fsdp1": {"make": flat},
+    "zero_redundancy": {"make": redundant},
+    "around_ddp": {"make": around},
+    "one_rank_evaluates": {"make": ddp, "evaluates": True},
+}
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for name, case in CASES.items():
+        without, proven = (train(output=output, **case) for output in (None, f"{name}.json"))
+        assert all(map(torch.equal, without, proven)), name
+        dist.barrier()
+    print("TRAINED", file=sys.stderr, flush=True)
