@@ -40,18 +40,26 @@ class Number(NamedTuple):
 
 @cache
 def _apart() -> list[float]:
-    """How far the strategies' mean held-out losses are from DDP's, at most; and how far the furthest run is."""
+    """How far the mean held-out losses are from DDP's on as many processes, at most; and how far the furthest run."""
     runs = tables.runs(CPU / "learning-bert")
-    runs = runs[runs["run"].str.fullmatch(r".*-2x-seed\d+")]  # one of each start
-    losses = runs.pivot_table(index="seed", columns="strategy", values="held_out_loss")
+    runs = runs[runs["run"].str.fullmatch(r".*-[24]x-seed\d+")]  # one of each start
+    losses = runs.pivot_table(index=["processes", "seed"], columns="strategy", values="held_out_loss")
     apart = losses.div(losses["ddp"], axis=0) - 1
-    return [apart.mean().abs().max(), apart.abs().max().max()]
+    return [apart.groupby("processes").mean().abs().max().max(), apart.abs().max().max()]
+
+
+def _at_most(share: float, digits: int) -> str:
+    return f"{math.ceil(share * 100 * 10**digits) / 10**digits} %"
 
 
 @cache
 def _of_ddp() -> pd.Series:
     """By strategy: its peak over DDP's."""
     return peaks() / peaks()["ddp"]
+
+
+def _cap() -> float:
+    return min(file.record.config["memory_cap"] for file in records.find([CPU / "equal-memory"]))
 
 
 @cache
@@ -75,13 +83,14 @@ def _wrong(fault_id: str) -> str:
 
 
 NUMBERS = [
-    Number("0.12 %", "furthest mean loss", "learning-bert", lambda: f"{100 * _apart()[0]:.2f} %"),
-    Number("1.3 %", "furthest run's loss", "learning-bert", lambda: f"{100 * _apart()[1]:.1f} %"),
+    Number("0.19 %", "furthest mean loss", "learning-bert", lambda: _at_most(_apart()[0], 2)),
+    Number("1.9 %", "furthest run's loss", "learning-bert", lambda: _at_most(_apart()[1], 1)),
+    Number("3", "GiB a process: the cap", "equal-memory", lambda: f"{_cap():g}"),
     Number("1.57", "peak of `zero3`", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number("0.70", "peak of `zero3_tuned`", "peaks-real", lambda: f"{_of_ddp()['zero3_tuned']:.2f}"),
     Number("0.56", "peak of `fsdp2`", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
     Number("1.3", "step of `zero3`", "equal-memory", lambda: f"{_speeds('equal_ratios')['zero3']:.1f}"),
-    Number("124", "largest model in 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
+    Number("124", "largest model under 3 GiB, `ddp`", "frontier", lambda: _trained()["ddp"][:-1]),
     Number("110", "`zero3`", "frontier", lambda: _trained()["zero3"][:-1]),
     Number("204", "`zero3_tuned`", "frontier", lambda: _trained()["zero3_tuned"][:-1]),
     Number("229", "`fsdp2`", "frontier", lambda: _trained()["fsdp2"][:-1]),

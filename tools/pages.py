@@ -39,7 +39,7 @@ LOOK = "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding
 
 def sources() -> dict[str, Path]:
     """Every file of the project that is a page, by its place in the site; notebooks become Markdown."""
-    found = {"index.md": ROOT / "README.md"}
+    found = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
     for folder in ("docs", "reports"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".md", ".ipynb") and "records" not in path.parts:
@@ -89,7 +89,7 @@ def notebook(source: Path, target: Path) -> str:
 
 def commands() -> Iterator[str]:
     """The reference of commands, as click has it."""
-    yield "# Commands\n"
+    yield "# Commands\n\nWhat `zero-study COMMAND --help` prints, command by command.\n"
     top = click.Context(cli.zero_study, info_name="zero-study")
     for name in cli.zero_study.list_commands(top):
         command = cli.zero_study.get_command(top, name)

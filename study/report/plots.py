@@ -103,7 +103,7 @@ def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
     """A step's time over the control's: the median of `ratio` (bar), and the range of its runs (line)."""
     found = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
     figure, axes = bars(found["median"], f"step time over that of {control}", found["max"])
-    axes.hlines(found.index, found["min"], found["max"], color="#444444", linewidth=2)
+    axes.hlines(found.index, found["min"], found["max"], color=INK, linewidth=3)
     axes.axvline(1, color=INK, linewidth=0.8)
     return figure
 
