@@ -122,7 +122,7 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str) -> Figure:
         axes.tick_params(colors=ink, labelsize=10, bottom=False, labelbottom=False, left=False)
         axes.spines[:].set_visible(False)
         axes.margins(x=0.14)
-    said = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", small buckets"}
+    said = {"ddp": "DDP", "zero": "ZeRO-", "fsdp": "FSDP", "_tuned": ", tuned"}
     names = [re.sub("|".join(said), lambda found: said[found[0]], name) for name in order]
     panels[0].set_yticks(range(len(order)), names)
     panels[0].invert_yaxis()
