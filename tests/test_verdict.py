@@ -32,7 +32,7 @@ def protocol(**changes) -> Protocol:
 def trained(strategy="ddp", seed=0, loss=0.5, label="", first=0.7) -> Trained:
     held_out = {0: {"loss": first}, 100: {"loss": loss}}
     name = name_of(strategy, seed, label)
-    return Trained(name, strategy, 2, seed, label, held_out, (first, loss), f"start {seed}", "2026-11-24", "c")
+    return Trained(name, strategy, seed, label, held_out, "2026-11-24", "c")
 
 
 def name_of(strategy, seed, label="") -> str:

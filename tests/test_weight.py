@@ -8,7 +8,7 @@ import pytest
 from launching import ROOT
 
 # Of Python, at most: 30,000 of study/, and what prove's findings have added since.
-LINES = {"study": 30_530, "tools": 3_920, "tests": 18_220}
+LINES = {"study": 30_510, "tools": 3_920, "tests": 18_220}
 WORDS = 15_000  # of README and docs/, at most, without what is fenced and what is generated
 GUIDE = 1_200  # words of one guide, at most
 

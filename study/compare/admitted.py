@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from study.records.find import RecordFile
 from study.records.schema import Outcome, Record
 from study.running.studies import Protocol
 
-LAST_STEPS = 10  # of training, and as many of the first
 # Where text and weights lie differs from box to box; their digests are compared.
 _PLACES = NOT_TRAINED | {"data", "init", "weights"}
 
@@ -35,15 +33,11 @@ class Trained(NamedTuple):
 
     run_id: str
     strategy: str
-    world_size: int
     seed: int
     label: str  # of the part; else ""
     held_out: dict[int, dict[str, float]]  # step -> metric -> value; step 0: before the first
-    training_losses: tuple[float, float]  # the means of the first and of the last LAST_STEPS
-    initial_sha256: str
     started_at: str
     commit: str  # of the code
-    body: str | None = None  # the digest of the weights that it starts from; None: drawn
 
 
 class Runs(NamedTuple):
@@ -136,23 +130,17 @@ def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
 
 def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
     record = file.record
-    assert record.initial_parameters is not None  # every ok record has them
-    losses = [line["loss"] for line in records.steps_of(file)]
     return Trained(
         run_id=record.run_id,
         strategy=record.strategy,
-        world_size=record.world_size,
         seed=record.seed,
         label=label_of(record.run_id, labels),
         held_out={
             int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}
             for line in record.evaluation
         },
-        training_losses=(statistics.mean(losses[:LAST_STEPS]), statistics.mean(losses[-LAST_STEPS:])),
-        initial_sha256=record.initial_parameters.sha256,
         started_at=record.started_at,
         commit=record.machine.get("git_commit") or "unknown",
-        body=record.weights_sha256,
     )
 
 

@@ -274,10 +274,7 @@ def _paired(differences: np.ndarray, margin: float | None, what: str) -> _Estima
         low, high = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
         method = "t"
     else:
-        generator = np.random.default_rng(0)  # so that a page made twice says the same
-        low, high = stats.bootstrap(
-            (differences,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="BCa", rng=generator
-        ).confidence_interval
+        low, high = bootstrap_interval(differences, CONFIDENCE, RESAMPLES)
         method = "bootstrap (BCa)"
     equivalent = None
     if margin is not None:
@@ -291,14 +288,17 @@ def t_interval(each: np.ndarray) -> tuple[float, float | None, float | None]:
     """The mean of differences with its interval by Student's t: None of one, the mean itself where all agree."""
     if len(each) < 2:
         return float(each.mean()), None, None
-    return float(each.mean()), *interval_of_mean(each, CONFIDENCE)
-
-
-def interval_of_mean(each: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Student's t, of two values at least; the mean itself where all agree."""
     if np.ptp(each) <= CONSTANT:
-        return float(each.mean()), float(each.mean())
-    low, high = stats.ttest_1samp(each, 0).confidence_interval(confidence)
+        return float(each.mean()), float(each.mean()), float(each.mean())
+    low, high = stats.ttest_1samp(each, 0).confidence_interval(CONFIDENCE)
+    return float(each.mean()), float(low), float(high)
+
+
+def bootstrap_interval(each: np.ndarray, confidence: float, resamples: int) -> tuple[float, float]:
+    """The interval of a mean by the bootstrap (BCa), of values that are not all equal; the same each time."""
+    low, high = stats.bootstrap(
+        (each,), np.mean, confidence_level=confidence, n_resamples=resamples, method="BCa", rng=np.random.default_rng(0)
+    ).confidence_interval
     return float(low), float(high)
 
 

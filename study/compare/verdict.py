@@ -15,6 +15,7 @@ import numpy as np
 from scipy import stats
 
 from study.compare.admitted import Runs, Trained
+from study.compare.differences import bootstrap_interval
 from study.compare.words import in_order
 from study.errors import Refusal
 from study.running.studies import Protocol
@@ -48,7 +49,6 @@ class Verdict(NamedTuple):
 
     arms: list[Arm]
     null: dict[str, dict[int, float]]  # by label, by start
-    furthest_null: float
     share_noticed: float  # of starts in which a run of the null has parted from the control's: is the training quiet?
     falls: dict[int, tuple[float, float]]  # by start: the control's held-out loss before step 1, and at the endpoint
     lacks: list[str]  # why there is no verdict; empty: there is one
@@ -59,7 +59,7 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
 
     Raises Refusal where a planned run has no outcome yet, and where too few starts are left for the tests.
     """
-    require_whole(runs)
+    require_whole(runs.missing)
     controls, found = beside_control(runs, protocol.step, control)
     null = {name: found.pop(name) for name in protocol.variants if name in found}
     if lacking := set(protocol.variants) - null.keys():
@@ -67,16 +67,16 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
             f"no run of the null {min(lacking)!r} is here; the tests need all of {', '.join(protocol.variants)}"
         )
     whole = sorted(set.intersection(*(set(each) for each in null.values())))
+    furthest = {start: max(abs(each[start]) for each in null.values()) for start in whole}
     broken = {name: found.pop(name) for name in protocol.broken if name in found} | dict(elsewhere or {})
     arms = []
     for each, is_broken in ((found, False), (broken, True)):
         names = list(each) if is_broken else in_order(each)
-        rows = [_judge_arm(name, is_broken, each[name], null, whole, protocol) for name in names]
+        rows = [_judge_arm(name, is_broken, each[name], null, furthest, protocol) for name in names]
         for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
             arms.append(row._replace(p=p, is_further=p < protocol.significance))
     falls = {start: (run.held_out[0]["loss"], run.held_out[protocol.step]["loss"]) for start, run in controls.items()}
-    noticed = [max(abs(each[start]) for each in null.values()) >= protocol.noticed for start in whole]
-    share = float(np.mean(noticed))
+    share = float(np.mean([furthest[start] >= protocol.noticed for start in whole]))
     expected = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
     lacks = [f"{name}, which is wrong on purpose, was not run" for name in sorted(expected - broken.keys())]
     lacks += [
@@ -88,15 +88,15 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
         lacks += [f"rounding is noticed in {share:.0%} of starts: the training is too quiet to ask"]
     if still := [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]:
         lacks += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
-    return Verdict(arms, null, _furthest(null, whole), share, falls, lacks)
+    return Verdict(arms, null, share, falls, lacks)
 
 
-def require_whole(runs: Runs) -> None:
+def require_whole(missing: Sequence[str]) -> None:
     """Raise Refusal where a planned run has no outcome yet: who looks before can stop where it pleases."""
-    if runs.missing:
+    if missing:
         raise Refusal(
-            f"{len(runs.missing)} planned runs have no outcome yet, {runs.missing[0]} among them; a study that was "
-            "fixed in advance is judged when it is whole"
+            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them; a study that was fixed in "
+            "advance is judged when it is whole"
         )
 
 
@@ -116,25 +116,21 @@ def _judge_arm(
     is_broken: bool,
     differences: Differences,
     null: Mapping[str, Differences],
-    whole: Sequence[int],
+    furthest: Mapping[int, float],  # of the null, in each start that has all of it
     protocol: Protocol,
 ) -> Arm:
-    starts = [start for start in whole if start in differences]
+    starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
         raise Refusal(f"{name}: {len(starts)} starts have the null; the tests need two")
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
     distance, p = exchange(own, beside)
     low, high = mean_interval(own, 1 - 2 * protocol.significance)
-    num_parted = int((np.abs(own) > _furthest(null, whole)).sum())
+    num_parted = int((np.abs(own) > max(furthest.values())).sum())
     within = -protocol.margin < low and high < protocol.margin
     most = float(stats.beta.ppf(0.95, num_parted + 1, len(own) - num_parted)) if num_parted < len(own) else 1.0
     each = dict(zip(starts, own.tolist(), strict=True))
     return Arm(name, is_broken, each, float(own.mean()), low, high, distance, p, False, within, num_parted, most)
-
-
-def _furthest(null: Mapping[str, Differences], starts: Sequence[int]) -> float:
-    return max(abs(each[start]) for each in null.values() for start in starts)
 
 
 def exchange(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
@@ -158,10 +154,7 @@ def mean_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
     """The interval of a mean, by the bootstrap (BCa); of equal values, that value."""
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
-    found = stats.bootstrap(
-        (values,), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, rng=np.random.default_rng(0)
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    return bootstrap_interval(values, confidence, RESAMPLES)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

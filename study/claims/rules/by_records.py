@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from study.claims.rules import Observed
-from study.errors import Refusal
 from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
@@ -96,14 +95,13 @@ def _table(workload: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from study.compare import table
+    from study.compare import table, verdict
 
     if workload not in LEARNED:
         raise ValueError(f"workload {workload!r}: must be one of {', '.join(LEARNED)}")
     study = LEARNED[workload]
     runs = table.read([RECORDS / study])
-    if missing := {run.run_id for run in studies.runs(studies.find(study))} - set(runs["run_id"]):
-        raise Refusal(f"{study}: {len(missing)} planned runs have no outcome yet; nothing follows from a part of it")
+    verdict.require_whole(sorted({run.run_id for run in studies.runs(studies.find(study))} - set(runs["run_id"])))
     once = runs[runs["run_id"].str.endswith("-once")]
     arms = runs[runs["run_id"].str.fullmatch(r".*-seed\d+") & (runs["world_size"] <= WORLD_SIZE)]
     arm_of = arms[arms["world_size"] == WORLD_SIZE].set_index("final_sha256")["strategy"]

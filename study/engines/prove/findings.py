@@ -9,15 +9,20 @@ from typing import Any
 import torch
 
 from study.engines.prove import read_back
-from study.engines.prove.checksums import checksums, first_difference, of_weights
+from study.engines.prove.checksums import Checksum, checksums, first_difference
 from study.engines.prove.proved_step import Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
 _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
 
 
-def posted(model: Any, facts: dict[str, Any], step: Step, batches: list[Any]) -> dict[str, Any]:
-    """What a rank saw, for all to be compared. Rank-local. `batches`: checksums of the first inputs of two steps."""
+def posted(
+    model: Any, facts: dict[str, Any], step: Step, batches: list[Any], weights: dict[str, Checksum]
+) -> dict[str, Any]:
+    """What a rank saw, for all to be compared. Rank-local.
+
+    `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, after the step.
+    """
     is_piped = any(issued.kind.endswith(("send", "recv")) for issued in step.collectives())
     kept_alike = by_whom(facts, step.reduced, is_piped)
     names = read_back.replicated(model) if facts["engine"] != "FSDP1" else set()
@@ -25,7 +30,7 @@ def posted(model: Any, facts: dict[str, Any], step: Step, batches: list[Any]) ->
     return {
         "watched": [facts["engine"], facts["engine_class"], facts["num_params"], kept_alike],
         "ranks": facts["data_parallel_ranks"],
-        "weights": {name: pair for name, pair in of_weights(model).items() if name in names},
+        "weights": {name: pair for name, pair in weights.items() if name in names},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
         "batches": batches,
         "findings": of_rank(facts, step, kept_alike),

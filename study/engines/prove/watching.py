@@ -244,7 +244,7 @@ class Watch:
             if 0 < step.num_zero_gradients < step.num_gradients:
                 notes.append(f"{step.num_zero_gradients} of {step.num_gradients} gradients are zero everywhere")
             batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
-            mine = findings.posted(self._model, self._facts, step, batches)
+            mine = findings.posted(self._model, self._facts, step, batches, after)
             mine["findings"] = [*found, *mine["findings"]]
         except Exception as error:  # what else is proven does not need it
             notes.append(f"what trains wrongly: not looked for, {type(error).__name__}: {error}")
