@@ -29,10 +29,10 @@ def protocol(**changes) -> Protocol:
     return Protocol.model_validate({**PROTOCOL, **changes})
 
 
-def trained(strategy="ddp", seed=0, loss=0.5, label="", first=0.7) -> Trained:
+def trained(strategy="ddp", seed=0, loss=0.5, label="", first=0.7, learns=True) -> Trained:
     held_out = {0: {"loss": first}, 100: {"loss": loss}}
     name = name_of(strategy, seed, label)
-    return Trained(name, strategy, seed, label, held_out, "2026-11-24", "c")
+    return Trained(name, strategy, seed, label, held_out, (0.7, loss if learns else 0.7), "2026-11-24", "c")
 
 
 def name_of(strategy, seed, label="") -> str:
@@ -43,14 +43,14 @@ def made_up(taken, missing=()) -> Runs:
     return Runs(list(taken), {}, list(missing), len(taken) + len(missing))
 
 
-def study(shift=0.0, scatter=1.0, spread=0.002, broken=0.05, first=0.7) -> Runs:
+def study(shift=0.0, scatter=1.0, spread=0.002, broken=0.05, first=0.7, learns=True) -> Runs:
     """DDP and its null, `spread` apart; zero3, shifted, or as many times further away; a fault, shifted by `broken`."""
     draw = np.random.default_rng(1)
     taken = []
     for seed in range(STARTS):
         level = 0.5 + 0.02 * draw.normal()
         near = lambda factor=1.0: level * (1 + factor * spread * draw.normal())  # noqa: B023, E731
-        taken += [trained("ddp", seed, level, first=first), trained("single", seed, near())]
+        taken += [trained("ddp", seed, level, first=first, learns=learns or seed > 0), trained("single", seed, near())]
         taken += [trained("ddp", seed, near(), label) for label in ("cut", "rounding")]
         taken += [trained("zero3", seed, near(scatter) + shift * level)]
         taken += [trained("ddp", seed, near() + broken * level, "scaled")] if seed < 8 else []
@@ -112,7 +112,8 @@ def test_what_parts_is_counted_and_bounded():
         ({}, {"broken": ["scaled", "moment"]}, "moment, which is wrong on purpose, was not run"),
         ({}, {"broken_study": "old"}, "old, which is wrong on purpose, was not run"),
         ({"spread": 1e-5}, {}, "too quiet"),
-        ({"first": 0.5}, {}, "does not fall"),
+        ({"first": 0.5}, {}, "held-out loss of ddp does not fall"),
+        ({"learns": False}, {}, "training loss of ddp does not fall in [0]"),
     ],
 )
 def test_there_is_no_verdict_where_the_test_could_not_have_failed(changes, of, lack):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from study.compare.facts import libraries
+from study.compare.facts import libraries, steps_at_an_end
 from study.config import NOT_TRAINED, RunConfig
 from study.errors import Refusal
 from study.records import find as records
@@ -36,6 +37,7 @@ class Trained(NamedTuple):
     seed: int
     label: str  # of the part; else ""
     held_out: dict[int, dict[str, float]]  # step -> metric -> value; step 0: before the first
+    training: tuple[float, float]  # mean loss of the first steps, and of as many last ones
     started_at: str
     commit: str  # of the code
 
@@ -129,7 +131,8 @@ def _unlike(found: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
 
 
 def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
-    record = file.record
+    record, losses = file.record, [line["loss"] for line in records.steps_of(file)]
+    ends = steps_at_an_end(len(losses))
     return Trained(
         run_id=record.run_id,
         strategy=record.strategy,
@@ -139,6 +142,7 @@ def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
             int(line["step"] or 0): {name: value for name, value in line.items() if value is not None}
             for line in record.evaluation
         },
+        training=(fmean(losses[:ends]), fmean(losses[-ends:])),
         started_at=record.started_at,
         commit=record.machine.get("git_commit") or "unknown",
     )

@@ -88,6 +88,8 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
         lacks += [f"rounding is noticed in {share:.0%} of starts: the training is too quiet to ask"]
     if still := [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]:
         lacks += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
+    if rises := sorted(start for start, run in controls.items() if run.training[1] >= run.training[0]):
+        lacks += [f"the training loss of {control} does not fall in {rises}"]
     return Verdict(arms, null, share, falls, lacks)
 
 
