@@ -40,14 +40,15 @@ PRECISIONS = ("fp32", "bf16-autocast", "bf16")
 ONLY = {"schedule": "linear", "warmup_steps": 0, "micro_batch_size": None, "share_device": False}
 
 
-def main() -> None:
+def main(engine: Any) -> None:
+    """Train on one rank; `engine`: the module whose `check` and `train` this is."""
     extensions.use_own_folder()
     os.environ.update(QUIET | dict(os.environ))
     chosen, folder, *words = sys.argv[1:]
     config = build_config(**parse_flags(words))
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    check(config, chosen, num_processes)
-    train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), Path(folder))
+    engine.check(config, chosen, num_processes)
+    engine.train(make_run(config, file.read_strategy(file.find_strategy(chosen)), num_processes), Path(folder))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as train.py ends, and for the same reason
@@ -201,4 +202,4 @@ def speed(ends: list[float], num_warmup_steps: int, global_batch_size: int) -> d
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.modules["__main__"])

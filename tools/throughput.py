@@ -1,11 +1,12 @@
-"""Is the study's loop as fast as Hugging Face's Trainer at the same work, everything that it measures included?
+"""Is the study's loop as fast as Hugging Face's Trainer, or as DeepSpeed alone, at the same work?
 
-    python tools/throughput.py [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
+    python tools/throughput.py [--against deepspeed] [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
     python tools/throughput.py --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
 
-Two ratios, each ours over Trainer's. `wall`: samples per second from the end of the warm-up to the end of the last
-step, on rank 0's clock, nothing left out: our probed step and our gathering of losses count. `step`: samples per second
-at the median step; ours is the record's timing, Trainer's the median of the times between two ends of steps.
+Two ratios, each ours over theirs. `wall`: samples per second from the end of the warm-up to the end of the last
+step, on rank 0's clock, nothing left out. Of the small work nothing is probed: what a probe takes does not grow with
+the run, and it has 40 steps. `step`: samples per second at the median step; ours is the record's timing, theirs the
+median of the times between two ends of steps.
 
 On one process Trainer builds no DDP: beside our `ddp` it runs as `single`, which is what one gets of it there.
 """
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bare_deepspeed
 import click
 import hf_trainer
 import pairs
@@ -52,6 +54,7 @@ FLAGS: dict[str, Any] = {
     "timing_warmup_steps": 5,
     "learning_rate": 3e-4,
     "dropout": 0.1,
+    "measure": False,
 }
 # What a GPU is asked: long enough steps, in the arithmetic that it is made for.
 _ON_GPU = {"precision": "bf16-autocast", "max_steps": 25, "num_eval_examples": 4, "init": "scratch"}
@@ -68,6 +71,7 @@ WORKS: dict[str, dict[str, Any]] = {
         "num_train_examples": 200,
     },
 }
+ENGINES = {"trainer": hf_trainer, "deepspeed": bare_deepspeed}
 SOME_MISSING = 3  # exit status, as that of `zero-study run`
 # What both engines must agree on, beside the losses; the rest of the proof is checked in each arm.
 SAME = ("world_size", "engine_class", "optimizer_class", "zero_stage", "reduce_bucket_size", "overlap_comm")
@@ -84,6 +88,7 @@ def measure(
     slot: Slot,
     command: str,
     pair_seconds: float = 0.0,
+    against: str = "trainer",
 ) -> int:
     """Run what the output lacks of the pairs, print the ratios, and return the exit status.
 
@@ -93,7 +98,7 @@ def measure(
     flags |= {"size": size} if size else {}
     pairs.share_cores(num_processes or 2)
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
-    planned = {name: plan(name, flags, num_processes) for name in names}
+    planned = {name: plan(name, flags, num_processes, against) for name in names}
     config = next(iter(planned.values())).config
     head = {"command": command, "config": pairs.shown_config(config), "loss_tolerance": tolerance(config.precision)}
     results = earlier(output, head)
@@ -103,21 +108,22 @@ def measure(
             files.write_json(output, {**machine, **head, "strategies": results})
 
     try:
-        status = _compare_all(planned, num_pairs, slot, pair_seconds, results, keep)
+        status = _compare_all(planned, against, num_pairs, slot, pair_seconds, results, keep)
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if output and results:
             keep(**header("throughput", command))
     if status != SOME_MISSING:
         for name, result in results.items():
             mfu = result["mfu"]
-            share = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
+            share = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu[against]:.1f} %" if mfu else ""
             ratios = f"wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}"
-            print(f"{name}: ours/Trainer {ratios}{share}")
+            print(f"{name}: ours/{against} {ratios}{share}")
     return status
 
 
 def _compare_all(
     planned: dict[str, Run],
+    against: str,
     num_pairs: int,
     slot: Slot,
     longest: float,
@@ -135,7 +141,7 @@ def _compare_all(
             began = time.monotonic()
             slot.first_is_due = False
             try:
-                done = [*done, compare(work, len(done) + 1, num_pairs)]
+                done = [*done, compare(work, len(done) + 1, num_pairs, against)]
             except RunFailed as failure:  # the strategies after it can be compared all the same
                 print(f"zero-study: {name}: {failure}", file=sys.stderr)
                 status = 1
@@ -156,11 +162,11 @@ def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     return content["strategies"]
 
 
-def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Run:
+def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None, against: str = "trainer") -> Run:
     """Check that both arms can do this work. Raises Refusal."""
     work = pairs.plan(strategy_name, flags, num_processes)
     theirs = of_trainer(work)
-    hf_trainer.check(theirs.config, theirs.strategy.name, theirs.world_size)
+    ENGINES[against].check(theirs.config, theirs.strategy.name, theirs.world_size)
     return work
 
 
@@ -170,10 +176,10 @@ def of_trainer(work: Run) -> Run:
     return dataclasses.replace(work, strategy=read_by_name("single")) if alone else work
 
 
-def compare(work: Run, number: int, num_pairs: int) -> dict[str, Any]:
+def compare(work: Run, number: int, num_pairs: int, against: str) -> dict[str, Any]:
     """Run one pair of a strategy. Raises RunFailed where a run fails or the arms did not do the same work."""
     theirs = of_trainer(work)
-    arms = {"ours": functools.partial(ours, work), "trainer": functools.partial(trainer, theirs)}
+    arms = {"ours": functools.partial(ours, work), against: functools.partial(other, theirs, against)}
 
     def say(arm: str, pair: int, facts: dict[str, Any]) -> None:
         print(
@@ -189,18 +195,19 @@ def compare(work: Run, number: int, num_pairs: int) -> dict[str, Any]:
 
 def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = SAME) -> dict[str, Any]:
     """Reduce a pair to what is kept: rates, ratios and how far apart the losses were. Raises RunFailed as `compare`."""
-    arms = {arm: dict(pair[arm]) for arm in ("ours", "trainer")}
-    differ = [name for name in same if arms["ours"]["proof"][name] != arms["trainer"]["proof"][name]]
+    arms = {arm: dict(facts) for arm, facts in pair.items() if arm != "order"}
+    (against,) = arms.keys() - {"ours"}
+    differ = [name for name in same if arms["ours"]["proof"][name] != arms[against]["proof"][name]]
     if differ:
         proofs = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
         raise RunFailed(f"the arms do not do the same work: {proofs}")
-    losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
+    losses = list(zip(arms["ours"]["losses"], arms[against]["losses"], strict=True))
     differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
     for step, difference in enumerate(differences, 1):
         if not difference <= loss_tolerance:
             mine, theirs = losses[step - 1]
             raise RunFailed(
-                f"the arms do not do the same work: step {step} has loss {mine} in ours, {theirs} in Trainer"
+                f"the arms do not do the same work: step {step} has loss {mine} in ours, {theirs} in {against}"
             )
     for facts in arms.values():
         facts["final_loss"] = facts.pop("losses")[-1]
@@ -208,7 +215,7 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     entry = {"order": pair["order"], **arms, "largest_loss_difference": max(differences)}
     for kind in ("wall", "step"):
         rate = f"{kind}_samples_per_second"
-        entry[f"{kind}_ratio"] = arms["ours"][rate] / arms["trainer"][rate]
+        entry[f"{kind}_ratio"] = arms["ours"][rate] / arms[against][rate]
     return entry
 
 
@@ -219,13 +226,14 @@ def summarize(kept: list[dict[str, Any]]) -> dict[str, Any]:
     known = [pair["ours"]["peak_samples_per_second"] for pair in kept]
     mfu = None
     if None not in known:
-        rates = {arm: [pair[arm]["step_samples_per_second"] for pair in kept] for arm in ("ours", "trainer")}
+        both = kept[0].keys() & {"ours", *ENGINES}
+        rates = {arm: [pair[arm]["step_samples_per_second"] for pair in kept] for arm in both}
         mfu = {arm: statistics.median(rates[arm]) / known[0] for arm in rates}
     return {"pairs": kept, **spread, "mfu": mfu}
 
 
 def ours(work: Run) -> dict[str, Any]:
-    """One run of train.py, as users start it, measuring."""
+    """One run of train.py, as users start it."""
     with pairs.finished(work) as done:
         facts, steps = schema.read(done.folder), schema.read_steps(done.folder)
     return {
@@ -250,8 +258,8 @@ def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> f
     return sum(step["samples"] for step in timed) / (timed[-1]["elapsed_seconds"] - warmed["elapsed_seconds"])
 
 
-def trainer(work: Run) -> dict[str, Any]:
-    """One run of Trainer, on ranks of their own. Raises RunFailed with what was raised, and Refusal."""
+def other(work: Run, against: str) -> dict[str, Any]:
+    """One run of what ours is compared with, on ranks of their own. Raises RunFailed, and Refusal."""
     environment = dict(os.environ)
     if work.strategy.name == "single":  # of several GPUs, Trainer would take all
         environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
@@ -259,8 +267,8 @@ def trainer(work: Run) -> dict[str, Any]:
         environment["WORLD_SIZE"] = str(work.world_size)
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         words = work.arguments()
-        program = [hf_trainer.__file__, work.strategy.name, folder, *words]
-        what, limit = f"Trainer under {work.strategy.name}", pairs.TIMEOUT_SECONDS
+        program = [str(ENGINES[against].__file__), work.strategy.name, folder, *words]
+        what, limit = f"{against} under {work.strategy.name}", pairs.TIMEOUT_SECONDS
         answers = processes.ask(
             program, what, num_ranks=work.world_size, timeout_seconds=limit, environment=environment
         )
@@ -268,6 +276,7 @@ def trainer(work: Run) -> dict[str, Any]:
 
 
 @click.command()
+@click.option("--against", type=click.Choice(tuple(ENGINES)), default="trainer", help="what ours is compared with")
 @click.option("--pairs", "num_pairs", type=click.IntRange(1), default=5, help="pairs of runs per strategy")
 @click.option("--strategies", default="ddp,zero2", metavar="NAMES", help="some, with commas between, or all")
 @click.option("--work", type=click.Choice(tuple(WORKS)), default="small", help="what is trained")
@@ -277,7 +286,7 @@ def trainer(work: Run) -> dict[str, Any]:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder with imdb/ and tokenizers/")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, or to complete")
 def main(minutes: int | None, **options: Any) -> None:
-    """Compare the training loop with Hugging Face's Trainer at the same work, everything that it measures included.
+    """Compare the training loop with Hugging Face's Trainer, or with DeepSpeed alone, at the same work.
 
     Exit status: 0 every pair is compared; 1 a strategy failed; 3 some pairs are left for the next call (--minutes).
     """
@@ -291,7 +300,8 @@ def main(minutes: int | None, **options: Any) -> None:
 
 def recorded(options: dict[str, Any]) -> str:
     """The command line as a result's file has it: without its output, its slot and this machine's folders."""
-    told = {"pairs": options["num_pairs"]}
+    told = {"against": "deepspeed"} if options.get("against") == "deepspeed" else {}
+    told |= {"pairs": options["num_pairs"]}
     told |= {name: options[name] for name in ("strategies", "work", "size", "num_processes")}
     told |= {"data_dir": "DIR"} if options["data_dir"] else {}
     return " ".join(["python tools/throughput.py", *as_words(told)])
