@@ -40,25 +40,6 @@ FAILS = {
 }
 OPEN, NEEDS, NEEDS_SOURCE = "open", "needs hardware", "needs its source"
 WORDS = (*HOLDS.values(), *FAILS.values(), OPEN, NEEDS, NEEDS_SOURCE)
-MEANINGS = {
-    "reproduced": "our own runs agree, of small models on a CPU; the evidence names them.",
-    "works as printed": "today's engine was given the lines, and does with them what the source says.",
-    "measured by others to hold": "rows that others published agree, of their machines. Nothing was run here, and it "
-    "is said of these rows alone: the verdict names source, grade, machine and the worst pair.",
-    "predicted to hold": "the models of memory, messages and time agree, and nothing was run.",
-    "adds up": "the source's own numbers agree with one another. That is no evidence of a run.",
-    "matches what it cites": "it says what the papers say that it cites, or what their formulas give.",
-    "contradicted by runs": "our own runs leave it out, of small models on a CPU.",
-    "contradicted by today's engine": "today's engine was given the lines, and does something else with them; "
-    "older ones were not asked.",
-    "measured by others to fail": "a row that others published leaves it out, of their machines; nothing was run here.",
-    "contradicted by theory": "the models of memory, messages and time leave it out, and nothing was run.",
-    "contradicts itself": "the source's own numbers leave it out.",
-    "contradicts what it cites": "what it cites says something else.",
-    "open": "it was tried, and what was found neither agrees with it nor leaves it out.",
-    "needs hardware": "it was not tried: it takes what is named.",
-    "needs its source": "it cannot be tried: the source does not say enough, or lacks what it promises.",
-}
 
 
 def holds(word: str) -> Held:

@@ -183,6 +183,22 @@ def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed
     return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
 
 
+def peak_ratio(of: str, to: str) -> Observed:
+    """Bytes of tensors at the highest moment of a step over those of another strategy, of the fullest process.
+
+    From least to most, over the models, numbers of processes and precisions of `peaks-real`; in bf16 DDP is autocast.
+    """
+    from study.compare import table
+
+    runs = table.read([RECORDS / "peaks-real"]).query("status == 'ok'")
+    runs = runs.assign(precision=runs["precision"].str.removesuffix("-autocast"))
+    above, below = (runs[runs["strategy"] == name] for name in (of, to))
+    pairs = above.merge(below, on=["workload", "size", "world_size", "precision", "seed"], suffixes=("", "_below"))
+    ratios = [float(ratio) for ratio in pairs["peak_tensor_bytes"] / pairs["peak_tensor_bytes_below"]]
+    told, evidence = f"least to most of {len(pairs)} pairs", (*pairs["run_id"], *pairs["run_id_below"])
+    return Observed(statistics.mean(ratios), evidence, (min(ratios), max(ratios)), told=told)
+
+
 # ---------------------------------------------------------------- what is sent
 
 
@@ -288,7 +304,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, volume, volume_ratio,
+        loss_difference, gradient_norm_ratio, state_bytes_per_parameter, state_ratio, peak_ratio, volume, volume_ratio,
         reduced_ratio, uses_collective, accumulation_difference, protocol_effect,
     )
 }  # fmt: skip

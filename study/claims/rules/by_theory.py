@@ -197,8 +197,8 @@ def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, preci
 
 def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
     """Bytes at stage 0 over those at this stage."""
-    shared = {"world_size": world_size, "precision": precision}
-    return paper_ratio({"zero_stage": 0, **shared}, {"zero_stage": zero_stage, **shared})
+    above, below = (paper_bytes_per_parameter(stage, world_size, precision) for stage in (0, zero_stage))
+    return Observed(above.number / below.number, (f"({above.evidence[0]}) / ({below.evidence[0]})",))
 
 
 def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
@@ -206,12 +206,6 @@ def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Ob
     states = paper_reduction(zero_stage, world_size, precision)
     ends = (1.0, states.number)
     return Observed(states.value, states.evidence, ends, told="from activations alone to states alone")
-
-
-def paper_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Bytes per parameter of one case over another's."""
-    above, below = paper_bytes_per_parameter(**of), paper_bytes_per_parameter(**to)
-    return Observed(above.number / below.number, (f"({above.evidence[0]}) / ({below.evidence[0]})",))
 
 
 def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precision: str) -> Observed:
@@ -419,8 +413,8 @@ def _speed_in_words(case: Case) -> str:
 FUNCTIONS: dict[str, Callable[..., Observed]] = {
     function.__name__: function
     for function in (
-        paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_peak_reduction, paper_ratio,
-        paper_saving_share, paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth,
+        paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_peak_reduction, paper_saving_share,
+        paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth,
         peak, peak_of_any_batch, memory_ratio, fits, largest_model, capacity_ratio, engine_volume,
         speed_ratio, speed_ratio_change, speed_ratio_growth, published_tflops,
     )
