@@ -70,7 +70,7 @@ GROUPS = {
     "Train": (("train", "run", "plan", "job"), "zero-study run smoke"),
     "Compare": (("compare", "report", "export"), "zero-study compare runs"),
     "Plan": (("advise", "predict"), "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
-    "Check": (("doctor", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
+    "Check": (("doctor", "upgrade", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
     "Maintain": (("pack", "merge"), "zero-study pack runs/smoke my-box.zip"),
 }
 PROVE = "In a script of your own: from study.engines import prove; prove.watch(engine) says what it really trains."
@@ -358,7 +358,10 @@ def _seconds(minutes: int | None) -> float:
 @click.option("--json", "as_json", is_flag=True, help="print every finding as JSON")
 @click.option("--fix", type=PATH, metavar="OUT", help="also write the mended file, to a new file")
 @click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be tried [default: .]")
-def _doctor(file: Path | None, everything: bool, as_json: bool, fix: Path | None, disk: Path | None) -> int:
+@click.option("--for", "release", metavar="deepspeed==VERSION", help="also what this release trains wrongly of it")
+def _doctor(
+    file: Path | None, everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
+) -> int:
     """Say what each key of a file really does.
 
     With these versions; without a file, what would bite on this machine.
@@ -368,18 +371,38 @@ def _doctor(file: Path | None, everything: bool, as_json: bool, fix: Path | None
     from study.engines.doctor import checkup, examine
 
     if file is None:
-        if everything or fix:
-            raise Refusal(f"{'--all' if everything else '--fix'} is about a file; name one")
+        if everything or fix or release:
+            raise Refusal(f"{'--all' if everything else '--fix' if fix else '--for'} is about a file; name one")
         checks = checkup.examine(disk or Path())
         print(checkup.as_json(checks) if as_json else checkup.text(checks))
         return 1 if any(check.verdict == "bites" for check in checks) else 0
     if disk is not None:
         raise Refusal(f"--disk {disk} is about this machine; leave FILE out, or --disk")
-    examined = examine.examine(file)
+    examined = examine.examine(file, release)
     if fix is not None:
         examine.write_mended(examined, fix)
     print(examined.as_json() if as_json else examine.text(examined, everything))
     return 1 if examined.matters else 0
+
+
+@zero_study.command("upgrade")
+@click.argument("old", type=PATH, metavar="OLD", help="uv.lock, requirements.txt or what `pip freeze` prints")
+@click.argument("new", type=PATH, metavar="NEW", help="the same, after the upgrade")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, each change as OSV has it")
+def _upgrade(old: Path, new: Path, output: Path | None) -> int:
+    """Say what other releases change in a training.
+
+    Exit status: 0 nothing comes that trains otherwise; 1 something does, or is unknown; 2 a file cannot be read.
+    """
+    from study.engines import upgrade
+
+    before, after = upgrade.read_lock(old), upgrade.read_lock(new)
+    changes = upgrade.compare(before, after)
+    if output is not None:
+        files.require_folder(output)
+        files.write_json(output, {"vulns": [change.as_osv() for change in changes]})
+    print(upgrade.text(changes, before, after))
+    return int(any(change.alarms for change in changes))
 
 
 def _require(*modules: str) -> None:
@@ -402,13 +425,16 @@ def _require(*modules: str) -> None:
     metavar="PACKAGE==VERSION",
     help="another release than the installed one, of deepspeed, accelerate or torch: its plain cells",
 )
+@click.option("--known", type=PATH, metavar="FILE", help="an earlier --output: what it has as it is now is no failure")
 @click.option("--output", type=PATH, help="JSON file to write")
-def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple[str, ...], output: Path | None) -> int:
+def _conformance(
+    only: tuple[str, ...], ranks: str | None, asked_releases: tuple[str, ...], known: Path | None, output: Path | None
+) -> int:
     """Ask whether the installed engines train right.
 
     Trains a toy in every way that they offer, and holds each against a reference without an engine.
 
-    On a CPU, in some minutes. Exit status: 0 every cell is the same or refused; 1 one is wrong or crashed.
+    On a CPU, in some minutes. Exit status: 0 every cell is the same or refused, or known; 1 one is wrong or crashed.
     """
     _require(*TRAINING[:1], "deepspeed")
     from study.engines.conformance import cells, committed, installation, releases
@@ -419,7 +445,7 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
     if ranks is not None and chosen:
         raise Refusal(f"--ranks {ranks}: another release is examined on two processes; leave it out")
     numbers = sorted({int(number) for number in (ranks or "1,2").split(",")})
-    matrix = cells.of_release(chosen) if chosen else cells.matrix(numbers)
+    matrix = cells.of_release(chosen, (cells.PLAIN, *cells.NEWER_TWISTS)) if chosen else cells.matrix(numbers)
     asked = [cell for cell in matrix if all(text in cell.name for text in only)]
     if not asked:
         raise Refusal(
@@ -427,11 +453,12 @@ def _conformance(only: tuple[str, ...], ranks: str | None, asked_releases: tuple
         )
     if output is not None:
         files.require_folder(output)
+    earlier = None if known is None else committed.load(known)["cells"]
     found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
     if output is not None:
         files.write_json(output, found)
-    print("\n".join(committed.lines(found)))
-    return int(any(cell["verdict"] in committed.FAULTS for cell in found["cells"].values()))
+    print("\n".join(committed.lines(found, earlier)))
+    return int(bool(committed.failures(found, earlier)))
 
 
 @zero_study.command("export")

@@ -53,8 +53,8 @@ MAY_IMPORT = {
 LIGHT = [
     "claims", "cli", "compare", "config", "engines.conformance.cells", "engines.conformance.committed",
     "engines.doctor", "engines.extensions", "engines.keys.allowed",
-    "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "errors", "files", "models",
-    "planner", "processes", "records", "report", "run", "running", "strategy",
+    "engines.keys.known_keys", "engines.known_bad", "engines.this_machine", "engines.upgrade", "errors", "files",
+    "models", "planner", "processes", "records", "report", "run", "running", "strategy",
     "theory", "train", "workloads.sources", "__main__",
 ]  # fmt: skip
 WHEN_CALLED = {"study.planner.fake_tensors"}  # imported by what runs it

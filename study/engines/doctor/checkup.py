@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Literal
 import psutil
 
 from study import processes
-from study.engines import extensions, this_machine
+from study.engines import extensions, this_machine, upgrade
 from study.engines.keys import allowed
 from study.errors import Refusal, RunFailed
 from study.files import refuses_more
@@ -61,6 +62,7 @@ def examine(disk: Path) -> list[Check]:
     """Look at everything. `disk` is a folder on the disk that runs write to, or that NVMe offload swaps to."""
     return [
         *_packages(),
+        *_known_bad(),
         *_extensions(),
         *_cuda(),
         *_gpus(),
@@ -97,6 +99,17 @@ def _packages() -> Iterator[Check]:
         yield Check("packages", "bites", f"{', '.join(missing)} not installed", "pip install 'zero-study[train]'")
     else:
         yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed")
+
+
+def _known_bad() -> Iterator[Check]:
+    """What is known to be wrong in the releases that are installed."""
+    for package in filter(_has, upgrade.index()["packages"]):
+        version = importlib.metadata.version(package)
+        if said := upgrade.unknown(package, version):
+            yield Check(f"known of {package}", "unknown", said, "ask it: zero-study conformance")
+        for fault in upgrade.known():
+            if fault.package == package and fault.is_in(version):
+                yield Check(f"known of {package}", "note", f"{version}: {fault.summary}")
 
 
 def _extensions() -> Iterator[Check]:

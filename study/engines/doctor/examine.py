@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from study.engines import known_bad, upgrade
 from study.engines.doctor import written_files
 from study.engines.doctor.findings import KEEP, REMOVE, Finding, Instead, Settings, cut
 from study.engines.keys.patterns import ABSENT
@@ -54,9 +55,35 @@ class Examined:
         return json.dumps([finding.as_json() for finding in self.findings], indent=1, default=str)
 
 
-def examine(path: Path) -> Examined:
-    """Examine an accelerate file or a DeepSpeed JSON. Raises Refusal where it is neither."""
-    return _examine(path, _read_json(path) if path.suffix == ".json" else read_yaml(path, CONFIGS))
+def examine(path: Path, release: str | None = None) -> Examined:
+    """Examine an accelerate file or a DeepSpeed JSON, by a release too. Raises Refusal where it is neither."""
+    examined = _examine(path, _read_json(path) if path.suffix == ".json" else read_yaml(path, CONFIGS))
+    found = [] if release is None else _of_release(path, examined.content, release)
+    return replace(examined, findings=found + examined.findings)
+
+
+def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Finding]:
+    """What a release of DeepSpeed trains wrongly of the stage, offload and precision that a file asks for."""
+    package, _, version = release.partition("==")
+    if package != "deepspeed" or not known_bad.release(version):
+        raise Refusal(f"--for {release}: write deepspeed==VERSION; of other packages `zero-study upgrade` says more")
+    written = written_files.AccelerateFile(content)
+    stage, offload, named = written.stage, written.get("deepspeed_config.offload_optimizer_device"), written.json_named
+    classes: set[str] = {"bf16"} if written.get("mixed_precision") in ("bf16", "fp16") else set()  # none: any
+    if named is not None and Path(named).is_file():
+        content = _read_json(Path(named))
+    if "distributed_type" not in content:
+        of_json = written_files.DeepSpeedFile(content)
+        stage, offload = of_json.stage, of_json.get("zero_optimization.offload_optimizer.device")
+        if of_json.precision:
+            classes = {"bf16_fp32_sum" if of_json.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
+    engine = f"zero{stage}{f'_{offload}_offload' if offload in ('cpu', 'nvme') else ''}"
+    faults = (one for one in known_bad.read() if engine in one.engines and not one.twist)
+    bad = [one for one in faults if known_bad.covers(one, version) and (not classes or classes & {*one.precisions})]
+    found = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
+    if unknown := upgrade.unknown(package, version):
+        return [replace(found, effect="not examined", message=unknown)]
+    return [replace(found, message=f"{release} trains wrongly {upgrade.said(one, [engine])}") for one in bad]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
