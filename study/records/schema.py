@@ -216,6 +216,7 @@ class Checkpointing(Facts):
     count: int
     seconds: float  # of training, while they were written
     last_bytes: int | None  # of the last one's files; None: there was none
+    load_seconds: float | None = None  # of taking up the one it began from; None: none, or not noted
 
 
 class Checksum(Facts):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from study.errors import Refusal
 from study.records.schema import Checksum, Proof
 from study.run import Run
+from study.training import swapping
 from study.training.accelerators import build_accelerator
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def start(run: Run) -> Accelerator:
             f"world_size: the run asks for {run.world_size}, the engine has {accelerator.num_processes}; "
             f"change distributed_type in {run.strategy.path}"
         )
+    if run.strategy.offloads_to_nvme:
+        swapping.read_every_gradient()
     config = run.config
     accelerator.print(
         f"{config.workload} {config.size} under {run.strategy.name}: {run.world_size} process(es) x "

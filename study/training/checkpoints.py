@@ -53,6 +53,7 @@ class Checkpoints:
         self._every = built.run.config.checkpoint_every
         self._seconds = 0.0
         self._count = 0
+        self._load_seconds: float | None = None
         self._bytes: int | None = None
         taken = built.checkpoint
         is_own = taken is not None and taken.folder.parent == built.run.checkpoints_folder
@@ -61,7 +62,9 @@ class Checkpoints:
     def facts(self) -> Checkpointing | None:
         if self._every is None:
             return None
-        return Checkpointing(count=self._count, seconds=self._seconds, last_bytes=self._bytes)
+        return Checkpointing(
+            count=self._count, seconds=self._seconds, last_bytes=self._bytes, load_seconds=self._load_seconds
+        )
 
     def check(self) -> None:
         """Raise Refusal where the text or the initial weights are not those of the checkpoint to go on from."""
@@ -88,7 +91,7 @@ class Checkpoints:
         built, checkpoint = self._built, self._built.checkpoint
         if checkpoint is None:
             return 0
-        folder, manifest = checkpoint.folder, checkpoint.manifest
+        began, folder, manifest = time.perf_counter(), checkpoint.folder, checkpoint.manifest
         progress = self._progress_of(folder)
         is_exact = checkpoint.is_exact
         engine_state.load(
@@ -100,6 +103,8 @@ class Checkpoints:
             manifest.step,
             anew=not is_exact,
         )
+        built.accelerator.wait_for_everyone()
+        self._load_seconds = time.perf_counter() - began
         begun, observed = progress.continues, None
         if is_exact:
             state = RankState.model_validate_json(self._rank_file(folder).read_bytes())
