@@ -303,7 +303,7 @@ def _run(
     runs = plan.select(chosen, data_dir, only, folder, checkpoint_every)
     _require(*TRAINING)  # a plan does without it, no run does
     body.train_missing(runs, studies.runs(chosen, data_dir, folder))
-    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(_seconds(minutes)))
+    return runner.run(chosen, runs, folder, timeout, fail_fast, runner.Slot(60.0 * minutes if minutes else math.inf))
 
 
 @zero_study.command(
@@ -346,10 +346,6 @@ def _job(
     _require(*TRAINING)
     body.train_missing([run], studies.runs(chosen, data_dir, folder))
     return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
-
-
-def _seconds(minutes: int | None) -> float:
-    return math.inf if minutes is None else 60.0 * minutes
 
 
 @zero_study.command("doctor")
@@ -453,12 +449,15 @@ def _conformance(
         )
     if output is not None:
         files.require_folder(output)
-    earlier = None if known is None else committed.load(known)["cells"]
+    earlier = None if known is None else committed.load(known)
     found = installation.examine(asked, lambda line: print(line, flush=True), chosen=chosen)
     if output is not None:
         files.write_json(output, found)
-    print("\n".join(committed.lines(found, earlier)))
-    return int(bool(committed.failures(found, earlier)))
+    print("\n".join(committed.lines(found)))
+    new = committed.failures(found, earlier)
+    if known is not None:
+        print(f"\nnew since {known}: {', '.join(new) or 'none'}")
+    return int(bool(new))
 
 
 @zero_study.command("export")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -39,29 +40,31 @@ def plant(engine: Any, fault: str) -> None:
     elif fault == "a skipped master update":
         skipped = engine.optimizer.param_groups[0]["params"].pop(2)
         assert skipped.requires_grad
-    elif fault == "masters in bf16":
-
-        def round_masters() -> float:
-            norm = step()
-            with torch.no_grad():
-                for parameter in parameters:
-                    parameter.copy_(parameter.bfloat16())
-            return norm
-
-        engine.step = round_masters
     elif fault == "a missing all-reduce":
         engine.run = lambda tokens, is_last: run(tokens, False)
-    elif fault == "a stale parameter on one rank":
-        stale = parameters[1].detach().clone()
+    elif fault == "zeros beyond the first bucket":
 
-        def keep() -> float:
-            norm = step()
-            if torch.distributed.get_rank() == 1:
-                with torch.no_grad():
-                    parameters[1].copy_(stale)
-            return norm
+        def reduce(bucket: torch.distributed.GradBucket) -> Any:
+            mean = bucket.buffer().div_(torch.inf if bucket.index() else torch.distributed.get_world_size())
+            return torch.distributed.all_reduce(mean, async_op=True).get_future().then(lambda done: done.value()[0])
 
-        engine.step = keep
+        # Of a hook with annotations DDP reads these, and they are strings here.
+        engine.model.register_comm_hook(None, lambda state, bucket: reduce(bucket))
+    elif fault == "a part whose gradients count twice":
+        forward = toy.Block.forward
+
+        def twice_outside(block: toy.Block, inputs: torch.Tensor) -> torch.Tensor:
+            outputs = forward(block, inputs)
+            return outputs if inputs.requires_grad else 2 * outputs - outputs.detach()
+
+        toy.Block.forward = twice_outside
+    elif fault == "a rate that stays":
+        engine.scheduler = None
+    elif fault == "the decay of the other group":
+        one, other = engine.optimizer.param_groups
+        one["weight_decay"], other["weight_decay"] = other["weight_decay"], one["weight_decay"]
+    elif fault == "another mask in the recomputation":
+        toy.checkpoint = functools.partial(toy.checkpoint, preserve_rng_state=False)
     elif fault == "a drifting replica":
 
         def drift() -> float:
@@ -88,8 +91,7 @@ def plant(engine: Any, fault: str) -> None:
 
 
 def main() -> None:
-    faults, offset = json.loads(os.environ["FAULTS"]), int(os.environ.get("OFFSET", "0"))
-    build, tokens = adapters.build, toy.tokens
+    faults, build = json.loads(os.environ["FAULTS"]), adapters.build
 
     def build_wrong(cell: Cell, scratch: Path) -> Any:
         engine = build(cell, scratch)
@@ -97,7 +99,6 @@ def main() -> None:
         return engine
 
     adapters.build = build_wrong
-    toy.tokens = lambda cell, step: tokens(cell, step + offset)
     probe.main(Path(sys.argv[1]))
 
 

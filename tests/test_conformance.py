@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import json
@@ -20,7 +19,7 @@ from study import cli
 from study import run as run_module
 from study.config import build_config
 from study.engines import known_bad
-from study.engines.conformance import cells, committed, installation, judge, reference, toy
+from study.engines.conformance import adapters, cells, committed, installation, judge, reference, toy
 from study.engines.conformance.cells import Cell
 from study.errors import Refusal
 from study.running import checks
@@ -36,7 +35,7 @@ def test_the_matrix_asks_each_cell_once():
     asked = cells.matrix((1, 2, 4))
     assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
     assert {cell.engine for cell in asked} == set(cells.ENGINES)
-    assert {cell.twist for cell in asked} == {cells.PLAIN, *cells.TWISTS}
+    assert {cell.twist for cell in asked} == {cells.PLAIN, *cells.TWISTS, *cells.NEWER_TWISTS}
 
 
 @pytest.mark.parametrize("cell", [cell for cell in cells.matrix((1, 2, 4)) if cell.engine == "ddp"], ids=str)
@@ -53,9 +52,6 @@ def test_micro_batches_are_the_whole_batch(cell):
 def test_the_toy_begins_with_the_same_numbers_everywhere():
     """Written out, since another release of torch must draw them, too."""
     assert toy.uniform((4,), 0).tolist() == pytest.approx(FIRST, abs=1e-15)
-    drawn = toy.uniform((100_000,), 7)
-    assert abs(drawn.mean()) < 0.01
-    assert drawn.std() == pytest.approx(1 / 3**0.5, rel=0.01)
 
 
 FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.055561812636884866]
@@ -70,37 +66,34 @@ FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.05556181
         PLAIN,
         dataclasses.replace(PLAIN, clipping=True),
         *(dataclasses.replace(PLAIN, twist=twist) for twist in ("tied", "frozen", "uneven", "two_backward")),
+        *(dataclasses.replace(PLAIN, twist=twist) for twist in cells.NEWER_TWISTS),
     ],
     ids=str,
 )
 def test_the_reference_is_what_torch_gives_in_fp64(cell):
     model = toy.Toy(cell).double()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=toy.LEARNING_RATE, betas=toy.BETAS, eps=toy.EPSILON, weight_decay=toy.WEIGHT_DECAY
-    )
-    expected = reference.expect(cell)
+    optimizer = adapters._adamw(cell, model)
+    scheduler = adapters._schedule(cell, optimizer)
+    expected = reference.expect(cell.question)
     for step in range(cells.NUM_STEPS):
-        batch = toy.tokens(cell, step)
-        loss = sum(toy.losses(cell, model(batch[:, :-1]), batch[:, 1:]))
+        batch, loss = toy.tokens(cell, step), 0
+        for rank, number in itertools.product(range(cell.num_ranks), range(cell.accumulation)):
+            torch.manual_seed(toy.seed(step, rank, number))
+            part = cell.micro_batches(rank)[number]
+            tokens = batch[part.start : part.stop]
+            loss += sum(toy.losses(cell, model, model(tokens[:, :-1]), tokens))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, cells.MAX_NORM if cell.clipping else float("inf"))
         optimizer.step()
         optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
         assert float(expected.losses[step]) == pytest.approx(float(loss.detach()), rel=1e-12)
         assert float(expected.norms[step]) == pytest.approx(float(norm), rel=1e-12)
         assert float(norm) > cells.MAX_NORM  # or clipping would not act
         for name, parameter in model.named_parameters():
             assert torch.allclose(expected.masters[name][step], parameter.detach(), rtol=1e-11, atol=1e-13)
-
-
-def test_bounds_are_those_of_the_class():
-    """Far below what a step moves, and in fp32 far below what bf16 may be off."""
-    wide = reference.expect(dataclasses.replace(PLAIN, precision="bf16")).bounds
-    for quantity, narrow in reference.expect(PLAIN).bounds.items():
-        assert narrow.max() < 1e-4, quantity
-        if not quantity.startswith("weights"):
-            assert 100 * narrow.max() < wide[quantity].max() < 0.15, quantity
 
 
 @pytest.mark.launches
@@ -239,24 +232,27 @@ FAULTS = {
     "ddp/fp32/2-ranks/accumulation-2/clipped": "a doubled norm",
     "ddp/fp32/2-ranks/accumulation-3": "a wrong scale",
     "ddp/fp32/2-ranks/accumulation-1": "a missing all-reduce",
-    "ddp/fp32/2-ranks/accumulation-1/clipped": "a stale parameter on one rank",
     "ddp/autocast/2-ranks/accumulation-2": "a dropped micro batch",
     "ddp/autocast/2-ranks/accumulation-3": "a wrong scale",
     "ddp/autocast/2-ranks/accumulation-1": "a missing all-reduce",
-    "ddp/autocast/2-ranks/accumulation-1/clipped": "a stale parameter on one rank",
     "ddp/autocast/2-ranks/accumulation-2/clipped": "a drifting replica",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-2": "a skipped master update",
-    "fsdp2/bf16_fp32_sum/2-ranks/accumulation-3": "masters in bf16",
     "fsdp2/bf16_fp32_sum/2-ranks/accumulation-1/clipped": "a doubled norm",
+    "ddp/fp32/2-ranks/accumulation-2/buckets": "zeros beyond the first bucket",
+    "ddp/autocast/2-ranks/accumulation-2/buckets": "zeros beyond the first bucket",
+    "ddp/autocast/2-ranks/accumulation-2/part_outside": "a part whose gradients count twice",
+    "ddp/autocast/2-ranks/accumulation-2/schedule": "a rate that stays",
+    "ddp/autocast/2-ranks/accumulation-2/groups": "the decay of the other group",
+    "ddp/autocast/2-ranks/accumulation-2/dropout+checkpointing": "another mask in the recomputation",
     "accelerate_ddp/fp32/2-ranks/accumulation-2": "a dropped micro batch",
     "accelerate_fsdp2/bf16/2-ranks/accumulation-2": "a dropped micro batch",
     "accelerate_fsdp2/fp32/2-ranks/accumulation-1/clipped": "a doubled norm",
 }
 
 
-def examined(asked: list[Cell], faults: dict[str, str], **environment: str) -> dict[str, Any]:
+def examined(asked: list[Cell], faults: dict[str, str]) -> dict[str, Any]:
     """What becomes of these cells where conformance_faults plants these faults."""
-    environment |= {"FAULTS": json.dumps(faults), "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
+    environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
     found = installation.examine(asked, environment=dict(os.environ) | environment, module="conformance_faults")
     return found["cells"]
 
@@ -264,6 +260,7 @@ def examined(asked: list[Cell], faults: dict[str, str], **environment: str) -> d
 @pytest.mark.launches
 def test_planted_faults_are_called_wrong_and_right_engines_right():
     asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
+    asked = [cell for cell in asked if cell.twist not in cells.NEWER_TWISTS or cell.name in FAULTS]
     found = examined(asked, FAULTS)
     # DDP does not reduce the gradients of a second backward pass.
     wrong = {name for name in found if "ddp" in name and "two_backward" in name}
@@ -271,7 +268,7 @@ def test_planted_faults_are_called_wrong_and_right_engines_right():
     assert {name: cell for name, cell in found.items() if verdicts[name] == "crashed"} == {}
     assert verdicts == {cell.name: "wrong" if cell.name in {*FAULTS, *wrong} else "same" for cell in asked}
     apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
-    of_one_rank = {"a missing all-reduce", "a stale parameter on one rank", "a drifting replica"}
+    of_one_rank = {"a missing all-reduce", "a drifting replica"}
     assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
     # No rank alone is further off than rounding may carry it.
     assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
@@ -284,31 +281,18 @@ def test_a_rank_that_dies_is_named_with_its_last_words():
     assert found[PLAIN.name] == {"verdict": "crashed", "stage": "ended", "message": said}
 
 
-@pytest.mark.slow
-@pytest.mark.launches
-@pytest.mark.parametrize("offset", [100, 200])
-def test_right_engines_are_right_whatever_the_numbers(offset, monkeypatch):
-    """94 runs of each: with those of the matrix, 282 of engines that are right."""
-    drawn = toy.tokens
-    monkeypatch.setattr(toy, "tokens", lambda cell, step: drawn(cell, step + offset))
-    asked = cells.matrix((1, 2), ("ddp", "fsdp2"))
-    asked = [cell for cell in asked if (cell.engine, cell.twist, cell.num_ranks) != ("ddp", "two_backward", 2)]
-    found = examined(asked, {}, OFFSET=str(offset))
-    assert collections.Counter(cell["verdict"] for cell in found.values()) == {"same": 94}
-    assert max(cell["share_of_bound"] for cell in found.values()) < 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.launches
-def test_the_command_says_what_is_wrong_and_writes_it(tmp_path):
-    output = tmp_path / "matrix.json"
-    words = ["--only", "zero2/", "--only", "2-ranks/accumulation-2", "--ranks", "2", "--output", str(output)]
-    done = launching.attempt(["zero-study", "conformance", *words])
-    assert done.returncode == 0, done.stdout + done.stderr
-    matrix = json.loads(output.read_text())
-    verdicts = collections.Counter(cell["verdict"] for cell in matrix["cells"].values())
-    assert verdicts == {"same": 42}  # through accelerate, too
-    assert done.stdout.splitlines()[-len(committed.lines(matrix)) :] == committed.lines(matrix)
+def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):
+    first = committed.failures(NEWEST)[0]
+    monkeypatch.setattr(installation, "examine", lambda *asked, **how: NEWEST)
+    known = tmp_path / "known.json"
+    assert cli.run(["conformance", "--output", str(known)]) == 1
+    assert capsys.readouterr().out.splitlines() == committed.lines(json.loads(known.read_text()))
+    assert cli.run(["conformance", "--known", str(known)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"new since {known}: none"
+    for verdict in ("same", "crashed" if NEWEST["cells"][first]["verdict"] == "wrong" else "wrong"):
+        known.write_text(json.dumps(NEWEST | {"cells": NEWEST["cells"] | {first: {"verdict": verdict}}}))
+        assert cli.run(["conformance", "--known", str(known)]) == 1
+        assert capsys.readouterr().out.splitlines()[-1] == f"new since {known}: {first}"
 
 
 @pytest.mark.parametrize(
@@ -350,11 +334,10 @@ def test_every_release_was_asked_what_it_has_a_part_in(package):
     assert all(names <= set(matrix["cells"]) for matrix in committed.read(package).values())
 
 
-def _wrong(matrix: dict[str, Any]) -> set[tuple[str, str]]:
-    """Engines and classes of which a plain cell is wrong."""
+def _wrong(matrix: dict[str, Any], twists: str = "clipped|accumulation-[^/]*") -> set[tuple[str, ...]]:
+    """Engines and classes of which a plain cell is wrong, or one with such a twist."""
     wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong"]
-    plain = [name for name in wrong if re.search("/(clipped|accumulation-[^/]*)$", name)]
-    return {tuple(name.split("/")[:2]) for name in plain}
+    return {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({twists})$", name)}
 
 
 @pytest.mark.parametrize("version", MATRICES)
@@ -362,7 +345,7 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
     known = {
         (engine, precision)
         for fault in known_bad.read()
-        if known_bad.covers(fault, version)
+        if known_bad.covers(fault, version) and fault.twist is None
         for engine in fault.engines
         for precision in fault.precisions
     }
@@ -376,6 +359,16 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
         assert set(verdicts) <= {"refused", "crashed"}, (engine, precision)
 
 
+@pytest.mark.parametrize("twist", cells.NEWER_TWISTS)
+def test_what_a_twist_shows_is_known(twist):
+    """A fault of that twist, or one of every model."""
+    for version, matrix in MATRICES.items():
+        faults = [fault for fault in known_bad.read() if known_bad.covers(fault, version)]
+        hit = [fault for fault in faults if fault.twist == twist or fault.models is None]
+        known = {of for fault in hit for of in itertools.product(fault.engines, fault.precisions)}
+        assert _wrong(matrix, re.escape(twist)) <= known, version
+
+
 @pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)
 def test_a_fault_is_of_every_release_between_its_ends(fault):
     first = fault.first or next(iter(MATRICES))
@@ -383,7 +376,7 @@ def test_a_fault_is_of_every_release_between_its_ends(fault):
     assert fault.last in MATRICES
     for version, matrix in MATRICES.items():
         for engine, precision in itertools.product(fault.engines, fault.precisions):
-            shown = matrix["cells"][known_bad.cell(fault, engine, precision)]["verdict"]
+            shown = matrix["cells"].get(known_bad.cell(fault, engine, precision), {}).get("verdict")
             if version in (first, fault.last) and precision == fault.precisions[0]:
                 assert shown == "wrong"
             if known_bad.covers(fault, version):
@@ -403,6 +396,14 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
         )  # fmt: skip
         shown = MATRICES[version]["cells"][f"{engine}/{precision}/2-ranks/accumulation-1"]["verdict"]
         assert (found is not None) == (shown == "wrong") or shown in ("refused", "crashed"), (engine, precision)
+
+
+def test_a_fault_of_a_twist_hits_scripts_that_do_it():
+    asked = {"deepspeed": "0.18.3", "zero_stage": 3, "offloads": (), "precision": "bf16", "sums_in_fp32": False}
+    assert known_bad.find(**asked, micro_batches=2) is None
+    assert known_bad.find(**asked, micro_batches=1, twists=["part_outside"]) is None
+    found = known_bad.find(**asked, micro_batches=2, twists=["part_outside"])
+    assert found.cell == "zero3/bf16/2-ranks/accumulation-2/part_outside"
 
 
 def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch):

@@ -7,7 +7,7 @@ own, so it takes Python's alone to look something up.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ class Fault:
     models: str | None  # the only ones that are hit; None: all
     what: str  # what comes out
     threads: list[str]  # where its developers write about it
+    twist: str | None = None  # what a script does that is hit, as the matrix names it; None: every script is hit
 
 
 class Known(NamedTuple):
@@ -74,16 +75,18 @@ def find(
     precision: str,
     sums_in_fp32: bool,
     micro_batches: int | None,
+    twists: Collection[str] = (),
 ) -> Known | None:
     """What this release of DeepSpeed trains wrongly of what is asked; None: nothing that is known.
 
     `offloads`: the devices that optimizer states go to (cpu, nvme). `precision`: as records name the classes.
     `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32. `micro_batches` of a step; None: it is not
-    known, and may be several. What hits every model comes before what hits some.
+    known, and may be several. `twists`: what the script does beside the plain step. What hits every model comes before
+    what hits some.
     """
     engine = f"zero{zero_stage}{''.join(f'_{device}_offload' for device in offloads)}"
     asked = _class_of(precision, sums_in_fp32)
-    for fault in sorted(read(), key=lambda fault: fault.models is not None):
+    for fault in sorted((one for one in read() if one.twist in (None, *twists)), key=lambda one: bool(one.models)):
         if not (covers(fault, deepspeed) and engine in fault.engines and asked in fault.precisions):
             continue
         if micro_batches != 1 or not fault.several_micro_batches:
@@ -93,7 +96,8 @@ def find(
 
 def cell(fault: Fault, engine: str, precision: str) -> str:
     """The name of the cell that shows a fault of an engine and a class."""
-    return f"{engine}/{precision}/2-ranks/accumulation-{2 if fault.several_micro_batches else 1}"
+    several = fault.several_micro_batches or fault.twist is not None
+    return f"{engine}/{precision}/2-ranks/accumulation-{1 + several}{f'/{fault.twist}' if fault.twist else ''}"
 
 
 def sentence(known: Known, deepspeed: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from study.engines.conformance import toy
-from study.engines.conformance.cells import MAX_NORM, Cell
+from study.engines.conformance.cells import MAX_NORM, NUM_STEPS, Cell
 
 # Masters, where the engine shows them, and the weights that it computes with, whole, by their names.
 Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -57,20 +57,35 @@ def build(cell: Cell, scratch: Path) -> Engine:
 
 
 def _adamw(cell: Cell, model: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(_trained(model), **_settings(cell))
+    return torch.optim.AdamW(_groups(cell, model), **_settings(cell))
 
 
 def _trained(model: Any) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def _groups(cell: Cell, model: Any) -> list[Any]:
+    """What an optimizer is given: matrices and vectors apart, where the cell has groups."""
+    trained = _trained(model)
+    if not cell.does("groups"):
+        return trained
+    return [{"params": [p for p in trained if p.ndim == num], **toy.options(cell, num)} for num in (2, 1)]
+
+
 def _settings(cell: Cell) -> dict[str, Any]:
-    return {"lr": toy.learning_rate(cell), "betas": toy.BETAS, "eps": toy.EPSILON, "weight_decay": toy.WEIGHT_DECAY}
+    return {"betas": toy.BETAS, "eps": toy.EPSILON, **toy.options(cell, 2)}
 
 
-def _backward(cell: Cell, outputs: Any, tokens: torch.Tensor, times: int, backward: Callable[..., Any]) -> float:
-    """Give each loss, so many times, to the engine's backward pass; return their sum."""
-    shares = toy.losses(cell, outputs, tokens[:, 1:])
+def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> Any:
+    """The scheduler of a cell, which is stepped so many times a step; None: the rate stays."""
+    if not cell.does("schedule"):
+        return None
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: toy.RATES[count // times % NUM_STEPS])
+
+
+def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times: int, backward: Any) -> float:
+    """Give each loss, so many times, to the engine's backward pass; return their sum. `model`: the toy itself."""
+    shares = toy.losses(cell, model, outputs, tokens)
     for i, share in enumerate(shares, 1):
         backward(share * times, **({"retain_graph": True} if i < len(shares) else {}))
     return float(sum(share.detach() for share in shares))
@@ -79,23 +94,28 @@ def _backward(cell: Cell, outputs: Any, tokens: torch.Tensor, times: int, backwa
 class _Plain:
     """What DDP and FSDP2 share: torch's optimizer and clipping, a loss that is divided by hand."""
 
-    model: Any
-    optimizer: torch.optim.Optimizer
-
     def __init__(self, cell: Cell) -> None:
-        self.cell = cell
+        self.cell, self.toy = cell, toy.Toy(cell)
+        self.model = self.wrapped()
+        self.optimizer = _adamw(cell, self.model)
+        self.scheduler = _schedule(cell, self.optimizer)
+
+    def wrapped(self) -> Any:
+        raise NotImplementedError
 
     def _forward_and_backward(self, tokens: torch.Tensor) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.cell.precision == "autocast"):
             outputs = self.model(tokens[:, :-1])
         # The engine takes the mean over ranks, where shares are to be added.
-        return _backward(self.cell, outputs, tokens, self.cell.num_ranks, torch.autograd.backward)
+        return _backward(self.cell, self.toy, outputs, tokens, self.cell.num_ranks, torch.autograd.backward)
 
     def step(self) -> float | None:
         max_norm = MAX_NORM if self.cell.clipping else float("inf")
         norm = nn.utils.clip_grad_norm_(_trained(self.model), max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.scheduler is not None:
+            self.scheduler.step()
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def close(self) -> None:
@@ -103,10 +123,9 @@ class _Plain:
 
 
 class DDP(_Plain):
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell)
-        self.model = nn.parallel.DistributedDataParallel(toy.Toy(cell))
-        self.optimizer = _adamw(cell, self.model)
+    def wrapped(self) -> Any:
+        buckets: dict[str, Any] = {"bucket_cap_mb": 4 * toy.BUCKET / 2**20} if self.cell.does("buckets") else {}
+        return nn.parallel.DistributedDataParallel(self.toy, **buckets)
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         with contextlib.nullcontext() if is_last else self.model.no_sync():
@@ -125,19 +144,17 @@ class DDP(_Plain):
 
 
 class FSDP2(_Plain):
-    def __init__(self, cell: Cell) -> None:
+    def wrapped(self) -> Any:
         from torch.distributed import device_mesh, fsdp
 
-        super().__init__(cell)
-        mesh = device_mesh.init_device_mesh("cpu", (cell.num_ranks,))
-        in_bf16 = cell.precision != "fp32"
+        mesh = device_mesh.init_device_mesh("cpu", (self.cell.num_ranks,))
+        in_bf16 = self.cell.precision != "fp32"
         policy = fsdp.MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if in_bf16 else None, reduce_dtype=torch.float32 if in_bf16 else None
         )
-        self.model = toy.Toy(cell)
-        fsdp.fully_shard(self.model.block, mesh=mesh, mp_policy=policy)
-        fsdp.fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        self.optimizer = _adamw(cell, self.model)
+        fsdp.fully_shard(self.toy.block, mesh=mesh, mp_policy=policy)
+        fsdp.fully_shard(self.toy, mesh=mesh, mp_policy=policy)
+        return self.toy
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         self.model.set_requires_gradient_sync(is_last)
@@ -180,17 +197,18 @@ class DeepSpeed:
         if "offload" in cell.engine:
             from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-            optimizer = DeepSpeedCPUAdam(_trained(self.model), adamw_mode=True, **_settings(cell))
+            optimizer = DeepSpeedCPUAdam(_groups(cell, self.model), adamw_mode=True, **_settings(cell))
         else:
             optimizer = _adamw(cell, self.model)
-        self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, config=config(cell, scratch))
+        asked = {"config": config(cell, scratch), "lr_scheduler": _schedule(cell, optimizer)}
+        self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=optimizer, **asked)
         if cell.precision == "autocast" and not hasattr(self.engine, "torch_autocast_enabled"):
             raise NotOffered("this release has no torch_autocast")
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         # The engine takes the mean over ranks and over micro batches, where shares are to be added.
         times = self.cell.num_ranks * self.cell.accumulation
-        share = _backward(self.cell, self.engine(tokens[:, :-1]), tokens, times, self.engine.backward)
+        share = _backward(self.cell, self.model, self.engine(tokens[:, :-1]), tokens, times, self.engine.backward)
         if not is_last:
             self.engine.step()
         return share
@@ -222,19 +240,23 @@ class Accelerated:
         self.cell, self.toy = cell, toy.Toy(cell)
         self.names = [name for name, _ in self.toy.named_parameters()]
         self.accelerator = _accelerator(cell, scratch)
-        self.model, self.optimizer = self.accelerator.prepare(self.toy, _adamw(cell, self.toy))
+        optimizer = _adamw(cell, self.toy)
+        scheduler = _schedule(cell, optimizer, cell.num_ranks)  # a prepared one is stepped once for each rank
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.toy, optimizer, scheduler)
         self.norm: Any = None
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
         with self.accelerator.accumulate(self.model):
             # Whatever it prepared takes the mean over ranks and over micro batches, where shares are to be added.
             times = self.cell.num_ranks * self.cell.accumulation
-            share = _backward(self.cell, self.model(tokens[:, :-1]), tokens, times, self.accelerator.backward)
+            share = _backward(self.cell, self.toy, self.model(tokens[:, :-1]), tokens, times, self.accelerator.backward)
             if self.accelerator.sync_gradients:
                 # DeepSpeed has clipped already, by its own configuration, and only tells the norm.
                 max_norm = MAX_NORM if self.cell.clipping else float("inf")
                 self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
             self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
             self.optimizer.zero_grad()
         return share
 
@@ -350,6 +372,9 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": int(cell.engine.partition("zero")[2][0])}
     if zero["stage"] == 3:
         zero["stage3_param_persistence_threshold"] = 0  # or no parameter of the toy would be sharded
+    if cell.does("buckets"):
+        sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size" if zero["stage"] == 3 else "allgather_bucket_size")
+        zero |= dict.fromkeys((*sizes, "sub_group_size"), toy.BUCKET)
     if cell.engine.endswith("_cpu_offload"):
         zero["offload_optimizer"] = {"device": "cpu"}
         if zero["stage"] == 3:

@@ -39,6 +39,9 @@ ENGINES = {
     **dict.fromkeys(("accelerate_zero1", "accelerate_zero2", "accelerate_zero3"), ("fp32", "bf16")),
 }  # fmt: skip
 
+# The class of 16 bits in which the newer twists are asked, where it is not bf16. In bf16 stage 0 is wrong without any.
+SIXTEEN_BITS = {"ddp": "autocast", "fsdp2": "bf16_fp32_sum", "zero0": "autocast", "accelerate_ddp": "autocast"}
+
 # What a script may do beside the plain step.
 TWISTS = {
     "tied": "the output layer shares the embedding's weights",
@@ -48,7 +51,22 @@ TWISTS = {
     "checkpointing": "activation checkpointing",
     "resume": "after two steps saved, and taken up by a new engine",
 }
+# What this year's threads are about: asked on several ranks, in two classes, of a toy with one output.
+NEWER_TWISTS = {
+    "one_output": "logits alone are returned, where the toy of every cell above returns hidden states beside them",
+    "buckets": "buckets so small that the gradients fill several, and two are larger than a bucket",
+    "used_twice": "the block is used twice in the forward pass",
+    "part_outside": "a second loss of the block, called outside the engine's forward pass",
+    "reentrant": "reentrant activation checkpointing",
+    "groups": "two parameter groups, with a rate and a decay of their own",
+    "schedule": "a learning rate that changes with every step",
+    "dropout": "dropout, drawn anew by each rank",
+    **dict.fromkeys(("frozen+checkpointing", "frozen+reentrant"), "both"),
+    **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
+}
 PLAIN = "plain"
+WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # whose size is set here
+OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output"}  # what changes no number
 SAVED_AFTER = 2  # steps
 
 
@@ -74,6 +92,10 @@ class Cell:
             words.append(self.twist)
         return "/".join(words)
 
+    def does(self, what: str) -> bool:
+        """Whether this is the cell's twist, or one of its two."""
+        return what in self.twist.split("+")
+
     @property
     def is_deepspeed(self) -> bool:
         return "zero" in self.engine
@@ -98,8 +120,7 @@ class Cell:
         How gradients are summed is left to the bound, which is that of bf16.
         """
         changed = {"engine": "nvme" if self.is_large else "", "precision": self.precision.removesuffix("_fp32_sum")}
-        if self.twist in ("checkpointing", "resume"):
-            changed["twist"] = PLAIN
+        changed["twist"] = "+".join(what for what in self.twist.split("+") if what not in OF_NO_REFERENCE) or PLAIN
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def micro_batches(self, rank: int) -> list[range]:
@@ -124,6 +145,9 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
             cells += [
                 Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
             ]
+            if ranks > 1 and "nvme" not in engine and precision in ("fp32", SIXTEEN_BITS.get(engine, "bf16")):
+                newer = [twist for twist in NEWER_TWISTS if twist != "buckets" or engine not in WITHOUT_BUCKETS]
+                cells += [Cell(engine, precision, ranks, 2, False, twist) for twist in newer]
     return cells
 
 
@@ -140,13 +164,14 @@ OF_RELEASE = {
 PACKAGES = tuple(OF_RELEASE)
 
 
-def of_release(packages: Collection[str]) -> list[Cell]:
-    """The cells that other releases of these packages are asked: plain ones on two ranks."""
+def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) -> list[Cell]:
+    """The cells that other releases of these packages are asked on two ranks with these twists; offload without."""
     return [
         cell
         for cell in matrix((2,))
-        if cell.twist == PLAIN
+        if cell.twist in twists
         and cell.accumulation < 3
         and not cell.is_large
+        and (cell.twist == PLAIN or "offload" not in cell.engine)
         and any(cell.precision in OF_RELEASE[package].get(cell.engine, ()) for package in packages)
     ]

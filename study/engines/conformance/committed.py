@@ -22,7 +22,7 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
     Among accelerate's and torch's is the newest installation, which was asked what they were and more.
     """
     paths = [path for path in folder.glob("*.json") if _package_of(path) == package]
-    found = {_version(matrix, package): matrix for matrix in (_load(path) for path in paths)}
+    found = {_version(matrix, package): matrix for matrix in (load(path) for path in paths)}
     if package != "deepspeed":
         whole = newest(folder)
         found.setdefault(_version(whole, package), whole)
@@ -40,7 +40,8 @@ def released(package: str, folder: Path = PLACE) -> dict[str, str]:
     return dates
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """One matrix. Raises Refusal where the file is none."""
     matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
     return matrix
 
@@ -63,6 +64,13 @@ def faults() -> list[known_bad.Fault]:
 # ---------------------------------------------------------------- in words
 
 
+def failures(matrix: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> list[str]:
+    """The names of the cells that are wrong or crashed, and not so in an earlier matrix, where one is `known`."""
+    bad = {name: cell["verdict"] for name, cell in matrix["cells"].items() if cell["verdict"] in FAULTS}
+    earlier = known["cells"] if known else {}
+    return [name for name, verdict in bad.items() if earlier.get(name, {}).get("verdict") != verdict]
+
+
 def lines(matrix: Mapping[str, Any]) -> list[str]:
     """The matrix of one installation in words, for a terminal."""
     cells = matrix["cells"]
@@ -78,8 +86,7 @@ def lines(matrix: Mapping[str, Any]) -> list[str]:
     for group, members in grouped(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
         said.append(f"{group:36}{''.join(f'{counts[verdict] or str():>9}' for verdict in VERDICTS)}")
-    said += ["", *(f"{name}: {how(cells[name])}" for name in cells if cells[name]["verdict"] in FAULTS)]
-    return said
+    return [*said, "", *(f"{name}: {how(cells[name])}" for name in failures(matrix))]
 
 
 def grouped(cells: Iterable[str]) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def examine(
     references = References()
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        failures = train(cells, Path(scratch), say=say, **how)
+        with ThreadPoolExecutor(1) as beside:  # a launch of one rank leaves cores idle
+            beside.submit(lambda: [references.of(cell) for cell in cells])
+            failures = train(cells, Path(scratch), say=say, **how)
         trained = time.monotonic()
         say("holding them against the reference ...")
         for number, cell in enumerate(cells):

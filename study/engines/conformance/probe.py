@@ -147,7 +147,7 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
     stage[0] = "trained"
     found: dict[str, Any] = {"losses": [], "norms": [], "masters": [], "weights": []}
     for step in range(NUM_STEPS):
-        if cell.twist == "resume" and step == SAVED_AFTER:
+        if cell.does("resume") and step == SAVED_AFTER:
             stage[0] = "saved and taken up"
             engine.save(checkpoint)
             torch.distributed.barrier()
@@ -159,7 +159,8 @@ def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
         batch = toy.tokens(cell, step)
         parts = cell.micro_batches(rank)
         loss = torch.zeros(1, dtype=torch.float64)
-        for part in parts:
+        for number, part in enumerate(parts):
+            torch.manual_seed(toy.seed(step, rank, number))  # for dropout
             loss += engine.run(batch[part.start : part.stop], is_last=part is parts[-1])
         norm = engine.step()
         torch.distributed.all_reduce(loss)

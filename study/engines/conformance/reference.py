@@ -19,6 +19,7 @@ from study.engines.conformance.cells import MAX_NORM, NUM_STEPS, Cell
 ROUNDOFF_FP32, ROUNDOFF_BF16 = 2.0**-24, 2.0**-8
 MARGIN = 8
 NUM_DRAWS, NUM_DRAWS_LARGE = 16, 4
+Values = dict[str, torch.Tensor]  # by parameter
 CLIPPING_EPSILON = 1e-6  # torch and DeepSpeed add it to the norm
 
 # What no bound is below, where all draws happen to fall on the reference: some units of fp32.
@@ -83,7 +84,6 @@ def expect(cell: Cell) -> Expected:
     first = {name: torch.zeros_like(value) for name, value in masters.items()}
     second = {name: torch.zeros_like(value) for name, value in masters.items()}
     generator = torch.Generator().manual_seed(0)
-    rate = toy.learning_rate(cell)
     losses, norms, history = [], [], []
     for step in range(NUM_STEPS):
         loss, gradients = _gradients(cell, trained, masters, step, generator)
@@ -93,7 +93,9 @@ def expect(cell: Cell) -> Expected:
         scale = (MAX_NORM / (norm + CLIPPING_EPSILON)).clamp(max=1) if cell.clipping else torch.ones_like(norm)
         for name, gradient in gradients.items():
             gradient = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
-            masters[name] = _updated(masters[name], gradient, first[name], second[name], step + 1, rate)
+            rate, decay = toy.options(cell, start[name].ndim).values()
+            rate *= toy.RATES[step] if cell.does("schedule") else 1
+            masters[name] = _updated(masters[name], gradient, first[name], second[name], step + 1, rate, decay)
             masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
         history.append(dict(masters))
     every = {name: torch.stack([at[name] for at in history], 1) for name in start}  # draws x steps x shape
@@ -110,10 +112,11 @@ def _gradients(
     total: dict[str, torch.Tensor] = {}
     for rank in range(cell.num_ranks):
         own: dict[str, torch.Tensor] = {}
-        for part in cell.micro_batches(rank):
+        for number, part in enumerate(cell.micro_batches(rank)):
             values = {name: value.detach().requires_grad_(name in trained) for name, value in masters.items()}
             tokens = batch[part.start : part.stop]
-            shares = _losses(cell, values, tokens, roundoff, generator)
+            dropout = torch.Generator().manual_seed(toy.seed(step, rank, number))
+            shares = _losses(cell, values, tokens, roundoff, generator, dropout)
             share = torch.stack(shares).sum(0)
             torch.autograd.backward(share.sum())
             loss = loss + share.detach()
@@ -128,13 +131,13 @@ def _gradients(
 
 
 def _losses(
-    cell: Cell, values: dict[str, torch.Tensor], tokens: torch.Tensor, roundoff: float, generator: torch.Generator
+    cell: Cell, values: Values, tokens: torch.Tensor, roundoff: float, noise: torch.Generator, dropout: torch.Generator
 ) -> list[torch.Tensor]:
     """The shares of the loss of one micro batch, a row for each draw: the toy's forward pass, written out."""
     in_bf16 = cell.precision != "fp32"
 
     def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:
-        noisy: torch.Tensor = _Rounded.apply(tensor, unit, generator)  # type: ignore[no-untyped-call]
+        noisy: torch.Tensor = _Rounded.apply(tensor, unit, noise)  # type: ignore[no-untyped-call]
         return noisy
 
     def as_bf16(tensor: torch.Tensor) -> torch.Tensor:
@@ -149,18 +152,26 @@ def _losses(
             outputs = outputs + as_bf16(values[f"{name}.bias"])[:, None]
         return rounded(outputs)
 
+    def block(inputs: torch.Tensor) -> torch.Tensor:
+        inner = rounded(torch.tanh(linear(inputs, "block.up")))
+        if cell.does("dropout"):
+            inner = inner * toy.kept(inner.shape[1:], dropout)
+        return rounded(inputs + linear(inner, "block.down"))
+
     table = values["embedding.weight"]
     if cell.precision == "bf16":  # autocast looks up in fp32
         table = as_bf16(table)
-    embedded = rounded(table[:, tokens[:, :-1].flatten()])  # draws x positions x width
-    inner = rounded(torch.tanh(linear(embedded, "block.up")))
-    hidden = rounded(embedded + linear(inner, "block.down"))
+    hidden = rounded(table[:, tokens[:, :-1].flatten()])  # draws x positions x width
+    for _ in range(1 + cell.does("used_twice")):
+        hidden = block(hidden)
     logits = linear(hidden, "head")
     num_targets = cell.batch_size * toy.LENGTH
     targets = tokens[:, 1:].flatten()
     chosen = logits.log_softmax(-1)[:, torch.arange(len(targets)), targets]
     found = [-chosen.sum(1) / num_targets]
-    if cell.twist == "two_backward":
+    if cell.does("part_outside"):
+        hidden = block(toy.outside(tokens).flatten(0, 1).expand(len(table), -1, -1))
+    if cell.does("two_backward") or cell.does("part_outside"):
         found.append(toy.SECOND_LOSS_SHARE * hidden.square().flatten(1).sum(1) / num_targets)
     return found
 
@@ -172,13 +183,14 @@ def _updated(
     second: torch.Tensor,
     step: int,
     learning_rate: float,
+    decay: float,
 ) -> torch.Tensor:
     """AdamW's step; the two moments are changed in place."""
     beta1, beta2 = toy.BETAS
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).add_(gradient.square(), alpha=1 - beta2)
     divisor = (second / (1 - beta2**step)).sqrt() + toy.EPSILON
-    kept = master * (1 - learning_rate * toy.WEIGHT_DECAY)
+    kept = master * (1 - learning_rate * decay)
     return kept - learning_rate * (first / (1 - beta1**step)) / divisor
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from study.engines.conformance.cells import Cell
+from study.engines.conformance.cells import NEWER_TWISTS, Cell
 
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence
@@ -26,45 +26,57 @@ FROZEN = ("block.up.weight", "block.up.bias")
 LEARNING_RATE, LEARNING_RATE_LARGE = 0.1, 0.02
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.95), 0.1, 0.01
 SECOND_LOSS_SHARE = 0.1
+RATES = (0.5, 1.0, 0.25, 0.75)  # of a step, where the rate changes
+GROUP_DECAY = 0.5  # of matrices, where there are groups; vectors have none, and half the rate
+BUCKET = 800  # elements: the head and a bias fill one, the block's matrices are larger
 
 
 class Block(nn.Module):
     """The part that activation checkpointing computes twice, and that FSDP2 shards as one."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, drops: bool) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.drops = drops
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        inner: torch.Tensor = self.down(torch.tanh(self.up(inputs)))
-        return inputs + inner
+        inner = torch.tanh(self.up(inputs))
+        if self.drops:
+            inner = inner * kept(inner.shape).to(inner.dtype)
+        outputs: torch.Tensor = self.down(inner)
+        return inputs + outputs
 
 
 class Toy(nn.Module):
-    """Returns logits (sequences x LENGTH x VOCABULARY) and the last hidden states."""
+    """Returns logits (sequences x LENGTH x VOCABULARY) and the last hidden states; where it has one output, logits."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
         width, hidden = (LARGE_WIDTH, LARGE_HIDDEN) if cell.is_large else (WIDTH, HIDDEN)
         self.embedding = nn.Embedding(VOCABULARY, width)
-        self.block = Block(width, hidden)
+        self.block = Block(width, hidden, cell.does("dropout"))
         self.head = nn.Linear(width, VOCABULARY, bias=False)
-        self.checkpoints = cell.twist == "checkpointing"
+        self.cell = cell
         with torch.no_grad():
             for seed, parameter in enumerate(self.parameters()):
                 scale = 0.5 if parameter.ndim == 1 else 1.5 / math.sqrt(parameter.shape[-1])
                 # Numbers that bf16 has: an engine may make its masters of what it has rounded.
                 parameter.copy_((scale * uniform(parameter.shape, seed)).bfloat16())
-        if cell.twist == "tied":
+        if cell.does("tied"):
             self.head.weight = self.embedding.weight
-        if cell.twist == "frozen":
+        if cell.does("frozen"):
             for name in FROZEN:
                 self.get_parameter(name).requires_grad_(False)
 
-    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         hidden = self.embedding(tokens)
-        hidden = checkpoint(self.block, hidden, use_reentrant=False) if self.checkpoints else self.block(hidden)
-        return self.head(hidden), hidden
+        for _ in range(1 + self.cell.does("used_twice")):
+            if self.cell.does("checkpointing") or self.cell.does("reentrant"):
+                hidden = checkpoint(self.block, hidden, use_reentrant=self.cell.does("reentrant"))
+            else:
+                hidden = self.block(hidden)
+        logits: torch.Tensor = self.head(hidden)
+        return logits if self.cell.twist in NEWER_TWISTS else (logits, hidden)
 
 
 def uniform(shape: Any, seed: int) -> torch.Tensor:
@@ -77,8 +89,22 @@ def uniform(shape: Any, seed: int) -> torch.Tensor:
     return ((state >> 11).double() / (1 << 52)).reshape(shape)
 
 
-def learning_rate(cell: Cell) -> float:
-    return LEARNING_RATE_LARGE if cell.is_large else LEARNING_RATE
+def kept(shape: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+    """The factors of dropout, 0 or 2; without a generator of its own by torch's, as every dropout is."""
+    return 2 * torch.empty(shape).bernoulli_(0.5, generator=generator)
+
+
+def seed(step: int, rank: int, micro_batch: int) -> int:
+    """Of torch's generator before the forward pass of a micro batch."""
+    return 100 * step + 10 * rank + micro_batch
+
+
+def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
+    """The optimizer's, of a parameter of so many dimensions."""
+    rate = LEARNING_RATE_LARGE if cell.is_large else LEARNING_RATE
+    if not cell.does("groups"):
+        return {"lr": rate, "weight_decay": WEIGHT_DECAY}
+    return {"lr": rate, "weight_decay": GROUP_DECAY} if num_dimensions > 1 else {"lr": rate / 2, "weight_decay": 0.0}
 
 
 def tokens(cell: Cell, step: int) -> torch.Tensor:
@@ -87,11 +113,20 @@ def tokens(cell: Cell, step: int) -> torch.Tensor:
     return ((drawn + 1) / 2 * VOCABULARY).long().clamp(0, VOCABULARY - 1)
 
 
-def losses(cell: Cell, outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> list[torch.Tensor]:
-    """What is minimised, as this part's share of the whole batch's mean: shares of parts add up to the loss."""
-    logits, hidden = (output if output.dtype == torch.float64 else output.float() for output in outputs)
+def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """What is minimised, as shares of the whole batch's mean, which add up to the loss. `model`: the toy itself."""
+    if cell.does("part_outside"):
+        outputs = (outputs, model.block(outside(tokens).to(next(model.parameters()).dtype)))
+    logits, *hidden = outputs if isinstance(outputs, tuple) else (outputs,)
     num_targets = cell.batch_size * LENGTH
-    found = [functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / num_targets]
-    if cell.twist == "two_backward":
-        found.append(SECOND_LOSS_SHARE * hidden.square().sum() / num_targets)
-    return found
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    first = functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum") / num_targets
+    if not (cell.does("two_backward") or cell.does("part_outside")):
+        return [first]
+    second = hidden[0].to(first.dtype).square().sum() * SECOND_LOSS_SHARE / num_targets
+    return [first, second] if cell.does("two_backward") else [first + second]
+
+
+def outside(tokens: torch.Tensor) -> torch.Tensor:
+    """What the block is given outside the forward pass: numbers of each token, which bf16 has."""
+    return uniform((VOCABULARY, WIDTH), 100).bfloat16().double()[tokens[:, :-1]]
