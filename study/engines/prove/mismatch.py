@@ -132,6 +132,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             precision=facts["precision"],
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],
+            twists=["part_outside"],  # which nothing here rules out: a note
         )
         said = None if known is None else sentence(known, version)
     except Exception as error:  # what else is proven does not need it
