@@ -462,7 +462,7 @@ def test_what_is_known_to_be_wrong_is_looked_up(known_bad):
     assert known_wrong({**STAGE_2, "offload_optimizer_device": "cpu"}) == (None, None)
     assert known_bad == {
         "answer": None, "deepspeed": "0.0.1", "zero_stage": 2, "offloads": ["cpu"], "precision": "fp32",
-        "sums_in_fp32": True, "micro_batches": 1,
+        "sums_in_fp32": True, "micro_batches": 1, "twists": ["part_outside"],
     }  # fmt: skip
     for models, said in ((None, ("DeepSpeed 0.0.1 is wrong", None)), ("some", (None, "DeepSpeed 0.0.1 is wrong"))):
         known_bad["answer"] = SimpleNamespace(models=models)
