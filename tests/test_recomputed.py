@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from study.compare import verdict_text
 from study.report import tables
+from study.running import studies
 
 CPU = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 FRONTIER, PEAKS, TIMES = CPU / "frontier", CPU / "peaks-real", CPU / "equal-memory"
@@ -110,3 +114,71 @@ def rate(run: dict[str, Any]) -> float:
     load = run["load"]
     assert load["other_seconds"] + load["stolen_seconds"] <= QUIET * load["seconds"] * load["num_processors"]
     return float(run["config"]["global_batch_size"] / run["timing"]["median_seconds"])
+
+
+def endpoints(study: str, step: int) -> dict[str, dict[int, float]]:
+    """By arm (a strategy, or what its run is called beside it), by seed: the held-out loss over DDP's, less 1."""
+    lost: dict[str, dict[int, float]] = {}
+    for record in lines(CPU / study / "records.jsonl.gz"):
+        label = record["run_id"].partition(f"-seed{record['seed']}")[2].lstrip("-")
+        (loss,) = (each["loss"] for each in record["evaluation"] if each["step"] == step)
+        lost.setdefault(label or record["strategy"], {})[record["seed"]] = loss
+    control = lost.pop("ddp")
+    return {arm: {seed: loss / control[seed] - 1 for seed, loss in each.items()} for arm, each in lost.items()}
+
+
+def exchanged(own: list[float], beside: list[list[float]], draws: int = 20_000) -> tuple[float, float]:
+    """Times the null's distance (geometric), and p, by random exchanges within each start."""
+    far = [[max(abs(value), 1e-9) for value in (mine, *others)] for mine, others in zip(own, beside, strict=True)]
+    size = len(far[0])
+    place = np.random.default_rng(11).integers(size, size=(draws, len(far)))
+    logs = np.log([[row[at] for row in far] for at in range(size)])  # (place, start)
+    signed = np.array([[(mine, *others)[at] for mine, others in zip(own, beside, strict=True)] for at in range(size)])
+    starts = range(len(far))
+    further = sum(logs[draw, starts].sum() >= logs[0].sum() for draw in place)
+    shifted = sum(abs(signed[draw, starts].sum()) >= abs(signed[0].sum()) for draw in place)
+    p = min(1.0, 2 * (1 + min(further, shifted)) / (1 + draws))
+    return math.exp(logs[0].mean() - logs[1:].mean()), p
+
+
+def accelerated(values: list[float], confidence: float = 0.9, draws: int = 20_000) -> list[float]:
+    """Efron's BCa interval of a mean (1987): bias by the bootstrap, acceleration by the jackknife."""
+    normal, each = statistics.NormalDist(), np.array(values)
+    drawn = np.sort(np.random.default_rng(12).choice(each, size=(draws, len(each))).mean(axis=1))
+    bias = normal.inv_cdf(
+        float(np.clip(((drawn < each.mean()).mean() + (drawn <= each.mean()).mean()) / 2, 1 / draws, 1 - 1 / draws))
+    )
+    left = (each.sum() - each) / (len(each) - 1)
+    gap = left.mean() - left
+    skew = (gap**3).sum() / (6 * (gap**2).sum() ** 1.5)
+    shifts = [bias + normal.inv_cdf(tail) for tail in ((1 - confidence) / 2, (1 + confidence) / 2)]
+    return [float(np.quantile(drawn, normal.cdf(bias + shift / (1 - skew * shift)))) for shift in shifts]
+
+
+@pytest.mark.parametrize(("study", "step"), [("learned-pilot", 250)])
+def test_a_verdict_is_what_the_lines_say(study, step):
+    found, judged = endpoints(study, step), verdict_text.decide([CPU / study], studies.find(study)).verdict
+    null = [found[name] for name in ("single", "cut", "rounding")]
+    ps: dict[bool, list[float]] = {}
+    for arm in judged.arms:
+        own = found[arm.name]
+        seeds = sorted(own)
+        assert arm.differences == pytest.approx(own)
+        distance, p = exchanged([own[seed] for seed in seeds], [[each[seed] for each in null] for seed in seeds])
+        ps.setdefault(arm.is_broken, []).append(p)
+        assert arm.distance == pytest.approx(distance)
+        if len(seeds) >= 8:  # of fewer a mean's bootstrap has few values
+            low, high = accelerated([own[seed] for seed in seeds])
+            assert [arm.low, arm.high] == pytest.approx([low, high], abs=0.1 * (high - low))
+        furthest = max(abs(value) for each in null for value in each.values())
+        assert arm.num_parted == sum(abs(value) > furthest for value in own.values())
+        starts, most_parted = len(seeds), arm.most_parted
+        tail = sum(
+            math.comb(starts, k) * most_parted**k * (1 - most_parted) ** (starts - k) for k in range(arm.num_parted + 1)
+        )
+        assert arm.num_parted == starts or tail == pytest.approx(0.05)
+    for is_broken, each in ps.items():
+        said = [arm.p for arm in judged.arms if arm.is_broken == is_broken]
+        for place, (at, p) in enumerate(sorted(enumerate(each), key=lambda pair: pair[1])):
+            assert said[at] >= min(1.0, (len(each) - place) * p) - 0.01
+        assert min(said) == pytest.approx(min(1.0, len(each) * min(each)), abs=0.01)

@@ -29,14 +29,12 @@ def classes() -> dict[str, dict[str, Any]]:
     found = {}
     for name, model_type in MODEL_TYPES.items():
         own_names = CONFIG_MAPPING[name].attribute_map
-        fields = {own_names.get(field.name, field.name): field.default for field in _fields(CONFIG_MAPPING[name])}
+        fields = {
+            own_names.get(field.name, field.name): field.default for field in dataclasses.fields(CONFIG_MAPPING[name])
+        }
         defaults = {key: fields[key] for key in model_type.keys.values() if key in fields}
         found[name] = {"defaults": defaults, "own_names": own_names}
     return found
-
-
-def _fields(config_class: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(config_class)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, get_args
 
 import numpy as np
@@ -22,13 +23,7 @@ from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICT
 from study.theory import flops, hardware, measured_by_others, shapes, step_time
 from study.theory.case import Engine, Job
 from study.theory.hardware import Box
-from study.theory.intervals import (
-    GENERATIONS,
-    Distance,
-    EngineKind,
-    engine_of,
-    name_of,
-)
+from study.theory.intervals import GENERATIONS, Distance, EngineKind, engine_of, name_of
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from study.theory.shapes import ModelShape
 from study.theory.step_time import Constants
@@ -40,7 +35,8 @@ ROBUST_SCALE = 0.03
 GUESS = Constants(0.8, 0.35, 0.6, 50e-6, step_time.UNHIDDEN)
 MOST_OF_FAMILY = 10  # rows of another family that count: more are of one stack and one box
 FEWEST = 9  # fewer cannot bound nine of ten
-SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
+NAMES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
+SIZES = {name: shapes.find(f"mpt-{name}").num_params for name in NAMES}
 
 Errors = Mapping[str, float | None]  # by predictor; None: it cannot predict
 
@@ -79,7 +75,7 @@ class Timed:
     @property
     def size(self) -> str:
         """Which of the published tables' models is nearest in parameters."""
-        return min(SIZES, key=lambda size: abs(math.log(self.shape.num_params / _num_params(size))))
+        return min(SIZES, key=lambda size: abs(math.log(self.shape.num_params / SIZES[size])))
 
     @property
     def flops_per_token(self) -> float:
@@ -94,11 +90,6 @@ class Timed:
     @property
     def peak(self) -> float:
         return hardware.product_flops_per_second(self.box.gpu, self.engine.precision)
-
-
-@cache
-def _num_params(size: str) -> int:
-    return shapes.find(f"mpt-{size}").num_params
 
 
 def published() -> list[Timed]:
@@ -117,7 +108,9 @@ def of_case(case: MeasuredCase) -> Timed:
     """Read a single published number as a step time."""
     judged = case.grade, case.collected_as, case.outside
     measured_by = "/".join(case.url.replace("microsoft", "deepspeedai").split("/")[3:5])
-    return Timed(case.name, measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds)
+    return Timed(
+        case.name, measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds
+    )
 
 
 # ---------------------------------------------------------------- what is fitted
@@ -156,9 +149,8 @@ def fit_constants(rows: tuple[Timed, ...]) -> Constants:
 
     start = np.log(dataclasses.astuple(GUESS))
     of_family = Counter(row.family for row in rows)
-    weights = [
-        1.0 if row.family == FOUNDRY else min(1.0, MOST_OF_FAMILY / of_family[row.family]) ** 0.5 for row in rows
-    ]
+    most = {name: math.inf if name == FOUNDRY else MOST_OF_FAMILY for name in of_family}
+    weights = [min(1.0, most[row.family] / of_family[row.family]) ** 0.5 for row in rows]
 
     def errors(logarithms: np.ndarray) -> np.ndarray:
         constants = Constants(*map(float, np.exp(logarithms)))
@@ -222,17 +214,7 @@ PREDICT: dict[str, Callable[[Fitted, Timed], float | None]] = dict(
 # ---------------------------------------------------------------- what is left out
 
 GROUP_OF: dict[str, Callable[[Timed], Any]] = dict(
-    zip(
-        SPLITS,
-        (
-            lambda timed: timed.measured_by,
-            lambda timed: timed.size,
-            lambda timed: timed.box.num_gpus,
-            lambda timed: timed.box.gpu.name,
-            lambda timed: timed.generation,
-        ),
-        strict=True,
-    )
+    zip(SPLITS, map(attrgetter, ("measured_by", "size", "box.num_gpus", "box.gpu.name", "generation")), strict=True)
 )
 
 
@@ -318,11 +300,9 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
                     if (error := errors.get(predictor)) is not None:
                         for name in group(one.timed):
                             found.setdefault(name, []).append((one.timed.name, error))
-                rows += [
-                    {"left_out": split, "predictor": predictor, "by": grouping, "group": str(name)}
-                    | summarize(of_group)
-                    for name, of_group in sorted(found.items())
-                ]
+                for name, of_group in sorted(found.items()):
+                    head = {"left_out": split, "predictor": predictor, "by": grouping, "group": str(name)}
+                    rows.append(head | summarize(of_group))
     return rows
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -281,30 +281,18 @@ def rooms() -> str:
     return tabulate(head, [[*row[:2], ", ".join(sorted(MAY_IMPORT[row[0].strip("`")].split()))] for row in rows])
 
 
-def decided(what: str, rules: Mapping[str, allowed.Allowed]) -> str:
+def decided(what: str) -> str:
     """One row for each verdict and its reason, with all that have it."""
     groups: dict[allowed.Allowed, list[str]] = {}
-    for name, rule in rules.items():
-        groups.setdefault(rule, []).append(f"`{name}`")
+    for name, rule in allowed.rules(what).items():
+        groups.setdefault(rule, []).append(f"`{'--' * (what == 'flags')}{name}`")
     rows = [[("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.why] for rule, names in groups.items()]
     rows.sort(key=lambda row: row[0])
     return tabulate(["verdict", what, "proven by, or what it does and what to do"], rows)
 
 
-def flags() -> str:
-    return decided("flags", {f"--{name}": rule for name, rule in allowed.rules("flags").items()})
-
-
-def variables() -> str:
-    return decided("variables", allowed.rules("variables"))
-
-
-def numbers() -> str:
-    """Where each number of README's first screen comes from."""
-    return tabulate(["in README", "what", "study", "measured", "seeds, repeats"], first_screen.table())
-
-
 FRONTIER = CPU / "frontier"
+FIRST_SCREEN = "in README", "what", "study", "measured", "seeds, repeats"
 
 
 def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:
@@ -387,7 +375,7 @@ def between_ends(versions: list[str]) -> str:
 
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = {
-    ("reports/README.md", "numbers"): numbers,
+    ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/what-fits.md", "fits"): fits,
     ("docs/what-fits.md", "speeds"): speeds,
     ("docs/what-fits.md", "peaks"): real_peaks,
@@ -406,8 +394,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/doctor.md", "judged"): lambda: doctor_observed.tally(doctor_observed.judged()),
     ("docs/doctor.md", "files"): lambda: doctor_observed.table(doctor_observed.judged()),
     ("docs/architecture.md", "rooms"): rooms,
-    ("docs/launcher.md", "flags"): flags,
-    ("docs/launcher.md", "variables"): variables,
+    ("docs/launcher.md", "flags"): lambda: decided("flags"),
+    ("docs/launcher.md", "variables"): lambda: decided("variables"),
     ("docs/conformance.md", "supported"): supported,
 }
 

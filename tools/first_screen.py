@@ -70,11 +70,8 @@ def _trained() -> dict[str, str]:
 @cache
 def _speeds(column: str) -> pd.Series:
     """By strategy: the median over runs beside DDP's nearest, in seconds a step or sequences a second."""
-    return (
-        tables.speeds(CPU / "equal-memory")
-        .set_index("strategy")[column]
-        .map(lambda ratios: statistics.median(ratios) if ratios else math.nan)
-    )
+    found = tables.speeds(CPU / "equal-memory").set_index("strategy")[column]
+    return found.map(lambda ratios: statistics.median(ratios) if ratios else math.nan)
 
 
 def _wrong(fault_id: str) -> str:
@@ -114,14 +111,8 @@ def table() -> Iterable[list[str]]:
         read = [file.record for file in records.find([folder]) if not named or file.record.strategy in named]
         alike = Counter(f"{run.strategy} {run.world_size} {dict(run.config, output_dir='')}" for run in read)
         seeds = len({run.seed for run in read})
-        study = f"[{number.study}](../study/studies/{number.study}.yaml)"
-        yield [
-            number.said,
-            number.what,
-            study,
-            max(run.started_at for run in read)[:10],
-            f"{seeds}, {max(alike.values())}",
-        ]
+        study, measured = f"[{number.study}](../study/studies/{number.study}.yaml)", max(run.started_at for run in read)
+        yield [number.said, number.what, study, measured[:10], f"{seeds}, {max(alike.values())}"]
 
 
 def peaks() -> pd.Series:

@@ -197,25 +197,15 @@ def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]
 
     In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP stand for what a launcher asks.
     """
-    started = [
-        lab.start(
-            machine,
-            ["sh", "-c", line],
-            env={**os.environ, **lab.variables(machine)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for machine in range(lab.num_machines)
-    ]
-    readers = [
-        threading.Thread(target=_pass_on, args=(process.stdout, f"machine {machine}: ", say), daemon=True)
-        for machine, process in enumerate(started)
-    ]
-    for reader in readers:
-        reader.start()
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started, readers = [], []
+    for machine in range(lab.num_machines):
+        there = {**os.environ, **lab.variables(machine)}
+        process = lab.start(machine, ["sh", "-c", line], env=there, text=True, errors="replace", **pipes)
+        started.append(process)
+        pass_on = threading.Thread(target=_pass_on, args=(process.stdout, f"machine {machine}: ", say), daemon=True)
+        readers.append(pass_on)
+        pass_on.start()
     statuses = [process.wait() for process in started]
     for reader in readers:
         reader.join()

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import click
 import throughput
@@ -59,16 +59,6 @@ class State(NamedTuple):
     kept: int
     skipped: int
     seconds: float  # expected of what is to run; without a GPU, of what would be on one
-
-
-class Item(Protocol):
-    """A line of the list."""
-
-    @property
-    def title(self) -> str: ...
-    def folder(self, place: Place) -> Path: ...
-    def state(self, place: Place) -> State: ...
-    def run(self, place: Place, slot: Slot) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -147,12 +137,12 @@ class AgainstTrainer:
         options = {"strategies": names, **asked, "num_processes": 1}
         options["data_dir"] = None if place.is_small else place.data_dir
         command = throughput.recorded({**options, "output": output})
-        return throughput.measure(
-            **options, output=output, slot=slot, command=command, pair_seconds=self._pair_seconds(place)
-        )
+        options |= {"output": output, "pair_seconds": self._pair_seconds(place)}
+        return throughput.measure(**options, slot=slot, command=command)
 
 
 # In order of value. A second seed says less than a first run of something else, so that of the large model is last.
+Item = Runs | AgainstTrainer
 ITEMS: tuple[Item, ...] = (
     Runs("acceptance of every strategy", "gpu-acceptance", timeout_seconds=240.0),
     Runs("BERT-large: memory, time, MFU", "gpu-bert-large"),

@@ -96,9 +96,8 @@ def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
         predicted = float(step_time.tokens_per_second_per_gpu(row.job, time.total))
         error = row.tokens_per_second_per_gpu / predicted - 1  # of the step's time
         published = row.tokens_per_second_per_gpu
-        judged.append(
-            {"row": row.title, "published": published, "predicted": predicted, "error": error, "fp8": row.fp8}
-        )
+        values = {"published": published, "predicted": predicted, "error": error}
+        judged.append({"row": row.title, **values, "fp8": row.fp8})
         errors += [] if row.fp8 else [(row.title, error)]
     return {"as_they_stand": published_rows.summarize(errors), "rows": judged}
 
@@ -113,16 +112,14 @@ def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
             "share_of_peak": fitted.share,
         },
         "errors": cross_validation.tables(judged),
-        "unseen": [_unseen(one) for one in judged if "family" in one.left_out],
+        "unseen": [  # how far a time is missed by a fit without its family
+            {name: getattr(one.timed, name) for name in CASE}
+            | {"error": round(one.left_out["family"]["planner"], DIGITS)}
+            for one in judged
+            if "family" in one.left_out
+        ],
         "intervals": cross_validation.intervals(judged),
     }
-
-
-def _unseen(one: cross_validation.Judged) -> dict[str, Any]:
-    """Say how far a time is missed by a fit without its family."""
-    error = one.left_out["family"]["planner"]
-    assert error is not None
-    return {name: getattr(one.timed, name) for name in CASE} | {"error": round(error, DIGITS)}
 
 
 def compare(case: MeasuredCase) -> dict[str, Any]:

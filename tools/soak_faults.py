@@ -22,16 +22,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pairs
 import psutil
+import soak
 import yaml
 
-from study import files
 from study.records import schema
-from study.records.machine import header
+from study.records.schema import OutcomeStatus
 from study.running.launch import RUN_FOLDER
 
 STOPPED_SECONDS = 20  # of a collective, where a rank is stopped
@@ -48,10 +48,6 @@ class Scene:
     runner: subprocess.Popen[bytes]
     filler: Path | None = None
 
-    def steps(self) -> int:
-        path = self.run_folder / "steps.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
     def process(self, rank: int | None) -> psutil.Process:
         """A rank of the run, or the launcher above them."""
         for process in psutil.process_iter():
@@ -64,15 +60,6 @@ class Scene:
                     return process
         raise SystemExit(f"no process of rank {rank}")
 
-    def fill(self, folder: Path, but: int = 0) -> None:
-        """Fill the disk that a folder is on, but for so many bytes."""
-        self.filler = folder / "filler"
-        with open(self.filler, "wb", buffering=0) as file:
-            left = shutil.disk_usage(folder).free - but
-            with suppress(OSError):
-                while left > 0:
-                    left -= file.write(b"x" * min(left, 1 << 20))
-
 
 @dataclass
 class Fault:
@@ -82,7 +69,7 @@ class Fault:
     words: str  # in its message
     strategy: str = "ddp"
     flags: dict[str, Any] = field(default_factory=dict)
-    when: Callable[[Scene], bool] = lambda scene: scene.steps() >= 3
+    when: Callable[[Scene], bool] = lambda scene: soak.steps(scene.run_folder) >= 3
     disk: str = ""  # a small disk on the run's folder (output), or on the one that it swaps to
     mebibytes: int = 0
     runner_ends: bool = False  # with the fault, and the study goes on with its next call
@@ -92,11 +79,18 @@ def send(number: signal.Signals, rank: int | None) -> Callable[[Scene], None]:
     return lambda scene: scene.process(rank).send_signal(number)
 
 
-def kill_everything(scene: Scene) -> None:
-    everything = [*psutil.Process(scene.runner.pid).children(recursive=True), psutil.Process(scene.runner.pid)]
-    for process in everything:
-        process.kill()
-    psutil.wait_procs(everything, timeout=30)
+def fill(name: str, but: int = 0) -> Callable[[Scene], None]:
+    """Fill the disk that a folder of the run is on, but for so many bytes."""
+
+    def inject(scene: Scene) -> None:
+        scene.filler = scene.run_folder / name / "filler"
+        with open(scene.filler, "wb", buffering=0) as file:
+            left = shutil.disk_usage(scene.filler.parent).free - but
+            with suppress(OSError):
+                while left > 0:
+                    left -= file.write(b"x" * min(left, 1 << 20))
+
+    return inject
 
 
 def remove(name: str) -> Callable[[Scene], None]:
@@ -107,73 +101,32 @@ def swaps(scene: Scene) -> bool:
     return any(path.stat().st_size for path in (scene.run_folder / "swap").rglob("*") if path.is_file())
 
 
-STOPPED = {"collective_timeout": STOPPED_SECONDS}
 NVME = "zero3_nvme_offload"
+NO_SPACE = "killed", "No space left on device"
+SWAP = "crashed", "swap", NVME
 FAULTS = [
     Fault("SIGKILL to rank 1", send(signal.SIGKILL, 1), "killed", "rank 1 was ended by SIGKILL"),
     Fault("SIGKILL to rank 0", send(signal.SIGKILL, 0), "killed", "rank 0 was ended by SIGKILL"),
     Fault("SIGKILL to rank 1 that swaps", send(signal.SIGKILL, 1), "killed", "rank 1 was ended by SIGKILL", NVME),
     Fault("SIGKILL to the launcher", send(signal.SIGKILL, None), "killed", "the launcher was ended by SIGKILL", NVME),
     Fault("SIGTERM to the launcher", send(signal.SIGTERM, None), "crashed", "interrupted by SIGTERM"),
-    Fault(
-        "SIGKILL to everything, runner included", kill_everything, "ok", "", NVME, {"max_steps": 40}, runner_ends=True
-    ),
-    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", flags=STOPPED),
-    Fault("SIGSTOP to rank 0", send(signal.SIGSTOP, 0), "stalled", "rank 0 did not come", flags=STOPPED),
-    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "zero2", STOPPED),
-    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "zero3", STOPPED),
-    Fault("SIGSTOP to rank 1", send(signal.SIGSTOP, 1), "stalled", "rank 1 did not come", "fsdp2", STOPPED),
+    Fault("SIGKILL to everything, runner included", lambda scene: soak.kill_family(scene.runner.pid), "ok", "", NVME,
+          {"max_steps": 40}, runner_ends=True),
+    *(Fault(f"SIGSTOP to rank {rank}", send(signal.SIGSTOP, rank), "stalled", f"rank {rank} did not come", strategy,
+            {"collective_timeout": STOPPED_SECONDS})
+      for rank, strategy in ((1, "ddp"), (0, "ddp"), (1, "zero2"), (1, "zero3"), (1, "fsdp2"))),
     Fault("rm -rf of the run folder", remove("."), "killed", "was removed"),
     Fault("rm -rf of the run folder that is swapped to", remove("."), "killed", "was removed", NVME),
-    Fault(
-        "output disk full while steps are written",
-        lambda scene: scene.fill(scene.run_folder),
-        "killed",
-        "No space left on device",
-        disk="output",
-        mebibytes=64,
-    ),
-    Fault(
-        "output disk full while a checkpoint is written",
-        lambda scene: scene.fill(scene.run_folder, but=1 << 20),
-        "killed",
-        "No space left on device",
-        flags={"checkpoint_every": 40},
-        disk="output",
-        mebibytes=64,
-    ),
-    Fault(
-        "output disk full while the record is written",
-        lambda scene: scene.fill(scene.run_folder),
-        "killed",
-        "No space left on device",
-        flags={"max_steps": 8, "num_eval_examples": 256},
-        when=lambda scene: scene.steps() >= 8,
-        disk="output",
-        mebibytes=64,
-    ),
-    Fault(
-        "swap disk full at start",
-        lambda scene: None,
-        "crashed",
-        "swap",
-        NVME,
-        when=swaps,
-        disk="swap",
-        mebibytes=3,
-    ),
-    Fault(
-        "swap disk full in mid-run",
-        lambda scene: scene.fill(scene.run_folder / "swap"),
-        "crashed",
-        "swap",
-        NVME,
-        when=swaps,
-        disk="swap",
-        mebibytes=512,
-    ),
-    Fault("swap folder removed", remove("swap"), "crashed", "swap", NVME),
-]
+    Fault("output disk full while steps are written", fill("."), *NO_SPACE, disk="output", mebibytes=64),
+    Fault("output disk full while a checkpoint is written", fill(".", but=1 << 20), *NO_SPACE,
+          flags={"checkpoint_every": 40}, disk="output", mebibytes=64),
+    Fault("output disk full while the record is written", fill("."), *NO_SPACE,
+          flags={"max_steps": 8, "num_eval_examples": 256}, when=lambda scene: soak.steps(scene.run_folder) >= 8,
+          disk="output", mebibytes=64),
+    Fault("swap disk full at start", lambda scene: None, *SWAP, when=swaps, disk="swap", mebibytes=3),
+    Fault("swap disk full in mid-run", fill("swap"), *SWAP, when=swaps, disk="swap", mebibytes=512),
+    Fault("swap folder removed", remove("swap"), *SWAP),
+]  # fmt: skip
 
 
 @click.command(help=__doc__.splitlines()[0])
@@ -181,15 +134,14 @@ FAULTS = [
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
 def main(only: str, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    rows: list[dict[str, Any]] = json.loads(output.read_text())["faults"] if output and output.exists() else []
+    rows: list[dict[str, Any]] = soak.kept(output, "faults")
     done = {(row["fault"], row["strategy"]) for row in rows}
     for fault in FAULTS:
         if only in f"{fault.name} ({fault.strategy})" and (fault.name, fault.strategy) not in done:
             with tempfile.TemporaryDirectory(prefix="zero-study-faults-") as scratch:
                 rows.append(try_fault(fault, Path(scratch)))
-            print(shown(rows[-1]), flush=True)
-            if output:
-                files.write_json(output, {**header("faults", "python tools/soak_faults.py"), "faults": rows})
+            print(json.dumps(rows[-1]), flush=True)
+            soak.keep(output, "faults", "python tools/soak_faults.py", faults=rows)
     sys.exit(not all(row["not_injected"] or row["as_expected"] for row in rows))
 
 
@@ -216,7 +168,7 @@ def try_fault(fault: Fault, scratch: Path) -> dict[str, Any]:
         return {**row, **json.loads(seen.replace(f"{scratch}/", ""))}
     finally:
         if runner.poll() is None:
-            kill_everything(scene)
+            soak.kill_family(runner.pid)
         if small:
             subprocess.run(["umount", "--lazy", str(small)], check=True)
 
@@ -231,76 +183,51 @@ def mount(folder: Path, mebibytes: int) -> str | None:
 
 def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, Any]:
     """Inject a fault once its moment has come, and say what came of it."""
-    wait(lambda: fault.when(scene) or scene.runner.poll() is not None)
+    soak.wait(lambda: fault.when(scene) or scene.runner.poll() is not None, WAIT_SECONDS)
     if scene.runner.poll() is not None:
         raise SystemExit(f"{fault.name}: ended before: {log.read_text(errors='replace')[-2000:]}")
-    at_step = scene.steps()
+    at_step, record = soak.steps(scene.run_folder), None
     fault.inject(scene)
     began = time.monotonic()
     if fault.runner_ends:
         left = left_in(scene.run_folder)
-        with open(log, "ab") as said:
-            status = subprocess.run(words, stdout=said, stderr=said, timeout=WAIT_SECONDS).returncode
+        with open(log, "ab") as said_again:
+            exit_status = subprocess.run(words, stdout=said_again, stderr=said_again, timeout=WAIT_SECONDS).returncode
         seconds, in_swap = time.monotonic() - began, swapped(scene.run_folder)
-        return {
-            "at_step": at_step,
-            "status": "ok" if status == 0 else f"exit status {status}",
-            "message": "nothing, of a runner that is no more; the same command once more did both runs",
-            "seconds": round(seconds, 1),
-            "record": None,
-            "left": left,
-            "left_to_swap": in_swap,
-            "next_run": "ok" if status == 0 else "did not run",
-            "traceback_of_ours": "Traceback" in log.read_text(errors="replace"),
-            "as_expected": status == 0 and not in_swap,
-        }
-    head = f"[1/2] {scene.run_folder.name}: "
-    outcomes = ("ok", "killed", "crashed", "stalled", "failed", "misconfigured")
+        next_ok = expected = exit_status == 0
+        status = "ok" if next_ok else f"exit status {exit_status}"
+        message = "nothing, of a runner that is no more; the same command once more did both runs"
+    else:
+        head = f"[1/2] {scene.run_folder.name}: "
+        outcomes = tuple(f"{head}{name}, " for name in get_args(OutcomeStatus))
 
-    def line() -> str | None:
-        lines = log.read_text(errors="replace").splitlines()
-        return next((one for one in lines if one.startswith(tuple(f"{head}{name}, " for name in outcomes))), None)
+        def line() -> str | None:
+            return next((one for one in log.read_text(errors="replace").splitlines() if one.startswith(outcomes)), None)
 
-    wait(lambda: line() is not None or scene.runner.poll() is not None)
-    seconds = time.monotonic() - began
-    left, in_swap = left_in(scene.run_folder), swapped(scene.run_folder)
-    if scene.filler:
-        scene.filler.unlink(missing_ok=True)
-    said = line() or log.read_text(errors="replace").strip().splitlines()[-1]
-    record = None
-    if (scene.run_folder / "record.json").exists():
-        read = schema.read(scene.run_folder)
-        record = {"status": read.status, "error": read.failure.error if read.failure else None}
-    wait(lambda: scene.runner.poll() is not None)
-    whole = log.read_text(errors="replace")
-    next_ok = any(one.startswith("[2/2] ") and ": ok, " in one for one in whole.splitlines())
-    status, _, message = re.sub(r" \([^()]+\); about .* left$", "", said.removeprefix(head)).partition(", ")
-    agrees = record is None or record["status"] == status or (record["status"], status) in AGREE
+        soak.wait(lambda: line() is not None or scene.runner.poll() is not None, WAIT_SECONDS)
+        seconds = time.monotonic() - began
+        left, in_swap = left_in(scene.run_folder), swapped(scene.run_folder)
+        if scene.filler:
+            scene.filler.unlink(missing_ok=True)
+        said = line() or log.read_text(errors="replace").strip().splitlines()[-1]
+        if (scene.run_folder / "record.json").exists():
+            read = schema.read(scene.run_folder)
+            record = {"status": read.status, "error": read.failure.error if read.failure else None}
+        soak.wait(lambda: scene.runner.poll() is not None, WAIT_SECONDS)
+        next_ok = any(re.match(r"\[2/2\] .*: ok, ", one) for one in log.read_text(errors="replace").splitlines())
+        status, _, message = re.sub(r" \([^()]+\); about .* left$", "", said.removeprefix(head)).partition(", ")
+        agrees = record is None or record["status"] == status or (record["status"], status) in AGREE
+        expected = status == fault.expected and fault.words in message and agrees and next_ok
     return {
-        "at_step": at_step,
-        "status": status,
-        "message": message,
-        "seconds": round(seconds, 1),
-        "record": record,
-        "left": left,
-        "left_to_swap": in_swap,
-        "next_run": "ok" if next_ok else "did not run",
-        "traceback_of_ours": "Traceback" in whole,
-        "as_expected": status == fault.expected and fault.words in message and agrees and next_ok and not in_swap,
+        **{"at_step": at_step, "status": status, "message": message, "seconds": round(seconds, 1), "record": record},
+        **{"left": left, "left_to_swap": in_swap, "next_run": "ok" if next_ok else "did not run"},
+        "traceback_of_ours": "Traceback" in log.read_text(errors="replace"),
+        "as_expected": expected and not in_swap,
     }
 
 
 # A record's word, and the outcome's, where they are not the same and yet agree.
 AGREE = {("interrupted", "crashed"), ("failed", "crashed")}
-
-
-def wait(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def left_in(folder: Path) -> list[str]:
@@ -310,11 +237,6 @@ def left_in(folder: Path) -> list[str]:
 def swapped(run_folder: Path) -> list[str]:
     swap = run_folder / "swap"
     return sorted(str(path.relative_to(swap)) for path in swap.rglob("*") if path.is_file() and path.name != "filler")
-
-
-def shown(row: dict[str, Any]) -> str:
-    head = f"{row['fault']} ({row['strategy']})"
-    return f"{head}: {row['not_injected'] or {name: row[name] for name in row if name not in ('fault', 'strategy')}}"
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from typing import Any
 import click
 import pairs
 import psutil
+import soak
 
 from study import files
 from study.errors import RunFailed
 from study.records import schema
-from study.records.machine import header
 from study.running import studies
 
 STUDY = """\
@@ -61,10 +61,8 @@ def main(kills: int, seed: int, output: Path | None) -> None:
         "{num_runs} runs; killed {kills} times; {finished_before_the_last_call} finished before the last call; "
         "{changed} of their records changed, {processes_left} processes left, {differing} runs differ".format(**result)
     )
-    if output:
-        command = f"python tools/soak_interruptions.py --kills {kills} --seed {seed}"
-        head = {**header("interruptions", command), "seed": seed, "study": STUDY}
-        files.write_json(output, {**head, **result})
+    command = f"python tools/soak_interruptions.py --kills {kills} --seed {seed}"
+    soak.keep(output, "interruptions", command, seed=seed, study=STUDY, **result)
     sys.exit(1 if failed(result) else 0)
 
 
@@ -126,10 +124,8 @@ def log(runs_dir: Path) -> Path:
 
 def processes_left(folder: Path) -> int:
     """Count the processes that still work below a folder once the kernel has had its time to end them."""
-    deadline = time.monotonic() + LEFT_SECONDS
-    while (num_left := _working_below(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return num_left
+    soak.wait(lambda: not _working_below(folder), LEFT_SECONDS, 0.1)
+    return _working_below(folder)
 
 
 def _working_below(folder: Path) -> int:

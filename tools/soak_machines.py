@@ -24,10 +24,9 @@ from typing import get_args
 
 import click
 import psutil
+import soak
 from laboratory import Lab
 
-from study import files
-from study.records.machine import header
 from study.records.schema import OutcomeStatus
 
 TIMEOUT_SECONDS = 30  # --collective-timeout
@@ -37,22 +36,17 @@ FLAGS = (
     f"--max-steps 400 --collective-timeout {TIMEOUT_SECONDS}"
 )
 COMMAND = (
-    "train --strategy {strategy} --num-processes {processes} --num-machines {machines} --machine-rank {rank} "
-    "--main-process-ip {ip} --output-dir {folder} " + FLAGS
+    "train --strategy {fault.strategy} --num-processes {fault.processes} --num-machines {fault.machines} "
+    "--machine-rank {rank} --main-process-ip {ip} --output-dir {folder} " + FLAGS
 )
 
 
 @dataclass
 class Scene:
-    """The machines, what was started on each, and where each keeps its run."""
+    """The machines, and what was started on each."""
 
     lab: Lab
     started: dict[int, subprocess.Popen[str]]
-    folder: Path
-
-    def steps(self) -> int:
-        path = self.folder / "steps.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def ranks(self, machine: int) -> list[psutil.Process]:
         """The ranks on a machine, the first first."""
@@ -95,15 +89,12 @@ def to_rank_of_machine_1(number: signal.Signals) -> Callable[[Scene], None]:
 TWICE = "give each its own --machine-rank"
 GONE = "killed: the connection to rank {} (machine {}) is gone"
 NOT_THERE = "machine 0 did not answer at"
+NO_RANK_1 = "stalled: rank 1 (machine 1) did not come"
 FAULTS = [
     Fault("machine 1 is never started", {0: "1 of 2 machines came within"}, starts=(0,)),
     Fault("machine 0 is never started: a closed port", {1: NOT_THERE}, starts=(1,)),
     Fault("an address that nobody has", {0: "1 of 2 machines came", 1: NOT_THERE}, ip="10.77.0.99"),
-    Fault(
-        "a firewall that drops all",
-        {0: "1 of 2 machines came", 1: NOT_THERE},
-        before=lambda lab: lab.cut(1),
-    ),
+    Fault("a firewall that drops all", {0: "1 of 2 machines came", 1: NOT_THERE}, before=lambda lab: lab.cut(1)),
     Fault("machine rank 1 twice", dict.fromkeys((0, 1, 2), TWICE), machines=3, processes=3, starts=(0, 1, 2),
           ranks={2: 1}),
     Fault("machine rank 0 twice", dict.fromkeys((0, 1), TWICE), ranks={1: 0}),
@@ -111,31 +102,19 @@ FAULTS = [
     Fault("three processes on two machines", {0: "pass --num_processes 2", 1: "pass --num_processes 2"}, processes=3),
     Fault("another version on machine 1", {0: "transformers 4.0.0", 1: "transformers 4.0.0"}),
     Fault("another seed on machine 1", {0: "has seed 1", 1: "has seed 1"}, flags={1: "--seed 1"}),
-    Fault(
-        "an extension that machine 1 has not built",
-        {0: "1 of 2 machines came", 1: "python -m study.engines.extensions"},
-        strategy="zero2",
-        variables={1: {"TORCH_EXTENSIONS_DIR": "/nonexistent"}},
-    ),
+    Fault("an extension that machine 1 has not built",
+          {0: "1 of 2 machines came", 1: "python -m study.engines.extensions"}, strategy="zero2",
+          variables={1: {"TORCH_EXTENSIONS_DIR": "/nonexistent"}}),
     Fault("checkpoints without a shared disk", {0: "does not see", 1: "does not see"},
           flags=dict.fromkeys((0, 1), "--checkpoint-every 2")),
-    Fault(
-        "the cable of machine 1 is pulled",
-        {0: "stalled: rank 1 (machine 1) did not come", 1: "rank 0 (machine 0)"},
-        lambda scene: scene.lab.cut(1),
-    ),
-    Fault(
-        "the cable of machine 1 is pulled, stage 3",
-        {0: "stalled: rank 1 (machine 1) did not come", 1: "rank 0 (machine 0)"},
-        lambda scene: scene.lab.cut(1),
-        strategy="zero3",
-    ),
+    *(Fault(f"the cable of machine 1 is pulled{stage}", {0: NO_RANK_1, 1: "rank 0 (machine 0)"},
+            lambda scene: scene.lab.cut(1), strategy) for stage, strategy in (("", "ddp"), (", stage 3", "zero3"))),
     Fault("all of machine 1 is killed", {0: GONE.format(1, 1)}, lambda scene: scene.lab.kill(1)),
     Fault("all of machine 0 is killed", {1: GONE.format(0, 0)}, lambda scene: scene.lab.kill(0)),
     Fault("SIGKILL to the rank of machine 1", {0: GONE.format(1, 1), 1: "killed: rank 1"},
           to_rank_of_machine_1(signal.SIGKILL)),
     Fault("SIGSTOP to the rank of machine 1",
-          {0: "stalled: rank 1 (machine 1) did not come", 1: "stalled: machine 0 has not"},
+          {0: NO_RANK_1, 1: "stalled: machine 0 has not"},
           to_rank_of_machine_1(signal.SIGSTOP)),
 ]  # fmt: skip
 
@@ -155,25 +134,18 @@ def play(fault: Fault) -> list[dict[str, object]]:
                 fault.before(lab)
             started = {}
             for machine in fault.starts:
-                line = COMMAND.format(
-                    strategy=fault.strategy,
-                    processes=fault.processes,
-                    machines=fault.machines,
-                    rank=fault.ranks.get(machine, machine),
-                    ip=fault.ip if fault.ip and machine else lab.main_ip,
-                    folder=folder,
-                )
+                rank, ip = fault.ranks.get(machine, machine), fault.ip if fault.ip and machine else lab.main_ip
+                line = COMMAND.format(fault=fault, rank=rank, ip=ip, folder=folder)
                 words = [sys.executable, "-m", "study", *line.split(), *fault.flags.get(machine, "").split()]
                 with open(outputs[machine], "w") as output:
                     started[machine] = lab.start(
                         machine, words, stdout=output, stderr=output, text=True,
                         env={**os.environ, "OMP_NUM_THREADS": "1", **variables.get(machine, {})},
                     )  # fmt: skip
-            scene = Scene(lab, started, folder)
+            scene = Scene(lab, started)
             began = time.monotonic()
             if fault.inject:
-                while scene.steps() < 3 and time.monotonic() - began < LONGEST_SECONDS:
-                    time.sleep(0.1)
+                soak.wait(lambda: soak.steps(folder) >= 3, LONGEST_SECONDS, 0.1)
                 began = time.monotonic()
                 fault.inject(scene)
             ended: dict[int, float] = {}
@@ -218,9 +190,7 @@ def main(only: str, output: Path | None) -> None:
             for row in play(fault):
                 rows.append(row)
                 print("  ".join(str(value) for value in row.values()), flush=True)
-    if output:
-        rows_of = {"collective_timeout": TIMEOUT_SECONDS, "rows": rows}
-        files.write_json(output, {**header("machines", "python tools/soak_machines.py"), **rows_of})
+    soak.keep(output, "machines", "python tools/soak_machines.py", collective_timeout=TIMEOUT_SECONDS, rows=rows)
     sys.exit(not all(row["is_expected"] for row in rows))
 
 

@@ -18,45 +18,21 @@ from typing import Any
 
 import click
 import pairs
+import soak
 
-from study import files
 from study.records import schema
-from study.records.machine import header
 from study.run import as_words
 
-FLAGS: dict[str, Any] = {
-    "max_steps": 14,
-    "checkpoint_every": 5,
-    "keep": 9,
-    "dropout": 0,
-    "global_batch_size": 8,
-    "num_train_examples": 56,
-    "num_eval_examples": 8,
-    "sequence_length": 32,
-    "learning_rate": 1e-3,
-}
+FLAGS: dict[str, Any] = {**soak.SHORT, "max_steps": 14, "keep": 9, "dropout": 0}
 FROM_STEP = 5
 CASES = [  # strategy and processes of the first, strategy and processes of the second
-    ("single", 1, "ddp", 2),
-    ("ddp", 2, "ddp", 1),
-    ("ddp", 2, "ddp", 4),
-    ("fsdp2", 2, "fsdp2", 1),
-    ("fsdp2", 2, "fsdp2", 4),
-    ("fsdp2", 2, "fsdp2_no_reshard", 2),
-    ("zero0", 2, "zero0", 1),
-    ("zero1", 2, "zero2", 2),
-    ("zero2", 2, "zero2", 1),
-    ("zero2", 2, "zero2", 4),
-    ("zero2_cpu_offload", 2, "zero2_cpu_offload", 1),
-    ("zero3", 2, "zero3", 1),
-    ("zero3", 2, "zero3", 4),
-    ("zero3_cpu_offload", 2, "zero3_cpu_offload", 1),
-    ("zero2", 2, "zero3", 2),
-    ("zero3", 2, "zero2", 2),
-    ("zero2", 2, "zero2_cpu_offload", 2),
-    ("ddp", 2, "zero2", 2),
-    ("fsdp2", 2, "ddp", 2),
-]
+    ("single", 1, "ddp", 2), ("ddp", 2, "ddp", 1), ("ddp", 2, "ddp", 4),
+    ("fsdp2", 2, "fsdp2", 1), ("fsdp2", 2, "fsdp2", 4), ("fsdp2", 2, "fsdp2_no_reshard", 2),
+    ("zero0", 2, "zero0", 1), ("zero1", 2, "zero2", 2), ("zero2", 2, "zero2", 1), ("zero2", 2, "zero2", 4),
+    ("zero2_cpu_offload", 2, "zero2_cpu_offload", 1), ("zero3", 2, "zero3", 1), ("zero3", 2, "zero3", 4),
+    ("zero3_cpu_offload", 2, "zero3_cpu_offload", 1), ("zero2", 2, "zero3", 2), ("zero3", 2, "zero2", 2),
+    ("zero2", 2, "zero2_cpu_offload", 2), ("ddp", 2, "zero2", 2), ("fsdp2", 2, "ddp", 2),
+]  # fmt: skip
 
 
 @click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
@@ -64,15 +40,13 @@ CASES = [  # strategy and processes of the first, strategy and processes of the 
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
 def main(only: str, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    done: list[dict[str, Any]] = json.loads(output.read_text())["cases"] if output and output.exists() else []
+    done: list[dict[str, Any]] = soak.kept(output, "cases")
     with tempfile.TemporaryDirectory(prefix="zero-study-ranks-") as folder:
         for case in CASES:
             is_done = any((*each["from"], *each["to"]) == case for each in done)
             if only in case[0] and not is_done:
                 done.append(try_case(*case, Path(folder)))
-                if output:
-                    command = "python tools/soak_other_ranks.py"
-                    files.write_json(output, {**header("other ranks", command), "cases": done})
+                soak.keep(output, "other ranks", "python tools/soak_other_ranks.py", cases=done)
 
 
 def try_case(first: str, first_ranks: int, second: str, second_ranks: int, folder: Path) -> dict[str, Any]:

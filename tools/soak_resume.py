@@ -21,27 +21,16 @@ from typing import Any
 
 import click
 import pairs
-import psutil
+import soak
 
-from study import files
 from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
-from study.records.machine import header
 from study.run import Run, make_run
 from study.running import checks, launch
 from study.strategy import file
 
-FLAGS: dict[str, Any] = {
-    "max_steps": 24,
-    "checkpoint_every": 5,
-    "eval_every": 8,
-    "global_batch_size": 8,
-    "num_train_examples": 56,  # so that steps lie in the middle of an epoch
-    "num_eval_examples": 8,
-    "sequence_length": 32,
-    "learning_rate": 1e-3,
-}
+FLAGS: dict[str, Any] = {**soak.SHORT, "max_steps": 24, "eval_every": 8}
 # In fp32 every strategy, in bf16 one of each way to keep masters.
 CASES = [(name, workload, "fp32") for name in file.names() for workload in ("bert-imdb", "gpt-wikitext")]
 CASES += [(name, "bert-imdb", "bf16") for name in ("zero1", "zero2_cpu_offload", "zero3", "fsdp2")]
@@ -55,9 +44,7 @@ WAIT_SECONDS = 600
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
 def main(kills: int, seed: int, only: str, output: Path | None) -> None:
     pairs.share_cores(num_processes=2)
-    done: list[dict[str, Any]] = []
-    if output and output.exists():
-        done = json.loads(output.read_text())["cases"]
+    done: list[dict[str, Any]] = soak.kept(output, "cases")
     for name, workload, precision in CASES:
         names = {"strategy": name, "workload": workload, "precision": precision}
         if only not in name or any(names.items() <= case.items() for case in done):
@@ -66,10 +53,8 @@ def main(kills: int, seed: int, only: str, output: Path | None) -> None:
         with tempfile.TemporaryDirectory(prefix="zero-study-resume-") as folder:
             case = {**names, **try_case(name, workload, precision, kills, draw, Path(folder))}
         done.append(case)
-        print(shown(case), flush=True)
-        if output:
-            command = f"python tools/soak_resume.py --kills {kills} --seed {seed}"
-            files.write_json(output, {**header("resume", command), "cases": done})
+        print(json.dumps(case), flush=True)
+        soak.keep(output, "resume", f"python tools/soak_resume.py --kills {kills} --seed {seed}", cases=done)
     sys.exit(not all(case["skipped"] or all(kill["identical"] for kill in case["kills"]) for case in done))
 
 
@@ -105,7 +90,7 @@ def kill_and_resume(
     while not kill(run, flags, folder, draw, while_writing):  # the run was quicker
         shutil.rmtree(folder)
     unfinished = bool(list(folder.glob("checkpoints/*.part")))
-    killed_at = steps_done(folder)
+    killed_at = soak.steps(folder)
     result = finish(run, flags, folder)
     differing = [name for name, value in expected.items() if name != "resumed_at" and result[name] != value]
     return {
@@ -129,7 +114,7 @@ def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, whi
         if while_writing and list(folder.glob(f"checkpoints/step-{at:08d}.part/*")):
             time.sleep(draw.random() * 0.05)
             break
-        if not while_writing and steps_done(folder) >= at:
+        if not while_writing and soak.steps(folder) >= at:
             break
         time.sleep(0.002)
     if process.poll() is not None:
@@ -137,25 +122,19 @@ def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, whi
         if process.returncode:
             raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-800:]}")
         return False
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for member in family:
-        member.kill()
-    psutil.wait_procs(family, timeout=30)
+    soak.kill_family(process.pid)
     process.communicate()
     return not (folder / "record.json").exists()
 
 
 def export(folder: Path) -> dict[str, float | int]:
     """Export a run's model with its command; return its loss on the held-out examples, and the run's own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "study", "export", str(folder)], capture_output=True, text=True, timeout=WAIT_SECONDS
-    )
+    words = [sys.executable, "-m", "study", "export", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS)
     if done.returncode:
         raise SystemExit(f"export: status {done.returncode}: {done.stderr[-500:]}")
-    return {
-        "loss": float(done.stdout.split("held-out examples ")[1].split(",")[0]),
-        "own_loss": schema.read(folder).evaluation[-1]["loss"],
-    }
+    loss = float(done.stdout.split("held-out examples ")[1].split(",")[0])
+    return {"loss": loss, "own_loss": schema.read(folder).evaluation[-1]["loss"]}
 
 
 def start(run: Run, flags: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
@@ -170,8 +149,7 @@ def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     if process.returncode:
         raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-500:]}")
-    record = schema.read(folder)
-    steps = schema.read_steps(folder)
+    record, steps = schema.read(folder), schema.read_steps(folder)
     return {
         "losses": [step["loss"] for step in steps],
         "gradient_norms": [step["grad_norm"] for step in steps],
@@ -181,24 +159,6 @@ def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
         "tokens": record.tokens,
         "resumed_at": record.resumed_at,
     }
-
-
-def steps_done(folder: Path) -> int:
-    path = folder / "steps.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def shown(case: dict[str, Any]) -> str:
-    head = f"{case['strategy']} {case['workload']} {case['precision']} x{case['num_processes']}"
-    if case["skipped"]:
-        return f"{head}: skipped, {case['skipped']}"
-    kills = []
-    for kill in case["kills"]:
-        what = "in a checkpoint" if kill["left_an_unfinished_checkpoint"] else f"after {kill['killed_after_step']}"
-        became = "identical" if kill["identical"] else f"DIFFERS in {', '.join(kill['differing'])}"
-        kills.append(f"{what}, from {kill['resumed_after_step']}: {became}")
-    off = abs(case["exported"]["loss"] - case["exported"]["own_loss"])
-    return f"{head}: {'; '.join(kills)}; exported: loss {off:.1e} off"
 
 
 if __name__ == "__main__":

@@ -38,22 +38,14 @@ from study.errors import Refusal, RunFailed
 from study.records import find as records
 from study.records import schema
 from study.records.machine import header
-from study.records.schema import Record
 from study.run import Run, as_words
 from study.running.runner import Slot
 from study.strategy.file import read_by_name
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
 FLAGS: dict[str, Any] = {
-    "workload": "bert-imdb",
-    "sequence_length": 64,
-    "global_batch_size": 16,
-    "num_train_examples": 720,
-    "num_eval_examples": 16,
-    "max_steps": 45,
-    "timing_warmup_steps": 5,
-    "learning_rate": 3e-4,
-    "dropout": 0.1,
+    **{"workload": "bert-imdb", "sequence_length": 64, "global_batch_size": 16, "learning_rate": 3e-4, "dropout": 0.1},
+    **{"num_train_examples": 720, "num_eval_examples": 16, "max_steps": 45, "timing_warmup_steps": 5},
     "measure": False,
 }
 # What a GPU is asked: long enough steps, in the arithmetic that it is made for.
@@ -206,9 +198,8 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     for step, difference in enumerate(differences, 1):
         if not difference <= loss_tolerance:
             mine, theirs = losses[step - 1]
-            raise RunFailed(
-                f"the arms do not do the same work: step {step} has loss {mine} in ours, {theirs} in {against}"
-            )
+            apart = f"step {step} has loss {mine} in ours, {theirs} in {against}"
+            raise RunFailed(f"the arms do not do the same work: {apart}")
     for facts in arms.values():
         facts["final_loss"] = facts.pop("losses")[-1]
         facts["proof"] = {name: facts["proof"][name] for name in SAME}
@@ -236,20 +227,15 @@ def ours(work: Run) -> dict[str, Any]:
     """One run of train.py, as users start it."""
     with pairs.finished(work) as done:
         facts, steps = schema.read(done.folder), schema.read_steps(done.folder)
+    peak = expected.peak_flops_per_second(facts)  # None on a CPU and for an unknown GPU
     return {
         "wall_samples_per_second": wall_samples_per_second(steps, work.config),
         "step_samples_per_second": facts.timing.samples_per_second,
         "losses": [step["loss"] for step in steps],
         "proof": facts.proof.model_dump(mode="json"),
         "box": records.box_of(facts),
-        "peak_samples_per_second": peak_samples_per_second(facts),
+        "peak_samples_per_second": peak and facts.world_size * peak / facts.model_flops_per_sequence,
     }
-
-
-def peak_samples_per_second(facts: Record) -> float | None:
-    """Samples per second if every GPU multiplied at its dense peak; None on a CPU and for an unknown GPU."""
-    peak = expected.peak_flops_per_second(facts)
-    return None if peak is None else facts.world_size * peak / facts.model_flops_per_sequence
 
 
 def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> float:
@@ -269,9 +255,8 @@ def other(work: Run, against: str) -> dict[str, Any]:
         words = work.arguments()
         program = [str(ENGINES[against].__file__), work.strategy.name, folder, *words]
         what, limit = f"{against} under {work.strategy.name}", pairs.TIMEOUT_SECONDS
-        answers = processes.ask(
-            program, what, num_ranks=work.world_size, timeout_seconds=limit, environment=environment
-        )
+        ranks = {"num_ranks": work.world_size, "environment": environment}
+        answers = processes.ask(program, what, timeout_seconds=limit, **ranks)
     return next(answer for answer in answers if answer)
 
 

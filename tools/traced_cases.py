@@ -33,8 +33,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 # Sequences and tokens of a rank's micro batch.
 BATCHES = {"bert-imdb": (8, 128), "gpt-wikitext": (2, 512)}
 LIBRARIES = ("torch", "transformers", "accelerate")  # whose operators, modules and sharding are traced
-
-
 TRACES = files.ROOT / "reports" / "predicted" / "validation" / "traces.json"
 
 
@@ -114,18 +112,9 @@ def point(
     """Make a case with the workload's batch, its published vocabulary, and no dropout."""
     micro_batch_size, length = BATCHES[workload]
     sequences = micro_batch_size * world_size
-    config = build_config(
-        workload=workload,
-        size=size,
-        data="hub",
-        sequence_length=length,
-        dropout=0.0,
-        micro_batch_size=micro_batch_size,
-        global_batch_size=sequences,
-        num_train_examples=sequences,
-        precision=precision,
-        activation_checkpointing=activation_checkpointing,
-    )
+    batch = {"micro_batch_size": micro_batch_size, "global_batch_size": sequences, "num_train_examples": sequences}
+    asked = {"precision": precision, "activation_checkpointing": activation_checkpointing, "sequence_length": length}
+    config = build_config(workload=workload, size=size, data="hub", dropout=0.0, **batch, **asked)
     return Point(config, strategy, world_size)
 
 
@@ -168,9 +157,8 @@ def run(path: Path, only: str) -> Iterator[str]:
         raise Refusal(f"--only {only}: is in no case's name, such as {every[0].name}; correct it")
     there = read(path) if path.exists() else TracedGrid(made_with=made_with, traces=[])
     if there.made_with != made_with:
-        raise Refusal(
-            f"{path}: was made with {_versions(there.made_with)}, here is {_versions(made_with)}; move it away"
-        )
+        then, now = (", ".join(map(" ".join, each.items())) for each in (there.made_with, made_with))
+        raise Refusal(f"{path}: was made with {then}, here is {now}; move it away")
     from study.planner.fake_tensors import trace
 
     traces = {point_of(entry).name: entry for entry in there.traces}
@@ -178,29 +166,14 @@ def run(path: Path, only: str) -> Iterator[str]:
     yield f"{len(chosen)} cases, {len(missing)} of them to be traced"
     for place, each in enumerate(missing, 1):
         traced = trace(each.shape, each.engine, each.job)
-        traces[each.name] = _entry(each, traced)
+        own = each.config.model_dump(include=set(TracedPoint.model_fields))
+        counted = {"parts": traced.parts, "moment": traced.moment, "seconds": round(traced.seconds, 1)}
+        traces[each.name] = TracedPoint(**own, strategy=each.strategy, world_size=each.world_size, **counted)
         ordered = [traces[known.name] for known in every if known.name in traces]
         files.write_whole(path, _text(TracedGrid(made_with=made_with, traces=ordered)).encode())
         error = 100 * (each.predicted.total / traced.total - 1)
-        yield (
-            f"{place}/{len(missing)} {each.name}: traced {traced.total / 2**30:.3f} GiB, "
-            f"predicted {error:+.1f} %; {traced.seconds:.1f} s"
-        )
-
-
-def _entry(each: Point, traced: Traced) -> TracedPoint:
-    return TracedPoint(
-        **each.config.model_dump(include=set(TracedPoint.model_fields)),
-        strategy=each.strategy,
-        world_size=each.world_size,
-        parts=traced.parts,
-        moment=traced.moment,
-        seconds=round(traced.seconds, 1),
-    )
-
-
-def _versions(made_with: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in made_with.items())
+        found = f"traced {traced.total / 2**30:.3f} GiB, predicted {error:+.1f} %; {traced.seconds:.1f} s"
+        yield f"{place}/{len(missing)} {each.name}: {found}"
 
 
 def _text(grid: TracedGrid) -> str:

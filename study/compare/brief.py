@@ -66,7 +66,7 @@ def _sent(record: Record) -> str:
     line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
     line += f" (arXiv:1910.02054: {sent.paper:.2f})"
     more = proven(record).backend == "gloo" and sent.by_gloo != sent.measured
-    return line + (f", as NCCL would; gloo, over which it ran, {sent.by_gloo:.2f}" if more else "")
+    return line + (f"; over gloo, as it ran, {sent.by_gloo:.2f}" if more else "")
 
 
 def _time(record: Record) -> str:

@@ -25,7 +25,7 @@ EXPLANATION = """\
 Ranks exchange gradients and parameters in every step. Sent: how many times the bytes of all parameters rank 0 sent in a
 steady step. Theory: how many it should send, followed message by message. Paper: what the ZeRO paper says."""
 COLUMNS = """\
-Sent counts an all-reduce twice (arXiv:1910.02054, sec. 7.1), without the factor (N - 1) / N of a ring: what NCCL sends.
+Sent counts an all-reduce twice (arXiv:1910.02054, sec. 7.1), without a ring's factor (N - 1) / N: two ranks send half.
 By gloo, over which CPUs talk: its reduce-scatter is an all-reduce. Paper: its section 7, carried on to accumulation.
 Error: bytes in which theory differs, kind by kind, over all. Collectives: messages of each kind; where theory has
 another number, that in parentheses. Not in either: DeepSpeed's all-reduce of 4 bytes for the norm at stage 0."""

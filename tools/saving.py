@@ -1,0 +1,77 @@
+"""What does it take to save a run, to go on with it, and to write its model? By strategy, GPT-124M in fp32.
+
+    python tools/saving.py [--repeats 3] [--data-dir DIR] [--output FILE]
+
+Of each strategy a run on two processes that writes two checkpoints; two that go on from the first of them, on two
+processes and on one; and the model of the second. What is read was just written: it lies in memory, not on a disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pairs
+import soak
+from soak_other_ranks import launch
+
+from study.records import schema
+from study.training import export, manifest
+
+FLAGS: dict[str, Any] = {
+    **{"workload": "gpt-wikitext", "size": "124m", "init": "scratch", "sequence_length": 32, "global_batch_size": 4},
+    **{"num_train_examples": 16, "num_eval_examples": 2, "max_steps": 4, "checkpoint_every": 2, "keep": 9},
+    "measure": False,
+}
+STRATEGIES = ("ddp", "zero1", "zero2", "zero2_cpu_offload", "zero3", "zero3_cpu_offload", "zero3_nvme_offload",
+              "zero3_tuned", "fsdp2")  # fmt: skip
+
+
+@click.command(help=__doc__.splitlines()[0], context_settings={"show_default": True})
+@click.option("--repeats", type=click.IntRange(1), default=3, help="of every strategy, one round after another")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="folder with wikitext-2/ and tokenizers/")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, and to go on with")
+def main(repeats: int, data_dir: Path | None, output: Path | None) -> None:
+    pairs.share_cores(num_processes=2)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in STRATEGIES} | dict(soak.kept(output, "strategies"))
+    text = {"data": "files", "data_dir": data_dir} if data_dir else {}
+    for number in range(repeats):
+        for name in STRATEGIES:
+            if len(found[name]) == number:
+                with tempfile.TemporaryDirectory(prefix="zero-study-saving-") as folder:
+                    found[name].append(measure(name, Path(folder), **text))
+                print(name, json.dumps(found[name][-1]), flush=True)
+                soak.keep(output, "saving", "python tools/saving.py", strategies=found)
+
+
+def measure(strategy: str, folder: Path, **text: Any) -> dict[str, Any]:
+    """Seconds and bytes of one checkpoint, of taking it up, and of the model; `refused`: the line that refuses it."""
+    saved = folder / "saved"
+    if refused := launch(strategy, 2, saved, **FLAGS, **text):
+        raise SystemExit(refused)
+    first, last = (saved / f"checkpoints/step-{step:08d}" for step in (2, 4))
+    wrote = schema.read(saved).checkpointing
+    assert wrote is not None
+    result: dict[str, Any] = {"save_seconds": wrote.seconds / wrote.count, "checkpoint_bytes": wrote.last_bytes}
+    for ranks in (2, 1):
+        target = folder / f"on-{ranks}"
+        refused = launch(strategy, ranks, target, resume=first, **FLAGS, **text)
+        took = None if refused else schema.read(target).checkpointing
+        result[f"load_seconds_on_{ranks}"] = took and took.load_seconds
+        if refused:
+            result[f"refused_on_{ranks}"] = refused.rpartition(": ")[2]
+        shutil.rmtree(target, ignore_errors=True)
+    began = time.perf_counter()
+    export.export(manifest.whole(last), folder / "model")
+    result["export_seconds"] = time.perf_counter() - began
+    result["model_bytes"] = sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors"))
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What every soak asks: a run's steps, a moment to come, an end of all that was started, and cases done before."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from study import files
+from study.records.machine import header
+
+# A short training whose steps lie in the middle of an epoch, too.
+SHORT: dict[str, Any] = {
+    **{"num_train_examples": 56, "num_eval_examples": 8, "sequence_length": 32, "learning_rate": 1e-3},
+    **{"global_batch_size": 8, "checkpoint_every": 5},
+}
+
+
+def steps(run_folder: Path) -> int:
+    path = run_folder / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait(condition: Callable[[], bool], seconds: float, pause: float = 0.01) -> None:
+    """Return once the condition holds, or the seconds are over."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(pause)
+
+
+def kill_family(number: int) -> None:
+    """Kill a process and all that it started."""
+    family = [*psutil.Process(number).children(recursive=True), psutil.Process(number)]
+    for member in family:
+        member.kill()
+    psutil.wait_procs(family, timeout=30)
+
+
+def kept(output: Path | None, name: str) -> Any:
+    """What an earlier call wrote under this name; none where it wrote nothing."""
+    return json.loads(output.read_text())[name] if output and output.exists() else []
+
+
+def keep(output: Path | None, name: str, command: str, **content: Any) -> None:
+    """Write the file of an `--output` anew, headed by what it is and the machine."""
+    if output:
+        files.write_json(output, {**header(name, command), **content})
