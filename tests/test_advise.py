@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import launching
 import pytest
 from refusing import refusal
 
@@ -124,18 +123,6 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
 )
 def test_what_makes_no_sense_is_refused(arguments, expected):
     assert refusal(cli.run, ["advise", *arguments]).startswith(expected)
-
-
-@pytest.mark.launches
-def test_exit_status_and_imports_of_the_command():
-    """In a process of its own: status 2 and one line, and nothing of torch or transformers."""
-    done = launching.attempt(["zero-study", "advise", "--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"])
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    program = (
-        "import sys; from study import cli; cli.run(['advise', '--model', 'gpt2', '--gpu', 'l4', '--gpus', '1']); "
-        "assert not {'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)"
-    )
-    assert launching.attempt(["python", "-c", program]).returncode == 0
 
 
 def test_the_written_file_is_a_strategy_for_the_box(tmp_path, capsys):

@@ -113,9 +113,8 @@ def test_flops_of_every_class_are_those_that_pytorch_counts(model_type, name):
     assert flops.model_flops_per_sequence(shape, LENGTH) == counter.get_total_flops()
 
 
-# The sizes of the config.json that the hub has under these ids. Of Llama, Qwen3, Mixtral, Gemma 3 and Pythia as
-# github.com/Lightning-AI/litgpt quotes them (litgpt/config.py, commit 26857050); of OPT by arXiv:2205.01068, table 1;
-# GPT-NeoX-20B has the defaults of its class. What is to come out is asked of transformers itself.
+# The sizes of the config.json that the hub has under these ids, as github.com/Lightning-AI/litgpt quotes them
+# (litgpt/config.py, commit 26857050). What is to come out is asked of transformers itself.
 LLAMA_3 = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
     "max_position_embeddings": 131072, "num_key_value_heads": 8, "rope_theta": 500000.0,
@@ -137,19 +136,15 @@ MIXTRAL = {
     "num_experts_per_tok": 2, "sliding_window": None,
 }  # fmt: skip
 GEMMA_3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256}
-NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.25}
-OPT = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 50272, "do_layer_norm_before": True}
 
 
 def sized(shared: dict, layers: int, hidden: int, heads: int, feed_forward: int, **own) -> dict:
-    key = {"opt": "ffn_dim", "qwen3_moe": "moe_intermediate_size"}.get(shared["model_type"], "intermediate_size")
+    key = {"qwen3_moe": "moe_intermediate_size"}.get(shared["model_type"], "intermediate_size")
     widths = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, key: feed_forward}
     return {**shared, **widths, **own}
 
 
 PUBLISHED = {
-    "google-bert/bert-base-uncased": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-    "meta-llama/Llama-3.1-8B": sized(LLAMA_3, 32, 4096, 32, 14336, rope_scaling=SCALING),
     "meta-llama/Llama-3.1-8B, saved by transformers 5": sized(
         {key: value for key, value in LLAMA_3.items() if key != "rope_theta"}, 32, 4096, 32, 14336,
         rope_parameters={**SCALING, "rope_theta": 500000.0},
@@ -157,15 +152,12 @@ PUBLISHED = {
     "meta-llama/Llama-3.2-1B": sized(
         LLAMA_3, 16, 2048, 32, 8192, head_dim=64, tie_word_embeddings=True, rope_scaling={**SCALING, "factor": 32.0}
     ),
-    "Qwen/Qwen3-0.6B": sized(QWEN_3, 28, 1024, 16, 3072, tie_word_embeddings=True),
     "Qwen/Qwen3-30B-A3B": sized(QWEN_3_MOE, 48, 2048, 32, 768),
     "mistralai/Mixtral-8x7B-v0.1": sized(MIXTRAL, 32, 4096, 32, 14336, vocab_size=32000, max_position_embeddings=32768),
     "google/gemma-3-4b-it, its text_config": sized(
         GEMMA_3, 34, 2560, 8, 10240, num_key_value_heads=4, vocab_size=262208, sliding_window=1024,
         rope_scaling={"factor": 8.0, "rope_type": "linear"},
     ),
-    "EleutherAI/gpt-neox-20b": sized(NEOX, 44, 6144, 64, 24576, vocab_size=50432),
-    "facebook/opt-6.7b": sized(OPT, 32, 4096, 32, 16384),
 }  # fmt: skip
 
 

@@ -206,18 +206,6 @@ def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
         assert found.interval[1] / found.value == pytest.approx(both)
 
 
-def test_records_say_where_they_are_from():
-    found = by_records.loss_difference("gpt-wikitext", "zero2", "ddp")
-    assert found.interval[0] <= found.value <= found.interval[1]
-    assert {name.split("-2x")[0] for name in found.evidence} == {"gpt-wikitext-tiny-zero2", "gpt-wikitext-tiny-ddp"}
-    first = by_records.loss_difference("gpt-wikitext", "zero2", "ddp", steps=10)
-    assert abs(first.value) < 1e-5
-    assert by_records.peak_ratio("zero3", "zero2").interval == pytest.approx((1.0045, 1.2208), abs=1e-4)
-    assert by_records.volume("accelerate_configs/buckets/zero1_owners.yaml", 2, 1) == by_records.volume(
-        "zero1_owners", 2, 1
-    )
-
-
 # ---------------------------------------------------------------- the committed ledger
 
 

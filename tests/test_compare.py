@@ -202,22 +202,6 @@ def held(folder: Path, name: str) -> dict[str, dict]:
     return {run_id: json.loads(line) for run_id, line in records.read_lines(folder / name).items()}
 
 
-def test_collect_puts_the_runs_into_few_files(folder, tmp_path, capsys):
-    target = tmp_path / "reports" / "records"
-    sources = {path.parent.name: path for path in folder.glob("*/record.json")}
-    assert pack.collect([folder], target) == len(sources)
-    assert {path.name for path in target.iterdir()} == {"records.jsonl.gz", "steps.jsonl.gz"}
-    assert held(target, "records.jsonl") == {name: json.loads(path.read_text()) for name, path in sources.items()}
-    for file in records.find([target]):
-        assert file.steps == sources[file.record.run_id].with_name("steps.jsonl").read_bytes()
-        assert records.steps_of(file) == schema.read_steps(sources[file.record.run_id])
-    capsys.readouterr()
-    before = {path: path.read_bytes() for path in target.iterdir()}
-    assert pack.collect([folder], target) == len(sources)
-    assert {path: path.read_bytes() for path in target.iterdir()} == before
-    assert set(capsys.readouterr().out.splitlines()) == {f"kept {name}" for name in sources}
-
-
 def test_a_run_that_is_made_again_replaces_its_lines_alone(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
     for seed in range(3):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import launching
 import psutil
 import pytest
 
-from study.records import schema
 from study.strategy.file import find_strategy
 
 REFUSED = pytest.fail.Exception
@@ -39,21 +36,6 @@ def test_what_two_want_at_once_is_made_once():
         contents = [path.read_text() for path in pool.map(lambda _: launching.once("it", make) / "content", range(2))]
     launching.begin(False)  # as this test is
     assert (contents, len(made)) == (["whole"] * 2, 1)
-
-
-def test_a_failure_is_told_to_all():
-    tries = []
-
-    def make(folder):
-        tries.append(folder)
-        raise ValueError("no such strategy")
-
-    with pytest.raises(ValueError, match="no such strategy"):
-        launching.once("it", make)
-    with pytest.raises(AssertionError, match="ValueError: no such strategy"):
-        launching.once("it", make)
-    launching.begin(False)  # as this test is
-    assert len(tries) == 1
 
 
 def test_a_mark_is_held_to_what_happens():
@@ -88,27 +70,6 @@ def test_a_forked_launch_that_is_refused_says_so(tmp_path):
         fork(tmp_path, data="files", data_dir=tmp_path / "nowhere")
     assert not (tmp_path / "run").exists()
     assert nothing_is_left()
-
-
-@pytest.mark.launches
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGKILL, -signal.SIGKILL)],
-)
-def test_a_signal_to_a_forked_launcher_ends_its_ranks(number, status, tmp_path):
-    """As torchrun does: asked to end, it lets the ranks record themselves; killed, it takes them with it."""
-
-    def end(launcher):
-        while not (tmp_path / "run" / "steps.jsonl").exists():
-            time.sleep(0.01)
-        psutil.Process(launcher).send_signal(number)
-
-    assert fork(tmp_path, end) == status
-    assert nothing_is_left()
-    if number == signal.SIGTERM:
-        assert schema.read(tmp_path / "run").status == "interrupted"
-    else:
-        assert not (tmp_path / "run" / "record.json").exists()
 
 
 @pytest.mark.launches

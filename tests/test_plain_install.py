@@ -42,6 +42,7 @@ COMMANDS = {
     f"pack {RECORDS} box.zip": None,
     "merge box.zip merged": None,
     f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}": None,
+    f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}": None,
     f"advise --model gpt2 {GPU}": None,
     f"advise --model gpt2 {GPU} --trace": "train",
     f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml": None,

@@ -366,18 +366,3 @@ def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch)
     of_gpus = study.model_copy(update={"device": "gpu"})
     made = plan.make(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
     assert [one.skipped for one in made.runs] == ["the installed torch sees no GPU; install its build for CUDA"]
-
-
-def test_batches_above_a_kept_out_of_memory_are_skipped(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "check", lambda *_: None)
-    (tmp_path / "batches.yaml").write_text(
-        "question: q\nparts: [{flags: {max_steps: 3}, strategies: [ddp], global_batch_sizes: [4, 8, 16]}]\n"
-    )
-    runs = plan.select(studies.find(str(tmp_path / "batches.yaml")), None, "", tmp_path)
-    exhausted = tmp_path / runs[1].run_id
-    exhausted.mkdir()
-    write_record(exhausted, "out_of_memory", global_batch_size=8, seed=0)
-    made = plan.make(study, runs, tmp_path, 60)
-    assert [one.kept for one in made.runs] == [None, "out_of_memory", None]
-    assert made.runs[0].to_run
-    assert made.runs[2].skipped == f"{runs[1].run_id} ran out of memory, with a smaller batch"

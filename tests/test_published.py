@@ -205,10 +205,3 @@ def test_a_trap_differs_and_its_matched_arm_does_not():
     assert abs(found["train_loss", "matched"]) < 1e-5
     assert found["sequences_per_program_step", "trapped"] == -0.5
     assert found["optimizer_steps", "trapped"] == 1
-
-
-@pytest.mark.launches
-def test_the_command_refuses_in_one_line():
-    for words in ([], ["traps", "--seeds", "0", "--output", "x"]):
-        done = launching.attempt([*PUBLISHED, *words])
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

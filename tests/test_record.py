@@ -13,7 +13,7 @@ from refusing import refusal
 from study import files, train
 from study.config import build_config
 from study.errors import Interrupted
-from study.records import machine, schema
+from study.records import schema
 from study.records.schema import Checksum, Failure, Record
 from study.run import Run
 from study.strategy.file import read_by_name
@@ -97,12 +97,6 @@ def test_no_number_that_json_has_not(tmp_path):
     assert not (tmp_path / "a.json").exists()
     with pytest.raises(ValidationError):
         Record(**LEAST, final_loss=float("nan"))
-
-
-def test_what_stands_at_the_head_of_a_benchmarks_results():
-    header = machine.header("throughput", "python tools/throughput.py")
-    assert list(header) == ["benchmark", "command", "finished_at", "machine"]
-    assert header["machine"]["num_cores"]
 
 
 def test_what_is_no_record_of_this_version_is_not_read(tmp_path):

@@ -16,7 +16,6 @@ from refusing import refusal
 
 from study import models
 from study.config import build_config
-from study.engines.keys import known_keys
 from study.errors import Refusal
 from study.records.schema import Proof
 from study.run import Run, make_run
@@ -298,26 +297,6 @@ def test_fsdp_section_is_read_strictly(tmp_path):
     assert not {expected: message for expected, message in said.items() if expected not in message}
 
 
-def test_fsdp_keys_are_those_of_accelerate(monkeypatch):
-    """The launcher takes every key of the file, and its plugin every value."""
-    from accelerate.commands.launch import launch_command_parser
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    section = shipped("fsdp2").content["fsdp_config"]
-    taken = {
-        key.removeprefix("fsdp_config.") for key in known_keys.taken("accelerate") if key.startswith("fsdp_config.")
-    }
-    flags = vars(launch_command_parser().parse_args(["study/train.py"]))
-    assert set(section) <= taken <= set(flags)
-    for key, value in section.items():
-        monkeypatch.setenv(key.upper(), str(value))  # as the launcher passes it on
-    plugin = FullyShardedDataParallelPlugin()
-    assert (plugin.fsdp_version, plugin.reshard_after_forward, plugin.cpu_ram_efficient_loading) == (2, True, False)
-    assert type(plugin.cpu_offload).__name__ == "OffloadPolicy"
-    assert plugin.state_dict_type.name == "SHARDED_STATE_DICT"
-    assert plugin.mixed_precision_policy is None
-
-
 @pytest.mark.parametrize(
     ("workload", "size", "expected"),
     [
@@ -422,10 +401,6 @@ def asked(**flags) -> Run:
 
 def verify(found: Proof, **flags) -> None:
     proof.verify(found, asked(**flags))
-
-
-def test_what_was_asked_passes():
-    verify(FOUND)
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,6 @@ def differences(engine: Engine, sizes: ParameterSizes, rank: int, moment: str) -
     return {(d.part, d.reason): d.num_bytes for d in engine_differences(engine, sizes, rank, moment)}
 
 
-def test_partitions_of_stage_2_by_hand():
-    """Two ranks; matrices of 8 and 4 elements, so that rank 0 has 6 of the 8; a vector of 2 for each."""
-    sizes = ParameterSizes(matrices=(8, 4), vectors=(2, 2))
-    engine = Engine("deepspeed", zero_stage=2, world_size=2, precision="fp32", accumulation_bytes=4)
-    master = {("optimizer_states", "master-copy"): 4 * 8}
-    # Rank 0 flattens one tensor, which copies nothing: its buffer of 8 + 2 holds 2 elements of another's.
-    assert differences(engine, sizes, 0, "stepping") == {**master, ("communication_buffers", "gradient-buffer"): 4 * 2}
-    # Rank 1 copies its 6; its buffer of 8 + 4 + 2 stays for the sake of a view of 2.
-    assert differences(engine, sizes, 1, "stepping") == {**master, ("communication_buffers", "gradient-buffer"): 4 * 12}
-    assert differences(engine, sizes, 1, "resting") == master
-
-
 def test_padding_of_stage_2_by_hand():
     """Three ranks align a group to 6 elements: 7 become 12, so 4 each; 1 becomes 6, so 2 each."""
     sizes = ParameterSizes(matrices=(7,), vectors=(1,))
@@ -67,19 +55,6 @@ def test_stage_3_by_hand():
         ("gradients", "stage3-gradients-stay"): 4 * 85,
         ("parameters", "persistent-parameters"): 4 * 20,
     }
-
-
-def test_nvme_by_hand():
-    """What is below 1 MiB, 262,144 fp32 elements of a shard, is not swapped."""
-    sizes = ParameterSizes(matrices=(1 << 20, 1000), vectors=(1000,))
-    engine = Engine("deepspeed", 3, 2, "fp32", 4, offload_optimizer="nvme", offload_param="nvme")
-    shard, small = 1 << 19, 500
-    stepping, resting = (differences(engine, sizes, 0, moment) for moment in ("stepping", "resting"))
-    assert stepping[("parameters", "on-disk")] == resting[("parameters", "on-disk")] == -4 * shard
-    assert ("optimizer_states", "on-disk") not in stepping  # the first group has been swapped in
-    assert resting[("optimizer_states", "on-disk")] == -12 * (shard + small)
-    assert stepping[("gradients", "offload-second-gradients")] == 4 * (shard + 2 * small)
-    assert resting[("gradients", "offload-gradients-stay")] == 4 * small
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)

@@ -36,11 +36,3 @@ def test_the_planner_predicts_what_was_traced():
     assert len(errors) == 384
     assert max(errors.values()) <= MOST
     assert {name for name, error in errors.items() if error > MARGIN} == MISSED  # one that is mended leaves the list
-
-
-def test_an_entry_is_of_its_case():
-    for traced in points():
-        point = traced_cases.point_of(traced)
-        assert (traced.micro_batch_size, traced.sequence_length) == traced_cases.BATCHES[traced.workload]
-        assert (point.job.micro_batch_size, point.job.sequence_length) == traced_cases.BATCHES[traced.workload]
-        assert not point.job.dropout

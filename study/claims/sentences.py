@@ -12,15 +12,6 @@ from study.claims.ledger import Claim, Sentence, Source
 from study.claims.verdicts import AGAIN, FAILS, HOLDS, WORDS, Verdict
 from study.errors import Refusal
 
-# How a claim is decided, by the type of its rule.
-RULES = {
-    "arithmetic": "the source's own numbers, or those of what it cites",
-    "theory": "the models of memory, communication and time",
-    "record": "committed records of runs, on a CPU",
-    "others": "rows that others published, of runs on their machines",
-    "execution": "its lines, given to today's engine",
-    "undecidable": "not here: it takes hardware that we lack",
-}
 # The three sentences on a source, and which of its keys has each.
 THREE = (("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"))
 # Verdicts by what stands behind them, the strongest first, as a sentence counts them.

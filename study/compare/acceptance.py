@@ -163,14 +163,6 @@ def _number(difference: float | None) -> str:
     return "unknown" if difference is None else f"{difference:.1e}"
 
 
-def _has_nccl(r: Record) -> bool:
-    return r.proof is not None and "nccl" in (r.proof.backend or "")
-
-
-def _has_joules(r: Record) -> bool:
-    return all(r.energy_joules or [None])
-
-
 def _has_process_memory(r: Record) -> bool:
     return all(any(peak.process_bytes for peak in phases.values()) for phases in r.peak_memory or [{}])
 
@@ -185,10 +177,10 @@ def _waits_little(r: Record) -> bool:
 _OBSERVED: dict[str, tuple[Callable[[Record], bool], Callable[[Record], bool], str]] = {
     "NCCL": (
         lambda r: r.proof is not None and r.proof.distributed_type != "NO" and not r.config.get("share_device"),
-        _has_nccl,
+        lambda r: r.proof is not None and "nccl" in (r.proof.backend or ""),
         "its ranks use another",
     ),
-    "energy": (lambda r: True, _has_joules, "its record has no joules"),
+    "energy": (lambda r: True, lambda r: all(r.energy_joules or [None]), "its record has no joules"),
     "NVML": (lambda r: True, _has_process_memory, "its record has no memory of the process"),
     "batches": (
         lambda r: not r.config.get("share_device"),

@@ -77,7 +77,7 @@ def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
         **_model_states(r),
         "rank_parts": _rank_parts(r, device),
         **_communication(r),
-        **_proof(r),
+        **({name: getattr(r.proof, name) for name in _OF_PROOF} if r.proof else {}),
         "proven_strategy": proven_strategy(r),
     }
 
@@ -131,12 +131,6 @@ _OF_PROOF = (
     "overlap_comm", "reduce_bucket_size", "partitioned_parameters", "gradient_clipping", "precision",
     "micro_batch_size", "gradient_accumulation_steps",
 )  # fmt: skip
-
-
-def _proof(r: Record) -> dict[str, Any]:
-    if r.proof is None:
-        return {}
-    return {name: getattr(r.proof, name) for name in _OF_PROOF}
 
 
 def engine_kind(proof: Proof) -> str:
@@ -257,16 +251,11 @@ def share_of_others(r: Record) -> float | None:
     return (r.load.other_seconds + r.load.stolen_seconds) / (r.load.seconds * r.load.num_processors)
 
 
-def is_disturbed(share: float | None) -> bool:
-    """Whether others took too much; what is not known (None, or NaN in a table) is taken to be quiet."""
-    return share is not None and share > QUIET
-
-
 def why_untimed(r: Record) -> str | None:
     """Why a run's times are not compared with others'; None where they are."""
     if r.timing is None or r.timing.median_seconds is None:
         return "no step was timed"
-    if is_disturbed(share_of_others(r)):
+    if (share_of_others(r) or 0.0) > QUIET:  # what is not known is taken to be quiet
         return f"other programs took more than {100 * QUIET:g} % of the processors"
     if math.isfinite(records.rate_of(r) or math.inf):
         return "the network had a rate, by which --view communication compares them"

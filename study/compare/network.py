@@ -123,15 +123,10 @@ def _cell(key: _Key, repeats: list[RecordFile], on_one: Mapping[tuple[Hashable, 
     )
 
 
-def sending_seconds(free: Cell, rate: float) -> float:
-    """What a limit is predicted to add: the time in which a machine's bytes, as theory expects them, pass it."""
-    worth = free.by_gloo if free.by_theory is None else free.by_theory
-    return 8 * worth * free.parameter_bytes / rate
-
-
 def predicted_seconds(free: Cell, rate: float) -> float:
-    """A step at a rate, of what one on an unlimited network took and of the bytes that theory expects."""
-    return free.median_seconds + sending_seconds(free, rate)
+    """A step at a rate: what one on an unlimited network took, and the time in which the bytes of theory pass it."""
+    worth = free.by_gloo if free.by_theory is None else free.by_theory
+    return free.median_seconds + 8 * worth * free.parameter_bytes / rate
 
 
 def prediction_error(cell: Cell, free: Cell) -> float:

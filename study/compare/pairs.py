@@ -150,14 +150,8 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
             fewest = runs[runs["world_size"] == runs["world_size"].min()]
             base = fewest if single.empty else single
             for world_size, members in runs.groupby("world_size"):
-                rows.append(
-                    {
-                        **_identity(key, list(CELL)),
-                        "strategy": strategy,
-                        "world_size": world_size,
-                        **_efficiency(members, base),
-                    }
-                )
+                of = {**dict(zip(CELL, key, strict=True)), "strategy": strategy, "world_size": world_size}
+                rows.append({**of, **_efficiency(members, base)})
     return pd.DataFrame(rows, columns=[*SHOWN, "strategy", "world_size", *_EFFICIENCY])
 
 
@@ -222,11 +216,6 @@ def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], contr
         return f"no run of {control} is ok"
     nearest = max(controls, key=lambda other: sum(run[name] == other[name] for name in CELL))
     return comparable({**run, "seed": None}, nearest) or f"no run of {control} with seed {run['seed']}"
-
-
-def _identity(key: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    known = dict(zip(names, key, strict=True))
-    return {name: known[name] for name in (*SHOWN, "strategy", "world_size") if name in known}
 
 
 def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from study.files import shown_path
 
@@ -32,20 +32,9 @@ def _place(word: str, known: Sequence[str]) -> int:
 # ---------------------------------------------------------------- values
 
 
-class Unit(NamedTuple):
-    name: str
-    size: float  # in bytes, or in seconds
-
-    def text(self, value: float) -> str:
-        return f"{three_digits(value / self.size)} {self.name}"
-
-
-def bytes_unit(largest: float) -> Unit:
-    return next((u for u in (Unit("GiB", 2**30), Unit("MiB", 2**20)) if largest >= u.size), Unit("KiB", 2**10))
-
-
 def bytes_text(value: float) -> str:
-    return bytes_unit(value).text(value)
+    name, size = next((unit for unit in (("GiB", 2**30), ("MiB", 2**20)) if value >= unit[1]), ("KiB", 2**10))
+    return f"{three_digits(value / size)} {name}"
 
 
 def three_digits(value: float) -> str:

@@ -53,17 +53,6 @@ class Validation:
     content: dict[str, Any]
     rows: list[MeasuredRow]
 
-    def find(self, left_out: str, predictor: str, by: str, group: str) -> dict[str, Any] | None:
-        """Find one row of the table of errors; None where nothing could be predicted there."""
-        asked = {"left_out": left_out, "predictor": predictor, "by": by, "group": group}
-        return next((row for row in self.content["errors"] if asked.items() <= row.items()), None)
-
-    def summary(self, left_out: str, predictor: str, by: str, group: str) -> dict[str, Any]:
-        """Find one row that is there."""
-        found = self.find(left_out, predictor, by, group)
-        assert found is not None
-        return found
-
 
 def load(path: Path = VALIDATION) -> Validation:
     """Read what the cross-validation wrote; raises Refusal where it is not there, or is of other rows."""
@@ -81,9 +70,6 @@ def load(path: Path = VALIDATION) -> Validation:
     return Validation(content, rows)
 
 
-# ---------------------------------------------------------------- one published run
-
-
 # ---------------------------------------------------------------- memory
 
 
@@ -99,15 +85,11 @@ def by_deepspeed(case: MeasuredCase) -> float:
     return 4 * psi + 16 * psi / (gpus if case.engine.zero_stage else 1)
 
 
-def by_accelerate(case: MeasuredCase) -> float:
-    """Estimate bytes as `accelerate estimate-memory` does for training with Adam: four times the parameters."""
-    return 4.0 * case.engine.parameter_bytes * case.shape.num_params
-
-
 ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {
     "planner": lambda case: float(on_box.predicted_memory(case)),
     "DeepSpeed's estimator": by_deepspeed,
-    "accelerate's estimator": by_accelerate,
+    # `accelerate estimate-memory`, for training with Adam: four times the parameters.
+    "accelerate's estimator": lambda case: 4.0 * case.engine.parameter_bytes * case.shape.num_params,
 }
 METRICS = {
     "peak_allocated_bytes": "peak of tensors",

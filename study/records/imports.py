@@ -6,6 +6,7 @@ it without a trace in any version.
 
 from __future__ import annotations
 
+import base64
 import csv
 import hashlib
 import importlib.metadata
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
-from study.files import shown_path
+from study.files import sha256, shown_path
 
 # That a run rests on.
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
@@ -64,7 +65,7 @@ def describe() -> dict[str, Any]:
     """Say from where this process has imported, with digests; of a library, those of its files that were changed."""
     return {
         "python_path": [shown_path(folder) for folder in _python_path()],
-        "at_start": {path.name: _sha256(path) for path in sorted(_run_at_start())},
+        "at_start": {path.name: sha256(path) for path in sorted(_run_at_start())},
         "libraries": {name: _library(name) for name in LIBRARIES if name in sys.modules},
     }
 
@@ -103,7 +104,8 @@ def _library(name: str) -> dict[str, Any]:
     for path in sorted(_imported_files(name)):
         relative = f"{name}/{path.relative_to(_folder(name))}"
         content = hashlib.sha256(path.read_bytes())
-        if expected.get(relative) != f"sha256={_urlsafe(content.digest())}":
+        in_record = base64.urlsafe_b64encode(content.digest()).rstrip(b"=").decode()
+        if expected.get(relative) != f"sha256={in_record}":
             changed.append(relative)
             digest.update(f"{relative} {content.hexdigest()}\n".encode())
     return {"sha256": digest.hexdigest(), "changed": changed}
@@ -128,14 +130,3 @@ def _distribution(name: str) -> Distribution | None:
 
 def _is_editable(installed: Distribution) -> bool:
     return '"editable": true' in (installed.read_text("direct_url.json") or "")
-
-
-def _urlsafe(digest: bytes) -> str:
-    """As RECORD writes a digest."""
-    import base64
-
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

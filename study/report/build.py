@@ -39,7 +39,9 @@ def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     parameters = {"records": [str(folder) for folder in folders], "control": studies.find(study).control}
     _make({name: (name, parameters) for name in OF_RUNS}, output)
     first = output / f"{OF_RUNS[0]}.ipynb"
-    if figures := _figures(first):
+    cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
+    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    if figures := ["".join(data["image/png"]) for data in shown if "image/png" in data]:
         first.with_suffix(".png").write_bytes(base64.b64decode(figures[-1]))
     return first
 
@@ -143,10 +145,3 @@ def _tidy(executed: Path) -> None:
         names.setdefault(found, f"T_{len(names):05d}")
     text = STYLED.sub(lambda found: names[found[0]], ADDRESS.sub("", text))
     executed.write_text(text + "\n", encoding="utf-8")
-
-
-def _figures(executed: Path) -> list[str]:
-    """The figures of an executed notebook: PNG in base64."""
-    cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
-    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    return ["".join(data["image/png"]) for data in shown if "image/png" in data]

@@ -142,7 +142,8 @@ def _launch(
         end = End("stalled", machine_0.says)
     end = end._replace(message=shown_text(end.message))
     if end.status == "misconfigured" and report is None:
-        _remove_logs(run)
+        for log in ("stdout.log", "stderr.log"):
+            (run.own_folder / log).unlink(missing_ok=True)
     path = run.own_folder / "record.json"
     if report and path.exists():
         _let_agree(path, end)
@@ -158,11 +159,6 @@ def _launch(
         stderr_tail=[] if end.status == "ok" else [shown_text(line) for line in errors[-STDERR_LINES:]],
         at_time_limit=time_limit is not None,
     )
-
-
-def _remove_logs(run: Run) -> None:
-    for log in ("stdout.log", "stderr.log"):
-        (run.own_folder / log).unlink(missing_ok=True)
 
 
 def _what_became_of(folder: Path, log: int) -> str | None:

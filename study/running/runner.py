@@ -104,16 +104,12 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
 
 
-def _next_position(folder: Path) -> int:
-    return 1 + max((outcome.position for outcome in _earlier_outcomes(folder)), default=0)
-
-
 def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
     """Bring every run to an outcome, in the plan's order, and say so; what is kept or skipped takes no time.
 
     Ends where the next run is not expected to end within the slot, and where one did not.
     """
-    position = _next_position(made.folder)
+    position = 1 + max((schema.read_outcome(path).position for path in made.folder.glob("*/outcome.json")), default=0)
     ended = [(planned.run, planned.kept) for planned in made.runs if planned.kept]
     for index, planned in enumerate(made.runs):
         run = planned.run
@@ -147,10 +143,6 @@ def _outcomes(made: Plan, slot: Slot) -> Iterator[Outcome]:
         kept = "kept, " if planned.kept else ""
         print(f"{head}: {kept}{outcome.status}, {outcome.message}{seconds}{rest}", flush=True)
         yield outcome
-
-
-def _earlier_outcomes(folder: Path) -> Iterator[Outcome]:
-    return (schema.read_outcome(path) for path in folder.glob("*/outcome.json"))
 
 
 def _seconds_left(made: Plan, start: int) -> float:

@@ -53,11 +53,6 @@ def head_products(shape: ModelShape) -> list[Product]:
     return [*first, Product(1, shape.hidden, shape.output_width)] if shape.output_width else first
 
 
-def block_matrix_elements(shape: ModelShape) -> int:
-    """Elements of the weights that one block multiplies a token with."""
-    return sum(product.count * product.inner * product.columns for product in block_products(shape))
-
-
 def attention_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
     """Count queries times keys and weights times values of one block, forward.
 
@@ -73,27 +68,23 @@ def head_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numb
     return 2 * elements * (1 if shape.is_pooled else sequence_length)
 
 
-def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
+def blocks_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
     """Count all blocks, forward: what activation checkpointing does twice."""
-    weights = 2 * sequence_length * block_matrix_elements(shape)
-    return shape.layers * (weights + attention_flops_per_sequence(shape, sequence_length, causal))
+    elements = sum(product.count * product.inner * product.columns for product in block_products(shape))
+    return shape.layers * (2 * sequence_length * elements + attention_flops_per_sequence(shape, sequence_length))
 
 
-def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, causal: bool = False) -> Numbers:
+def model_flops_per_sequence(shape: ModelShape, sequence_length: Numbers) -> Numbers:
     """Count forward and backward of one sequence: matrix products, a multiply-add as two; nothing recomputed.
 
-    The same count as study/training/timing.py makes with PyTorch's counter. Backward takes twice forward:
-    every product
+    The same count as study/training/timing.py makes with PyTorch's counter. Backward takes twice forward: every product
     has a gradient to each of its two factors, the first block's too, since embeddings are trained. Rotary positions
     are no product to that counter.
     """
-    blocks = blocks_flops_per_sequence(shape, sequence_length, causal)
-    return 3 * (blocks + head_flops_per_sequence(shape, sequence_length))
+    return 3 * (blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length))
 
 
-def hardware_flops_per_sequence(
-    shape: ModelShape, sequence_length: Numbers, recomputed: float, causal: bool = False
-) -> Numbers:
+def hardware_flops_per_sequence(shape: ModelShape, sequence_length: Numbers, recomputed: float) -> Numbers:
     """Count what a GPU multiplies: model FLOPs, and the share of the blocks' forward pass that is `recomputed`."""
-    again = recomputed * blocks_flops_per_sequence(shape, sequence_length, causal)
-    return model_flops_per_sequence(shape, sequence_length, causal) + again
+    again = recomputed * blocks_flops_per_sequence(shape, sequence_length)
+    return model_flops_per_sequence(shape, sequence_length) + again

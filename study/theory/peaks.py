@@ -98,8 +98,9 @@ def states(engine: Engine, shape: ModelShape, moment: Moment, rank: int = 0) -> 
     if engine.offload_param == "nvme":
         host += PARAM_SWAP_BUFFERS * engine.parameter_bytes * engine.param_swap_buffer_size
     if engine.offload_param != "none":
-        if engine.world_size > 1 and moment == "resting":
-            persistent = _persistent_bytes(engine, shape)
+        if engine.world_size > 1 and moment == "resting":  # what of stage 3 stays whole, as model_states.py counts it
+            small = sum(n for group in shape.parameters.groups for n in group if n <= engine.persistence_threshold)
+            persistent = engine.parameter_bytes * small
         host += held["parameters"] - persistent
         held["parameters"] = persistent
     return States(held, host, disk)
@@ -416,9 +417,3 @@ def _whole_bytes(shape: ModelShape, engine: Engine, job: Job) -> _Whole:
         return _Whole()  # one process uses its shards themselves
     whole = whole_elements(engine, shape, job)
     return _Whole(*(engine.parameter_bytes * elements for elements in whole))
-
-
-def _persistent_bytes(engine: Engine, shape: ModelShape) -> float:
-    """Stage 3's parameters that stay whole between steps; model_states.py counts them among those that rest."""
-    small = sum(n for group in shape.parameters.groups for n in group if n <= engine.persistence_threshold)
-    return engine.parameter_bytes * small if engine.world_size > 1 else 0.0

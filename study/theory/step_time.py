@@ -15,7 +15,7 @@ import numpy as np
 from study.theory import communication, flops, hardware, intervals, model_states, residual
 from study.theory.case import Engine, Job, LossKernel, Numbers, parameter_bytes
 from study.theory.communication.sharded import gathered_elements
-from study.theory.hardware import Box, Gpu, generation_of, product_flops_per_second
+from study.theory.hardware import Box, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import GATED, ModelShape
 from study.theory.shapes.shape import FOUR_NORMS, HEAD_NORMS
@@ -121,11 +121,6 @@ def nearest_generations(generation: str) -> tuple[str, ...]:
     return _NEAREST.get(generation, ("Ampere", "Hopper"))
 
 
-def constants_of(gpu: Gpu) -> Constants:
-    """Find the constants of a GPU's generation, or of the nearest one that was fitted."""
-    return FITTED[nearest_generations(generation_of(gpu))[0]]
-
-
 def seconds(
     shape: ModelShape,
     engine: Engine,
@@ -144,7 +139,7 @@ def seconds(
         raise ValueError(
             f"world_size {engine.world_size} on a box of {box.num_gpus} GPUs: they must be equal; change one of them"
         )
-    speed = _Speed.of(engine, box, constants or constants_of(box.gpu))
+    speed = _Speed.of(engine, box, constants or FITTED[nearest_generations(generation_of(box.gpu))[0]])
     compute = _compute(shape, engine, job, speed)
     micro_steps = job.gradient_accumulation_steps
     moved = _communication(shape, engine, job, box, speed)

@@ -144,15 +144,10 @@ def added(results: Mapping[str, Any], defect: str, metric: Metric) -> Effect | N
     return Effect.of({repeat: published.values[repeat] - mended.values[repeat] for repeat in both}, drawn=True)
 
 
-def clock_of(results: Mapping[str, Any]) -> str:
-    """How the keys of times begin: with the processor's clock on a CPU, whose cores others may share, or the wall's."""
-    return "" if results["machine"]["gpus"] else "cpu_"
-
-
 def _values(results: Mapping[str, Any], place: tuple[str, int], reading: str) -> dict[int, float]:
     """By repeat: what the arm at a place (program, position) is compared by, where it did not fail."""
     program, position = place
-    clock = clock_of(results)
+    clock = "" if results["machine"]["gpus"] else "cpu_"  # of the processor on a CPU, whose cores others may share
     values = {}
     for name, start in results["runs"].items():
         started, _, repeat = name.partition("/")

@@ -250,15 +250,12 @@ class Model:
         for word in part.visited.split():
             if word in "()":
                 layout.append(word)
-            elif word == "output":
-                layout.append((*self._tied_output, *self._take_output("output" in lowered)))
+            elif word == "output":  # what is left over: a layer of its own, or a tied one's bias, which GPT-J has
+                left = (self._next(group, "output" in lowered) for group in (0, 1) if self._sizes_left[group])
+                layout.append((*self._tied_output, *left))
             else:
                 layout.append(() if word in ("dropout", "activation") else self._modules[word])
         return layout
-
-    def _take_output(self, is_lowered: bool) -> Module:
-        """Take what is left over: an output layer of its own, or a tied one's bias, which GPT-J has."""
-        return tuple(self._next(group, is_lowered) for group in (0, 1) if self._sizes_left[group])
 
     def _next(self, group: int, is_lowered: bool) -> Parameter:
         members = self.groups[group]
