@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from study.errors import Refusal
 from study.records.schema import Checksum, Proof
 from study.run import Run
-from study.training import swapping
 from study.training.accelerators import build_accelerator
 
 if TYPE_CHECKING:
@@ -122,6 +121,8 @@ def start(run: Run) -> Accelerator:
             f"change distributed_type in {run.strategy.path}"
         )
     if run.strategy.offloads_to_nvme:
+        from study.training import swapping
+
         swapping.read_every_gradient()
     config = run.config
     accelerator.print(

@@ -32,6 +32,12 @@ def tied(
     }
 
 
+def further_steps(folder: Path, num_known: int) -> list[dict[str, Any]]:
+    """The steps that were written, whole, beyond those that are known."""
+    lines = (_content(folder / "steps.jsonl") or b"").splitlines(keepends=True)[num_known:]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
 def is_anothers(folder: Path, configuration: dict[str, Any] | None) -> bool:
     """Say whether another run has written its configuration over this run's; None: this one wrote none."""
     written: Any = None
