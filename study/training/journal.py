@@ -220,8 +220,8 @@ class Journal:
         if file:
             with file:
                 os.fsync(file.fileno())  # a record that outlives a power cut names steps that do, too
-        if status != "ok":  # what cut it off may have come between a step's line and its place here
-            self.lines += integrity.further_steps(self.run.folder, len(self.lines))
+            if status != "ok":  # what cut it off may have come between a step's line and its place here
+                self.lines += integrity.further_steps(self.run.folder, len(self.lines))
         tied = integrity.tied(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         if status == "ok" and (self.run.folder / "record.json").exists():  # an earlier attempt's is gone by now
             raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
