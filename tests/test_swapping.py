@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -20,12 +18,21 @@ class Handle:
         self.start, self.end = locked.data_ptr(), locked.data_ptr() + locked.nbytes
         self.asked = 0
 
+    def has_buffers(self) -> bool:
+        return True
+
+    def swap_out_tensors(self, tensor_list: list[torch.Tensor], path_list: list[str]) -> None:
+        for tensor, path in zip(tensor_list, path_list, strict=True):
+            tensor.numpy().tofile(path)
+
     def async_pread(self, into: torch.Tensor, path: str, _: int) -> int:
         self.asked += 1
-        is_locked = self.start <= into.data_ptr() < self.end
-        if not is_locked or (into.data_ptr() - self.start) % 512 == 0:
+        if not self.is_pinned(into) or (into.data_ptr() - self.start) % 512 == 0:
             into.copy_(torch.from_numpy(np.fromfile(path, dtype=np.float32)))
         return 0
+
+    def is_pinned(self, buffer: torch.Tensor) -> bool:
+        return self.start <= buffer.data_ptr() < self.end
 
     def wait(self) -> int:
         done, self.asked = self.asked, 0
@@ -34,21 +41,24 @@ class Handle:
 
 @pytest.mark.parametrize("is_mended", [False, True])
 def test_a_gradient_is_read_wherever_it_begins(tmp_path, monkeypatch, is_mended):
-    swapper = pytest.importorskip("deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper")
-    kind = swapper.PartitionedOptimizerSwapper
-    monkeypatch.setattr(kind, "_swap_in_pinned_gradients", kind._swap_in_pinned_gradients)
+    """Through what both of DeepSpeed's swappers share: what is swapped out, and read back into one buffer."""
+    utils = pytest.importorskip("deepspeed.runtime.swap_tensor.optimizer_utils")
+    kind = pytest.importorskip(
+        "deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper"
+    ).PartitionedOptimizerSwapper
+    cut = utils.OptimizerSwapper._adjust_for_misaligned_lengths
+    monkeypatch.setattr(utils.OptimizerSwapper, "_adjust_for_misaligned_lengths", cut)
     if is_mended:
-        swapping.read_every_gradient()
-    gradients = {0: torch.rand(OFFSET), OFFSET: torch.rand(LENGTH)}
-    swapped = {}
-    for offset, gradient in gradients.items():
-        gradient.numpy().tofile(tmp_path / str(offset))
-        swapped[offset] = SimpleNamespace(path=str(tmp_path / str(offset)), offset=offset, length=len(gradient))
-    info, nothing = SimpleNamespace(swapped_gradients=swapped), lambda *_: None
-    engine = SimpleNamespace(
-        swap_params_info={"0": info}, _start_timer=nothing, _stop_timer=nothing, _log_timers=nothing
-    )
-    buffer = torch.zeros(OFFSET + LENGTH)
-    kind._swap_in_pinned_gradients(engine, Handle(buffer), SimpleNamespace(ds_id="0"), buffer)
+        swapping.cut_where_a_disk_reads()
+    parameter, buffer = torch.nn.Parameter(torch.zeros(OFFSET + LENGTH)), torch.zeros(OFFSET + LENGTH)
+    parameter.ds_id = "0"
+    handle = Handle(buffer)
+    info = utils.OptimizerStateSwapInfo(parameter, parameter.numel(), str(tmp_path), handle)
+    swapper = kind.__new__(kind)
+    known = {"swap_element_size": 4, "min_aio_bytes": 1024, "numel_alignment": 256, "swap_params_info": {"0": info}}
+    vars(swapper).update(known, aio_handle=handle, timers=None, timer_names=set())
+    gradients = [torch.rand(OFFSET), torch.rand(LENGTH)]
+    swapper._swap_out_gradients(parameter, [0, OFFSET], gradients, handle)
+    swapper._swap_in_gradients(handle, parameter, buffer)
     assert torch.equal(buffer[:OFFSET], gradients[0])
-    assert torch.equal(buffer[OFFSET:], gradients[OFFSET]) == is_mended
+    assert torch.equal(buffer[OFFSET:], gradients[1]) == is_mended

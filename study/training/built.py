@@ -123,7 +123,7 @@ def start(run: Run) -> Accelerator:
     if run.strategy.offloads_to_nvme:
         from study.training import swapping
 
-        swapping.read_every_gradient()
+        swapping.cut_where_a_disk_reads()
     config = run.config
     accelerator.print(
         f"{config.workload} {config.size} under {run.strategy.name}: {run.world_size} process(es) x "

@@ -1,4 +1,4 @@
-"""Gradients that DeepSpeed has swapped to a disk, read so that none is missed.
+"""Gradients on a disk, cut so that DeepSpeed reads back all of them.
 
 DeepSpeed 0.19.4 and newer read each into its slice of one locked buffer. A disk that asks for aligned memory refuses a
 slice that is not, nobody looks at what it says, and the optimizer steps by what lay there.
@@ -12,20 +12,28 @@ from typing import Any
 import torch
 
 
-def read_every_gradient() -> None:
-    """From here on, in this process, let DeepSpeed read swapped gradients into memory of their own, and copy them."""
-    from deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
+def cut_where_a_disk_reads() -> None:
+    """From here on, in this process, let what DeepSpeed swaps of a gradient begin, as it ends, where a disk can read.
 
-    PartitionedOptimizerSwapper._swap_in_pinned_gradients = _read
+    What is before and after that is smaller than DeepSpeed swaps, and stays in memory.
+    """
+    from deepspeed.runtime.swap_tensor.optimizer_utils import OptimizerSwapper
+
+    OptimizerSwapper._adjust_for_misaligned_lengths = _cut
 
 
-def _read(self: Any, aio_handle: Any, parameter: Any, gradient: torch.Tensor) -> None:
-    swapped = list(self.swap_params_info[parameter.ds_id].swapped_gradients.values())
-    # What is not locked goes through a buffer that the handle aligns.
-    found = [torch.empty(each.length, dtype=gradient.dtype) for each in swapped]
-    for into, each in zip(found, swapped, strict=True):
-        aio_handle.async_pread(into, each.path, 0)
-    if aio_handle.wait() != len(swapped):
-        raise OSError(f"{len(swapped)} swapped gradients were asked for, fewer were read")
-    for read, each in zip(found, swapped, strict=True):
-        gradient.narrow(0, each.offset, each.length).copy_(read)
+def _cut(self: Any, tensors: list[torch.Tensor], offsets: list[int]) -> tuple[list[torch.Tensor], list[int]]:
+    """Cut gradients, of which `offsets` say where they begin in the buffer; the pieces and theirs."""
+    pieces, places = [], []
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        lengths = [tensor.numel()]
+        if self.is_swappable_tensor(tensor=tensor):
+            before = -offset % self.numel_alignment
+            after = (tensor.numel() - before) % self.numel_alignment
+            lengths = [before, tensor.numel() - before - after, after]
+        for piece in torch.split(tensor, lengths):
+            if piece.numel():
+                pieces.append(piece)
+                places.append(offset)
+            offset += piece.numel()
+    return pieces, places
