@@ -7,7 +7,7 @@ own, so it takes Python's alone to look something up.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,6 +67,19 @@ def covers(fault: Fault, version: str) -> bool:
     return begins(fault) <= release(version) <= release(fault.last)
 
 
+def hitting(
+    engine: str, deepspeed: str, precisions: Collection[str] = (), twists: Collection[str] = ()
+) -> Iterator[Fault]:
+    """The faults of a release, by engine and class as the matrix names them (none: any class), and twists of a script.
+
+    What hits every model comes before what hits some.
+    """
+    for fault in sorted(read(), key=lambda fault: fault.models is not None):
+        is_asked = engine in fault.engines and (not precisions or {*precisions} & {*fault.precisions})
+        if is_asked and covers(fault, deepspeed) and fault.twist in (None, *twists):
+            yield fault
+
+
 def find(
     *,
     deepspeed: str,
@@ -81,14 +94,11 @@ def find(
 
     `offloads`: the devices that optimizer states go to (cpu, nvme). `precision`: as records name the classes.
     `sums_in_fp32`: gradients of 16-bit parameters are added up in fp32. `micro_batches` of a step; None: it is not
-    known, and may be several. `twists`: what the script does beside the plain step. What hits every model comes before
-    what hits some.
+    known, and may be several. `twists`: what the script does beside the plain step.
     """
     engine = f"zero{zero_stage}{''.join(f'_{device}_offload' for device in offloads)}"
     asked = _class_of(precision, sums_in_fp32)
-    for fault in sorted((one for one in read() if one.twist in (None, *twists)), key=lambda one: bool(one.models)):
-        if not (covers(fault, deepspeed) and engine in fault.engines and asked in fault.precisions):
-            continue
+    for fault in hitting(engine, deepspeed, [asked], twists):
         if micro_batches != 1 or not fault.several_micro_batches:
             return Known(fault, cell(fault, engine, asked))
     return None

@@ -78,8 +78,7 @@ def _of_release(path: Path, content: dict[str, Any], release: str) -> list[Findi
         if of_json.precision:
             classes = {"bf16_fp32_sum" if of_json.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
     engine = f"zero{stage}{f'_{offload}_offload' if offload in ('cpu', 'nvme') else ''}"
-    faults = (one for one in known_bad.read() if engine in one.engines and not one.twist)
-    bad = [one for one in faults if known_bad.covers(one, version) and (not classes or classes & {*one.precisions})]
+    bad = known_bad.hitting(engine, version, classes)
     found = Finding(file=str(path), key="stage", value=stage, effect="means something else", matters=True)
     if unknown := upgrade.unknown(package, version):
         return [replace(found, effect="not examined", message=unknown)]
