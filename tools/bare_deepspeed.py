@@ -53,8 +53,10 @@ def train(run: Run, _folder: Any) -> None:
     schedule = get_scheduler(config.schedule, optimizer, config.warmup_steps, config.num_steps)
     settings = {
         **(hf_trainer.deepspeed_config(config, run.strategy) or {}),
-        **{"gradient_clipping": config.gradient_clipping, "gradient_accumulation_steps": 1},
-        **{"train_micro_batch_size_per_gpu": micro, "train_batch_size": config.global_batch_size},
+        "gradient_clipping": config.gradient_clipping,
+        "gradient_accumulation_steps": 1,
+        "train_micro_batch_size_per_gpu": micro,
+        "train_batch_size": config.global_batch_size,
         "zero_allow_untested_optimizer": True,
     }
     engine, zero, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings)

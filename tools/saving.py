@@ -24,10 +24,10 @@ from study.records import schema
 from study.training import export, manifest
 
 FLAGS: dict[str, Any] = {
-    **{"workload": "gpt-wikitext", "size": "124m", "init": "scratch", "sequence_length": 32, "global_batch_size": 4},
-    **{"num_train_examples": 16, "num_eval_examples": 2, "max_steps": 4, "checkpoint_every": 2, "keep": 9},
+    "workload": "gpt-wikitext", "size": "124m", "init": "scratch", "sequence_length": 32, "global_batch_size": 4,
+    "num_train_examples": 16, "num_eval_examples": 2, "max_steps": 4, "checkpoint_every": 2, "keep": 9,
     "measure": False,
-}
+}  # fmt: skip
 STRATEGIES = ("ddp", "zero1", "zero2", "zero2_cpu_offload", "zero3", "zero3_cpu_offload", "zero3_nvme_offload",
               "zero3_tuned", "fsdp2")  # fmt: skip
 

@@ -15,9 +15,9 @@ from study.records.machine import header
 
 # A short training whose steps lie in the middle of an epoch, too.
 SHORT: dict[str, Any] = {
-    **{"num_train_examples": 56, "num_eval_examples": 8, "sequence_length": 32, "learning_rate": 1e-3},
-    **{"global_batch_size": 8, "checkpoint_every": 5},
-}
+    "num_train_examples": 56, "num_eval_examples": 8, "sequence_length": 32, "learning_rate": 1e-3,
+    "global_batch_size": 8, "checkpoint_every": 5,
+}  # fmt: skip
 
 
 def steps(run_folder: Path) -> int:

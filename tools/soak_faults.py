@@ -219,11 +219,11 @@ def watch(fault: Fault, scene: Scene, log: Path, words: list[str]) -> dict[str, 
         agrees = record is None or record["status"] == status or (record["status"], status) in AGREE
         expected = status == fault.expected and fault.words in message and agrees and next_ok
     return {
-        **{"at_step": at_step, "status": status, "message": message, "seconds": round(seconds, 1), "record": record},
-        **{"left": left, "left_to_swap": in_swap, "next_run": "ok" if next_ok else "did not run"},
+        "at_step": at_step, "status": status, "message": message, "seconds": round(seconds, 1), "record": record,
+        "left": left, "left_to_swap": in_swap, "next_run": "ok" if next_ok else "did not run",
         "traceback_of_ours": "Traceback" in log.read_text(errors="replace"),
         "as_expected": expected and not in_swap,
-    }
+    }  # fmt: skip
 
 
 # A record's word, and the outcome's, where they are not the same and yet agree.

@@ -44,10 +44,9 @@ from study.strategy.file import read_by_name
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
 FLAGS: dict[str, Any] = {
-    **{"workload": "bert-imdb", "sequence_length": 64, "global_batch_size": 16, "learning_rate": 3e-4, "dropout": 0.1},
-    **{"num_train_examples": 720, "num_eval_examples": 16, "max_steps": 45, "timing_warmup_steps": 5},
-    "measure": False,
-}
+    "workload": "bert-imdb", "sequence_length": 64, "global_batch_size": 16, "learning_rate": 3e-4, "dropout": 0.1,
+    "num_train_examples": 720, "num_eval_examples": 16, "max_steps": 45, "timing_warmup_steps": 5, "measure": False,
+}  # fmt: skip
 # What a GPU is asked: long enough steps, in the arithmetic that it is made for.
 _ON_GPU = {"precision": "bf16-autocast", "max_steps": 25, "num_eval_examples": 4, "init": "scratch"}
 WORKS: dict[str, dict[str, Any]] = {
