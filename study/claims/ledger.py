@@ -24,7 +24,7 @@ LONGEST_PHRASE = 12  # words of a source that are quoted
 TRUE = 1e-9  # relative; exact, but for the rounding of a float
 CITED = "papers"  # the source that the others cite; their formulas may name its numbers, as papers_<name>
 
-Held = Literal["yes", "no", "open"]  # what a verdict comes to
+Held = Literal["yes", "part", "no", "open"]  # what a verdict comes to
 Kind = Literal[
     "memory", "capacity", "throughput", "communication", "convergence", "offload", "cost", "configuration", "advice",
 ]  # fmt: skip
@@ -95,6 +95,7 @@ class Arithmetic(Written):
 
     type: Literal["arithmetic"]
     formula: Text
+    fact: Text | None = None  # what the formula takes from elsewhere: then the source does not contradict itself
 
 
 class _Call(Written):
@@ -134,8 +135,14 @@ class Undecidable(Written):
     type: Literal["undecidable"]
     box: Text
     run: Text
-    command: Text | None  # None: the study has none for it
-    needs: Literal["hardware", "source"] = "hardware"  # source: it does not say enough, or lacks what it promises
+    command: Text | None = None  # of the study, that would decide it
+    needs: Literal["hardware", "source", "program"] = "hardware"  # source: it is not published; program: we have none
+
+    @model_validator(mode="after")
+    def _has_its_command(self) -> Undecidable:
+        if (self.needs == "hardware") != (self.command is not None):
+            raise ValueError(f"command: is {self.command}; what needs hardware has one, what needs a {self.needs} none")
+        return self
 
 
 Rule = Arithmetic | Theory | OfRecords | ByOthers | Execution | Undecidable
@@ -184,19 +191,22 @@ class Claim(Written):
 class Sentence(Written):
     """One sentence of a source, with all claims that were read in it."""
 
-    readings: Annotated[list[str], Field(min_length=1)]  # ids of claims; the first one's verdict is the sentence's
+    says: Text | None = None  # in plain words; None: its quote is plain
+    readings: Annotated[list[str], Field(min_length=1)]  # ids of claims; all of them make the verdict
+    aside: list[str] = Field(default_factory=list)  # ids of strained readings, which are shown and decide nothing
     line: Annotated[int, Field(ge=1)]  # of the source's text as it was saved, blank lines counted
-    question: str | None  # which of QUESTIONS it answers
-    holds: Held  # what `reason` says; it has to be what the first reading comes to
+    question: str | None = None  # which of QUESTIONS it answers
+    holds: Held  # what `reason` says; it has to be what the readings come to
     reason: Text  # in words of a person, of the evidence
-    remedy: Text | None  # what to do instead, of a sentence that does not hold
+    remedy: Text | None = None  # what to do instead, of a sentence that does not hold
+    petty: bool = False  # a slip that misleads nobody, which is not counted
     rank: Annotated[int, Field(ge=1)] | None = None  # of the faults that matter, by consequence, 1 first
 
     @model_validator(mode="after")
     def _fits(self) -> Sentence:
-        if (self.holds == "no") != (self.remedy is not None):
+        if self.holds != "part" and (self.holds == "no") != (self.remedy is not None):
             raise ValueError(f"remedy: a sentence has one where it does not hold, and here holds is {self.holds}")
-        if self.rank is not None and self.holds != "no":
+        if self.rank is not None and self.remedy is None:
             raise ValueError("rank: is of sentences that do not hold; take it out")
         return self
 
@@ -210,6 +220,7 @@ class Source(Written):
     numbers: dict[str, float]  # for formulas, with those of CITED; the unit is in the name
     claims: list[Claim]
     was_read: Text | None = None  # in which form, and by whom it was had
+    believe: Text | None = None  # can it be believed? The answer in two or three sentences
     trust: Text | None = None  # one sentence each: what can be relied on,
     distrust: Text | None = None  # what cannot,
     unknown: Text | None = None  # and what nobody knows
@@ -222,7 +233,7 @@ class Source(Written):
         missing = [n for n in ("was_read", "trust", "distrust", "unknown") if getattr(self, n) is None]
         if missing:
             raise ValueError(f"{missing[0]}: is missing; a source with sentences has it")
-        read = Counter(name for sentence in self.sentences for name in sentence.readings)
+        read = Counter(name for one in self.sentences for name in (*one.readings, *one.aside))
         ids = {claim.id for claim in self.claims}
         if unknown := sorted(read.keys() - ids):
             raise ValueError(f"sentences: {unknown[0]} is no claim of this source; correct it")
@@ -299,15 +310,21 @@ def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> s
 
 
 class Correction(Written):
-    """One expectation that was changed, added or taken out after it had been decided."""
+    """One expectation that was changed, added or taken out after it had been decided; or a sentence decided anew."""
 
-    id: Text  # the claim's
+    id: Text  # the claim's; of a sentence, its first reading's
     on: Text  # the day
-    before: Text  # the expectation and, where that changed, how it was decided
-    after: Text
+    before: Text | None = None  # the expectation and, where that changed, how it was decided; None: as it was
+    after: Text | None = None
     was: Text | None  # its verdict before; None: it was not known
     became: Text | None  # and after; None: the claim was taken out, or its verdict is the ledger's
     why: Text
+
+    @property
+    def moved(self) -> str:
+        """From and to."""
+        expected = f"{self.before} -> {self.after} " if self.before else ""
+        return f"{expected}({self.was or 'not known'} -> {self.became or 'taken out, or as it stands'})"
 
 
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:

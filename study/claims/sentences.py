@@ -1,4 +1,4 @@
-"""What is printed of the claims: a source in three sentences and its faults, one claim in full, or what words find."""
+"""What is printed of the claims: a source in four answers and its faults, one claim in full, or what words find."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from study.claims import ledger, verdicts
 from study.claims.ledger import Claim, Sentence, Source
-from study.claims.verdicts import AGAIN, FAILS, HOLDS, WORDS, Verdict
+from study.claims.verdicts import AGAIN, BY, COMES_TO, MEANING, Verdict
+from study.compare import words
 from study.errors import Refusal
 
-# The three sentences on a source, and which of its keys has each.
-THREE = (("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"))
-# Verdicts by what stands behind them, the strongest first, as a sentence counts them.
-RUN = ("record", "execution")
-UNRUN = ("theory", "arithmetic", "cited")
+# The answers on a source, and which of its keys has each.
+ON_TOP = (
+    ("Can I believe it?", "believe"), ("Trust", "trust"), ("Do not trust", "distrust"), ("Not known", "unknown"),
+)  # fmt: skip
 
 
 class Decided(NamedTuple):
@@ -28,19 +28,40 @@ class Decided(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A sentence of a source with its readings, the headline's first; `sentence` is None where it is a claim alone."""
+    """A sentence of a source with its readings, the quoted first; `sentence` is None where it is a claim alone."""
 
     source: str
     sentence: Sentence | None
     readings: list[Decided]
+    aside: list[Decided]  # strained readings, which decide nothing
 
     @property
     def head(self) -> Decided:
         return self.readings[0]
 
     @property
+    def says(self) -> str:
+        """What it says, in plain words."""
+        return (self.sentence and self.sentence.says) or self.head.claim.phrase
+
+    @property
     def word(self) -> str:
-        return self.head.verdict.verdict
+        return verdicts.headline([one.verdict for one in self.readings])[0]
+
+    @property
+    def by(self) -> str:
+        """By what it was decided, or tried; empty where it was not."""
+        by = verdicts.headline([one.verdict for one in self.readings])[1]
+        return BY[by] if by else ""
+
+    @property
+    def why(self) -> str:
+        return self.sentence.reason if self.sentence else self.head.verdict.why
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than a slip."""
+        return self.sentence is None or not self.sentence.petty
 
 
 def read(source: str | None = None) -> list[Told]:
@@ -59,9 +80,9 @@ def read(source: str | None = None) -> list[Told]:
                 raise Refusal(f"{verdicts.VERDICTS}: {claim.id}: has no verdict; {AGAIN}")
             of[claim.id] = Decided(published.source, claim, known[claim.id])
         told += [
-            Told(published.source, sentence, [of[name] for name in sentence.readings])
-            for sentence in published.sentences
-        ] or [Told(published.source, None, [decided]) for decided in of.values()]
+            Told(published.source, one, [of[name] for name in one.readings], [of[name] for name in one.aside])
+            for one in published.sentences
+        ] or [Told(published.source, None, [decided], []) for decided in of.values()]
     return told
 
 
@@ -73,16 +94,20 @@ def faults(told: Iterable[Told]) -> list[Told]:
 
 def content(told: Sequence[Told]) -> dict[str, Any]:
     """Everything, for `--json`."""
+
+    def of(decided: Decided) -> dict[str, Any]:
+        _, claim, verdict = decided
+        return {"id": claim.id, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
+
     return {
         "sentences": [
             {
                 "source": one.source,
                 "verdict": one.word,
-                **(one.sentence.model_dump(exclude={"readings"}) if one.sentence else {}),
-                "readings": [
-                    {"id": claim.id, **claim.model_dump(mode="json", exclude={"id"}), **verdict.model_dump()}
-                    for _, claim, verdict in one.readings
-                ],
+                "by": one.by,
+                **(one.sentence.model_dump(exclude={"readings", "aside"}) if one.sentence else {}),
+                "readings": [of(each) for each in one.readings],
+                "aside": [of(each) for each in one.aside],
             }
             for one in told
         ]
@@ -102,38 +127,35 @@ def text(asked: str | None) -> str:
     if asked in sources:
         source = next(source for source in ledger.read() if source.source == asked)
         return "\n".join(_of_source(source, [one for one in everything if one.source == asked]))
-    told = next((one for one in everything for decided in one.readings if decided.claim.id == asked), None)
+    told = next((one for one in everything for each in one.readings + one.aside if each.claim.id == asked), None)
     if told is None:
         near = difflib.get_close_matches(asked, [*sources, *(one.head.claim.id for one in everything)], n=3)
         like = f"; do you mean {' or '.join(near)}?" if near else f"; sources are {', '.join(sources)}"
         raise Refusal(f"{asked}: is no source and no claim{like}")
-    return "\n".join(_of_claim(told, next(one for one in told.readings if one.claim.id == asked)))
+    return "\n".join(_of_claim(told, next(one for one in told.readings + told.aside if one.claim.id == asked)))
 
 
-def found(words: str) -> str:
+def found(asked: str) -> str:
     """The sentences in which all these words are, by their phrase, conditions, reason or name."""
     lines = []
     for one in read():
-        parts = [
-            part for claim in one.readings for part in (claim.claim.phrase, claim.claim.conditions, claim.claim.id)
-        ]
-        parts += [one.sentence.reason] if one.sentence else []
-        if all(word in " ".join(parts).lower() for word in words.lower().split()):
+        parts = [one.says, one.why]
+        parts += [part for _, claim, _ in one.readings for part in (claim.phrase, claim.conditions, claim.id)]
+        if all(word in " ".join(parts).lower() for word in asked.lower().split()):
             lines.append(f'{one.head.claim.id}: "{one.head.claim.phrase}": {one.word}')
-    return "\n".join(lines or [f"no sentence has all of these words: {words}"])
+    return "\n".join(lines or [f"no sentence has all of these words: {asked}"])
 
 
 def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
     lines = [source.title, ""]
-    lines += [f"{head}: {said}" for head, key in THREE if (said := getattr(source, key))]
+    lines += [f"{head}: {said}" for head, key in ON_TOP if (said := getattr(source, key))]
     worst = faults(told)
     lines += ["", "The faults that matter most:"] if worst else []
     for number, one in enumerate(worst, 1):
-        claim = one.head.claim
         assert one.sentence is not None  # as it has a rank
         lines += [
             "",
-            f'{number}. "{claim.phrase}" ({claim.where}): {one.word}',
+            f'{number}. {one.says} ("{one.head.claim.phrase}"): {one.word}, by {one.by}',
             f"   {one.sentence.reason}",
             f"   Instead: {one.sentence.remedy}",
         ]
@@ -142,9 +164,11 @@ def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
 
 def _of_claim(told: Told, decided: Decided) -> list[str]:
     claim, verdict, sentence = decided.claim, decided.verdict, told.sentence
-    lines = [f'"{claim.phrase}" ({decided.source}, {claim.where})', f"{verdict.verdict}: {verdict.why}"]
+    by = f", by {BY[verdict.by]}" if verdict.by else ""
+    lines = [f'"{claim.phrase}" ({decided.source}, {claim.where})', f"{verdict.verdict}{by}: {verdict.why}"]
     if sentence is not None:
-        lines += [f"reason: {sentence.reason}"] + ([f"instead: {sentence.remedy}"] if sentence.remedy else [])
+        lines += [f"the sentence: {told.word}: {sentence.reason}"]
+        lines += [f"instead: {sentence.remedy}"] if sentence.remedy else []
     seen = verdict.observed.model_dump_json() if verdict.observed else "nothing"
     lines += [
         f"conditions: {claim.conditions}",
@@ -154,45 +178,29 @@ def _of_claim(told: Told, decided: Decided) -> list[str]:
         *(f"evidence: {line}" for line in verdict.evidence),
         *([f"note: {claim.note}"] if claim.note else []),
     ]
-    lines += [
-        f"corrected on {one.on}: {one.before} -> {one.after} ({one.was} -> {one.became}): {one.why}"
-        for one in ledger.corrections()
-        if one.id == claim.id
-    ]
-    others = [one.claim.id for one in told.readings if one is not decided]
-    return lines + ([f"also read as: {', '.join(others)}"] if others else [])
+    lines += [f"corrected on {one.on}: {one.moved}: {one.why}" for one in ledger.corrections() if one.id == claim.id]
+    for name, readings in (("also read as", told.readings), ("strained reading, decides nothing", told.aside)):
+        lines += [f"{name}: {one.claim.id}: {one.verdict.verdict}" for one in readings if one is not decided]
+    return lines
 
 
 def tally(told: Sequence[Told]) -> list[str]:
-    """Tabulate verdicts, a column for each source, as Markdown; and say how many rest on a run."""
-    counts = Counter((one.source, one.word) for one in told)
+    """Tabulate verdicts, a column for each source, as Markdown; say what they mean, and how many are decided."""
+    counts = Counter((one.source, one.word) for one in told if one.counts)
     names = list(dict.fromkeys(one.source for one in told))
-    rows = [(word, [counts[name, word] for name in names]) for word in WORDS]
+    rows = [(word, [counts[name, word] for name in names]) for word in MEANING]
     rows = [row for row in rows if sum(row[1])]
-    rows.append(("all", [sum(counts[name, word] for word in WORDS) for name in names]))
-    return [
-        f"| verdict | all | {' | '.join(names)} |",
-        f"| --- |{' ---: |' * (len(names) + 1)}",
-        *(f"| {word} | {sum(row)} | {' | '.join(map(str, row))} |" for word, row in rows),
-        "",
-        rested(told),
-    ]
+    rows.append(("all", [sum(counts[name, word] for word in MEANING) for name in names]))
+    head = ["verdict", "all", *names]
+    legend = [f"- **{word}**: {meaning}" for word, meaning in MEANING.items()]
+    return [*words.markdown(head, [(word, sum(row), *row) for word, row in rows]), "", *legend, "", rested(told)]
 
 
 def rested(told: Sequence[Told]) -> str:
-    """Say what was run for them: that a source agrees with itself is no evidence."""
-    counts = Counter(one.word for one in told)
-
-    def sum_of(words: dict[str, str], by: tuple[str, ...]) -> int:
-        return sum(counts[words[kind]] for kind in by)
-
-    measured = [counts[words["others"]] for words in (HOLDS, FAILS)]
-    of_others = "{} hold and {} fail by what others measured; ".format(*measured)
-    return (
-        f"Of {len(told)} sentences, {sum_of(HOLDS, RUN)} are reproduced by runs here or work as printed, and "
-        f"{sum_of(FAILS, RUN)} are contradicted by runs here or by today's engine; {of_others if any(measured) else ''}"
-        f"{sum_of(HOLDS, UNRUN)} hold and "
-        f"{sum_of(FAILS, UNRUN)} fail by theory, by what is cited or by the source's own numbers, without a run; "
-        f"{counts[verdicts.OPEN]} were tried and stay open; {counts[verdicts.NEEDS]} take hardware that we lack, and "
-        f"{counts[verdicts.NEEDS_SOURCE]} what the source does not say."
-    )
+    """Say how many are decided, and what stands behind them: that a source agrees with itself is no evidence."""
+    counted = [one for one in told if one.counts]
+    by = Counter(one.by for one in counted if one.word in COMES_TO)
+    behind = ", ".join(f"{name} for {by[name]}" for name in BY.values() if by[name])
+    slips = len(told) - len(counted)
+    left = f" Slips that mislead nobody, not counted: {slips}." if slips else ""
+    return f"Of {len(counted)} sentences {sum(by.values())} are decided. Behind them stand: {behind or 'none'}.{left}"

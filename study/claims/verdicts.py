@@ -2,58 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims import ledger
 from study.claims.ledger import Arithmetic, Claim, Held, OfRecords, Source, Theory, Undecidable
 from study.claims.rules import Observed, by_arithmetic, by_execution, by_others
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
+from study.compare import words
 from study.errors import Refusal, refusing
-from study.files import load, write_json
+from study.files import ROOT, load, write_whole
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
+CORRECTED = ROOT / "reports" / "corrections.md"
+ABOUT_CORRECTIONS = """# What was corrected in the ledger of published claims?
+
+Expectations that were changed after they had been decided, and sentences that were decided anew. Verdicts are in the
+words of their day."""
 AGAIN = "run `zero-study claims --write`"
 DIGITS = 6  # of a number that is written: enough to see a change, few enough for the last bits to differ
 SAME = 1e-4  # relative; observed values that differ by less are the same on another machine
 
-# A verdict says what came out and by what: a source that agrees with itself is not one that runs agree with.
-HOLDS = {
-    "record": "reproduced",
-    "execution": "works as printed",
-    "others": "measured by others to hold",
-    "theory": "predicted to hold",
-    "arithmetic": "adds up",
-    "cited": "matches what it cites",
+# What a reader is told, and what it means. By what a verdict came about is said beside it: see BY.
+MEANING = {
+    "our small runs agree": "runs here agree: small models on a CPU, or the printed lines given to today's engines",
+    "agrees, not run": "theory, others' runs, what it cites or its own numbers agree; nothing was run here",
+    "contradicted": "runs here, today's engines, others' runs, what it cites, theory or a known fact say otherwise",
+    "contradicts itself": "its own numbers say otherwise",
+    "in part": "one plain reading of it agrees, another is contradicted",
+    "open": "what was found neither agrees nor contradicts it, or nothing of ours can try it",
+    "needs hardware": "not tried: a command of this study would decide it, on GPUs that we lack",
+    "needs its source": "not tried: what would decide it is not published",
 }
-FAILS = {
-    "record": "contradicted by runs",
-    "execution": "contradicted by today's engine",
-    "others": "measured by others to fail",
-    "theory": "contradicted by theory",
-    "arithmetic": "contradicts itself",
-    "cited": "contradicts what it cites",
-}
-OPEN, NEEDS, NEEDS_SOURCE = "open", "needs hardware", "needs its source"
-WORDS = (*HOLDS.values(), *FAILS.values(), OPEN, NEEDS, NEEDS_SOURCE)
-
-
-def holds(word: str) -> Held:
-    """What a verdict comes to."""
-    return "yes" if word in HOLDS.values() else "no" if word in FAILS.values() else "open"
-
-
+AGREES, UNRUN, AGAINST, ITSELF, IN_PART, OPEN, NEEDS, NEEDS_SOURCE = MEANING
+COMES_TO: dict[str, Held] = {AGREES: "yes", UNRUN: "yes", IN_PART: "part", AGAINST: "no", ITSELF: "no"}
+By = Literal["record", "execution", "others", "cited", "theory", "fact", "arithmetic"]
+BY = {  # the strongest first
+    "record": "our runs", "execution": "today's engines", "others": "others' runs", "cited": "what it cites",
+    "theory": "theory", "fact": "a known fact", "arithmetic": "its own numbers",
+}  # fmt: skip
+RUN = ("record", "execution")
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # of what is observed in bytes, by the unit's first word
 WHO: dict[type, str] = {
-    Arithmetic: "arithmetic",
-    Execution: "today's engine",
-    OfRecords: "records",
-    ByOthers: "rows of others",
-}
+    Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records", ByOthers: "rows of others",
+}  # fmt: skip
 
 
 class Seen(BaseModel):
@@ -67,18 +65,13 @@ class Seen(BaseModel):
     told: str  # how the interval came about, or what shows the outcome
 
 
-def _word(text: str) -> str:
-    if text not in WORDS:
-        raise ValueError(f"verdict {text!r} is none of {', '.join(WORDS)}")
-    return text
-
-
 class Verdict(BaseModel):
     """What became of a claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    verdict: Annotated[str, AfterValidator(_word)]
+    verdict: Annotated[str, Field(pattern=f"^({'|'.join(MEANING)})$")]
+    by: By | None  # None: nothing was tried
     observed: Seen | None  # None: nothing was
     why: Annotated[str, Field(min_length=1)]
     evidence: list[str]
@@ -92,8 +85,8 @@ def decide(source: Source, claim: Claim) -> Verdict:
     rule = claim.rule
     if isinstance(rule, Undecidable):
         by = f" ({rule.command})" if rule.command else ""
-        word = NEEDS if rule.needs == "hardware" else NEEDS_SOURCE
-        return Verdict(verdict=word, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
+        word = {"hardware": NEEDS, "source": NEEDS_SOURCE, "program": OPEN}[rule.needs]
+        return Verdict(verdict=word, by=None, observed=None, why=f"It takes {rule.box}: {rule.run}{by}.", evidence=[])
     if isinstance(rule, Arithmetic):
         observed = by_arithmetic.observe(rule.formula, source.numbers)
     elif isinstance(rule, Execution):
@@ -107,20 +100,33 @@ def decide(source: Source, claim: Claim) -> Verdict:
     if agrees is False and isinstance(rule, ByOthers) and rule.asks == "one":
         agrees = None  # that nobody measured such a case leaves none out
     by = decided_by(source, claim)
-    word = OPEN if agrees is None else HOLDS[by] if agrees else FAILS[by]
+    word = OPEN if agrees is None else ITSELF if by == "arithmetic" else AGAINST
+    if agrees:
+        word = AGREES if by in RUN else UNRUN
     why = _why(claim, seen, agrees)
-    if word == FAILS["execution"]:
+    if agrees is False and by == "execution":
         why = f"{why[:-1]} (today: {by_execution.versions()})."
-    return Verdict(verdict=word, observed=seen, why=why, evidence=list(observed.evidence))
+    return Verdict(verdict=word, by=by, observed=seen, why=why, evidence=list(observed.evidence))
 
 
-def decided_by(source: Source, claim: Claim) -> str:
-    """What decides a claim: the type of its rule, or `cited` where that asks what the source cites."""
+def decided_by(source: Source, claim: Claim) -> By:
+    """What decides a claim: the type of its rule, `cited` where that asks what the source cites, or a `fact`."""
     rule = claim.rule
+    assert not isinstance(rule, Undecidable)
     asks = rule.formula if isinstance(rule, Arithmetic) else rule.function if isinstance(rule, Theory) else ""
-    if source.source == ledger.CITED or not re.search(rf"\b({ledger.CITED}|paper)_", asks):
-        return rule.type
-    return "cited"
+    if source.source != ledger.CITED and re.search(rf"\b({ledger.CITED}|paper)_", asks):
+        return "cited"
+    return "fact" if isinstance(rule, Arithmetic) and rule.fact else rule.type
+
+
+def headline(readings: Sequence[Verdict]) -> tuple[str, By | None]:
+    """A sentence's verdict, and by what: any plain reading against it is heard; where none is, the first decides."""
+    against = [one for one in readings if one.verdict in (AGAINST, ITSELF)]
+    if not against:
+        return readings[0].verdict, readings[0].by
+    strongest = min(against, key=lambda one: list(BY).index(one.by or ""))
+    agrees = any(COMES_TO.get(one.verdict) == "yes" for one in readings)
+    return IN_PART if agrees else strongest.verdict, strongest.by
 
 
 def _seen(observed: Observed, claim: Claim) -> Seen:
@@ -232,14 +238,25 @@ def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str
     found = {}
     for source in sources:
         for sentence in source.sentences:
-            word = verdicts[sentence.readings[0]].verdict
-            if holds(word) != sentence.holds:
+            word, _ = headline([verdicts[name] for name in sentence.readings])
+            if COMES_TO.get(word, "open") != sentence.holds:
                 found[sentence.readings[0]] = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"
     return found
 
 
 def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
-    write_json(path, {name: verdict.model_dump() for name, verdict in verdicts.items()})
+    """Write the verdicts, each in a line of its own; and beside the reports all corrections, the newest first."""
+    lines = (f"{json.dumps(name)}: {json.dumps(verdict.model_dump())}" for name, verdict in verdicts.items())
+    write_whole(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    write_whole(CORRECTED, corrected().encode())
+
+
+def corrected() -> str:
+    """The page of corrections, as Markdown."""
+    rows = [(one.on, one.id, one.moved, one.why) for one in reversed(ledger.corrections())]
+    plain = [[cell.replace("|", "/").replace("*", "\\*") for cell in row] for row in rows]
+    table = words.markdown(["on", "claim", "from and to", "why"], plain)
+    return "\n".join([ABOUT_CORRECTIONS, "", *table]).replace("---:", "---") + "\n"
 
 
 def read(path: Path = VERDICTS) -> dict[str, Verdict]:

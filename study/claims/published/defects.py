@@ -132,18 +132,6 @@ def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -
     return Effect.of({repeat: zero[repeat] / plain[repeat] - 1 for repeat in sorted(plain.keys() & zero.keys())}, drawn)
 
 
-def added(results: Mapping[str, Any], defect: str, metric: Metric) -> Effect | None:
-    """What a defect adds to the published effect: that effect less the one with the defect mended, repeat by repeat.
-
-    None where no repeat has both, or where the mended program is the same training in each.
-    """
-    published, mended = (effect(results, pair, metric) for pair in (AS_PUBLISHED, MENDED_ALONE[defect]))
-    if published is None or mended is None or not mended.drawn:
-        return None
-    both = [repeat for repeat in published.values if repeat in mended.values]
-    return Effect.of({repeat: published.values[repeat] - mended.values[repeat] for repeat in both}, drawn=True)
-
-
 def _values(results: Mapping[str, Any], place: tuple[str, int], reading: str) -> dict[int, float]:
     """By repeat: what the arm at a place (program, position) is compared by, where it did not fail."""
     program, position = place

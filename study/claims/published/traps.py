@@ -30,7 +30,7 @@ from study.running.launch import QUIET
 from study.workloads import sources
 
 TIMEOUT_SECONDS = 3600  # of one arm, with all its seeds
-COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "size", "verdict")
+COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "verdict")
 
 
 class Trap(NamedTuple):
@@ -85,8 +85,7 @@ def effects(path: Path) -> pd.DataFrame:
     """Tabulate what each measured trap changes: one row per trap, quantity and arm, "trapped" or "matched".
 
     `difference` is the mean over seeds of value / control - 1 of the same seed, `low` and `high` its 95 % interval by
-    Student's t; both are the difference itself where all seeds agree, and None with one seed. `size` is the mean of the
-    differences without their sign: what one pair of runs shows. Raises Refusal.
+    Student's t; both are the difference itself where all seeds agree, and None with one seed. Raises Refusal.
     """
     content = read(path)
     rows = []
@@ -99,8 +98,7 @@ def effects(path: Path) -> pd.DataFrame:
                 seeds = [seed for seed in values if seed in of_control]
                 differences = np.array([values[seed] / of_control[seed] - 1 for seed in seeds])
                 mean, low, high = t_interval(differences)
-                size = np.abs(differences).mean()
-                row = (name, quantity, kind, control, len(seeds), mean, low, high, size, verdict(low, high))
+                row = (name, quantity, kind, control, len(seeds), mean, low, high, verdict(low, high))
                 rows.append(dict(zip(COLUMNS, row, strict=True)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 

@@ -361,13 +361,6 @@ def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start
     return Observed(last.number - first.number, evidence, ends)
 
 
-def speed_ratio_growth(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """`speed_ratio` at one value of an argument, set on both sides, over that at another."""
-    first, last = _ratios(of, to, along, (start, end))
-    value = last.number / first.number
-    return Observed(value, (*last.evidence, *first.evidence), around(value, _ratio_spread(Case.of(of), Case.of(to))))
-
-
 def published_tflops(case: str) -> Observed:
     """Predicted TFLOP/s of a GPU, recomputation counted, of a case of theory/measured_by_others/published.yaml."""
     cases = {one.name: one for one in measured_by_others.cases() if one.quantity == "tflops_per_gpu"}
@@ -416,10 +409,10 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
         paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_peak_reduction, paper_saving_share,
         paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth,
         peak, peak_of_any_batch, memory_ratio, fits, largest_model, capacity_ratio, engine_volume,
-        speed_ratio, speed_ratio_change, speed_ratio_growth, published_tflops,
+        speed_ratio, speed_ratio_change, published_tflops,
     )
 }  # fmt: skip
-_OF_TWO = ("memory_ratio", "speed_ratio", "speed_ratio_change", "speed_ratio_growth")
+_OF_TWO = ("memory_ratio", "speed_ratio", "speed_ratio_change")
 
 
 def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
