@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from study.theory.case import Engine, Job, LossKernel, Numbers
-from study.theory.shapes import Architecture, ModelShape
+from study.theory.shapes import GATED, Architecture, ModelShape
 from study.theory.shapes.shape import HEAD_NORMS
 
 # How a precision class computes: all in fp32; 16-bit products between fp32 parameters; all in 16 bits.
@@ -130,9 +130,9 @@ def block_bytes(shape: ModelShape, engine: Engine, job: Job) -> Numbers:
     size = engine.compute_bytes
     full, short = block.hidden[how]
     normed_full, normed_short = block.head_norms[how]
-    if how == "half" and job.is_fused:  # norms' inputs too
-        full, short = 0, sum(block.hidden["fp32"])
-        normed_full, normed_short = 0, sum(block.head_norms["fp32"])
+    if how == "half" and job.is_fused:  # norms' inputs too; an RMSNorm of operators also keeps what it weighs
+        full, short = 0, sum(block.hidden["fp32"]) - (block.norms if shape.architecture in GATED else 0)
+        normed_full, normed_short = 0, sum(block.head_norms["fp32"]) // 2
     queries, keys = block.projections
     eager = is_eager(shape, job)
     if eager:  # keys and values are repeated for every query head
