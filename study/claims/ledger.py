@@ -323,8 +323,8 @@ class Correction(Written):
     @property
     def moved(self) -> str:
         """From and to."""
-        expected = f"{self.before} -> {self.after} " if self.before else ""
-        return f"{expected}({self.was or 'not known'} -> {self.became or 'taken out, or as it stands'})"
+        verdict = f"{self.was or 'not known'} → {self.became or 'taken out, or as it stands'}"
+        return f"{self.before} → {self.after} ({verdict})" if self.before else verdict
 
 
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:

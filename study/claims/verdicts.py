@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from study.claims.ledger import Arithmetic, Claim, Held, OfRecords, Source, Theo
 from study.claims.rules import Observed, by_arithmetic, by_execution, by_others
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
-from study.compare import words
 from study.errors import Refusal, refusing
 from study.files import ROOT, load, write_whole
 
@@ -253,10 +253,11 @@ def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
 
 def corrected() -> str:
     """The page of corrections, as Markdown."""
-    rows = [(one.on, one.id, one.moved, one.why) for one in reversed(ledger.corrections())]
-    plain = [[cell.replace("|", "/").replace("*", "\\*") for cell in row] for row in rows]
-    table = words.markdown(["on", "claim", "from and to", "why"], plain)
-    return "\n".join([ABOUT_CORRECTIONS, "", *table]).replace("---:", "---") + "\n"
+    lines = [ABOUT_CORRECTIONS]
+    for day, ones in itertools.groupby(reversed(ledger.corrections()), key=lambda one: one.on):
+        told = [(one.id, f"{one.moved}. {one.why}".replace("*", "\\*").replace("<", "&lt;")) for one in ones]
+        lines += ["", f"## {day}", "", *(f"- **{name}**: {what}" for name, what in told)]
+    return "\n".join(lines) + "\n"
 
 
 def read(path: Path = VERDICTS) -> dict[str, Verdict]:

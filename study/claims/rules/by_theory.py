@@ -20,17 +20,7 @@ from study.claims.rules import Observed, around
 from study.errors import refusing
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
-from study.theory import (
-    communication,
-    flops,
-    hardware,
-    measured_by_others,
-    model_states,
-    on_box,
-    peaks,
-    shapes,
-    step_time,
-)
+from study.theory import communication, hardware, model_states, on_box, peaks, shapes
 from study.theory.case import Engine, Job, Precision
 from study.theory.hardware import Box
 from study.theory.intervals import EVIDENCE
@@ -361,20 +351,6 @@ def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start
     return Observed(last.number - first.number, evidence, ends)
 
 
-def published_tflops(case: str) -> Observed:
-    """Predicted TFLOP/s of a GPU, recomputation counted, of a case of theory/measured_by_others/published.yaml."""
-    cases = {one.name: one for one in measured_by_others.cases() if one.quantity == "tflops_per_gpu"}
-    if case not in cases:
-        raise ValueError(f"case {case!r}: is none in TFLOP/s of theory/measured_by_others/published.yaml")
-    measured = cases[case]
-    job = measured.job
-    each = flops.hardware_flops_per_sequence(measured.shape, job.sequence_length, job.recomputed)
-    time = step_time.seconds(measured.shape, measured.engine, job, measured.box)
-    value = float(job.micro_batch_size * job.gradient_accumulation_steps * each / time.total / 1e12)
-    evidence = f"{measured.name}: {float(time.total):.4g} s per step"
-    return Observed(value, (evidence,), around(value, time.evidence.spread))
-
-
 def _ratios(of: dict[str, Any], to: dict[str, Any], along: str, values: Any) -> list[Observed]:
     return [speed_ratio({**of, along: value}, {**to, along: value}) for value in values]
 
@@ -409,7 +385,7 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
         paper_bytes_per_parameter, paper_total_bytes, paper_reduction, paper_peak_reduction, paper_saving_share,
         paper_offload_reduction, paper_volume, paper_volume_ratio, num_params, link_bandwidth,
         peak, peak_of_any_batch, memory_ratio, fits, largest_model, capacity_ratio, engine_volume,
-        speed_ratio, speed_ratio_change, published_tflops,
+        speed_ratio, speed_ratio_change,
     )
 }  # fmt: skip
 _OF_TWO = ("memory_ratio", "speed_ratio", "speed_ratio_change")
