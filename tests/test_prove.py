@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from prove_program import CASES
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
@@ -82,7 +83,7 @@ def train(model: Any, optimizer: Any, steps: int, accumulation: int = 1, clip: f
         for _ in range(accumulation):
             model(torch.ones(2, 8)).sum().backward()
         if clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            clip_grad_norm_(model.parameters(), clip)  # an imported name, as many scripts have it
         optimizer.step()
         optimizer.zero_grad()
 
@@ -324,20 +325,6 @@ def test_the_step_is_the_first_whole_one_of_training_from_the_third(before_the_t
     assert len(says_so) == (before_the_third is set_to_evaluation)
 
 
-clip_grad_norm_ = torch.nn.utils.clip_grad_norm_  # as a script has it that imports the name
-
-
-def test_clipping_by_an_imported_name_is_seen():
-    model, optimizer = make()
-    prove.watch(model, optimizer, asked={"gradient_clipping": 0.5}, strict=True)
-    for _ in range(3):
-        model(torch.ones(2, 8)).sum().backward()
-        clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert proof()["step"]["clipped_at"] == 0.5
-
-
 def test_another_clipping_than_asked_is_a_difference(capsys):
     model, optimizer = make()
     prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
@@ -391,28 +378,20 @@ def arguments() -> SimpleNamespace:
     return SimpleNamespace(**defaults, bf16=False, fp16=False)
 
 
-def test_callback_finds_the_module_that_is_called(group):
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_callback_finds_the_module_that_is_called(clip, group):
     model, optimizer = make()
     outermost = DistributedDataParallel(model)
     made = prove.callback()
     made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
-    train(outermost, optimizer, 4, clip=1.0)
+    train(outermost, optimizer, 4, clip=clip)
     made.on_train_end(arguments(), None, None)
     found = proof("out/proof.json")
     assert (found["built"]["engine"], found["built"]["backend"], found["not_as_asked"]) == ("DDP", "gloo", [])
+    said = [note.partition(", not seen")[0] for note in found["notes"]]  # there are other means of clipping
+    assert said == ([] if clip else ["gradient_clipping: asked 1.0 by TrainingArguments"])
     assert {"kind": "all_reduce", "count": 1, "bytes": 4 * NUM_PARAMS} in found["step"]["collectives"]
     assert not torch.nn.modules.module._global_forward_pre_hooks
-
-
-def test_what_trainer_asks_for_is_held_against_the_step():
-    model, optimizer = make()
-    made = prove.callback()
-    made.on_train_begin(arguments(), None, None, model=model, optimizer=optimizer)
-    train(model, optimizer, 3)
-    found = proof("out/proof.json")
-    assert found["not_as_asked"] == []  # there are other means of clipping
-    (note,) = found["notes"]
-    assert note.startswith("gradient_clipping: asked 1.0 by TrainingArguments, not seen: ")
 
 
 # ---------------------------------------------------------------- asked and built
@@ -473,7 +452,7 @@ def test_what_is_known_to_be_wrong_is_looked_up(known_bad):
 
 @pytest.fixture
 def wrong(monkeypatch):
-    monkeypatch.setattr("study.engines.prove.watching.known_wrong", lambda facts: ("it is wrong", None))
+    monkeypatch.setattr("study.engines.prove.mismatch.known_wrong", lambda facts: ("it is wrong", None))
 
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
@@ -510,17 +489,16 @@ def test_masters_of_stage_0_in_16_bits_are_counted():
 # ---------------------------------------------------------------- real launches
 
 LOOP = """
-import sys, torch
-from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
 from study.engines import prove
-plugin = DeepSpeedPlugin(zero_stage=2, gradient_clipping=1.0) if "--stage-2" in sys.argv else None
 # Without a GPU accelerate finds no backend for DeepSpeed by itself.
-accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters())
 batches = torch.utils.data.DataLoader(torch.ones(16, 64), batch_size=2)
 model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-prove.watch(model, optimizer, strict="--strict" in sys.argv)
+prove.watch(model, optimizer)
 for batch in batches:
     accelerator.backward(model(batch).sum())
     optimizer.step()
@@ -529,25 +507,12 @@ print("TRAINED", flush=True)
 """
 
 
-def launch(strategy: str, script: str, folder: Path, *flags: str) -> Any:
-    (folder / "script.py").write_text(script)
-    file = launching.ROOT / "accelerate_configs" / f"{strategy}.yaml"
-    words = ["accelerate", "launch", "--config_file", file, "--main_process_port", "0", "script.py", *flags]
-    return launching.attempt(words, cwd=folder, env={"DS_ACCELERATOR": "cpu"})
-
-
-@pytest.mark.slow
-@pytest.mark.launches
-def test_a_script_that_builds_another_stage_is_stopped(tmp_path):
-    done = launch("zero3", LOOP, tmp_path, "--stage-2", "--strict")
-    assert done.returncode != 0
-    assert re.search(r"NotAsAsked: zero_stage: asked 3 by the launcher \(.*_ZERO_STAGE\), built 2", done.stderr)
-    assert "TRAINED" not in done.stdout
-
-
 @pytest.mark.launches
 def test_a_loop_under_stage_2(tmp_path):
-    done = launch("zero2", LOOP, tmp_path)
+    (tmp_path / "script.py").write_text(LOOP)
+    file = launching.ROOT / "accelerate_configs/zero2.yaml"
+    words = ["accelerate", "launch", "--config_file", file, "--main_process_port", "0", "script.py"]
+    done = launching.attempt(words, cwd=tmp_path, env={"DS_ACCELERATOR": "cpu"})
     assert done.stdout.count("TRAINED") == 2, done.stderr
     found = proof(str(tmp_path / "proof.json"))
     assert found["not_as_asked"] == []
@@ -561,15 +526,6 @@ def test_a_loop_under_stage_2(tmp_path):
 
 
 @pytest.mark.launches
-def test_sharded_parameters_are_counted_whole(tmp_path):
-    done = launch("zero3", LOOP, tmp_path)
-    found = proof(str(tmp_path / "proof.json"))
-    num_params = 64 * 65
-    assert found["built"]["num_params"] == found["built"]["num_trainable_params"] == num_params, done.stderr
-    assert f"bytes per parameter of {num_params:,}, by rank 0" in done.stdout
-
-
-@pytest.mark.launches
 def test_it_needs_torch_alone():
     unwanted = ["pydantic", "click", "yaml", "psutil", "accelerate", "deepspeed", "transformers"]
     code = f"import sys; from study.engines import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
@@ -579,8 +535,8 @@ def test_it_needs_torch_alone():
 
 # ---------------------------------------------------------------- what trains wrongly
 
-NOT_AVERAGED = "gradients were not averaged: DDP over 2 ranks reduced 0 bytes"
-DIFFER = "ranks differ: after the step weights of ranks 0 and 1 are not the same"
+NOT_AVERAGED = "gradients were not averaged: DDP over 2 of 2 ranks reduced 0 bytes"
+DIFFER = "ranks differ: weights of ranks 0 and 1 are not the same"
 WRONG = {
     "module_bypass": [NOT_AVERAGED, DIFFER],
     "no_sync_always": [NOT_AVERAGED, DIFFER],
@@ -590,6 +546,12 @@ WRONG = {
     "no_sampler": ["every rank trains on the same batch"],
     "no_zero_grad": ["zero_grad is missing"],
     "clipped_while_scaled": ["clipped before unscaling: at 0.5, with the gradients times 1024"],
+    "stepped_beside_the_scaler": ["not unscaled: GradScaler has gradients times 1024"],
+    "clipped_too_early": ["clipped too early: 1 backward call(s) added"],
+    "erased": ["no weight moved: in all watched updates, at learning rates [0.001]", "clipped nothing: "],
+    "rate_of_zero": ["no weight moved: in all watched updates, at learning rates [0.0]"],
+    "rates_by_rank": ["ranks 0 and 1 update otherwise: lr 0.001 and lr 1.001"],
+    "infinite_batch": ["weights are not finite after the step: 4 of 4, first module.0.weight"],
     "optimizer_before_sharding": ["212 of 212 parameters are not trained, first 0.weight"],
     "optimizer_of_a_copy": ["212 of 212 parameters are not trained, first module.0.weight"],
     "optimizer_of_a_part": ["144 of 212 parameters are not trained"],
@@ -664,6 +626,7 @@ def test_a_second_backward_call_is_found_where_gradients_are_lost(tmp_path):
     (found,) = proof(str(tmp_path / "2-2.json"))["findings"]
     assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step that accumulates 1")
     assert [proof(str(tmp_path / name))["findings"] for name in ("1-1.json", "3-2.json")] == [[], []]
+    assert proof(str(tmp_path / "3-2.json"))["built"]["num_params"] == 9  # of whole parameters
 
 
 def test_strict_raises_what_trains_wrongly_and_leaves_nothing():

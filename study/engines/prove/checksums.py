@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 Checksum = tuple[float, float]  # the sum of a tensor's elements in fp64, and of their absolute values
+UNKNOWN: Checksum = (math.nan, 0.0)
 TOLERANCE = 1e-10  # the order in which a rank's threads add makes less, weights that drift make more
 
 
@@ -46,11 +47,11 @@ def _differ(one: Checksum, other: Checksum) -> bool:
 
 
 def _sums(tensor: torch.Tensor) -> Checksum:
-    """The checksum of one; not a number where it cannot be known: this is no reason to end anybody's training."""
-    tensor = tensor.ds_tensor if hasattr(tensor, "ds_tensor") and not tensor.numel() else tensor  # of stage 3
+    """The checksum of one; UNKNOWN where it cannot be read: this is no reason to end anybody's training."""
+    tensor = getattr(tensor, "ds_tensor", tensor)  # of stage 3, which has the whole of some in place, and not always
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # which reading would break
-        return math.nan, math.nan
+        return UNKNOWN
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
     try:
         tensor = tensor._values() if tensor.is_sparse else tensor
@@ -61,4 +62,4 @@ def _sums(tensor: torch.Tensor) -> Checksum:
         tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch sums no 8-bit floats
         return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
     except RuntimeError:  # of meta, or quantized
-        return math.nan, math.nan
+        return UNKNOWN

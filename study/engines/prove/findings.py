@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,18 +14,20 @@ from study.engines.prove.checksums import Checksum, checksums, first_difference
 from study.engines.prove.proved_step import Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
+_SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
 _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
 
 
 def posted(
-    model: Any, facts: dict[str, Any], step: Step, batches: list[Any], weights: dict[str, Checksum]
+    model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
 ) -> dict[str, Any]:
     """What a rank saw, for all to be compared. Rank-local.
 
-    `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, after the step.
+    `batches`: checksums of the first inputs of two steps. `weights`: of the parameters, as the step begins.
     """
-    is_piped = any(issued.kind.endswith(("send", "recv")) for issued in step.collectives())
-    kept_alike = by_whom(facts, step.reduced, is_piped)
+    kept_alike = by_whom(facts, step.reduced, [issued.kind for issued in step.collectives()])
+    if getattr(read_back.ddp_of(model), "_comm_hooks", None):
+        kept_alike = "engine"  # which may send from a thread of its own, unseen
     names = read_back.replicated(model) if facts["engine"] != "FSDP1" else set()
     has_own = not getattr(read_back.ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
     return {
@@ -33,6 +36,7 @@ def posted(
         "weights": {name: pair for name, pair in weights.items() if name in names},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
         "batches": batches,
+        "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
         "findings": of_rank(facts, step, kept_alike),
     }
 
@@ -40,21 +44,22 @@ def posted(
 # ---------------------------------------------------------------- of one rank
 
 
-def by_whom(facts: dict[str, Any], reduced: dict[str, int], is_piped: bool) -> str | None:
-    """Who keeps the weights of the ranks alike: the engine, the script, nobody; None: unknown.
+def by_whom(facts: dict[str, Any], reduced: dict[str, int], sent: list[str]) -> str | None:
+    """Who keeps the weights of the ranks alike: the engine, the script, nobody; None: unknown. `sent`: collectives.
 
     A plain model that reduces within its passes may be tensor-parallel. A script that averages by hand reduces a byte
     per parameter at least; a loss that is logged is less.
     """
-    if len(facts["data_parallel_ranks"] or [0]) == 1:
-        return None
+    if len(facts["data_parallel_ranks"] or [0]) == 1:  # one of several that send nothing trains alone
+        return "nobody" if facts["data_parallel_ranks"] and facts["world_size"] > 1 and not sent else None
     by_hand = facts["num_trainable_params"]
     if facts["engine"] in _AVERAGES:
         others = sum(reduced.values()) - reduced["backward"]
         return "engine" if reduced["backward"] else "script" if others >= by_hand else "nobody"
     if reduced["script"] >= by_hand:
         return "script"
-    return None if is_piped or reduced["forward"] or reduced["backward"] else "nobody"
+    is_unknown = reduced["forward"] or reduced["backward"] or any(kind.endswith(("send", "recv")) for kind in sent)
+    return None if is_unknown else "nobody"
 
 
 def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[str]:
@@ -62,15 +67,21 @@ def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[s
     found = []
     if facts["engine"] in _AVERAGES and kept_alike == "nobody":
         found.append(
-            f"gradients were not averaged: {facts['engine']} over {len(facts['data_parallel_ranks'])} ranks reduced 0 "
-            "bytes in the step's backward passes; call the wrapped model, not its .module, and let the last micro step "
-            "be outside of no_sync"
+            f"gradients were not averaged: {facts['engine']} over {len(facts['data_parallel_ranks'])} of "
+            f"{facts['world_size']} ranks reduced 0 bytes in the step's backward passes; call the wrapped model, not "
+            "its .module, and let the last micro step be outside of no_sync"
         )
     if step.clipped_scaled_by is not None:
         found.append(
             f"clipped before unscaling: at {step.clipped_at}, with the gradients times {step.clipped_scaled_by:g} by "
             "GradScaler; call scaler.unscale_(optimizer) before clip_grad_norm_"
         )
+    if step.added_after_clipping:
+        found.append(f"clipped too early: {step.added_after_clipping} backward call(s) added to the gradients after it")
+    elif not step.num_clipped and step.clipped_at not in (None, facts["gradient_clipping"]):
+        found.append(f"clipped nothing: no gradient was there to clip at {step.clipped_at}; ZeRO has gradient_clipping")
+    if step.updated_scaled_by not in (None, 1):
+        found.append(f"not unscaled: GradScaler has gradients times {step.updated_scaled_by:g}; call scaler.step")
     if facts["zero_stage"] in (1, 2) and step.engine_backwards > facts["gradient_accumulation_steps"]:
         found.append(
             f"gradients were lost: ZeRO stage {facts['zero_stage']} had {step.engine_backwards} backward calls in a "
@@ -117,6 +128,22 @@ def _updated(optimizers: Iterable[Any]) -> set[int]:
     return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 
+def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
+    """Where the watched updates left what is not finite, or moved nothing. Rank-local; the unreadable is neither."""
+    known = {name: after[name] for name, p in model.named_parameters() if p.requires_grad and after[name][1]}
+    broken = [name for name, pair in known.items() if not math.isfinite(pair[1])]
+    if broken:
+        return [f"weights are not finite after the step: {len(broken)} of {len(known)}, first {broken[0]}"]
+    has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
+    if not known or has_masters or any(pair != before.get(name) for name, pair in known.items()):
+        return []
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+    return [
+        f"no weight moved: in all watched updates, at learning rates {rates}; look for a scheduler that never steps, "
+        "gradients erased before the update, and updates that 16 bits round away"
+    ]
+
+
 # ---------------------------------------------------------------- of all ranks
 
 
@@ -130,9 +157,13 @@ def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
             notes.append(f"ranks {list(group)} are not compared: they watch other models")
             continue
         for number, other in zip(group[1:], others, strict=True):
-            found = first_difference(first["weights"], other["weights"])
+            which, found = f"ranks {group[0]} and {number}", first_difference(first["weights"], other["weights"])
+            unlike = [pair for pair in zip(first["settings"], other["settings"], strict=False) if len(set(pair)) > 1]
+            if unlike:
+                findings.append(f"{which} update otherwise: {' and '.join(unlike[0])}; give all optimizers one setting")
+                break
             if found:
-                findings.append(_apart(first, f"ranks {group[0]} and {number}", found))
+                findings.append(_apart(first, which, found))
                 break
         differing = filter(None, (first_difference(first["buffers"], other["buffers"]) for other in others))
         notes += [f"buffers differ between ranks: {found}; who saves, saves its own" for found in differing][:1]
@@ -150,6 +181,6 @@ def _apart(rank: dict[str, Any], which: str, found: str) -> str:
     if rank["watched"][0] not in _AVERAGES and rank["watched"][-1] == "nobody":
         return f"{which} train apart: nothing reduces their gradients, and weights differ, {found}; prepare the model"
     return (
-        f"ranks differ: after the step weights of {which} are not the same, {found}; look for weights changed or added "
-        "after the wrap, backward passes outside of it, and settings that differ"
+        f"ranks differ: weights of {which} are not the same, {found}; look for weights changed or added after the "
+        "wrap, and for backward passes outside of it"
     )

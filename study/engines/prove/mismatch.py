@@ -200,11 +200,8 @@ def of_built(facts: dict[str, Any]) -> list[str]:
     ranks = f"{facts['world_size']} over {facts['backend']}" if facts["backend"] else f"{facts['world_size']}, no group"
     types = "+".join(facts["parameter_dtypes"])
     masters = f", masters {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
-    steps = "".join(
-        f", {word} {facts[name]}"
-        for name, word in (("gradient_clipping", "clips at"), ("gradient_accumulation_steps", "accumulates"))
-        if facts[name] is not None
-    )
+    said = {"clips at": facts["gradient_clipping"], "accumulates": facts["gradient_accumulation_steps"]}
+    steps = "".join(f", {word} {number}" for word, number in said.items() if number is not None)
     return [
         _line("engine", engine),
         _line("ranks", f"{ranks}, on {facts['device']}"),

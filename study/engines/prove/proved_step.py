@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad
 
 from study.engines.listening import CollectiveProbe, Issued, Listener, listening
 from study.engines.prove import read_back
-from study.engines.prove.checksums import Checksum, checksums, of_batch
+from study.engines.prove.checksums import Checksum, checksums, of_batch, of_weights
 
 # What a script calls by itself: gradients averaged by hand, a loss that is logged. Not isend and irecv, which
 # torch.distributed knows again by identity.
@@ -53,18 +53,20 @@ class Step:
         self.clipped_at: float | None = None  # None: none of torch's functions clipped the model's gradients
         self.autocast_dtype: torch.dtype | None = None
         self.clipped_scaled_by: float | None = None  # what GradScaler had the gradients times as they were clipped
+        self.num_clipped = 0  # gradients that torch's functions were given
+        self.added_after_clipping = 0  # backward calls after it that changed the gradients
+        self.updated_scaled_by: float | None = None  # what it had them times as the step updates
         self.states: dict[str, Any] | None = None  # the model states, as the step updates
+        self.weights: dict[str, Checksum] = {}  # as its first forward pass begins
         self.batches: list[list[Checksum]] = []  # of the first two forward passes' inputs
         self.engine_backwards = 0  # through DeepSpeed's engine
         self.backwards = 0
         self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
         self.began_clean = read_back.is_deepspeed(model)  # no gradients before one of them; DeepSpeed has its own
-        self.num_gradients = self.num_zero_gradients = 0  # tensors, as the step updates
+        self.num_gradients = self.num_zero_gradients = self.num_missing_gradients = 0  # tensors, as the step updates
         self._passes = {True: 0, False: 0}  # with gradients, in training mode and in evaluation mode
         self._is_disturbed = False  # the model was evaluated in between, or a call raised
-        self._model = model
-        self._device = device
-        self._done = done
+        self._model, self._device, self._done = model, device, done
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = updated | set(map(id, model.parameters()))
         self._updated = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
@@ -72,6 +74,8 @@ class Step:
         self._kinds = {type(module) for module in model.modules()}
         self._probe = CollectiveProbe(waits=False)
         self._scaler: Any = None  # that scaled a loss of the step
+        self._scalings: list[Any] = []  # a scaler for each loss that was scaled
+        self._clipped: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
         self._is_inside = False  # a call within a call: the engine's backward calls torch's
         self._stack = ExitStack()
         self._listen_to(called, "__call__", self._on_forward)
@@ -122,7 +126,12 @@ class Step:
         """Take the model states as the step updates, and see which gradients are nothing."""
         self.states = states
         gradients = checksums(self._gradients())
-        self.num_gradients, self.num_zero_gradients = len(gradients), sum(pair[1] == 0 for pair in gradients)
+        self.num_gradients, self.num_zero_gradients = len(gradients), gradients.count((0.0, 0.0))
+        self.num_missing_gradients = sum(p.grad is None and p.numel() > 0 for p in self._updated)
+        num_before, clipped = self._clipped or (self.backwards, gradients)
+        self.added_after_clipping = self.backwards - num_before if clipped != gradients else 0
+        if len(self._scalings) >= self.backwards > 0 and not any(s._per_optimizer_states for s in self._scalings):
+            self.updated_scaled_by = self._scalings[-1].get_scale()
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self._updated if p.grad is not None and p.grad.numel()]
@@ -165,6 +174,7 @@ class Step:
             self._is_disturbed = True
             self.close()
             return call(*arguments, **options)
+        self.weights = self.weights or of_weights(self._model)
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
         # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
@@ -182,16 +192,22 @@ class Step:
     def _on_clipping(self, call: Any, parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # Infinity only measures, and another model's gradients are none of the step's.
-        if math.isfinite(max_norm) and any(id(parameter) in self._parameters for parameter in parameters):
+        is_ours = math.isfinite(max_norm) and any(id(parameter) in self._parameters for parameter in parameters)
+        if is_ours:
             self.clipped_at = float(max_norm)
             scaler, self._scaler = self._scaler, None
             stages = [] if scaler is None else [state["stage"].name for state in scaler._per_optimizer_states.values()]
             if scaler is not None and "UNSCALED" not in stages and scaler.get_scale() != 1:
                 self.clipped_scaled_by = scaler.get_scale()
-        return self._under_probe("update", call, parameters, max_norm, *arguments, **options)
+            self.num_clipped += sum(p.grad is not None for p in parameters)
+        result = self._under_probe("update", call, parameters, max_norm, *arguments, **options)
+        if is_ours:
+            self._clipped = self.backwards, checksums(self._gradients())
+        return result
 
     def _on_scaling(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
         self._scaler = scaler if scaler.is_enabled() else None
+        self._scalings += [scaler] if scaler.is_enabled() else []
         return call(scaler, *arguments, **options)
 
     def _on_scale_update(self, call: Any, *arguments: Any, **options: Any) -> Any:

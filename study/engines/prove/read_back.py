@@ -22,6 +22,10 @@ from study.engines.engine_facts import (
 from study.engines.keys import engine_settings
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_OF_ENGINES = (
+    *("zero_stage", "offload_optimizer_device", "offload_param_device", "precision"),
+    *("gradient_clipping", "gradient_accumulation_steps"),
+)  # None where they have no say
 _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 
 
@@ -82,12 +86,7 @@ def read_back(model: Any, optimizer: Any) -> dict[str, Any]:
         "world_size": dist.get_world_size() if dist.is_initialized() else 1,
         "backend": backend(device),
         "device": device.type,
-        "zero_stage": None,
-        "offload_optimizer_device": None,
-        "offload_param_device": None,
-        "precision": None,
-        "gradient_clipping": None,
-        "gradient_accumulation_steps": None,
+        **dict.fromkeys(_OF_ENGINES),
         "parameter_dtypes": dtype_names({p.dtype for p in parameters}),
         "data_parallel_ranks": _data_parallel_ranks(model),
         "num_params": sum(whole_size(p) for p in whole_parameters(model)),
@@ -161,7 +160,7 @@ def replicated(model: Any) -> set[str]:
         for name, parameter in model.named_parameters()
         if name.removeprefix("module.") not in ignored
         and all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
-        and getattr(parameter, "ds_persist", True)
+        and not hasattr(parameter, "ds_tensor")
         and getattr(parameter, "allreduce", True)
     }
 

@@ -22,17 +22,7 @@ from study.engines.engine_facts import count_states, dtype_names
 from study.engines.prove import exchange, findings, mismatch, read_back
 from study.engines.prove.checksums import Checksum, of_weights
 from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
-from study.engines.prove.mismatch import (
-    KnownBad,
-    NotAsAsked,
-    TrainsWrong,
-    accumulates,
-    hold,
-    hold_step,
-    known_wrong,
-    surprises,
-    unread_keys,
-)
+from study.engines.prove.mismatch import KnownBad, NotAsAsked, TrainsWrong, hold
 from study.engines.prove.proved_step import Step
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
@@ -53,11 +43,9 @@ def watch(
 ) -> None:
     """Prove what `model` and `optimizer` are, and count the third optimizer step from now.
 
-    Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
-    optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
-    on. `output`: a JSON, which rank 0 writes; the second of a script is proof-2.json. On every rank it raises KnownBad
-    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`, with `strict` NotAsAsked
-    and TrainsWrong, and nothing else.
+    Call it once all is wrapped, on every rank; a DeepSpeed engine knows its optimizer. `asked`: an accelerate file, a
+    DeepSpeed JSON, or a dict as one; None: what the launcher passed on. `output`: rank 0's; a second is proof-2.json.
+    It raises KnownBad on every rank, unless `allow_known_bad`, with `strict` NotAsAsked and TrainsWrong, and no more.
     """
     Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
@@ -99,9 +87,7 @@ class Watch:
     """Reads back what was built, then counts one step, then is gone."""
 
     def __init__(self, strict: bool, allow_known_bad: bool, output: Path) -> None:
-        self._strict = strict
-        self._allow_known_bad = allow_known_bad
-        self._output = _free(output)
+        self._strict, self._allow_known_bad, self._output = strict, allow_known_bad, _free(output)
         self._steps = 0
         self._short = 0  # steps in a row that had fewer forward passes than asked
         self._last: int | None = None  # DeepSpeed's number of the last step seen
@@ -122,7 +108,7 @@ class Watch:
             self._model = read_back.uncompiled(model)
             self._optimizer = read_back.engine_optimizer(self._model, optimizer)
             self._facts = read_back.read_back(self._model, optimizer)
-            wrong, note = known_wrong(self._facts)
+            wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, asked, arguments)
             held = hold(self._demands, self._facts)
             self._content = {
@@ -131,15 +117,13 @@ class Watch:
                 "asked": [demand._asdict() for demand in self._demands],
                 "not_read_back": held.unread,
                 "known_wrong": [wrong] if wrong else [],
-                "findings": [],
-                "not_as_asked": [],
-                "notes": [],
+                **{each: [] for each in ("findings", "not_as_asked", "notes")},
                 "step": None,
             }
             sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
-            notes = [*held.notes, *surprises(self._demands, self._facts), *([note] if note else [])]
+            notes = [*held.notes, *mismatch.surprises(self._demands, self._facts), *([note] if note else [])]
             if read_back.is_deepspeed(self._model):
-                notes += unread_keys(self._model._config._param_dict, self._demands)
+                notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
             lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, held.num_agreed)]
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
             self._base = read_back.base_optimizer(self._optimizer)
@@ -193,7 +177,7 @@ class Watch:
 
     def _asked_passes(self) -> int:
         """How many forward passes a whole step has at least."""
-        return accumulates(self._demands, self._facts) or 1
+        return mismatch.accumulates(self._demands, self._facts) or 1
 
     def _after_update(self, step: Step) -> None:
         with self._out_of_the_way():
@@ -203,20 +187,15 @@ class Watch:
         """Say what the step did, and leave."""
         self._leave()
         facts = self._facts
-        if facts["precision"] is None and step.forward_passes:  # only the step itself says it
+        is_seen = facts["precision"] is None and step.forward_passes > 0  # only the step itself says it
+        if is_seen:
             autocast = step.autocast_dtype
-            stored = read_back.precision(facts["parameter_dtypes"])
-            read = stored if autocast is None else f"{read_back.precision(dtype_names({autocast}))}-autocast"
-            facts["precision"] = read
-            held = hold([demand for demand in self._demands if demand.name == "precision"], facts)
-        else:
-            held = hold([], facts)
-        differences, notes = hold_step(self._demands, facts, step.forward_passes, step.clipped_at, self._short)
+            kinds = facts["parameter_dtypes"] if autocast is None else dtype_names({autocast})
+            facts["precision"] = read_back.precision(kinds) + ("" if autocast is None else "-autocast")
+        held = hold([demand for demand in self._demands if is_seen and demand.name == "precision"], facts)
+        differences, notes = mismatch.hold_step(self._demands, facts, step.forward_passes, step.clipped_at, self._short)
         if step.passes_without_gradients:
-            notes.append(
-                f"{step.passes_without_gradients} more forward pass(es) in training mode without gradients: what they "
-                "sent is counted"
-            )
+            notes.append(f"{step.passes_without_gradients} more forward pass(es) without gradients, in training mode")
         if read_back.is_compiled(self._called):
             notes.append("the model is compiled, and the counted step ran without its graphs, which round otherwise")
         if step.is_in_evaluation_mode:
@@ -241,10 +220,13 @@ class Watch:
             after = of_weights(self._model)
             unchanged = {name for name, pair in after.items() if pair == self._before.get(name, pair)}
             found, notes = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
+            found = found or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
             if 0 < step.num_zero_gradients < step.num_gradients:
                 notes.append(f"{step.num_zero_gradients} of {step.num_gradients} gradients are zero everywhere")
+            if step.num_missing_gradients:
+                notes.append(f"{step.num_missing_gradients} parameters have no gradient: nothing that the step used")
             batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
-            mine = findings.posted(self._model, self._facts, step, batches, after)
+            mine = findings.posted(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
             mine["findings"] = [*found, *mine["findings"]]
         except Exception as error:  # what else is proven does not need it
             notes.append(f"what trains wrongly: not looked for, {type(error).__name__}: {error}")
