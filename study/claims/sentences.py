@@ -155,7 +155,7 @@ def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
         assert one.sentence is not None  # as it has a rank
         lines += [
             "",
-            f'{number}. {one.says} ("{one.head.claim.phrase}"): {one.word}, by {one.by}',
+            f'{number}. {one.says} ("{one.head.claim.phrase}"): {one.word} ({one.by})',
             f"   {one.sentence.reason}",
             f"   Instead: {one.sentence.remedy}",
         ]
@@ -164,7 +164,7 @@ def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
 
 def _of_claim(told: Told, decided: Decided) -> list[str]:
     claim, verdict, sentence = decided.claim, decided.verdict, told.sentence
-    by = f", by {BY[verdict.by]}" if verdict.by else ""
+    by = f" ({BY[verdict.by]})" if verdict.by else ""
     lines = [f'"{claim.phrase}" ({decided.source}, {claim.where})', f"{verdict.verdict}{by}: {verdict.why}"]
     if sentence is not None:
         lines += [f"the sentence: {told.word}: {sentence.reason}"]
