@@ -148,7 +148,7 @@ def found(asked: str) -> str:
 
 def _of_source(source: Source, told: Sequence[Told]) -> list[str]:
     lines = [source.title, ""]
-    lines += [f"{head}: {said}" for head, key in ON_TOP if (said := getattr(source, key))]
+    lines += [f"{head}: {said}".replace("?:", "?") for head, key in ON_TOP if (said := getattr(source, key))]
     worst = faults(told)
     lines += ["", "The faults that matter most:"] if worst else []
     for number, one in enumerate(worst, 1):
