@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 import launching
 import psutil
 import pytest
+import soak
 import synthetic
 from accelerate import Accelerator
 
@@ -36,17 +36,7 @@ from study.training.checkpoints import Checkpoints
 from study.training.manifest import MANIFEST, Manifest
 
 # Beyond step 9, where DeepSpeed's Adam on the CPU has other powers of beta if it does not count its steps again.
-FLAGS = {
-    "max_steps": 14,
-    "checkpoint_every": 5,
-    "eval_every": 7,
-    "global_batch_size": 8,
-    "micro_batch_size": 2,
-    "num_train_examples": 56,
-    "num_eval_examples": 8,
-    "sequence_length": 32,
-    "learning_rate": 1e-3,
-}
+FLAGS = {**soak.SHORT, "max_steps": 14, "eval_every": 7, "micro_batch_size": 2}
 KILLED_AFTER = 11
 
 
@@ -286,19 +276,8 @@ def command(strategy: str, folder: Path, **flags) -> list[str]:
 
 def wait_for(step: int, folder: Path, is_running: Callable[[], bool]) -> None:
     """Wait until this step is in a run's steps."""
-    steps = folder / "steps.jsonl"
-    deadline = time.monotonic() + launching.TIMEOUT_SECONDS
-    while not (steps.exists() and steps.read_bytes().count(b"\n") >= step):
-        assert is_running(), f"it ended before step {step}"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def kill_with_all_it_started(process: int) -> None:
-    family = [*psutil.Process(process).children(recursive=True), psutil.Process(process)]
-    for member in family:
-        member.send_signal(signal.SIGKILL)
-    psutil.wait_procs(family, timeout=30)
+    soak.wait(lambda: soak.steps(folder) >= step or not is_running(), launching.TIMEOUT_SECONDS, 0.005)
+    assert soak.steps(folder) >= step, f"it ended before step {step}, or was too slow"
 
 
 def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
@@ -311,14 +290,14 @@ def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
         stderr=subprocess.DEVNULL,
     )
     wait_for(step, folder, lambda: process.poll() is None)
-    kill_with_all_it_started(process.pid)
+    soak.kill_family(process.pid)
     process.wait()
 
 
 def fork_and_kill_after(step: int, strategy: str, folder: Path) -> None:
     def kill(launcher: int) -> None:
         wait_for(step, folder, lambda: psutil.pid_exists(launcher))
-        kill_with_all_it_started(launcher)
+        soak.kill_family(launcher)
 
     launching.fork(find_strategy(strategy), 2, FLAGS, folder, meanwhile=kill)
 

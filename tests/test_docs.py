@@ -1,4 +1,4 @@
-"""What README and docs/ name is there: commands that the program knows, links and paths that lead somewhere."""
+"""Are the commands, links and paths that README and docs/ name there, and are their numbers those of the records?"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import click
+import docs_tables
 import markdown_it
 import pytest
 import yaml
@@ -24,6 +25,8 @@ from markdown_it.token import Token
 from study import cli, config
 from study.claims import snippets
 from study.claims.published import __main__ as published
+from study.engines.conformance import committed
+from study.engines.conformance.cells import PACKAGES
 from study.strategy import file
 
 PAGES = sorted(
@@ -215,3 +218,29 @@ def test_make_help_lists_what_the_guides_name():
     named = {shlex.split(line)[1] for line in commands() if line.startswith("make ")} - {"help"}
     assert done.returncode == 0
     assert named <= set(re.findall(r"^make (\S+)", done.stdout, re.MULTILINE))
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(("page", "name"), docs_tables.PLACES)
+def test_a_block_is_what_the_records_say(page, name):
+    """To mend it: python tools/docs_tables.py."""
+    assert docs_tables.between(page, name) == docs_tables.PLACES[page, name]()
+
+
+def test_the_page_of_errors_is_what_its_command_prints():
+    page, *folders = docs_tables.THEORY
+    made = docs_tables.whole_theory()
+    assert f"Made by `zero-study compare --view theory {' '.join(folders)}`." in made
+    assert (ROOT / page).read_text(encoding="utf-8") == f"{made}\n"
+
+
+def test_every_place_is_known():
+    marked = {(page, name) for page in PAGES for name in re.findall(r"<!-- /(\w+) -->", (ROOT / page).read_text())}
+    assert marked == set(docs_tables.PLACES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_oldest_version_that_is_supported_was_examined(package):
+    assert docs_tables.lower_bound(package) in committed.read(package)

@@ -1,29 +1,28 @@
-"""What doctor says of anybody's files, held to what the installed libraries know and to what their engines had."""
+"""What doctor says of anybody's files, held to the installed libraries and to what engines had; and of this machine."""
 
 from __future__ import annotations
 
 import json
-import sys
+import os
 from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import doctor_observed
+import keys as tools_keys
 import launching
 import pytest
 import yaml
 from refusing import refusal
 
 from study import cli
-from study.engines.doctor import examine, findings
+from study.engines import extensions
+from study.engines.doctor import checkup, examine, findings
 from study.engines.doctor.findings import KEEP, Finding
-from study.engines.keys import known_keys
+from study.engines.keys import allowed, known_keys
 from study.errors import Refusal
 from study.strategy.file import CONFIGS, read_strategy
-
-sys.path.insert(0, str(launching.ROOT / "tools"))
-import keys as tools_keys
 
 # What doctor gets wrong of the real files, and why it stays so.
 MISSED = {
@@ -34,8 +33,11 @@ MISSED = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder of its own, from which a file's JSON is seen."""
+    """A folder of its own, from which a file's JSON is seen, and no variable that a run would refuse."""
     monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if allowed.says_which_rank(name) or allowed.of_variable(name):
+            monkeypatch.delenv(name)
     return tmp_path
 
 
@@ -286,3 +288,57 @@ def test_odd_content_is_no_traceback():
             assert examine.mended(examine.examine(Path("mine.yaml")))
             with suppress(Refusal):
                 read_strategy(Path("mine.yaml"))
+
+
+# ---------------------------------------------------------------- this machine: what would bite, with its remedy
+
+
+@pytest.mark.parametrize("name", ["RANK", "ACCELERATE_MIXED_PRECISION"])
+def test_inherited_variables_that_a_run_would_refuse_bite(name, monkeypatch):
+    assert checkup._inherited().verdict == "ok"
+    monkeypatch.setenv(name, "1")
+    check = checkup._inherited()
+    assert (check.verdict, name in check.message, "unset" in check.remedy) == ("bites", True, True)
+
+
+def test_a_taken_port_is_noted():
+    with checkup.socket.socket() as holder:
+        with suppress(OSError):  # somebody else has it, which is as good
+            holder.bind(("127.0.0.1", checkup.PORT))
+        holder.listen()
+        assert checkup._port().verdict == "note"
+
+
+def test_a_disk_is_measured_and_a_folder_that_is_none_bites(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkup, "DISK_BYTES", 1 << 21)
+    (check,) = checkup._disk(tmp_path)
+    assert check.verdict == "ok"
+    assert "GB/s" in check.message
+    assert not list(tmp_path.iterdir())
+    (check,) = checkup._disk(tmp_path / "none")
+    assert check.verdict == "bites"
+
+
+def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    unbuilt = {check.name: check for check in checkup._extensions()}
+    assert all(check.verdict == "bites" and "extensions" in check.remedy for check in unbuilt.values())
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    stale = {check.name: check for check in checkup._extensions()}["DeepSpeed's cpu_adam"]
+    assert (stale.verdict, stale.remedy) == ("bites", f"run: rm {lock}")
+    with open(lock):
+        held = {check.name: check for check in checkup._extensions()}["DeepSpeed's cpu_adam"]
+        assert held.verdict == "note"
+        assert extensions.building("cpu_adam")
+
+
+@pytest.mark.launches
+def test_the_command_says_all_of_it(monkeypatch, tmp_path):
+    done = launching.attempt(["zero-study", "doctor", "--json"], env={"RANK": "3", "PYTHONPATH": str(launching.ROOT)})
+    assert done.returncode == 1, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["environment"]["verdict"] == "bites"
+    assert checks["two gloo ranks"]["verdict"] == "ok"
+    assert checks["packages"]["verdict"] == "ok"

@@ -1,4 +1,4 @@
-"""Is a traced figure what a step of the model holds, and is refused what cannot be traced?"""
+"""Is a traced figure what a step of the model holds, does the planner predict it, and is the rest refused?"""
 
 from __future__ import annotations
 
@@ -165,3 +165,27 @@ def test_advice_has_a_second_opinion():
     assert " ".join(said.split()).endswith("DeepSpeed's engine is not traced, only torch's own are.")
     traced = {line.partition(":")[0] for line in printed if ": traced " in line}
     assert traced == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
+
+
+# ---------------------------------------------------------------- the committed grid
+
+MARGIN = 0.03  # of the traced peak; fixed when 144 cases were traced, and all were within
+# Of the 240 that were traced after that, those that are not: the planner's error is as large as MOST. The planner lacks
+# a moment of theirs: most are FSDP2's on several ranks with checkpointed blocks in fp32, predicted too low.
+MISSED = {
+    "bert-imdb-base-fsdp2-8x-fp32-checkpointed", "bert-imdb-large-ddp-2x-bf16", "bert-imdb-large-single-1x-bf16",
+    "gpt-wikitext-124m-fsdp2-1x-bf16-checkpointed", "gpt-wikitext-355m-fsdp2_hybrid-4x-fp32-checkpointed",
+    *(f"gpt-wikitext-355m-fsdp2-{ranks}x-fp32-checkpointed" for ranks in (2, 4, 8)),
+    *(f"gpt-wikitext-774m-fsdp2-{ranks}x-fp32-checkpointed" for ranks in (4, 8)),
+}  # fmt: skip
+MOST = 0.08
+
+
+def test_the_planner_predicts_what_was_traced():
+    errors = {}
+    for traced in traced_cases.read(traced_cases.TRACES).traces:
+        point = traced_cases.point_of(traced)
+        errors[point.name] = abs(point.predicted.total / traced.traced.total - 1)
+    assert len(errors) == 384
+    assert max(errors.values()) <= MOST
+    assert {name for name, error in errors.items() if error > MARGIN} == MISSED  # one that is mended leaves the list

@@ -1,17 +1,28 @@
-"""What is committed as a notebook: thin, parameterised, without outputs, and free of what only a run needs."""
+"""What is committed as a notebook: thin, parameterised, without outputs; and its set-up cell goes through in Colab.
+
+As far as a machine without network and GPU can go through it.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import shutil
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
+from study import cli, config
 from study.report import build as report
 from study.report import colab
+from study.strategy import file
 
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -76,3 +87,150 @@ def test_set_up_is_the_same_everywhere():
     (others,) = set(found.values())
     assert trains.replace("[train,report]", "[report]").startswith(others.rstrip())
     assert "colab.train" in trains
+
+
+# ---------------------------------------------------------------- the set-up cell in Colab
+
+NOWHERE = f'repository = "{colab.repository()}"'
+REPOSITORY = "https://github.com/someone/zero-study"
+SET_UP = tagged(report.NOTEBOOKS / "time.ipynb", "colab")[-1].source.replace(NOWHERE, f'repository = "{REPOSITORY}"')
+
+# Each stands in for a program, and says how it was called.
+GIT = """
+import json, shutil, sys
+open({log!r}, "a").write(json.dumps(["git", *sys.argv[1:]]) + "\\n")
+shutil.copytree({source!r}, sys.argv[-1])
+"""
+PIP = """
+import json, sys
+open({log!r}, "a").write(json.dumps(["pip", *sys.argv[1:]]) + "\\n")
+"""
+COMMAND = """
+import json, os, pathlib, sys
+open({log!r}, "a").write(json.dumps(["zero-study", *sys.argv[1:]]) + "\\n")
+run = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
+if "zero3" in sys.argv:
+    print("zero-study: out of memory")
+    sys.exit(1)
+run.mkdir(parents=True)
+(run / "record.json").write_text("{{}}")
+print("ok: final loss 0.1")
+"""
+NVIDIA_SMI = """
+import sys
+assert sys.argv[1:] == ["--query-gpu=name,compute_cap", "--format=csv,noheader"]
+said = {said!r}
+print(said)
+sys.exit(0 if said else 9)
+"""
+NOTEBOOK = """
+import sys, types
+if {in_colab}:
+    sys.modules["google"] = types.ModuleType("google")
+    sys.modules["google.colab"] = types.ModuleType("google.colab")
+records = "reports/cpu/records/cpu"
+exec({cell!r})
+print("RECORDS", records)
+"""
+
+
+class Colab:
+    """A machine that looks like Colab's: a home, a clone to come, and programs that only say how they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.clone = folder / "home" / "zero-study"
+        (folder / "home").mkdir()
+        source = folder / "source"
+        shutil.copytree(report.ROOT / "study", source / "study", ignore=shutil.ignore_patterns("__pycache__"))
+        (source / "study" / "__main__.py").write_text(COMMAND.format(log=str(self.log)))
+        self.program("bin/git", GIT.format(log=str(self.log), source=str(source)))
+        (folder / "modules" / "pip").mkdir(parents=True)
+        (folder / "modules" / "pip" / "__init__.py").touch()
+        (folder / "modules" / "pip" / "__main__.py").write_text(PIP.format(log=str(self.log)))
+
+    def program(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!{sys.executable}\n{text}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def run(self, gpu: str, cell: str = SET_UP, in_colab: bool = True) -> list[str]:
+        """Execute the set-up cell on this GPU; return what it printed."""
+        self.program("bin/nvidia-smi", NVIDIA_SMI.format(said=gpu))
+        environment = os.environ | {
+            "HOME": str(self.folder / "home"),
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder / "modules"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", NOTEBOOK.format(in_colab=in_colab, cell=cell)],
+            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def calls(self) -> list[list[str]]:
+        """How the programs were called since the last time this was asked."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def machine(tmp_path) -> Colab:
+    return Colab(tmp_path)
+
+
+TRAINED = [  # in fp32: a T4 has no bf16
+    ["zero-study", "train", "--strategy", name, "--preset", "paper", "--num-processes", "1",
+     "--precision", "fp32", "--output-dir", f"runs/colab/paper-{name}-fp32"]
+    for name in ("single", "zero2", "zero3")
+]  # fmt: skip
+
+
+@pytest.mark.launches
+def test_clones_installs_and_trains_on_a_t4_and_keeps_finished_runs(machine):
+    said = machine.run("Tesla T4, 7.5")
+    clone = str(machine.clone)
+    assert machine.calls() == [
+        ["git", "clone", "--depth", "1", REPOSITORY, clone],
+        ["pip", "install", "-q", "-e", f"{clone}[train,report]"],
+        *TRAINED,
+    ]
+    assert said[0] == "Tesla T4: the paper preset in fp32, 3 runs of some minutes each"
+    assert "ok: final loss 0.1" in said
+    assert "zero-study: out of memory" in said  # a run that fails is passed over
+    assert said[-1] == f"RECORDS ['{clone}/runs/colab']"
+    said = machine.run("Tesla T4, 7.5")
+    # The clone is there, and only the run that left no record is tried again.
+    assert machine.calls() == [["pip", "install", "-q", "-e", f"{clone}[train,report]"], TRAINED[2]]
+    assert said[1:3] == ["paper-single-fp32: kept", "paper-zero2-fp32: kept"]
+
+
+@pytest.mark.launches
+def test_without_a_gpu_two_strategies_train_on_the_cores(machine):
+    said = machine.run("")
+    calls = machine.calls()
+    assert [call[0] for call in calls] == ["git", "pip", "zero-study", "zero-study"]
+    assert [call[2:4] for call in calls[2:]] == [["--strategy", "ddp"], ["--strategy", "zero3"]]
+    assert "on two cores" in said[0]
+    assert said[-1] == f"RECORDS ['{machine.clone}/runs/colab']"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "precision"), [("Tesla T4", 7.5, "fp32"), ("NVIDIA A100-SXM4-40GB", 8.0, "bf16-autocast")]
+)
+def test_commands_are_accepted(name, capability, precision, monkeypatch):
+    """By the flags of `zero-study train` and by what a strategy can do."""
+    monkeypatch.chdir(report.ROOT)
+    for command in colab.commands(colab.ColabGpu(name, capability)).values():
+        assert command[:2] == ["zero-study", "train"]
+        flags = config.given(cli.parse(command[1:]).params)
+        chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))
+        assert flags.pop("num_processes") == 1
+        assert (flags.pop("machine_rank"), flags.pop("main_process_port")) == (0, 29500)  # of one machine, not used
+        made = config.build_config(**flags)
+        assert (made.size, made.data, made.precision) == ("large", "hub", precision)
+        assert chosen.needed_extensions == set()

@@ -11,19 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import fake_train
 import psutil
 import pytest
 from launching import ROOT, attempt, command_line, environment
-from test_launch import wait_until
+from test_launch import start, wait_until  # noqa: F401 - a fixture
 
 from study import files
-from study.config import build_config
 from study.errors import Failed, Refusal
 from study.records import schema
-from study.run import Run
-from study.running import launch, one_writer
-from study.strategy.file import read_by_name
+from study.running import one_writer
 from study.training import integrity
 
 HOLD = (
@@ -104,29 +100,18 @@ def test_containers_that_share_a_disk_keep_each_other_out(tmp_path):
 # ---------------------------------------------------------------- two launches
 
 
-@pytest.fixture
-def start(tmp_path, monkeypatch):
-    def prepare_and_launch(ending: str) -> launch.Ending:
-        run = Run(build_config(), read_by_name("single"), 1, tmp_path / "run")
-        fake_train.prepare(tmp_path / "runs.json", [run], {"run": ending})
-        monkeypatch.setattr(launch, "command", fake_train.command(tmp_path / "runs.json"))
-        return launch.launch(run)
-
-    monkeypatch.chdir(tmp_path)
-    return prepare_and_launch
-
-
 @pytest.mark.launches
-def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):
-    with holding(tmp_path / "run") as other:
-        kept = [tmp_path / "run" / name for name in ("stdout.log", "stderr.log", "steps.jsonl")]
+def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):  # noqa: F811
+    folder = tmp_path / "below" / "run"
+    with holding(folder) as other:
+        kept = [folder / name for name in ("stdout.log", "stderr.log", "steps.jsonl")]
         for path in kept:
             path.write_text("the first's")
         with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there"):
             start("ok")
         assert {path.read_text() for path in kept} == {"the first's"}
     assert start("ok").status == "ok"
-    assert not (tmp_path / "run" / one_writer.LOCK).exists()
+    assert not (folder / one_writer.LOCK).exists()
 
 
 @pytest.mark.slow

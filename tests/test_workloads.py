@@ -1,10 +1,13 @@
-"""Models, examples, losses and predictions of both workloads, on tiny shapes; the published ones on the meta device."""
+"""Models, examples, losses and metrics of both workloads, tiny and without network; the published ones on meta."""
 
 from __future__ import annotations
 
+import math
+import socket
 from typing import Any
 
 import datasets
+import evaluate
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -12,10 +15,19 @@ from torch.utils.data import DataLoader
 from study.config import RunConfig, build_config
 from study.errors import Refusal
 from study.models import SIZES
-from study.workloads import WORKLOADS, sources
+from study.workloads import WORKLOADS, load_metric, sources
 from study.workloads.sources import Examples, Splits
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"network used: {args}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 def config(workload: str, **more) -> RunConfig:
@@ -34,37 +46,32 @@ def batch_of(examples: Examples, size: int = 4) -> dict[str, torch.Tensor]:
 # ---------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize(
-    ("workload", "size", "vocab_size", "num_params"),
-    [
-        (IMDB, "tiny", 30522, 4_386_178),
-        (IMDB, "base", 30522, 109_483_778),
-        (IMDB, "large", 30522, 335_143_938),
-        (WIKITEXT, "124m", 50257, 124_439_808),
-        (WIKITEXT, "355m", 50257, 354_823_168),
-        (WIKITEXT, "774m", 50257, 774_030_080),
-        (WIKITEXT, "1.5b", 50257, 1_557_611_200),
-        (WIKITEXT, "2.7b", 50257, 2_651_307_520),
-        (WIKITEXT, "6b", 50400, 6_050_882_784),
-    ],
-)
-def test_published_parameter_counts(workload, size, vocab_size, num_params):
-    run = config(workload, size=size, attention="eager")
-    with torch.device("meta"):
-        model = WORKLOADS[workload].build_model(run, splits_like(vocab_size, 0))
-    assert sum(p.numel() for p in model.parameters()) == num_params
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
+PUBLISHED = {  # parameters of the checkpoints, by the words of their vocabulary
+    (IMDB, 30522): {"tiny": 4_386_178, "base": 109_483_778, "large": 335_143_938},
+    (WIKITEXT, 50257): {"124m": 124_439_808, "355m": 354_823_168, "774m": 774_030_080, "1.5b": 1_557_611_200,
+                        "2.7b": 2_651_307_520},
+    (WIKITEXT, 50400): {"6b": 6_050_882_784},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
-def test_sdpa_is_refused_where_transformers_has_none_and_nowhere_else(workload):
-    without = {}
-    for size in SIZES[workload]:
-        run = config(workload, size=size, attention="eager")
+@pytest.mark.parametrize(("workload", "vocab_size"), PUBLISHED)
+def test_every_size_is_built_as_it_is_said_and_as_it_was_published(workload, vocab_size):
+    """And sdpa is refused where transformers has none, and nowhere else."""
+    counts, without = {}, {}
+    for size, shape in SIZES[workload].items():
         with torch.device("meta"):
-            model = WORKLOADS[workload].build_model(run, splits_like(50400, 0))
+            model = WORKLOADS[workload].build_model(
+                config(workload, size=size, attention="eager"), splits_like(vocab_size, 0)
+            )
+        counts[size] = model.num_parameters()
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
         if not model._supports_sdpa:
             without[workload, size] = type(model).__name__
+        settings = model.config
+        built = (settings.num_hidden_layers, settings.hidden_size, settings.num_attention_heads)
+        assert built == (shape["layers"], shape["hidden"], shape["heads"])
+        assert settings.max_position_embeddings == shape["positions"]
+    assert counts | PUBLISHED[workload, vocab_size] == counts
     assert without == {key: name for key, name in sources.WITHOUT_SDPA.items() if key[0] == workload}
 
 
@@ -77,16 +84,6 @@ def test_attention_and_dropout_reach_the_model(workload, attention):
     dropouts = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     assert len(dropouts) > 4
     assert set(dropouts) == {0.25}
-
-
-@pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
-def test_every_size_builds_with_its_shape(workload):
-    for size, shape in SIZES[workload].items():
-        run = config(workload, size=size, attention="eager")
-        settings = WORKLOADS[workload].model_config(run, splits_like(8192, 0))
-        built = (settings.num_hidden_layers, settings.hidden_size, settings.num_attention_heads)
-        assert built == (shape["layers"], shape["hidden"], shape["heads"])
-        assert settings.max_position_embeddings == shape["positions"]
 
 
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
@@ -246,3 +243,35 @@ def test_sequence_losses_average_to_the_loss(workload):
     rows = module.sequence_losses(output, batch)
     assert rows.shape == (6,)
     assert rows.mean().item() == pytest.approx(module.loss(output, batch).item(), rel=1e-5)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_accuracy_in_batches_of_tensors():
+    metric = load_metric("accuracy")
+    metric.add_batch(predictions=torch.tensor([1, 1, 1]), references=torch.tensor([1, 1, 0]))
+    metric.add_batch(predictions=torch.tensor([0]), references=torch.tensor([0]))
+    assert metric.compute() == {"accuracy": 0.75}
+
+
+def test_perplexity_weighs_by_tokens():
+    metric = load_metric("perplexity")
+    metric.add(predictions=1.0, references=30)
+    metric.add(predictions=2.0, references=10)
+    result = metric.compute()
+    assert result == {"validation_loss": pytest.approx(1.25), "perplexity": pytest.approx(math.exp(1.25))}
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(800.0, math.inf), (math.inf, math.inf)])
+def test_perplexity_of_a_diverged_model_is_infinite(loss, expected):
+    assert load_metric("perplexity").compute(predictions=[loss], references=[3])["perplexity"] == expected
+
+
+def test_cache_that_cannot_be_written(monkeypatch):
+    def deny(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", "cache")
+
+    monkeypatch.setattr(evaluate, "load", deny)
+    with pytest.raises(Refusal, match=r"accuracy .*Permission denied.* set that to a folder that you may write to"):
+        load_metric("accuracy")
