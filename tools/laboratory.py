@@ -18,12 +18,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 import psutil
@@ -198,23 +198,17 @@ def run_everywhere(lab: Lab, line: str, say: Callable[[str], None]) -> list[int]
     In the line $MACHINE_RANK, $NUM_MACHINES and $MAIN_PROCESS_IP stand for what a launcher asks.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started, readers = [], []
-    for machine in range(lab.num_machines):
+
+    def follow(machine: int) -> int:
         there = {**os.environ, **lab.variables(machine)}
-        process = lab.start(machine, ["sh", "-c", line], env=there, text=True, errors="replace", **pipes)
-        started.append(process)
-        pass_on = threading.Thread(target=_pass_on, args=(process.stdout, f"machine {machine}: ", say), daemon=True)
-        readers.append(pass_on)
-        pass_on.start()
-    statuses = [process.wait() for process in started]
-    for reader in readers:
-        reader.join()
-    return statuses
+        words = ["sh", "-c", line]
+        with lab.start(machine, words, env=there, text=True, errors="replace", **pipes) as process:
+            for said in process.stdout or ():
+                say(f"machine {machine}: " + said.rstrip("\n").rpartition("\r")[2])
+        return process.returncode
 
-
-def _pass_on(lines: IO[str], start: str, say: Callable[[str], None]) -> None:
-    for line in lines:
-        say(start + line.rstrip("\n").rpartition("\r")[2])
+    with ThreadPoolExecutor(lab.num_machines) as pool:
+        return list(pool.map(follow, range(lab.num_machines)))
 
 
 @click.command()

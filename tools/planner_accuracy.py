@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import cross_validation
+from tabulate import tabulate
 
 from study import files
 from study.planner import published_rows
-from study.planner.published_rows import DIGITS, PREDICTORS, SPLITS, VALIDATION
+from study.planner.published_rows import DIGITS, PREDICTORS, VALIDATION
 from study.records.machine import header
 from study.theory import measured_by_others, step_time
 from study.theory.intervals import Evidence
@@ -29,6 +30,7 @@ from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 EVIDENCE = measured_by_others.FOLDER / "evidence.json"
 CASE = ("name", "family", "grade", "outside")  # what is said of a published time
+NUM_SHOWN = 10  # of the rows that are missed most
 TOLERANCE = 1e-3  # relative: another machine's least squares end elsewhere
 
 
@@ -136,45 +138,15 @@ def compare(case: MeasuredCase) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- in words
-
-
 def say(result: dict[str, Any]) -> None:
-    """Print what was found."""
-    print("errors of a step's time: predicted over published, less one")
-    print(f"as the constants stand: {_shown(result['as_they_stand'])}")
-    worst_first = sorted(result["rows"], key=lambda entry: (not entry["fp8"], -abs(entry["error"])))
-    num_fp8 = sum(entry["fp8"] for entry in worst_first)
-    for entry in worst_first[: num_fp8 + 5]:
-        print(f"  {'predicted as bf16' if entry['fp8'] else 'among the worst'} {entry['error']:+.1%} {entry['row']}")
+    """Print what was found. Errors are predicted over published, less one: of a step's time, at last of memory."""
     for name, constants in result["fit"].items():
-        values = constants.items() if isinstance(constants, dict) else [("", constants)]
-        print(f"fitted, {name}: {', '.join(f'{key} {value:.3g}'.strip() for key, value in values)}")
-    for left_out in ("nothing", *SPLITS):
-        print(f"left out: {left_out if left_out != 'nothing' else 'nothing, so that these are in sample'}")
-        for row in result["errors"]:
-            if row["left_out"] == left_out and (row["by"] == "grade" or row["predictor"] == PREDICTORS[0]):
-                print(f"  {row['predictor']}, {row['by']} {row['group']}: {_shown(row)}")
-    print("intervals that nine of ten predictions lay in, each by a fit without what is named")
-    for found in result["intervals"]:
-        checked = f"with the rows that the model does not describe, {found['held_all']} of {found['tried_all']}"
-        print(f"  {found['engine']}, {found['distance']}: {Evidence.of(found).sentence}; {checked}")
-    for case in result["cases"]:
-        print(
-            f"{case['name']}: {case['quantity']} {case['predicted']:.4g}, "
-            f"published {case['published']:g}, time {case['error']:+.0%}"
-        )
-    print("errors of memory: predicted over published, less one")
-    for row in published_rows.memory():
-        print(f"  {row['predictor']}, {row['group']}: {_shown(row)}")
-
-
-def _shown(summary: dict[str, Any]) -> str:
-    return (
-        f"{summary['count']} times: median {summary['median']:.1%}, 90th percentile {summary['percentile_90']:.1%}, "
-        f"{summary['too_slow']} too slow, {summary['too_fast']} too fast, worst {summary['worst']:+.1%} "
-        f"({summary['worst_case']})"
-    )
+        print(f"fitted, {name}: {constants}")
+    worst = sorted(result["rows"], key=lambda entry: -abs(entry["error"]))[:NUM_SHOWN]
+    compared = [row for row in result["errors"] if row["by"] == "grade" or row["predictor"] == PREDICTORS[0]]
+    tables = [result["as_they_stand"]], worst, compared, result["intervals"], result["cases"], published_rows.memory()
+    for rows in tables:
+        print(f"\n{tabulate(rows, headers='keys', floatfmt='.3g')}")
 
 
 if __name__ == "__main__":

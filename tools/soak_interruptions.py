@@ -93,17 +93,12 @@ def measure(study: Path, folder: Path, kills: int, moments: random.Random) -> di
         status = runner.wait()
     at_the_end = finished_records(interrupted)
     return {
-        "num_runs": num_runs,
-        "undisturbed_seconds": undisturbed_seconds,
-        "kills": kills,
-        "each_kill": each,
+        "num_runs": num_runs, "undisturbed_seconds": undisturbed_seconds, "kills": kills, "each_kill": each,
         "finished_before_the_last_call": len(finished),
         "changed": sum(at_the_end.get(name) != digest for name, digest in finished.items()),
-        "processes_left": left,
-        "last_exit_status": status,
-        "finished_at_the_end": len(at_the_end),
+        "processes_left": left, "last_exit_status": status, "finished_at_the_end": len(at_the_end),
         "differing": differing(folder / "undisturbed", interrupted),
-    }
+    }  # fmt: skip
 
 
 def failed(result: dict[str, Any]) -> bool:

@@ -170,14 +170,11 @@ def _row(
     # What was killed with its machine says nothing.
     is_expected = words is None or (seconds is not None and any(words in line for line in lines))
     return {
-        "fault": fault.name,
-        "strategy": fault.strategy,
-        "machine": machine,
-        "status": process.poll(),
+        "fault": fault.name, "strategy": fault.strategy, "machine": machine, "status": process.poll(),
         "seconds": None if seconds is None else round(seconds, 1),
         "said": said if words is None else next((line for line in lines if words in line), said),
         "is_expected": is_expected,
-    }
+    }  # fmt: skip
 
 
 @click.command(help=__doc__)

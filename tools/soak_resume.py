@@ -94,14 +94,10 @@ def kill_and_resume(
     result = finish(run, flags, folder)
     differing = [name for name, value in expected.items() if name != "resumed_at" and result[name] != value]
     return {
-        "while_writing": while_writing,
-        "left_an_unfinished_checkpoint": unfinished,
-        "killed_after_step": killed_at,
-        "resumed_after_step": max(result["resumed_at"], default=0),
-        "identical": not differing,
-        "differing": differing,
+        "while_writing": while_writing, "left_an_unfinished_checkpoint": unfinished, "killed_after_step": killed_at,
+        "resumed_after_step": max(result["resumed_at"], default=0), "identical": not differing, "differing": differing,
         "left": sorted(path.name for path in folder.glob("checkpoints/*.part")),
-    }
+    }  # fmt: skip
 
 
 def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, while_writing: bool) -> bool:
@@ -109,18 +105,15 @@ def kill(run: Run, flags: dict[str, Any], folder: Path, draw: random.Random, whi
     every, last = flags["checkpoint_every"], flags["max_steps"]
     at = draw.choice(range(every, last, every)) if while_writing else draw.randrange(1, last - 1)
     process = start(run, flags, folder)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        if while_writing and list(folder.glob(f"checkpoints/step-{at:08d}.part/*")):
-            time.sleep(draw.random() * 0.05)
-            break
-        if not while_writing and soak.steps(folder) >= at:
-            break
-        time.sleep(0.002)
+
+    def has_come() -> bool:
+        written = any(folder.glob(f"checkpoints/step-{at:08d}.part/*"))
+        return written if while_writing else soak.steps(folder) >= at
+
+    soak.wait(lambda: has_come() or process.poll() is not None, WAIT_SECONDS, 0.002)
+    time.sleep(draw.random() * 0.05 if while_writing else 0)
     if process.poll() is not None:
-        _, errors = process.communicate()
-        if process.returncode:
-            raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-800:]}")
+        check_end(run, process)
         return False
     soak.kill_family(process.pid)
     process.communicate()
@@ -143,22 +136,22 @@ def start(run: Run, flags: dict[str, Any], folder: Path) -> subprocess.Popen[byt
     return subprocess.Popen(launch.command(asked), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run to the end, and return all that must be equal."""
-    process = start(run, flags, folder)
+def check_end(run: Run, process: subprocess.Popen[bytes]) -> None:
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     if process.returncode:
-        raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-500:]}")
+        raise SystemExit(f"{run.strategy.name}: status {process.returncode}: {errors.decode()[-800:]}")
+
+
+def finish(run: Run, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run to the end, and return all that must be equal."""
+    check_end(run, start(run, flags, folder))
     record, steps = schema.read(folder), schema.read_steps(folder)
     return {
-        "losses": [step["loss"] for step in steps],
-        "gradient_norms": [step["grad_norm"] for step in steps],
-        "evaluation": record.evaluation,
-        "final_parameters": record.final_parameters.sha256,
+        "losses": [step["loss"] for step in steps], "gradient_norms": [step["grad_norm"] for step in steps],
+        "evaluation": record.evaluation, "final_parameters": record.final_parameters.sha256,
         "collectives": [collective.model_dump() for collective in record.collectives_per_step],
-        "tokens": record.tokens,
-        "resumed_at": record.resumed_at,
-    }
+        "tokens": record.tokens, "resumed_at": record.resumed_at,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
