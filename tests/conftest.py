@@ -33,15 +33,15 @@ SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
 
 # The files that take 5 s or more without starting another Python.
 COMPUTING = {
-    "test_body", "test_claims", "test_differences", "test_docs", "test_fake_tensors", "test_fuzz", "test_matrix",
-    "test_peaks", "test_residual", "test_verdict", "test_workloads",
+    "test_body", "test_claims", "test_differences", "test_docs", "test_fake_tensors", "test_fuzz", "test_peaks",
+    "test_plan", "test_residual", "test_verdict", "test_workloads",
 }  # fmt: skip
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
-    "test_derived", "test_slurm", "test_gpu_studies", "test_parity", "test_report", "test_benchmarks", "test_network",
-    "test_conformance", "test_one_gpu", "test_runner", "test_checkpoints", "test_residual", "test_prove",
-    "test_failures", "test_doctor_file", "test_one_writer", "test_published", "test_machines", "test_train",
+    "test_derived", "test_slurm", "test_one_gpu", "test_parity", "test_report", "test_benchmarks", "test_network",
+    "test_conformance", "test_runner", "test_checkpoints", "test_residual", "test_prove",
+    "test_launch", "test_doctor_file", "test_one_writer", "test_published", "test_machines", "test_train",
     "test_fsdp", "test_body", "test_refusals", "test_snippets", "test_step_time",
 ]  # fmt: skip
 

@@ -207,15 +207,10 @@ _PLACES = {  # of a key of an accelerate file in what the program says
     _Z + "stage3_gather_fp16_weights_on_model_save": "engine.zero_config.gather_16bit_weights_on_model_save",
 }
 _SECTIONS = {  # of a DeepSpeed JSON in what the engine has
-    "zero_optimization": "zero_config",
-    "fp16": "float16_config",
-    "bf16": "bfloat16_config",
-    "bfloat16": "bfloat16_config",
-    "optimizer.params": "optimizer_params",
-    "scheduler.params": "scheduler_params",
-    "aio": "aio_config",
-    "compile": "compile_config",
-}
+    "zero_optimization": "zero_config", "fp16": "float16_config", "bf16": "bfloat16_config",
+    "bfloat16": "bfloat16_config", "optimizer.params": "optimizer_params", "scheduler.params": "scheduler_params",
+    "aio": "aio_config", "compile": "compile_config",
+}  # fmt: skip
 
 
 def read_back(found: dict[str, Any], key: str, processes_given: bool) -> Any:
@@ -298,9 +293,14 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
+def committed() -> dict[str, Any]:
+    """What was seen of each file, as it is committed."""
+    return json.loads(OBSERVED.read_text())
+
+
 def judged() -> dict[str, list[tuple[Finding | None, str]]]:
     """What became of every claim about every file that was started."""
-    observed = json.loads(OBSERVED.read_text())
+    observed = committed()
     verdicts = {}
     for name, case in cases().items():
         with tempfile.TemporaryDirectory() as scratch:
@@ -326,7 +326,7 @@ def tally(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
 
 def table(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
     """What doctor says of each real file, what happened, and which claims were right."""
-    observed = json.loads(OBSERVED.read_text())
+    observed = committed()
     rows = ["| file | to change | started | right, wrong, not seen |", "| --- | --- | --- | --- |"]
     for row in index():
         name = row["file"]
@@ -342,7 +342,7 @@ def table(verdicts: dict[str, list[tuple[Finding | None, str]]]) -> str:
 
 def main() -> None:
     """Start the files, and store what was seen: the real ones as anybody does, the others alone."""
-    observed = json.loads(OBSERVED.read_text()) if OBSERVED.exists() else {}
+    observed = committed() if OBSERVED.exists() else {}
     every = cases()
     chosen = [every[name] for name in sys.argv[1:] or every]
     real = {row["file"] for row in index()}

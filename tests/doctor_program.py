@@ -86,15 +86,11 @@ def engine(accelerator: Accelerator) -> dict[str, Any]:
         optimizer = optimizer.optimizer
     group = optimizer.param_groups[0]
     return found | {
-        "settings": plain(settings),
-        "written": written,
-        "gradient_clipping": prepared.gradient_clipping(),
-        "optimizer_class": type(optimizer).__name__,
-        "lr": group["lr"],
-        "weight_decay": group.get("weight_decay"),
+        "settings": plain(settings), "written": written, "gradient_clipping": prepared.gradient_clipping(),
+        "optimizer_class": type(optimizer).__name__, "lr": group["lr"], "weight_decay": group.get("weight_decay"),
         "scheduler_class": type(prepared.lr_scheduler).__name__,
         "parameter_dtype": str(next(model.parameters()).dtype),
-    }
+    }  # fmt: skip
 
 
 def run() -> None:

@@ -30,14 +30,11 @@ def prepare(path, runs, endings=None):
         micro, accumulation = config.batches(run.world_size)
         proof = {"world_size": run.world_size, "precision": config.precision, "micro_batch_size": micro}
         record = {
-            **template,
-            **{name: getattr(config, name) for name in ("workload", "size", "seed")},
-            "run_id": run.run_id,
-            "strategy": run.strategy.name,
-            "world_size": run.world_size,
+            **template, **{name: getattr(config, name) for name in ("workload", "size", "seed")},
+            "run_id": run.run_id, "strategy": run.strategy.name, "world_size": run.world_size,
             "config": config.model_dump(mode="json"),
             "proof": template["proof"] | proof | {"gradient_accumulation_steps": accumulation},
-        }
+        }  # fmt: skip
         for name in ("model_state_bytes", "resting_state_bytes", "peak_memory"):
             if template.get(name):
                 record[name] = [template[name][0]] * run.world_size

@@ -34,13 +34,8 @@ def start(*words: str) -> int:
 
 
 def arm(wall: float, step: float, losses: tuple[float, ...] = (0.7, 0.5), **proof: object) -> dict[str, object]:
-    return {
-        "wall_samples_per_second": wall,
-        "step_samples_per_second": step,
-        "losses": list(losses),
-        "proof": {**PROOF, **proof},
-        "peak_samples_per_second": None,
-    }
+    rates = {"wall_samples_per_second": wall, "step_samples_per_second": step, "peak_samples_per_second": None}
+    return {**rates, "losses": list(losses), "proof": {**PROOF, **proof}}
 
 
 def pair(ours: dict[str, object], trainer: dict[str, object]) -> dict[str, object]:

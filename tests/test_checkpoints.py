@@ -53,13 +53,9 @@ def a_checkpoint(run: Run, step: int, content: bytes = b"weights") -> Path:
     (folder / "engine").mkdir(parents=True)
     (folder / "engine/model").write_bytes(content)
     written = Manifest(
-        run_id=run.run_id,
-        step=step,
-        engine="plain",
-        identity=manifest.identity_of(run),
-        code_sha256=machine.code_sha256(),
-        files={"engine/model": (len(content), files.sha256(folder / "engine/model"))},
-    )
+        run_id=run.run_id, step=step, engine="plain", identity=manifest.identity_of(run),
+        code_sha256=machine.code_sha256(), files={MODEL: (len(content), files.sha256(folder / MODEL))},
+    )  # fmt: skip
     files.write_json(folder / MANIFEST, written.model_dump(mode="json"))
     return folder
 
@@ -282,13 +278,9 @@ def wait_for(step: int, folder: Path, is_running: Callable[[], bool]) -> None:
 
 def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
     """Start a run; kill it with everything it started as soon as this step is in its steps."""
-    process = subprocess.Popen(
-        command(strategy, folder, **flags),
-        cwd=launching.ROOT,
-        env=launching.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    words = command(strategy, folder, **flags)
+    process = subprocess.Popen(words, cwd=launching.ROOT, env=launching.environment(), **silent)
     wait_for(step, folder, lambda: process.poll() is None)
     soak.kill_family(process.pid)
     process.wait()

@@ -10,12 +10,7 @@ from study.config import PRESETS, RunConfig, build_config, parse_flags
 
 @pytest.mark.parametrize(
     ("global_batch_size", "micro_batch_size", "world_size", "expected"),
-    [
-        (8, None, 1, (8, 1)),
-        (8, None, 4, (2, 1)),
-        (8, 2, 2, (2, 2)),
-        (24, 2, 3, (2, 4)),
-    ],
+    [(8, None, 1, (8, 1)), (8, None, 4, (2, 1)), (8, 2, 2, (2, 2)), (24, 2, 3, (2, 4))],
 )
 def test_batches(global_batch_size, micro_batch_size, world_size, expected):
     config = build_config(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)

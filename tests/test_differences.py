@@ -91,13 +91,9 @@ def halves(mine: list[float], theirs: list[float], metric: str, seeds: bool = Tr
     """The values of zero2 and of ddp, by seed, or repeats of one seed."""
     number = [*range(len(mine)), *range(len(theirs))]
     zero = [0] * len(number)
-    return runs(
-        strategy=["zero2"] * len(mine) + ["ddp"] * len(theirs),
-        seed=number if seeds else zero,
-        repeat=zero if seeds else number,
-        **{metric: [*mine, *theirs]},
-        **facts,
-    )
+    which = {"seed": number, "repeat": zero} if seeds else {"seed": zero, "repeat": number}
+    strategies = ["zero2"] * len(mine) + ["ddp"] * len(theirs)
+    return runs(strategy=strategies, **which, **{metric: [*mine, *theirs]}, **facts)
 
 
 def test_seeds_are_compared_in_pairs():

@@ -165,14 +165,9 @@ def check_sky(words: list[str]) -> None:
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
-    "zero-study": check_study,
-    "accelerate": check_launch,
-    "python": check_python,
-    "make": check_make,
-    "papermill": check_papermill,
-    "pip": check_pip,
-    "sky": check_sky,
-}
+    "zero-study": check_study, "accelerate": check_launch, "python": check_python, "make": check_make,
+    "papermill": check_papermill, "pip": check_pip, "sky": check_sky,
+}  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
     "rsync ", "aws ", "pytest ",

@@ -139,15 +139,10 @@ def test_every_trap_is_seen(verdicts):
 
 def test_mended_files_start(verdicts):
     """What doctor mends is what it then finds nothing in, and what an engine takes."""
-    observed = json.loads(doctor_observed.OBSERVED.read_text())
+    observed = doctor_observed.committed()
     for name in (name for name in verdicts if name.startswith("mended ")):
         assert not [f for f, _ in verdicts[name] if f is not None and f.matters and f.mend is not KEEP]
         assert "error" not in observed[name] or name in MISSED, observed[name]
-
-
-def expected(names):
-    observed = json.loads(doctor_observed.OBSERVED.read_text())
-    return {name: observed[name] for name in names}
 
 
 @pytest.mark.slow
@@ -157,7 +152,7 @@ def test_what_traps_did_they_do_again():
     cases = [case for name, case in doctor_observed.cases().items() if name.startswith("trap ")]
     found = doctor_observed.observe_alone(cases)
     assert {name: seen.get("values") for name, seen in found.items()} == {
-        name: seen.get("values") for name, seen in expected(found).items()
+        name: doctor_observed.committed()[name].get("values") for name in found
     }
 
 
@@ -165,7 +160,7 @@ def test_what_traps_did_they_do_again():
 def test_what_a_real_file_did_it_does_again():
     """By `accelerate launch`: dynamo and use of the CPU's Adam, on two processes."""
     name = "open_r1_traffic.yaml"
-    assert doctor_observed.observe(doctor_observed.cases()[name]) == expected([name])[name]
+    assert doctor_observed.observe(doctor_observed.cases()[name]) == doctor_observed.committed()[name]
 
 
 @pytest.mark.launches

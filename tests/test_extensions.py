@@ -70,13 +70,6 @@ def put_built(folder: Path, *names: str) -> None:
         (folder / name / f"{name}.so").touch()
 
 
-def put_lock(folder: Path, name: str) -> Path:
-    lock = folder / name / "lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    lock.touch()
-    return lock
-
-
 ALL = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
 
 
@@ -101,7 +94,8 @@ def test_lock_is_stale_only_once_its_builder_is_dead(folder):
 def test_check_names_a_stale_lock_and_the_command_that_deletes_it(folder, tools):
     put_compiler(tools)
     put_built(folder, *ALL)
-    lock = put_lock(folder, "pin_memory")
+    lock = folder / "pin_memory" / "lock"
+    lock.touch()
     message = refused("async_io", "cpu_adam")
     assert str(lock) in message
     command = message.rpartition("run: ")[2]

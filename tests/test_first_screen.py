@@ -8,13 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import first_screen
 import launching
 import pytest
 from launching import ROOT
 from test_weight import written
-
-sys.path.insert(0, str(ROOT / "tools"))
-import first_screen
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINDINGS = (

@@ -1,23 +1,28 @@
-"""Does a launch always come to an ending, and does nothing of it outlive what started it? With runs that are fake."""
+"""Does a launch always come to an ending, and does nothing of it outlive what started it? With runs that are fake.
+
+And with a few that are real: a run of two processes that fails leaves a record that says how, whichever rank failed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fake_train
+import launching
 import psutil
 import pytest
+import soak
 
 from study import processes
 from study.config import build_config
 from study.errors import Refusal, RunFailed
 from study.records import schema
-from study.run import Run
+from study.run import Run, make_run
 from study.running import launch
 from study.strategy.file import read_by_name
 
@@ -145,22 +150,13 @@ def test_what_an_earlier_call_left_running_is_ended(tmp_path):
 
 def running(folder: Path) -> list[int]:
     """Processes whose command line names a folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(str(folder) in word for word in words):
-            found.append(process.pid)
-    return found
+    there = ((process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    return [number for number, words in there if any(str(folder) in word for word in words)]
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    soak.wait(condition, 30, 0.02)
+    assert condition()
 
 
 # ---------------------------------------------------------------- what processes that are started answer
@@ -211,3 +207,64 @@ def test_after_its_time_all_that_was_started_is_killed(tmp_path):
     with pytest.raises(RunFailed, match=r"^it: not done after 2 s$"):
         processes.ask(["-c", child], "it", timeout_seconds=2)
     wait_until(lambda: running(tmp_path) == [])
+
+
+# ---------------------------------------------------------------- real runs that fail
+
+SMALL = {"num_train_examples": 64, "num_eval_examples": 16, "max_steps": 4}
+
+
+@pytest.mark.parametrize("name", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
+def test_a_loss_that_is_no_number_stops_the_run(name, tmp_path):
+    flags = launching.words({**SMALL, "learning_rate": 1e30, "gradient_clipping": 0, "output_dir": tmp_path / "run"})
+    done = launching.attempt(["zero-study", "train", "--strategy", name, *flags])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "failed: step 2: the loss is nan" in done.stdout
+    found = schema.read(tmp_path / "run")
+    assert (found.status, found.failure.step, found.steps_done) == ("failed", 2, 2)
+    assert found.failure.error == "Failed: step 2: the loss is nan"
+    assert found.final_loss is found.final_parameters is None
+    assert json.loads((tmp_path / "run" / "steps.jsonl").read_text().splitlines()[1])["loss"] is None
+
+
+def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
+    flags = launching.words({**SMALL, "learning_rate": 1e-3, "output_dir": tmp_path / "run"})
+    config = launching.ROOT / "accelerate_configs" / "ddp.yaml"
+    program = launching.ROOT / "tests" / "failing_rank.py"
+    words = ["accelerate", "launch", "--config_file", config, "--main_process_port", "0", program]
+    done = launching.attempt([*words, *flags])
+    assert done.returncode == 1
+    found = schema.read(tmp_path / "run")
+    assert (found.status, found.failure.step) == ("out_of_memory", 2)
+    assert "can't allocate memory" in found.failure.error
+    assert not list((tmp_path / "run").glob("failure-rank*.json"))
+    report = done.stderr.rpartition("Root Cause (first observed failure):")[2]  # the launcher's own last lines
+    assert "traceback : zero-study failed: " in report
+    assert "can't allocate memory" in report
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("SIGKILL", "killed", "rank 1 was ended by SIGKILL"),
+        # torchrun waits half a minute for a rank that is stopped
+        pytest.param("SIGSTOP", "stalled", "rank 1 did not come to a collective within 20 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_killed_or_stopped_is_named(fault, status, message, tmp_path, monkeypatch):
+    """The outcome and the record say the same, and no other rank's loss of its peer."""
+    for name, value in launching.environment({"ZS_TEST_FAULT": fault}).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(launch, "TRAIN", launching.ROOT / "tests" / "failing_rank.py")
+    config = build_config(**SMALL, collective_timeout=20, output_dir=tmp_path / "run")
+    ended = launch.launch(make_run(config, read_by_name("ddp"), 2))
+    assert (ended.status, ended.message[: len(message)]) == (status, message)
+    found = schema.read(tmp_path / "run")
+    assert (found.status, found.failure.error.removeprefix("Stalled: ")) == (status, ended.message)
+    assert not (tmp_path / "run" / launch.TORCHRUN).exists()
+    assert not list((tmp_path / "temporary").glob("torchelastic_*"))  # which torchrun leaves of every launch
+    assert 'study/train.py", line' not in (tmp_path / "run" / "stderr.log").read_text()  # no traceback of ours
+    assert not list((tmp_path / "run").glob("failure-rank*.json"))

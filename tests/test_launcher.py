@@ -1,11 +1,13 @@
-"""What may a launcher's flags and the environment change? Nothing that the record does not prove."""
+"""What may a launcher's flags, the environment and others' modules change? Nothing that the record does not prove."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,13 +19,14 @@ from study.config import build_config
 from study.engines.keys import allowed
 from study.errors import Failed, Refusal
 from study.records import find as records
-from study.records import machine, schema
+from study.records import imports, machine, schema
 from study.run import make_run
 from study.running import launch
 from study.strategy.file import CONFIGS, read_by_name, read_strategy
 from study.training import proof, request
 
 SMALL = ["--max-steps", "2", "--num-train-examples", "32", "--num-eval-examples", "8", "--no-measure"]
+TRAIN = ROOT / "study" / "train.py"
 KINDS = [CONFIGS / f"{name}.yaml" for name in ("single", "ddp", "zero2", "zero3_tuned", "fsdp2")]
 
 
@@ -250,3 +253,87 @@ def test_a_compiled_function_is_counted():
     with pytest.raises(Failed, match=r"compile: the run is not to be compiled, and \d+ graphs were"):
         proof.prove_compiled(FOUND, is_asked=False)
     dynamo.counters["stats"]["unique_graphs"] = before
+
+
+# ---------------------------------------------------------------- from where modules are imported
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch) -> Path:
+    """A folder on PYTHONPATH that is not the current one."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["html.py", "sitecustomize.py", "json/__init__.py", "random.cpython-311-x86_64.so"])
+def test_what_stands_before_pythons_own_is_refused(path, name):
+    imports.check(TRAIN)
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).touch()
+    with pytest.raises(Refusal, match=rf"PYTHONPATH: {path / Path(name).parts[0]} is imported in place of Python's"):
+        imports.check(TRAIN)
+
+
+def test_what_was_imported_from_the_current_folder_is_refused(path, monkeypatch):
+    """A .pth file that imports does so before the program takes that folder away."""
+    monkeypatch.chdir(path)
+    (path / "html.py").touch()
+    imports.check(TRAIN)
+    monkeypatch.setitem(sys.modules, "html", SimpleNamespace(__file__=str(path / "html.py")))
+    with pytest.raises(Refusal, match=rf"PYTHONPATH: {path}/html.py is imported in place of Python's"):
+        imports.check(TRAIN)
+
+
+@pytest.mark.parametrize("library", ["accelerate", "numpy"])
+def test_a_library_from_elsewhere_is_refused(path, monkeypatch, library):
+    (path / library).mkdir()
+    (path / library / "__init__.py").touch()
+    monkeypatch.syspath_prepend(path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(Refusal, match=rf"{library}: would be imported from {path}"):
+        imports.check(TRAIN)
+
+
+def test_another_copy_of_the_study_is_refused(tmp_path):
+    (tmp_path / "train.py").touch()
+    with pytest.raises(Refusal, match=rf"{tmp_path / 'train.py'} was started, and imports the study from"):
+        imports.check(tmp_path / "train.py")
+
+
+def test_a_changed_file_of_a_library_changes_its_digest_and_is_named(tmp_path, monkeypatch):
+    import accelerate.optimizer
+
+    told = imports.describe()["libraries"]["accelerate"]
+    assert told["changed"] == []
+    installed = Path(accelerate.optimizer.__file__)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"# mine\n" * (path == installed))
+    changed = imports.describe()["libraries"]["accelerate"]
+    assert changed["changed"] == ["accelerate/optimizer.py"]
+    assert changed["sha256"] != told["sha256"]
+    arithmetic = [machine.arithmetic({"imports": {"libraries": {"accelerate": each}}}) for each in (told, changed)]
+    assert arithmetic == [{}, {"changed accelerate": changed["sha256"][:12]}]  # so that such runs are not compared
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
+    """accelerate's launcher of DeepSpeed puts that folder before Python's own modules; a `sitecustomize` is refused."""
+    for name in ("html.py", "dataclasses.py"):
+        (tmp_path / name).write_text("raise RuntimeError('of the current folder')")
+    strategy = ROOT / "accelerate_configs" / "zero2.yaml"
+    launch = ["accelerate", "launch", "--config_file", strategy, "--main_process_port", "0", TRAIN]
+    launch += ["--max-steps", "2", "--no-measure", "--num-train-examples", "16", "--num-eval-examples", "8"]
+    as_installed = {"PYTHONSAFEPATH": "1"}  # as the command `accelerate` starts
+    done = attempt([*launch, "--output-dir", "run"], cwd=tmp_path, env=as_installed)
+    assert done.returncode == 0, done.stderr
+    told = schema.read(tmp_path / "run").machine["imports"]
+    assert not [name for name, each in told["libraries"].items() if each["changed"]]
+    assert {"torch", "accelerate", "deepspeed", "transformers", "numpy"} <= told["libraries"].keys()
+    (tmp_path / "sitecustomize.py").write_text("")
+    done = attempt([*launch, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
+    assert "sitecustomize.py is imported in place of Python's own" in done.stderr
+    assert not (tmp_path / "again").exists()

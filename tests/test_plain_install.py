@@ -21,38 +21,26 @@ from study.errors import Refusal
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
 GPU = "--gpu l4 --gpus 2"
 
-# Each command as a user types it, and the extra that it needs.
-COMMANDS = {
-    "train": "train",
-    "plan smoke": None,
-    "run smoke": "train",
-    "job smoke bert-imdb-tiny-ddp-2x-seed0": "train",
-    "conformance": "train",
-    "export runs": "train",
-    f"pack {RECORDS} collected": None,
-    f"compare {RECORDS}": None,
-    f"compare {RECORDS} --view differences": "report",
-    f"compare {RECORDS} --verdict smoke": "report",
-    f"compare {RECORDS} --view model-states": None,
-    f"compare {RECORDS} --view communication": None,
-    f"compare {RECORDS} --view peaks": None,
-    f"compare {RECORDS} --view parity": None,
-    f"compare {RECORDS} --view acceptance": None,
-    f"report smoke --records {RECORDS}": "report",
-    f"pack {RECORDS} box.zip": None,
-    "merge box.zip merged": None,
-    f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}": None,
-    f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}": None,
-    f"advise --model gpt2 {GPU}": None,
-    f"advise --model gpt2 {GPU} --trace": "train",
-    f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml": None,
-    f"advise {GPU}": None,
-    "advise --model gpt2 --gpu l4": None,
-    f"predict buckets {GPU}": None,
-    "claims": None,
-    "claims --json": None,
-    "claims --check": "report",
-}
+# Each command as a user types it, by the extra that it needs.
+BY_EXTRA = {
+    None: [
+        "plan smoke", f"pack {RECORDS} collected", f"compare {RECORDS}", f"pack {RECORDS} box.zip",
+        "merge box.zip merged", "claims", "claims --json", "advise --model gpt2 --gpu l4", f"advise {GPU}",
+        *(f"compare {RECORDS} --view {v}" for v in ("model-states", "communication", "peaks", "parity", "acceptance")),
+        f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", f"predict buckets {GPU}",
+        f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}",
+        f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml",
+    ],
+    "train": [
+        "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
+        f"advise --model gpt2 {GPU} --trace",
+    ],
+    "report": [
+        f"compare {RECORDS} --view differences", f"compare {RECORDS} --verdict smoke", "claims --check",
+        f"report smoke --records {RECORDS}",
+    ],
+}  # fmt: skip
+COMMANDS = {line: extra for extra, lines in BY_EXTRA.items() for line in lines}
 
 # Runs every command in one process from which the modules are hidden, in the current folder.
 PROGRAM = """
@@ -99,14 +87,8 @@ def plain_install() -> dict[str, tuple[int, str, str]]:
 def _run_all(folder: Path) -> None:
     hidden = sorted(set.union(*modules_of_extras().values()))
     assert {"torch", "pandas", "scipy", "matplotlib", "markdown_it", "papermill"} <= set(hidden)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps([hidden, list(COMMANDS)]),
-        cwd=folder,
-        env=launching.environment(),
-        capture_output=True,
-        text=True,
-    )
+    asked = {"input": json.dumps([hidden, list(COMMANDS)]), "cwd": folder, "env": launching.environment()}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], **asked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (folder / "results.json").write_text(done.stdout)
 

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+import soak
 import torch
 from launching import ROOT, attempt, command_line, environment, words
 
@@ -163,12 +163,8 @@ def test_interrupt(folder):
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as front_door:
         try:
-            deadline = time.monotonic() + 120
-            steps = run_dir / "steps.jsonl"
-            while not (steps.exists() and steps.read_text().count("\n") >= 2):
-                assert front_door.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            soak.wait(lambda: soak.steps(run_dir) >= 2 or front_door.poll() is not None, 120, 0.2)
+            assert (front_door.poll(), soak.steps(run_dir) >= 2) == (None, True)
             processes = [front_door, *psutil.Process(front_door.pid).children(recursive=True)]
             assert len(processes) >= 4  # this one, the launcher and two ranks
             front_door.send_signal(signal.SIGTERM)

@@ -105,13 +105,10 @@ def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch,
 @pytest.mark.launches
 def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkeypatch, capsys):
     endings = {
-        "bert-imdb-tiny-single-1x-seed0": "crashed",
-        "bert-imdb-tiny-zero2-2x-seed0": "killed",
-        "bert-imdb-tiny-zero3-2x-seed0": "refused",
-        "bert-imdb-tiny-zero2-2x-seed1": "failed",
-        "bert-imdb-tiny-zero3-2x-seed1": "crashed_after_result",
-        "bert-imdb-tiny-single-1x-seed1": "out_of_memory",
-    }
+        "bert-imdb-tiny-single-1x-seed0": "crashed", "bert-imdb-tiny-single-1x-seed1": "out_of_memory",
+        "bert-imdb-tiny-zero2-2x-seed0": "killed", "bert-imdb-tiny-zero2-2x-seed1": "failed",
+        "bert-imdb-tiny-zero3-2x-seed0": "refused", "bert-imdb-tiny-zero3-2x-seed1": "crashed_after_result",
+    }  # fmt: skip
     assert run(study, monkeypatch, endings) == runner.SOME_NOT_OK
     found = outcomes(Path("runs/mine"))
     named = {**endings, "bert-imdb-tiny-zero3-2x-seed0": "misconfigured", "bert-imdb-tiny-zero3-2x-seed1": "crashed"}

@@ -127,14 +127,10 @@ def slot(name: str, home: Path) -> list[list[str]]:
     written = read(name)
     given = {key: str(value) for key, value in {**written["envs"], "BUCKET": "mine"}.items()}
     given |= {
-        "HOME": str(home),
-        "PATH": os.environ["PATH"],
-        "SKYPILOT_TASK_ID": "sky-2026-11-22-06-00-00-000000_box_1",
-        "SKYPILOT_NODE_RANK": "0",
-        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
-        "SKYPILOT_NUM_NODES": str(BOXES[name].nodes),
-        "SKYPILOT_NUM_GPUS_PER_NODE": str(BOXES[name].num_gpus),
-    }
+        "HOME": str(home), "PATH": os.environ["PATH"], "SKYPILOT_TASK_ID": "sky-2026-11-22-06-00-00-000000_box_1",
+        "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+        "SKYPILOT_NUM_NODES": str(BOXES[name].nodes), "SKYPILOT_NUM_GPUS_PER_NODE": str(BOXES[name].num_gpus),
+    }  # fmt: skip
     command = ["bash", "-c", written["run"]]
     done = subprocess.run(command, cwd=home / "sky_workdir", env=given, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -186,24 +182,14 @@ def write_prices(home: Path) -> None:
 def test_skypilot_reads_the_files_and_finds_the_boxes(tmp_path):
     launching.use()  # another Python than this one
     write_prices(tmp_path)
-    done = subprocess.run(
-        [SKYPILOT, ROOT / "tests" / "sky_program.py", *(CLOUDS / f"{name}.yaml" for name in BOXES)],
-        cwd=ROOT,
-        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [SKYPILOT, ROOT / "tests" / "sky_program.py", *(CLOUDS / f"{name}.yaml" for name in BOXES)]
+    own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for name, box, seen in zip(BOXES, BOXES.values(), found, strict=True):
-        assert seen == {
-            "nodes": box.nodes,
-            "instance": box.instance,
-            "dollars_per_hour": round(dollars_per_hour(name), 3),
-            "minutes_until_down": 10,
-            "bucket": ["my-bucket", "MOUNT"],
-        }
+        rented = {"nodes": box.nodes, "instance": box.instance, "dollars_per_hour": round(dollars_per_hour(name), 3)}
+        assert seen == rented | {"minutes_until_down": 10, "bucket": ["my-bucket", "MOUNT"]}
 
 
 def test_the_guide_names_the_skypilot_that_is_asked():

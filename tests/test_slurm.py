@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import fake_train
 import launching
 import pytest
 import slurm_cluster
+import soak
 from refusing import refusal
 from slurm_cluster import Cluster
 
@@ -129,10 +129,8 @@ def cluster(only_cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def wait(is_so: Callable[[], bool], cluster: Cluster, seconds: float = launching.TIMEOUT_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, cluster.ask("squeue")
-        time.sleep(0.3)
+    soak.wait(is_so, seconds, 0.3)
+    assert is_so(), cluster.ask("squeue")
 
 
 def submit(script: str, *words: str) -> str:

@@ -80,6 +80,14 @@ def judged(times) -> list[cross_validation.Judged]:
     return cross_validation.judge(times)
 
 
+def test_the_committed_validation_is_of_the_models_as_they_are():
+    """Where this fails: python tools/planner_accuracy.py --write."""
+    committed = published_rows.load().content
+    assert planner_accuracy.is_same(planner_accuracy.judge(ROWS)["rows"], committed["rows"])
+    compared = [planner_accuracy.compare(case) for case in measured_by_others.cases()]
+    assert planner_accuracy.is_same(compared, committed["cases"])
+
+
 def test_errors_on_the_published_rows_are_small_in_sample():
     found = planner_accuracy.judge(ROWS)["as_they_stand"]
     assert (found["count"], found["too_slow"] + found["too_fast"]) == (103, 103)

@@ -26,9 +26,10 @@ def volume(run: launching.Run) -> float:
     return moved / (4 * run.record.num_params)
 
 
-def gathered(run: launching.Run) -> float:
-    moved = sum(c.bytes for c in run.record.collectives_per_step if c.kind == "all_gather")
-    return moved / (4 * run.record.num_params)
+def gathered(run: launching.Run) -> tuple[int, float]:
+    """How many gathers there are in a step, and their bytes over those of the parameters."""
+    gathers = [c for c in run.record.collectives_per_step if c.kind == "all_gather"]
+    return sum(c.count for c in gathers), sum(c.bytes for c in gathers) / (4 * run.record.num_params)
 
 
 @pytest.mark.parametrize("name", ["ddp", *SHARDED])
@@ -112,8 +113,8 @@ def test_ddp_on_one_process_is_ddp():
 
 def test_zero3_tuned_releases_parameters_between_forward_and_backward():
     """It gathers them again in backward; the engine's defaults keep a small model whole until then."""
-    assert gathered(launching.run("zero3", **CLIPPED)) == pytest.approx(1, rel=0.01)
-    assert gathered(launching.run("zero3_tuned", **CLIPPED)) > 1.9
+    assert gathered(launching.run("zero3", **CLIPPED))[1] == pytest.approx(1, rel=0.01)
+    assert gathered(launching.run("zero3_tuned", **CLIPPED))[1] > 1.9
 
 
 @pytest.mark.slow
@@ -151,10 +152,6 @@ def test_measuring_can_be_switched_off():
 # ---------------------------------------------------------------- flags that change how a step is computed
 
 
-def num_gathers(run: launching.Run) -> int:
-    return sum(one.count for one in run.record.collectives_per_step if one.kind == "all_gather")
-
-
 def test_activation_checkpointing_changes_no_loss_and_gathers_parameters_once_more():
     """Under zero3_tuned, which keeps no gathered parameter: by default so small a model stays whole until backward."""
     plain = launching.run("zero3_tuned", **UNCLIPPED)
@@ -162,7 +159,7 @@ def test_activation_checkpointing_changes_no_loss_and_gathers_parameters_once_mo
     losses = [[line["loss"] for line in run.steps] for run in (plain, recomputed)]
     assert len(losses[0]) == launching.DEFAULTS["max_steps"]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert num_gathers(recomputed) > num_gathers(plain) > 0
+    assert gathered(recomputed)[0] > gathered(plain)[0] > 0
 
 
 def test_compiled_model_learns():

@@ -13,19 +13,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import launching
+import numpy as np
 import pytest
 import torch
 import yaml
 from launching import ROOT
 from refusing import refusal
 from safetensors.torch import load_file
+from test_strategy import shipped
 
 from study.config import build_config
 from study.run import Run, make_run
 from study.running.checks import check
 from study.strategy import file
-from study.strategy.file import CONFIGS, find_strategy, read_strategy
-from study.training import accelerators, gradient_norm, weights
+from study.strategy.file import CONFIGS, read_strategy
+from study.training import accelerators, gradient_norm, swapping, weights
 from study.training.memory import PhaseMemory
 
 BF16 = {"precision": "bf16", "micro_batch_size": 2}
@@ -36,10 +38,6 @@ def no_gpu(monkeypatch):
     """A box without a GPU, as the launches see it."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def shipped(name: str) -> file.Strategy:
-    return read_strategy(find_strategy(name))
 
 
 def changed(folder: Path, name: str, section: str | None = None, **changes) -> Path:
@@ -121,14 +119,6 @@ def test_an_engine_is_made_of_what_was_read(tmp_path, monkeypatch, name):
     assert "overlap_comm" not in zero
 
 
-@pytest.mark.parametrize(("key", "value"), [("zero_stage", 3), ("gradient_clipping", 1.0)])
-def test_keys_beside_a_json(key, value, tmp_path):
-    """What the YAML says beside a deepspeed_config_file."""
-    message = refusal(read_strategy, changed(tmp_path, "zero3_tuned", "deepspeed_config", **{key: value}))
-    assert f"deepspeed_config.{key}: accelerate stops where deepspeed_config_file is named" in message
-    assert "write it into the JSON" in message
-
-
 def test_two_kinds_of_bf16(monkeypatch):
     """DDP with bf16 against DeepSpeed bf16."""
     engine = plugin("zero0", monkeypatch, precision="bf16-autocast")
@@ -202,3 +192,61 @@ def test_saved_weights_are_whole():
     saved = load_file(run.run_dir / "model" / "model.safetensors")
     assert sum(tensor.numel() for tensor in saved.values()) == run.record.num_params
     assert sum(float(t.double().abs().sum()) for t in saved.values()) == run.record.final_parameters.absolute_sum
+
+
+# ---------------------------------------------------------------- a gradient that lies on a disk is read
+
+OFFSET, LENGTH = 192, 512  # of the second gradient: its slice begins off every 512 bytes
+
+
+class Handle:
+    """A disk that reads into memory aligned to 512 bytes, and through a buffer into what is not locked."""
+
+    def __init__(self, locked: torch.Tensor) -> None:
+        self.start, self.end = locked.data_ptr(), locked.data_ptr() + locked.nbytes
+        self.asked = 0
+
+    def has_buffers(self) -> bool:
+        return True
+
+    def swap_out_tensors(self, tensor_list: list[torch.Tensor], path_list: list[str]) -> None:
+        for tensor, path in zip(tensor_list, path_list, strict=True):
+            tensor.numpy().tofile(path)
+
+    def async_pread(self, into: torch.Tensor, path: str, _: int) -> int:
+        self.asked += 1
+        if not self.is_pinned(into) or (into.data_ptr() - self.start) % 512 == 0:
+            into.copy_(torch.from_numpy(np.fromfile(path, dtype=np.float32)))
+        return 0
+
+    def is_pinned(self, buffer: torch.Tensor) -> bool:
+        return self.start <= buffer.data_ptr() < self.end
+
+    def wait(self) -> int:
+        done, self.asked = self.asked, 0
+        return done
+
+
+@pytest.mark.parametrize("is_mended", [False, True])
+def test_a_gradient_is_read_wherever_it_begins(tmp_path, monkeypatch, is_mended):
+    """Through what both of DeepSpeed's swappers share: what is swapped out, and read back into one buffer."""
+    utils = pytest.importorskip("deepspeed.runtime.swap_tensor.optimizer_utils")
+    kind = pytest.importorskip(
+        "deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper"
+    ).PartitionedOptimizerSwapper
+    cut = utils.OptimizerSwapper._adjust_for_misaligned_lengths
+    monkeypatch.setattr(utils.OptimizerSwapper, "_adjust_for_misaligned_lengths", cut)
+    if is_mended:
+        swapping.cut_where_a_disk_reads()
+    parameter, buffer = torch.nn.Parameter(torch.zeros(OFFSET + LENGTH)), torch.zeros(OFFSET + LENGTH)
+    parameter.ds_id = "0"
+    handle = Handle(buffer)
+    info = utils.OptimizerStateSwapInfo(parameter, parameter.numel(), str(tmp_path), handle)
+    swapper = kind.__new__(kind)
+    known = {"swap_element_size": 4, "min_aio_bytes": 1024, "numel_alignment": 256, "swap_params_info": {"0": info}}
+    vars(swapper).update(known, aio_handle=handle, timers=None, timer_names=set())
+    gradients = [torch.rand(OFFSET), torch.rand(LENGTH)]
+    swapper._swap_out_gradients(parameter, [0, OFFSET], gradients, handle)
+    swapper._swap_in_gradients(handle, parameter, buffer)
+    assert torch.equal(buffer[:OFFSET], gradients[0])
+    assert torch.equal(buffer[OFFSET:], gradients[1]) == is_mended
