@@ -275,13 +275,10 @@ def _family(timed: Timed) -> str:
 
 # Each time is in one or more groups.
 GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
-    "grade": _grades,
-    "family": lambda timed: [_family(timed)],
-    "generation": lambda timed: [timed.generation],
-    "engine": lambda timed: [timed.kind],
-    "model size": lambda timed: [timed.size],
+    "grade": _grades, "family": lambda timed: [_family(timed)], "generation": lambda timed: [timed.generation],
+    "engine": lambda timed: [timed.kind], "model size": lambda timed: [timed.size],
     "GPU count": lambda timed: [timed.box.num_gpus],
-}
+}  # fmt: skip
 
 
 def tables(judged: list[Judged]) -> list[dict[str, Any]]:
@@ -349,19 +346,12 @@ def _interval(judged: list[Judged], engine: EngineKind, distance: Distance, leas
     known = distance != "new generation"
     others = [] if engine == "offload" else _predictions(judged, engine, splits, known, described=False)
     return {
-        "engine": engine,
-        "distance": distance,
-        "left_out": list(splits),
-        "spread": spread,
-        "cases": len({timed.name for timed, _, _ in predictions}),
-        "predictions": len(predictions),
-        "inside": sum(_factor(error) <= spread for _, _, error in predictions),
-        "tried": tried,
-        "held": held,
-        "tried_all": tried + len(others),
-        "held_all": held + sum(_factor(error) <= spread for _, _, error in others),
+        "engine": engine, "distance": distance, "left_out": list(splits), "spread": spread,
+        "cases": len({timed.name for timed, _, _ in predictions}), "predictions": len(predictions),
+        "inside": sum(_factor(error) <= spread for _, _, error in predictions), "tried": tried, "held": held,
+        "tried_all": tried + len(others), "held_all": held + sum(_factor(error) <= spread for _, _, error in others),
         **summarize((timed.name, error) for timed, _, error in predictions),
-    }
+    }  # fmt: skip
 
 
 def _predictions(

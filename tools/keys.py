@@ -75,15 +75,11 @@ def of_deepspeed() -> dict[str, Any]:
         "zero_optimization.offload_optimizer": offload.DeepSpeedZeroOffloadOptimizerConfig,
         "zero_optimization.offload_param": offload.DeepSpeedZeroOffloadParamConfig,
         "zero_optimization.leaf_module": zero.DeepSpeedZeroLeafModuleConfig,
-        "fp16": precision_config.DeepSpeedFP16Config,
-        "bf16": precision_config.DeepSpeedBF16Config,
-        "compile": config.CompileConfig,
-        "comms_logger": CommsLoggerConfig,
-        "tensorboard": monitors.TensorBoardConfig,
-        "csv_monitor": monitors.CSVConfig,
-        "wandb": monitors.WandbConfig,
-        "comet": monitors.CometConfig,
-    }
+        "fp16": precision_config.DeepSpeedFP16Config, "bf16": precision_config.DeepSpeedBF16Config,
+        "compile": config.CompileConfig, "comms_logger": CommsLoggerConfig,
+        "tensorboard": monitors.TensorBoardConfig, "csv_monitor": monitors.CSVConfig,
+        "wandb": monitors.WandbConfig, "comet": monitors.CometConfig,
+    }  # fmt: skip
     loose = {"aio": AIO_DEFAULT_DICT, "flops_profiler": vars(DeepSpeedFlopsProfilerConfig({}))}
     torchs = (name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "Optimizer")
     return {
