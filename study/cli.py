@@ -70,7 +70,7 @@ GROUPS = {
     "Train": (("train", "run", "plan", "job"), "zero-study run smoke"),
     "Compare": (("compare", "report", "export"), "zero-study compare runs"),
     "Plan": (("advise", "predict"), "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
-    "Check": (("doctor", "upgrade", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
+    "Check": (("doctor", "upgrade", "diff", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
     "Maintain": (("pack", "merge"), "zero-study pack runs/smoke my-box.zip"),
 }
 PROVE = "In a script of your own: from study.engines import prove; prove.watch(engine) says what it really trains."
@@ -379,6 +379,28 @@ def _doctor(
         examine.write_mended(examined, fix)
     print(examined.as_json() if as_json else examine.text(examined, everything))
     return 1 if examined.matters else 0
+
+
+@zero_study.command("diff")
+@click.argument("a", type=PATH, metavar="A", help="folder of a recorded training, with noise-1 and so on in it")
+@click.argument("b", type=PATH, metavar="B", help="the same, of the other training")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences")
+def _diff(a: Path, b: Path, output: Path | None) -> int:
+    """Say in which tensor two trainings first differ by more than rounding.
+
+    Record each with `python -m study.engines.diff --output A train.py`, and A once more with --noise 1: docs/diff.md.
+
+    Exit status: 0 no difference; 1 there is one; 2 they cannot be compared.
+    """
+    from study.engines.diff import compare, text
+    from study.engines.diff.recorded import Recording
+
+    result = compare.compare(Recording.read(a), Recording.read(b))
+    if output is not None:
+        files.require_folder(output)
+        files.write_json(output, text.content(result))
+    print(text.text(result))
+    return 0 if result.is_same else 1
 
 
 @zero_study.command("upgrade")

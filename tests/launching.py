@@ -206,10 +206,10 @@ def command_line(
         return _fork("zero-study", [str(word) for word in arguments], cwd, env, Path(folder) / "command")
 
 
-def script(path: Path, cwd: Path, strategy: str = "ddp") -> subprocess.CompletedProcess[str]:
-    """What `accelerate launch` of a script by two processes says, forked from one that has imported everything."""
+def script(path: Path, cwd: Path, strategy: str = "ddp", num_processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """What `accelerate launch` of a script says, forked from a process that has imported everything."""
     file = ROOT / "accelerate_configs" / f"{strategy}.yaml"
-    words = ["--config_file", str(file), "--num_processes", "2", "--main_process_port", "0", str(path)]
+    words = ["--config_file", str(file), "--num_processes", str(num_processes), "--main_process_port", "0", str(path)]
     return _fork("accelerate-launch", words, cwd, {"DS_ACCELERATOR": "cpu"}, cwd / "launch")
 
 

@@ -7,10 +7,11 @@ copies; the last listener that goes puts the original back.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,6 +77,12 @@ def _replace(owner: Any, name: str) -> _Place:
 
     setattr(owner, name, by)
     return _Place(by, listeners, put_back)
+
+
+def without_graphs() -> AbstractContextManager[Any]:
+    """Run what torch.compile made without its graphs; under a probe it would give them up for good."""
+    # Whoever has compiled something has imported this, which takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @dataclass(frozen=True)

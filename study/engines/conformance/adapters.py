@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from study.engines import whole
 from study.engines.conformance import toy
 from study.engines.conformance.cells import MAX_NORM, NUM_STEPS, Cell
 
@@ -341,7 +342,7 @@ def _of_plain(model: nn.Module) -> Values:
 
 
 def _of_fsdp2(model: Any, cell: Cell) -> Values:
-    masters = {name: parameter.detach().full_tensor() for name, parameter in model.named_parameters()}
+    masters = {name: whole.weight(parameter) for name, parameter in model.named_parameters()}
     if cell.precision == "fp32":
         return {}, masters
     return masters, {name: value.bfloat16() for name, value in masters.items()}
@@ -349,18 +350,11 @@ def _of_fsdp2(model: Any, cell: Cell) -> Values:
 
 def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
     """`names`: of the parameters, read before the engine took them apart."""
-    import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
-
     masters, weights = {}, {}
     for name, parameter in zip(names, model.parameters(), strict=True):
-        if parameter.requires_grad and (master := safe_get_full_fp32_param(parameter)) is not None:
-            masters[name] = master.detach().clone()
-        gathered = (
-            deepspeed.zero.GatheredParameters([parameter]) if hasattr(parameter, "ds_id") else contextlib.nullcontext()
-        )
-        with gathered:
-            weights[name] = parameter.detach().clone()
+        if (master := whole.master(parameter)) is not None:
+            masters[name] = master
+        weights[name] = whole.weight(parameter)
     return masters, weights
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
-from study.engines.listening import CollectiveProbe, Issued, Listener, listening
+from study.engines.listening import CollectiveProbe, Issued, Listener, listening, without_graphs
 from study.engines.prove import read_back
 from study.engines.prove.checksums import Checksum, checksums, of_batch, of_weights
 
@@ -33,12 +32,6 @@ _COLLECTIVES = (
 # to scripts too.
 _NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
 _CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
-
-
-def _without_graphs() -> AbstractContextManager[Any]:
-    """Run what torch.compile made without its graphs; under the probe it would give them up for good."""
-    # Whoever has compiled something has imported this, which takes seconds.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class Step:
@@ -152,7 +145,7 @@ class Step:
             return call(*arguments, **options)
         self._is_inside, before = True, self._probe.reduced_bytes()
         try:
-            with _without_graphs(), self._probe:
+            with without_graphs(), self._probe:
                 return call(*arguments, **options)
         except BaseException:  # a KeyboardInterrupt in a notebook too
             self._is_disturbed = True

@@ -26,7 +26,7 @@ _OF_ENGINES = (
     *("zero_stage", "offload_optimizer_device", "offload_param_device", "precision"),
     *("gradient_clipping", "gradient_accumulation_steps"),
 )  # None where they have no say
-_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
+LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 
 
 def uncompiled(model: Any) -> Any:
@@ -91,7 +91,7 @@ def read_back(model: Any, optimizer: Any) -> dict[str, Any]:
         "data_parallel_ranks": _data_parallel_ranks(model),
         "num_params": sum(whole_size(p) for p in whole_parameters(model)),
         "num_trainable_params": sum(whole_size(p) for p in whole_parameters(model) if p.requires_grad),
-        "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules},
+        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES if name in sys.modules},
     }
     if is_deepspeed(model):
         return facts | facts_of_deepspeed(model) | _facts_of_zero(model)

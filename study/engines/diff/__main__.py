@@ -1,0 +1,41 @@
+"""`python -m study.engines.diff --output a train.py`: a recording of a script in which nothing was written for it.
+
+Also `accelerate launch -m study.engines.diff --output a train.py` and `torchrun -m study.engines.diff ...`. With
+`--noise 1` its results are rounded otherwise, and go into a/noise-1: what the comparison takes its bound from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from study.engines.diff import NUM_STEPS
+from study.engines.diff.recording import Recorder
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a script as Python would, and record its first optimizer steps."""
+    parser = argparse.ArgumentParser("python -m study.engines.diff", allow_abbrev=False, description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the recording, a file for each rank")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="optimizer steps to record")
+    parser.add_argument("--noise", type=int, help="number of a run whose results are rounded otherwise")
+    parser.add_argument("--whole", metavar="NAME", help="keep what begins with this name as it is, not sketches alone")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    given = parser.parse_args(words)
+    if not given.script.is_file():
+        parser.error(f"{given.script}: no such file; name a script, and then its arguments")
+    sys.argv = [str(given.script), *given.arguments]
+    sys.path[0] = str(given.script.resolve().parent)
+    recorder = Recorder(given.output, given.steps, given.noise, given.whole)
+    try:
+        runpy.run_path(str(given.script), run_name="__main__")
+    finally:
+        recorder.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The comparison of two recordings: the first difference that rounding does not explain.
+
+A distance is the 2-norm of the difference of two tensors, told from their sketches. Rounding explains what is within
+MARGIN times the furthest of the runs whose results were rounded otherwise, and within a floor of some units of fp32 of
+what the tensor is a part of. Without such runs the bound is by type and depth, which is a rule of thumb.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from study.engines.diff.causes import likely
+from study.engines.diff.recorded import Difference, Key, Recording, Seen
+from study.errors import Refusal
+
+MARGIN = 8
+ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # of any other type: fp32's
+FP32 = 2.0**-24
+FLOOR = 16 * FP32
+EXACT = 1e-12  # relative; what the order in which threads add a sketch makes is less
+FACTOR = 1e-3  # relative; as near to a multiple counts as one
+# In the order in which a step makes them. `update` is told from the weights before and after; `whole` is that of all
+# parameters together, of which the length alone is compared.
+KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
+_REPLICATED = ("gradient", "clipped", "weights", "held")
+
+
+@dataclass
+class Result:
+    """What two recordings come to."""
+
+    a: Recording
+    b: Recording
+    is_marked: bool  # the bound is by type and depth: none of them has runs rounded otherwise
+    notes: list[str]
+    replicas: list[str]  # ranks of one training that should be alike and are not
+    differences: list[Difference]  # in the order of execution
+    num_alike: int  # tensors that were compared before the first difference, or in all
+    furthest: float  # of these: the largest distance over its bound
+    causes: list[str]
+
+    @property
+    def is_same(self) -> bool:
+        return not (self.differences or self.replicas)
+
+
+def compare(a: Recording, b: Recording) -> Result:
+    """Find the first difference of two trainings. Raises Refusal where they have no step in common."""
+    steps = min(a.facts["steps"], b.facts["steps"])
+    if not steps:
+        raise Refusal(f"{a.folder} and {b.folder}: have no whole step in common; record again")
+    is_apart = a.cut == b.cut
+    notes = [] if is_apart else ["the batch is cut otherwise: means over all rows are compared"]
+    ours, theirs = (_before(steps, recording.values(is_apart)) for recording in (a, b))
+    bounds = _Bounds(a, b, ours, is_apart)
+    differences, num_alike, furthest = [], 0, 0.0
+    replicas = [*_apart("A", a), *_apart("B", b)]
+    early = [*_other_batches(a, b, steps), *_other_start(ours, theirs, bounds)]
+    for key in sorted(ours.keys() | theirs.keys(), key=bounds.place):
+        if key[1] not in KINDS:
+            continue
+        one, other = ours.get(key), theirs.get(key)
+        if one is None or other is None:
+            if key[1] in ("gradient", "clipped") and _has(theirs if one is None else ours, key):
+                gone = "A" if one is None else "B"
+                differences.append(Difference(*key[:3], _ranks(key), math.inf, 0.0, None, gone))
+            continue
+        if one.sketch.shape != other.sketch.shape:
+            continue
+        distance, bound = _distance(key[1], one, other), bounds.of(key, one, other)
+        if distance <= bound or not np.isfinite(bound):
+            num_alike += not differences
+            furthest = max(furthest, distance / bound if bound and not differences else 0.0)
+        else:
+            size = _norm(one.sketch) or math.inf
+            multiple = factor(one.sketch, other.sketch, bound)
+            differences.append(Difference(*key[:3], _ranks(key), distance / size, bound / size, multiple, None))
+    merged = _merged(differences)
+    found = [*early, *merged]
+    return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, likely(found, a, b))
+
+
+def factor(one: np.ndarray, other: np.ndarray, bound: float) -> float | None:
+    """How many times A's tensor B's is; None: it is no multiple of it."""
+    length = float(one @ one)
+    if not length:
+        return None
+    times = float(one @ other) / length
+    rest = _norm(other - times * one)
+    return times if rest <= max(2 * bound, FACTOR * _norm(other)) else None
+
+
+class _Bounds:
+    """How far rounding may carry each tensor, and the order of execution."""
+
+    def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], is_apart: bool) -> None:
+        self._noise: dict[Key, float] = {}
+        for recording in (a, b):
+            exact = recording.values(is_apart) if recording.noise else {}
+            for draw in recording.noise:
+                for key, seen in draw.values(is_apart).items():
+                    if key in exact and seen.sketch.shape == exact[key].sketch.shape:
+                        away = _distance(key[1], exact[key], seen)
+                        self._noise[key] = max(self._noise.get(key, 0.0), away)
+        self.is_marked = not self._noise
+        self._unit = max(ROUNDOFF.get(e.dtype, FP32) for one in (a, b) for e in one.ranks[0])  # of the coarsest type
+        self._order = _order(a)
+        self._ours = ours
+        self._names = dict.fromkeys((step, name) for step, kind, name, _ in ours if kind == "update")
+        self._totals: dict[tuple[int, str, Any], float] = {}
+        for (step, kind, _, place), seen in ours.items():
+            at = step, kind, place if kind == "forward" else _rank_of(place)
+            self._totals[at] = math.hypot(self._totals.get(at, 0.0), _norm(seen.sketch))
+
+    def place(self, key: Key) -> tuple[Any, ...]:
+        """Where a tensor comes in the order of execution."""
+        step, kind, name, which = key
+        calls = which[1] if isinstance(which, tuple) else which or 0
+        rank = _rank_of(which) or 0
+        at = self._order.get(name if kind == "forward" else name.rpartition(".")[0], len(self._order))
+        kinds = KINDS.index(kind) if kind in KINDS else -1
+        return (step, kinds, calls, at, rank, name) if kind == "forward" else (step, kinds, 0, -at, rank, name)
+
+    def of(self, key: Key, one: Seen, other: Seen) -> float:
+        """The largest distance that rounding explains."""
+        step, kind, name, which = key
+        size, total = _norm(one.sketch), self._totals[step, kind, which if kind == "forward" else _rank_of(which)]
+        noise = MARGIN * self._noise.get(key, math.inf) if self._noise else self._by_depth(key) * size
+        if kind == "forward":
+            rounds = one.dtype != other.dtype  # as an autocast output beside one of a model in 16 bits
+            return max(
+                noise, 2 * max(ROUNDOFF.get(seen.dtype, FP32) for seen in (one, other)) * size * rounds, FLOOR * size
+            )
+        if kind not in ("update", "whole"):
+            return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
+        # Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
+        # within its noise the step may have the other sign.
+        if self.is_marked and self._unit > FP32 and kind == "update":
+            return math.inf  # by a rule of thumb nothing can be said of single ones in 16 bits
+        noise = noise if self._noise else 0.0
+        names = [other for at, other in self._names if at == step] if kind == "whole" else [name]
+        seen = [at for other in names if (at := (step, "clipped", other, which)) in self._ours]
+        gradient = math.hypot(*(_norm(self._ours[at].sketch) for at in seen))
+        away = math.hypot(
+            *(self._noise.get(at, 0.0) if self._noise else self._by_depth(at) * gradient / MARGIN for at in seen)
+        )
+        share = min(1.0, (away + FP32 * gradient) / gradient) if gradient else 1.0
+        flips = one.size * share
+        flips = min(one.size, flips + 3 * math.sqrt(flips) + 1)
+        if kind == "whole":
+            return max(noise, 2 * flips / one.size * size)
+        weights = self._ours[step, "weights", name, which]
+        return max(noise, 2 * math.sqrt(flips / one.size) * size, 4 * FP32 * _norm(weights.sketch))
+
+    def _by_depth(self, key: Key) -> float:
+        """Relative: the roundoff of the coarsest type that was seen, growing as a walk at random of so many modules."""
+        step, kind, name, _ = key
+        modules = len(self._order)
+        depth = self._order.get(name.partition(":")[0], modules) + 1 if kind == "forward" else 2 * modules
+        return MARGIN * self._unit * math.sqrt(depth * step)
+
+
+def _order(recording: Recording) -> dict[str, int]:
+    """The place of each module in the order in which modules of a first forward pass begin to have outputs."""
+    names = [entry.name.partition(":")[0] for entry in recording.ranks[0] if entry.kind == "forward"]
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+
+
+def _before(steps: int, found: dict[Key, Seen]) -> dict[Key, Seen]:
+    return {key: seen for key, seen in found.items() if key[0] <= steps}
+
+
+def _has(found: dict[Key, Seen], key: Key) -> bool:
+    """Whether a training has anything of that kind in that step; some engines show none."""
+    return any(other[:2] == key[:2] for other in found)
+
+
+def _ranks(key: Key) -> list[int]:
+    return [key[3][0]] if isinstance(key[3], tuple) else []
+
+
+def _rank_of(which: Any) -> Any:
+    return which[0] if isinstance(which, tuple) else None
+
+
+def _distance(kind: str, one: Seen, other: Seen) -> float:
+    """Of updates of the whole: how much longer one is along the other, in which single elements hardly count."""
+    if kind == "whole":
+        length = _norm(one.sketch)
+        return abs(float(one.sketch @ other.sketch) / length - length) if length else _norm(other.sketch)
+    return _norm(other.sketch - one.sketch)
+
+
+def _norm(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values))
+
+
+def _merged(differences: Iterable[Difference]) -> list[Difference]:
+    """One for each name of a step, with all ranks on which it differs."""
+    found: dict[tuple[int, str, str], Difference] = {}
+    for one in differences:
+        key = one[:3]
+        first = found.get(key)
+        found[key] = one if first is None else first._replace(ranks=sorted({*first.ranks, *one.ranks}))
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- before anything is computed
+
+
+def _other_batches(a: Recording, b: Recording, steps: int) -> Iterator[Difference]:
+    """Steps whose batches are not the same rows: nothing after that can be compared."""
+    for step in range(1, steps + 1):
+        ours, theirs = (_rows(recording, step) for recording in (a, b))
+        if ours == theirs:
+            continue
+        is_order = sorted(chain(*ours)) == sorted(chain(*theirs))
+        if a.cut == b.cut or not is_order:
+            name = "the same rows in another order" if is_order else "other rows"
+            yield Difference(step, "batch", name, [], math.nan, 0.0, None, None)
+            return
+
+
+def _rows(recording: Recording, step: int) -> list[list[float]]:
+    return [[row for e in entries if (e.kind, e.step) == ("batch", step) for row in e.sketch]
+            for entries in recording.ranks]  # fmt: skip
+
+
+def _other_start(ours: dict[Key, Seen], theirs: dict[Key, Seen], bounds: _Bounds) -> Iterator[Difference]:
+    """Weights that are others before the first step, by more than a rounding to the coarser type."""
+    for key in ours.keys() & theirs.keys():
+        if key[:2] == (0, "weights") and ours[key].sketch.shape == theirs[key].sketch.shape:
+            one, other = ours[key], theirs[key]
+            size, distance = _norm(one.sketch), _norm(other.sketch - one.sketch)
+            unit = max(ROUNDOFF.get(seen.dtype, FP32) for seen in (one, other))
+            if distance > 2 * unit * size:
+                multiple = factor(one.sketch, other.sketch, 0.0)
+                relative = distance / size if size else math.inf
+                yield Difference(0, "weights", key[2], _ranks(key), relative, 2 * unit, multiple, None)
+
+
+def _apart(which: str, recording: Recording) -> list[str]:
+    """Ranks that should be alike and are not, of one training: the first step and kind in which they differ."""
+    first, *others = [{entry[:4]: entry for entry in entries} for entries in recording.ranks]
+    for step in range(recording.facts["steps"] + 1):
+        for kind in _REPLICATED:
+            names: dict[str, list[int]] = {}
+            for rank, other in enumerate(others, 1):
+                for key, entry in first.items():
+                    if key[:2] == (step, kind) and key in other and _is_apart(entry.sketch, other[key].sketch):
+                        names.setdefault(entry.name, []).append(rank)
+            if names:
+                name, ranks = next(iter(names.items()))
+                said = {"held": "weights", "weights": "weights"}.get(kind, kind)
+                return [f"{which}: after step {step} ranks 0 and {ranks[0]} have other {said}, of {len(names)} "
+                        f"parameters, first {name}"]  # fmt: skip
+    return []
+
+
+def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    ours, theirs = np.array(one), np.array(other)
+    return ours.shape == theirs.shape and _norm(theirs - ours) > EXACT * max(_norm(ours), _norm(theirs))

@@ -1,0 +1,293 @@
+"""The recording of a training: sketches of what its first optimizer steps compute, in the order of execution.
+
+Of each step: the batch and the random state of every forward pass, each module's outputs, what backward is called on,
+each parameter's gradient as the engine averages it, its norm, the gradient as the optimizer gets it, and the weights
+after. Nothing of the training is changed, and nothing is left of this after the last of these steps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gzip
+import importlib.metadata
+import json
+import os
+import sys
+import zlib
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from study import __version__
+from study.engines import whole
+from study.engines.diff.recorded import Entry
+from study.engines.diff.rounding import Rounding
+from study.engines.diff.sketch import SIZE, of_rows, sketch
+from study.engines.listening import listening, without_graphs
+from study.engines.prove import read_back
+
+# Parts of a module's name that a wrapper has put there.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def canonical(name: str) -> str:
+    """A name without what wrappers have added to it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+class Recorder:
+    """Listens to modules, backward, clipping and updates until it has seen its steps."""
+
+    def __init__(self, folder: Path, steps: int, noise: int | None, whole: str | None) -> None:
+        self._whole = whole  # what begins so is kept as it is
+        self._kept: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._folder = folder if noise is None else folder / f"noise-{noise}"
+        self._steps = steps
+        self._entries: list[Entry] = []
+        self._model: Any = None
+        self._names: dict[int, str] = {}  # of modules
+        self._parameters: list[tuple[str, Any]] = []
+        self._step = 0  # that is under way; 0: none is yet
+        self._is_updated = True  # the step's update is made, and the next forward pass begins another
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._moments: dict[str, list[float]] = {}  # sketches
+        self._has_gradients = False  # of the step, as they are before clipping
+        self._has_ended = False
+        self._depth = 0
+        self._is_in_backward = False
+        self._rounding = None if noise is None else Rounding(1000 * noise + _rank())
+        self._stack = ExitStack()
+        for owner, name, listener in (
+            (torch.nn.Module, "__call__", self._on_module),
+            (torch.autograd, "backward", self._on_backward),
+            (clip_grad, "_get_total_norm", self._on_norm),
+        ):
+            self._stack.enter_context(listening(owner, name, listener))
+        self._stack.callback(register_optimizer_step_pre_hook(self._before_update).remove)
+        self._stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
+        atexit.register(self.end)
+
+    # ------------------------------------------------------------ whose
+
+    def adopt(self, model: Any) -> None:
+        """Take a model for the one to be recorded, with all that is in it."""
+        model = read_back.uncompiled(model)
+        self._model = model
+        self._names = {}
+        for name, module in model.named_modules():
+            self._names[id(module)] = canonical(name)  # a wrapper's name is that of what it wraps, which comes later
+        inner = {name: key for key, name in self._names.items()}
+        self._names = {key: name for name, key in inner.items()}
+        self._parameters = [(canonical(name), parameter) for name, parameter in model.named_parameters()]
+        if read_back.is_deepspeed(model):
+            self._stack.enter_context(listening(type(model), "step", self._on_engine_step))
+
+    def _adopts(self, module: torch.nn.Module) -> bool:
+        """Whether the outermost module that trains is the model, or has it in it, or is a part of it."""
+        parts = set(map(id, module.modules()))
+        is_wider = self._model is None or (not self._step and module is not self._model and id(self._model) in parts)
+        if is_wider and any(parameter.requires_grad for parameter in module.parameters()):
+            self.adopt(module)
+        return id(module) in self._names or module is self._model
+
+    # ------------------------------------------------------------ what is listened to
+
+    def _on_module(self, call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        is_outermost = self._depth == 0
+        if self._is_in_backward:  # checkpointing calls a block again
+            return call(module, *arguments, **options)
+        if is_outermost:
+            trains = torch.is_grad_enabled() and module.training and not self._has_ended
+            if not (trains and self._adopts(module) and self._begins(arguments, options)):
+                return call(module, *arguments, **options)
+        self._depth += 1
+        try:
+            with self._otherwise() if is_outermost else nullcontext():
+                outputs = call(module, *arguments, **options)
+        finally:
+            self._depth -= 1
+        name = self._names.get(id(module))
+        if name is not None:
+            self._note_outputs(name, outputs)
+        return outputs
+
+    def _begins(self, arguments: Any, options: Any) -> bool:
+        """Begin a forward pass, of a new step where the one before is updated; False: all steps have been seen."""
+        if self._is_updated:
+            self._read_weights()
+            if self._step == self._steps:
+                self.end()
+                return False
+            self._step += 1
+            self._is_updated = False
+            self._calls.clear()
+            self._has_gradients = False
+        self._add("batch", "", _digests(arguments, options))
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+        self._add("random", "", [float(zlib.crc32(state.numpy().tobytes())) for state in states])
+        return True
+
+    def _note_outputs(self, name: str, outputs: Any) -> None:
+        call = self._calls["forward", name]
+        self._calls["forward", name] += 1
+        for number, leaf in enumerate(tree_leaves(outputs)):
+            if type(leaf) is torch.Tensor and leaf.is_floating_point():
+                rows, found = of_rows(leaf)
+                part = f"{name}:{number}" if number else name
+                self._entries.append(Entry(self._step, "forward", part, call, rows, _type(leaf), found))
+                self._keep("forward", part, call, leaf)
+
+    def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
+        if self._is_in_backward or not self._step:
+            return call(tensors, *arguments, **options)
+        self._is_in_backward = True
+        losses = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor) and leaf.numel() == 1]
+        self._add("loss", "", [float(leaf.detach()) for leaf in losses])
+        try:
+            with self._otherwise():
+                return call(tensors, *arguments, **options)
+        finally:
+            self._is_in_backward = False
+
+    def _otherwise(self) -> Any:
+        """What a pass is run in: without graphs, and rounded otherwise where that is asked for."""
+        stack = ExitStack()
+        stack.enter_context(without_graphs())
+        if self._rounding is not None:
+            stack.enter_context(self._rounding)
+        return stack
+
+    def _on_norm(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
+        """torch's clipping asks for the norm first: the gradients are there as they are before it."""
+        known = {id(parameter.grad) for _, parameter in self._parameters if parameter.grad is not None}
+        tensors = list(tensors)
+        norm = call(tensors, *arguments, **options)
+        if self._step and any(id(tensor) in known for tensor in tensors):
+            self._read_gradients("gradient")
+            self._add_norm(norm)
+        return norm
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_mine(optimizer) or read_back.is_deepspeed(self._model) or not self._step:
+            return
+        if not self._has_gradients:
+            self._read_gradients("gradient")
+        self._read_gradients("clipped")
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._is_mine(optimizer) and not read_back.is_deepspeed(self._model):
+            self._is_updated = bool(self._step)
+
+    def _is_mine(self, optimizer: torch.optim.Optimizer) -> bool:
+        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return any(id(parameter) in updated for _, parameter in self._parameters)
+
+    def _on_engine_step(self, call: Any, engine: Any, *arguments: Any, **options: Any) -> Any:
+        updates = engine is self._model and self._step and engine.is_gradient_accumulation_boundary()
+        if updates:
+            self._read_gradients("gradient")
+        result = call(engine, *arguments, **options)
+        if updates:
+            self._add_norm(engine.get_global_grad_norm())
+            self._read_moments(engine.optimizer)
+            self._is_updated = True
+        return result
+
+    # ------------------------------------------------------------ what is read
+
+    def _read_weights(self) -> None:
+        for name, parameter in self._parameters:
+            master = whole.master(parameter)
+            self._add("weights", name, sketch(whole.weight(parameter) if master is None else master), of=parameter)
+            is_whole = not hasattr(parameter, "ds_id") and not hasattr(parameter, "full_tensor")
+            if is_whole and parameter.numel():
+                self._add("held", name, sketch(parameter), of=parameter)
+
+    def _read_gradients(self, kind: str) -> None:
+        """Of each parameter, in the order of the backward pass as far as the order of parameters tells it."""
+        for name, parameter in reversed(self._parameters):
+            if parameter.requires_grad and (found := whole.gradient(parameter)) is not None:
+                self._add(kind, name, sketch(found), of=parameter)
+                self._keep(kind, name, 0, found)
+        self._has_gradients = True
+
+    def _read_moments(self, optimizer: Any) -> None:
+        """What a ZeRO optimizer got: from the change of Adam's first moment, as it clips within its step."""
+        groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [{}])
+        beta = groups[0].get("betas", (None,))[0]
+        if beta is None:
+            return
+        for name, parameter in reversed(self._parameters):
+            if parameter.requires_grad and (moment := whole.moment(parameter)) is not None:
+                before, now = self._moments.get(name, [0.0] * SIZE), sketch(moment)
+                self._moments[name] = now
+                got = [(new - beta * old) / (1 - beta) for new, old in zip(now, before, strict=True)]
+                self._add("clipped", name, got, of=parameter)
+
+    def _keep(self, kind: str, name: str, call: int, tensor: torch.Tensor) -> None:
+        if self._whole is not None and name.startswith(self._whole):
+            self._kept[self._step, kind, name, call] = tensor.detach().clone().cpu()
+
+    def _add_norm(self, norm: Any) -> None:
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if norm is not None:
+            self._add("norm", "", [float(norm)])
+
+    def _add(self, kind: str, name: str, found: list[float], of: Any = None) -> None:
+        call = self._calls[kind, name]
+        self._calls[kind, name] += 1
+        size = 1 if of is None else read_back.whole_size(of)
+        self._entries.append(Entry(self._step, kind, name, call, size, _type(of), found))
+
+    # ------------------------------------------------------------ the end
+
+    def end(self) -> None:
+        """Write what was seen, and leave the training. Again: nothing."""
+        atexit.unregister(self.end)
+        self._stack.close()
+        self._has_ended = True
+        if self._entries:
+            facts = {} if self._model is None else _facts(self._model)
+            content = {"made_by": f"zero-study {__version__}, study.engines.diff", "rank": _rank(), **facts,
+                       "steps": self._step, "entries": self._entries}  # fmt: skip
+            self._folder.mkdir(parents=True, exist_ok=True)
+            written = json.dumps(content, separators=(",", ":"))
+            (self._folder / f"rank-{_rank()}.json.gz").write_bytes(gzip.compress(written.encode(), mtime=0))
+            if self._kept:
+                torch.save(self._kept, self._folder / f"rank-{_rank()}.pt")
+            print(f"recorded: {self._step} step(s), in {self._folder}", flush=True)
+        self._entries = []
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    return {
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),  # the group may be gone
+        "engine": type(model).__name__,
+        "versions": {name: importlib.metadata.version(name) for name in read_back.LIBRARIES if name in sys.modules},
+    }
+
+
+def _digests(*given: Any) -> list[float]:
+    """One for each row of a batch, over all of its tensors that have as many rows."""
+    tensors = [leaf.detach() for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    rows = len(tensors[0]) if tensors else 0
+    flat = [t.cpu().contiguous().reshape(rows, -1).view(torch.uint8).numpy() for t in tensors if len(t) == rows]
+    return [
+        float(functools.reduce(lambda crc, part: zlib.crc32(part[row].tobytes(), crc), flat, 0)) for row in range(rows)
+    ]
+
+
+def _type(tensor: Any) -> str:
+    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))

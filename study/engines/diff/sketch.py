@@ -1,0 +1,41 @@
+"""Sketches: some numbers of a tensor, linear in it, from which the distance of two tensors can be told.
+
+A count sketch (Charikar, Chen and Farach-Colton, 2002): each element is added, or taken away, in one of SIZE sums, by a
+hash of its place. The 2-norm of a sketch is the tensor's, to sqrt(2 / SIZE) in the mean, and so is that of the
+difference of two. The hash is arithmetic of whole numbers: the same on every device and in every release of torch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SIZE = 32
+PART = 2**22  # elements that are taken at once
+_MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's constants
+
+
+def sketch(tensor: torch.Tensor) -> list[float]:
+    """The sketch of a tensor of numbers of any shape, in fp64: SIZE sums."""
+    flat = tensor.detach().reshape(-1)
+    wide = torch.float32 if flat.device.type == "mps" else torch.float64  # which has no fp64
+    sums = torch.zeros(SIZE, dtype=wide, device=flat.device)
+    for begin in range(0, flat.numel(), PART):
+        part = flat[begin : begin + PART]
+        bits = _hash(torch.arange(begin, begin + part.numel(), device=flat.device))
+        sums.index_add_(0, bits & (SIZE - 1), part.to(wide) * (1 - 2 * ((bits >> 20) & 1)))
+    found: list[float] = sums.tolist()
+    return found
+
+
+def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
+    """How many rows a tensor has, and the sketch of their mean: the same however a batch is cut, or ordered."""
+    if tensor.ndim == 0:
+        return 1, sketch(tensor)
+    return len(tensor), sketch(tensor.detach().double().mean(0)) if len(tensor) else [0.0] * SIZE
+
+
+def _hash(places: torch.Tensor) -> torch.Tensor:
+    bits = (places + 1) * _MIX[0]
+    for shift, factor in zip((30, 27), _MIX[1:], strict=True):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return bits ^ ((bits >> 31) & ((1 << 33) - 1))

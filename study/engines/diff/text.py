@@ -1,0 +1,119 @@
+"""What `zero-study diff` prints, and what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from study.engines.diff.causes import uniform
+from study.engines.diff.compare import KINDS, Result
+from study.engines.diff.recorded import Difference, Recording
+
+_NAMES = {"forward": "output", "clipped": "clipped gradient", "whole": "length of the update"}
+
+
+def text(result: Result) -> str:
+    """The first difference, what was alike before it, what follows from it, and what it may come from."""
+    lines = [f"{which}  {_of(one)}" for which, one in (("A", result.a), ("B", result.b))]
+    if result.is_marked:
+        lines.append("bound  by type and depth, a rule of thumb: no run was rounded otherwise (noise-1)")
+    else:
+        draws = len(result.a.noise) + len(result.b.noise)
+        lines.append(f"bound  by {draws} run(s) that were rounded otherwise")
+    lines += [f"note   {note}" for note in result.notes]
+    lines += [f"RANKS  {line}" for line in result.replicas]
+    nearest = f", at most {result.furthest:.2g} of the bound" if result.num_alike else ""
+    lines.append(f"alike  {result.num_alike} tensors{nearest}")
+    if result.differences:
+        first = result.differences[0]
+        alike = [one for one in result.differences if one[:2] == first[:2]]
+        lines += [f"FIRST  {said(first, alike)}", f"then   {_rest(result)}"]
+        lines += [f"likely {cause}" for cause in result.causes]
+    lines += [f"whole  {line}" for line in _elements(result.a.folder, result.b.folder)]
+    if result.is_same:
+        lines.append("no difference that rounding does not explain")
+    return "\n".join(line for line in lines if not line.endswith("then   "))
+
+
+def said(first: Difference, alike: list[Difference]) -> str:
+    """One difference in words. `alike`: all of its kind and step."""
+    step, kind, name, ranks, distance, bound, factor, missing = first
+    if kind == "batch":
+        return f"step {step}: {name}"
+    when = "before step 1" if not step else f"step {step}"
+    times = uniform(alike)
+    if kind != "forward" and len(alike) > 2 and times is not None and not missing:
+        return f"{when}, all {len(alike)} {_NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
+    on = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
+    what = f"{when}, {_NAMES.get(kind, kind)} of {name or 'the model'}{on}"
+    if missing:
+        return f"{what}: none in {missing}"
+    if factor is not None:
+        return f"{what}: x {factor:.4g} in B (bound {bound:.1e})"
+    return f"{what}: {_number(distance)} of its norm away (bound {bound:.1e})"
+
+
+def content(result: Result) -> dict[str, Any]:
+    """For `--output`."""
+    return {
+        "same": result.is_same,
+        "bound": "by type and depth" if result.is_marked else "by runs rounded otherwise",
+        "a": {"folder": str(result.a.folder), **result.a.facts},
+        "b": {"folder": str(result.b.folder), **result.b.facts},
+        "notes": result.notes,
+        "replicas": result.replicas,
+        "alike": result.num_alike,
+        "furthest_of_bound": result.furthest,
+        "causes": result.causes,
+        "differences": [
+            {key: None if isinstance(value, float) and not math.isfinite(value) else value
+             for key, value in one._asdict().items()} for one in result.differences
+        ],
+    }  # fmt: skip
+
+
+def _of(recording: Recording) -> str:
+    facts = recording.facts
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    passes = len(recording.cut[0])
+    return (
+        f"{recording.folder}: {facts['engine']}, {recording.world_size} rank(s), {passes} forward pass(es) a step, "
+        f"{facts['steps']} step(s); {versions}"
+    )
+
+
+def _rest(result: Result) -> str:
+    """How much of each kind differs in the step of the first difference, and how much later."""
+    step = result.differences[0].step
+    counts = Counter(one.kind for one in result.differences if one.step == step)
+    now = ", ".join(f"{counts[kind]} {_NAMES.get(kind, kind)}(s)" for kind in KINDS if counts[kind])
+    later = sum(one.step > step for one in result.differences)
+    return f"{now} of step {step}" + (f", {later} tensors of later steps" if later else "") if now else ""
+
+
+def _elements(a: Path, b: Path) -> Iterator[str]:
+    """Of what both kept whole, and is of one shape: where they are furthest from each other."""
+    for path in sorted(a.glob("rank-*.pt")):
+        if not (b / path.name).exists():
+            continue
+        import torch
+
+        ours, theirs = (torch.load(folder / path.name, weights_only=True) for folder in (a, b))
+        for key in ours.keys() & theirs.keys():
+            one, other = ours[key].double(), theirs[key].double()
+            if one.shape == other.shape and one.numel():
+                place = np.unravel_index(int((one - other).abs().argmax()), one.shape)
+                step, kind, name, call = key
+                yield (
+                    f"step {step}, {_NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: furthest at "
+                    f"{[int(at) for at in place]}, {one[place]:.6g} in A and {other[place]:.6g} in B"
+                )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "all"

@@ -1,0 +1,55 @@
+"""Parameters, masters, gradients and moments as they would be without an engine: whole, of every engine alike.
+
+Collective where the engine shards: every rank goes through the same parameters in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def weight(parameter: torch.Tensor) -> torch.Tensor:
+    """What is computed with: gathered under stage 3, the full tensor under FSDP2, a copy of any other."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    found: Any = parameter.detach()
+    return found.full_tensor() if hasattr(found, "full_tensor") else found.clone()  # type: ignore[no-any-return]
+
+
+def master(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What DeepSpeed updates in fp32; None: there is no such copy, or it is not shown."""
+    if not (is_of_zero(parameter) and parameter.requires_grad):
+        return None
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    found = safe_get_full_fp32_param(parameter)
+    return None if found is None else found.detach().clone()
+
+
+def gradient(parameter: Any) -> torch.Tensor | None:
+    """The gradient, averaged, between the last backward pass of a step and its update; None: it has none."""
+    if hasattr(parameter, "ds_id"):
+        return parameter._z3_optimizer.get_fp32_grad_for_param(parameter)  # type: ignore[no-any-return]
+    if is_of_zero(parameter):  # not DeepSpeed's safe_get_full_grad, which prefers a gradient that is this rank's alone
+        return parameter.get_full_hp_grad()  # type: ignore[no-any-return]
+    found: Any = parameter.grad
+    return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
+
+
+def moment(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The first moment in a ZeRO optimizer of Adam's kind, which has to have stepped; None: it is another's."""
+    if not is_of_zero(parameter):
+        return None
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    return safe_get_full_optimizer_state(parameter, "exp_avg")  # type: ignore[no-any-return]
+
+
+def is_of_zero(parameter: torch.Tensor) -> bool:
+    """Whether a ZeRO optimizer has a part of it, on this rank or on another."""
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
