@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ import nbformat
 from nbconvert import MarkdownExporter
 
 from study import cli
+from study.engines import upgrade
 from study.records.schema import Record
 from study.report import colab
 
@@ -98,6 +100,18 @@ def commands() -> Iterator[str]:
                 yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 
+def releases() -> Iterator[tuple[str, str]]:
+    """A page for each examined release, by its name: what it changes beside the one before, and what is wrong of it."""
+    for package, entry in upgrade.index()["packages"].items():
+        for before, version in pairwise([None, *entry["releases"]]):
+            faults = [fault for fault in upgrade.known() if fault.package == package and fault.is_in(version)]
+            wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
+            old, new = {package: before} if before else {}, {package: version}
+            changes = upgrade.text(upgrade.compare(old, new), old, new) if before else "The oldest that was examined."
+            lines = [f"# {package} {version}", "What is known to train wrongly:", "\n".join(wrong or ["- nothing"])]
+            yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{changes}\n```"])
+
+
 def main() -> None:
     """Gather all pages anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
@@ -115,7 +129,12 @@ def main() -> None:
     for path in (ROOT / "reports").glob("*.svg"):
         shutil.copy(path, PAGES / "reports")
     reference = PAGES / "reference"
-    reference.mkdir()
+    (reference / "releases").mkdir(parents=True)
+    names = dict(releases())
+    for name, text in names.items():
+        (reference / "releases" / f"{name}.md").write_text(text, encoding="utf-8")
+    listed = "\n".join(f"- [{name.replace('-', ' ')}](releases/{name}.md)" for name in names)
+    (reference / "releases.md").write_text(f"# Releases\n\n{listed}", encoding="utf-8")
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
     (reference / "record.schema.json").write_text(json.dumps(Record.model_json_schema(), indent=1), encoding="utf-8")
 
