@@ -9,7 +9,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study site gpu box derived test test-fast test-slow chromium skypilot slurm iproute2 lint types constraints audit
+.PHONY: help setup study site gpu box derived test test-fast test-slow chromium slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make study        make the environment, run the smoke study (every strategy, tiny, on this machine's CPU) and its report"
@@ -25,7 +25,6 @@ help:
 	@echo "make chromium     install Chromium with apt-get where there is none: for the tests of pages, which CI must run"
 	@echo "make slurm        install Slurm with apt-get where there is none: for the tests on a cluster, which CI must run"
 	@echo "make iproute2     install iproute2 with apt-get where there is none: for the tests on several machines, which CI must run"
-	@echo "make skypilot     install SkyPilot into build/skypilot (minutes, 0.5 GB): a test then lets it read docs/clouds/"
 	@echo "make constraints  resolve the newest versions into constraints.txt, and ask what they train (then run the tests)"
 	@echo "make audit        ask PyPI whether vulnerabilities are known of the versions in constraints.txt"
 	@echo "make help         list these commands"
@@ -96,11 +95,6 @@ slurm:
 iproute2:
 	@PATH="$$PATH:/usr/sbin:/sbin"; command -v ip >/dev/null 2>&1 && command -v tc >/dev/null 2>&1 && exit 0; \
 	$(call APT_GET,iproute2,under 1 min)
-
-# In an environment of its own: of what it brings, nothing is needed to run a study.
-skypilot:
-	@[ -x build/skypilot/bin/sky ] || { $(PYTHON) -m venv build/skypilot && \
-		build/skypilot/bin/python -m pip install -q skypilot==0.14.1; }
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
 DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \

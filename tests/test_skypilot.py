@@ -1,21 +1,16 @@
-"""Do the files of docs/clouds/ ask for what exists, keep what a slot has done, and cost what they say?
+"""Do the files of docs/clouds/ ask for what exists, and keep what a slot has done?
 
-The shell itself goes through a slot, with a `zero-study` that only notes what it is asked; `make skypilot`'s SkyPilot
-reads the files.
+The shell itself goes through a slot, with a `zero-study` that only notes what it is asked.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-import re
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import launching
 import one_gpu
 import pytest
 import test_docs
@@ -23,39 +18,29 @@ import yaml
 from launching import ROOT
 
 from study.running import studies
-from study.theory import hardware
 
 CLOUDS = ROOT / "docs" / "clouds"
-SKYPILOT = ROOT / "build" / "skypilot" / "bin" / "python"
 
 
 class Box(NamedTuple):
-    """What a file rents, by the planner's names and by SkyPilot's."""
+    """What a file rents, by SkyPilot's names."""
 
-    gpu: str
     num_gpus: int  # of a node
     nodes: int
     accelerators: str
-    instance: str  # that is rented for the planner's price
-    cloud: str
 
 
 BOXES = {
-    "a100": Box("a100-pcie-80gb", 1, 1, "A100-80GB", "Standard_NC24ads_A100_v4", "azure"),
-    "8xa100": Box("a100-80gb", 8, 1, "A100-80GB", "p4de.24xlarge", "aws"),
-    "8xh100": Box("h100-sxm", 8, 1, "H100", "p5.48xlarge", "aws"),
-    "2x8xh100": Box("h100-sxm", 8, 2, "H100", "p5.48xlarge", "aws"),
+    "a100": Box(1, 1, "A100-80GB"),
+    "8xa100": Box(8, 1, "A100-80GB"),
+    "8xh100": Box(8, 1, "H100"),
+    "2x8xh100": Box(8, 2, "H100"),
 }
 ONE_BOX = [name for name in BOXES if BOXES[name].nodes == 1]
 
 
 def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((CLOUDS / f"{name}.yaml").read_text())
-
-
-def dollars_per_hour(name: str) -> float:
-    box = BOXES[name]
-    return box.nodes * box.num_gpus * hardware.find_gpu(box.gpu).price_per_hour
 
 
 def test_every_file_is_tested():
@@ -147,51 +132,3 @@ def test_the_program_knows_the_commands(name, bucket, tmp_path):
             studies.find(words[1])
     packs = [path.name for path in bucket.glob("*.zip")]
     assert packs == ["one-gpu.zip" if name == "a100" else "multi-gpu.zip"]
-
-
-# ---------------------------------------------------------------- SkyPilot itself
-
-
-def write_prices(home: Path) -> None:
-    """What SkyPilot would fetch: which clouds have which GPUs, and instances at the planner's prices."""
-    sold: dict[str, set[str]] = {}
-    instances: dict[str, dict[str, list]] = {"aws": {}, "azure": {}}
-    for name, box in BOXES.items():
-        sold.setdefault(box.accelerators, set()).add({"aws": "AWS", "azure": "Azure"}[box.cloud])
-        price = dollars_per_hour(name) / box.nodes
-        region, zone, kind = ("us-east-1", ["use1-az1"], "x86_64") if box.cloud == "aws" else ("eastus", [], "V2")
-        row = [box.instance, box.accelerators, float(box.num_gpus), 96.0, 880.0, "", price, "", region, *zone, kind]
-        instances[box.cloud][box.instance] = row
-    head = ["InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "GpuInfo"]
-    head += ["Price", "SpotPrice"]
-    tables = {
-        "common/accelerators": [["AcceleratorName", "Clouds"], *([gpu, sorted(who)] for gpu, who in sold.items())],
-        "aws/vms": [[*head, "Region", "AvailabilityZone", "Arch"], *instances["aws"].values()],
-        "azure/vms": [[*head, "Region", "Generation"], *instances["azure"].values()],
-    }
-    for table, rows in tables.items():
-        path = home / ".sky" / "catalogs" / "v8" / f"{table}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as written:
-            csv.writer(written).writerows(rows)
-
-
-@pytest.mark.slow
-@pytest.mark.launches
-@pytest.mark.skipif(not SKYPILOT.exists(), reason="SkyPilot is not installed; `make skypilot` does (minutes, 0.5 GB)")
-def test_skypilot_reads_the_files_and_finds_the_boxes(tmp_path):
-    launching.use()  # another Python than this one
-    write_prices(tmp_path)
-    words = [SKYPILOT, ROOT / "tests" / "sky_program.py", *(CLOUDS / f"{name}.yaml" for name in BOXES)]
-    own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    for name, box, seen in zip(BOXES, BOXES.values(), found, strict=True):
-        rented = {"nodes": box.nodes, "instance": box.instance, "dollars_per_hour": round(dollars_per_hour(name), 3)}
-        assert seen == rented | {"minutes_until_down": 10, "bucket": ["my-bucket", "MOUNT"]}
-
-
-def test_the_guide_names_the_skypilot_that_is_asked():
-    (version,) = set(re.findall(r"skypilot==([\d.]+)", (ROOT / "Makefile").read_text()))
-    assert f"SkyPilot {version}" in (ROOT / "docs/clouds.md").read_text()
