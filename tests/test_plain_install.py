@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
 import json
 import re
@@ -29,7 +30,7 @@ BY_EXTRA = {
         *(f"compare {RECORDS} --view {v}" for v in ("model-states", "communication", "peaks", "parity", "acceptance")),
         f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", f"predict buckets {GPU}",
         f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}",
-        f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml",
+        f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml", "diff . .",
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
@@ -87,6 +88,8 @@ def plain_install() -> dict[str, tuple[int, str, str]]:
 def _run_all(folder: Path) -> None:
     hidden = sorted(set.union(*modules_of_extras().values()))
     assert {"torch", "pandas", "scipy", "matplotlib", "markdown_it", "papermill"} <= set(hidden)
+    recording = {"world_size": 1, "steps": 1, "engine": "", "versions": {}, "entries": [[1, "norm", "", 0, 1, "", [1.0]]]}
+    (folder / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(recording).encode()))
     asked = {"input": json.dumps([hidden, list(COMMANDS)]), "cwd": folder, "env": launching.environment()}
     done = subprocess.run([sys.executable, "-c", PROGRAM], **asked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
