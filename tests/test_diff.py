@@ -91,6 +91,7 @@ def test_sound_trainings_are_the_same(precision):
 
 
 @pytest.mark.slow
+@pytest.mark.launches
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_sound_trainings_of_one_two_and_four_ranks_are_the_same(precision):
     launching.use()

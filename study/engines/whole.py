@@ -5,9 +5,11 @@ Collective where the engine shards: every rank goes through the same parameters 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 def weight(parameter: torch.Tensor) -> torch.Tensor:
@@ -41,8 +43,21 @@ def gradient(parameter: Any) -> torch.Tensor | None:
     return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
 
 
+def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
+    """Whether the ZeRO optimizer of every rank has first moments of these: a rank that raised would hang the others."""
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+        # DeepSpeed 0.19.8 ties them to parameters once, after its first group has stepped; other groups have none yet.
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    held = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
+    lacks = any(one is not None and "exp_avg" not in (one.optim_fragment or {}) for one in held)
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, lacks)
+    return not any(answers)
+
+
 def moment(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The first moment in a ZeRO optimizer of Adam's kind, which has to have stepped; None: it is another's."""
+    """The first moment in a ZeRO optimizer that has them (`have_moments`); None: it is not ZeRO's."""
     if not is_of_zero(parameter):
         return None
     from deepspeed.utils import safe_get_full_optimizer_state

@@ -67,7 +67,7 @@ def compare(a: Recording, b: Recording) -> Result:
             continue
         one, other = ours.get(key), theirs.get(key)
         if one is None or other is None:
-            if key[1] in ("gradient", "clipped") and _has(theirs if one is None else ours, key):
+            if key[1] in ("gradient", "clipped") and _has(ours if one is None else theirs, key):
                 gone = "A" if one is None else "B"
                 differences.append(Difference(*key[:3], _ranks(key), math.inf, 0.0, None, gone))
             continue
@@ -137,6 +137,9 @@ class _Bounds:
             return max(
                 noise, 2 * max(ROUNDOFF.get(seen.dtype, FP32) for seen in (one, other)) * size * rounds, FLOOR * size
             )
+        if kind in ("norm", "clipped"):  # which engines add up in an order, and in parts, of their own
+            elements = sum(seen.size for at, seen in self._ours.items() if at[:2] == (step, "weights"))
+            noise = max(noise, FP32 * math.sqrt(elements) * size)
         if kind not in ("update", "whole"):
             return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
         # Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is

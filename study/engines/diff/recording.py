@@ -223,7 +223,7 @@ class Recorder:
         """What a ZeRO optimizer got: from the change of Adam's first moment, as it clips within its step."""
         groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [{}])
         beta = groups[0].get("betas", (None,))[0]
-        if beta is None:
+        if beta is None or not whole.have_moments(optimizer, (parameter for _, parameter in self._parameters)):
             return
         for name, parameter in reversed(self._parameters):
             if parameter.requires_grad and (moment := whole.moment(parameter)) is not None:
