@@ -127,7 +127,6 @@ def test_a_fault_is_named_with_its_factor(name):
         ("divided_twice_zero2", "x 1/2, one over the number of"),
         ("still_scaled", "loss scale"),
         ("other_masks", "masks of dropout"),
-        ("other_order", "order of the data"),
         ("part_optimized", "does not have it"),
     ],
 )
