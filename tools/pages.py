@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
 # A link, whose text may be code; or what is no link: fenced, or code.
 LINK = re.compile(
-    r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]])*)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
+    r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*+)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
     re.DOTALL | re.MULTILINE,
 )
 LARGEST = 200_000  # bytes of a file that is linked and comes along
