@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -194,21 +193,6 @@ def _speeds(runs: list[Tried], control: str) -> list[Speed]:
         over = tuple(1 / ratio for ratio in ratios[0])
         rows.append(Speed(name, seconds[0], over, largest, seconds[1], ratios[1], bool(equal)))
     return rows
-
-
-def over_series(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean of one ratio a series, and the 95 % prediction interval for one more series.
-
-    By Student's t on the logarithms. Raises ValueError for fewer than two.
-    """
-    from scipy import stats  # of the extra `report`, which the view itself can do without
-
-    logs = [math.log(ratio) for ratio in ratios]
-    if len(logs) < 2:
-        raise ValueError(f"{len(logs)} series have no interval")
-    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs))
-    middle = statistics.mean(logs)
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 def _median(values: Sequence[float], otherwise: str) -> str:

@@ -7,11 +7,10 @@ Also `accelerate launch -m study.engines.diff --output a train.py` and `torchrun
 from __future__ import annotations
 
 import argparse
-import runpy
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from study.engines import scripts
 from study.engines.diff import NUM_STEPS
 from study.engines.diff.recording import Recorder
 
@@ -23,16 +22,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="optimizer steps to record")
     parser.add_argument("--noise", type=int, help="number of a run whose results are rounded otherwise")
     parser.add_argument("--whole", metavar="NAME", help="keep what begins with this name as it is, not sketches alone")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
-    given = parser.parse_args(words)
-    if not given.script.is_file():
-        parser.error(f"{given.script}: no such file; name a script, and then its arguments")
-    sys.argv = [str(given.script), *given.arguments]
-    sys.path[0] = str(given.script.resolve().parent)
+    given = scripts.parse(parser, words)
     recorder = Recorder(given.output, given.steps, given.noise, given.whole)
     try:
-        runpy.run_path(str(given.script), run_name="__main__")
+        scripts.run(given.script)
     finally:
         recorder.end()
 

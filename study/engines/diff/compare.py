@@ -8,6 +8,7 @@ what the tensor is a part of. Without such runs the bound is by type and depth, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -61,7 +62,7 @@ def compare(a: Recording, b: Recording) -> Result:
     bounds = _Bounds(a, b, ours, is_apart)
     differences, num_alike, furthest = [], 0, 0.0
     replicas = [*_apart("A", a), *_apart("B", b)]
-    early = [*_other_batches(a, b, steps), *_other_start(ours, theirs, bounds)]
+    early = [*_other_batches(a, b, steps), *_other_start(ours, theirs)]
     for key in sorted(ours.keys() | theirs.keys(), key=bounds.place):
         if key[1] not in KINDS:
             continue
@@ -81,8 +82,7 @@ def compare(a: Recording, b: Recording) -> Result:
             size = _norm(one.sketch) or math.inf
             multiple = factor(one.sketch, other.sketch, bound)
             differences.append(Difference(*key[:3], _ranks(key), distance / size, bound / size, multiple, None))
-    merged = _merged(differences)
-    found = [*early, *merged]
+    found = [*early, *_merged(differences)]
     return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, likely(found, a, b))
 
 
@@ -113,10 +113,12 @@ class _Bounds:
         self._order = _order(a)
         self._ours = ours
         self._names = dict.fromkeys((step, name) for step, kind, name, _ in ours if kind == "update")
+        self._elements = Counter[int]()  # of the weights, by step
         self._totals: dict[tuple[int, str, Any], float] = {}
         for (step, kind, _, place), seen in ours.items():
             at = step, kind, place if kind == "forward" else _rank_of(place)
             self._totals[at] = math.hypot(self._totals.get(at, 0.0), _norm(seen.sketch))
+            self._elements[step] += seen.size if kind == "weights" else 0
 
     def place(self, key: Key) -> tuple[Any, ...]:
         """Where a tensor comes in the order of execution."""
@@ -138,8 +140,7 @@ class _Bounds:
                 noise, 2 * max(ROUNDOFF.get(seen.dtype, FP32) for seen in (one, other)) * size * rounds, FLOOR * size
             )
         if kind in ("norm", "clipped"):  # which engines add up in an order, and in parts, of their own
-            elements = sum(seen.size for at, seen in self._ours.items() if at[:2] == (step, "weights"))
-            noise = max(noise, FP32 * math.sqrt(elements) * size)
+            noise = max(noise, FP32 * math.sqrt(self._elements[step]) * size)
         if kind not in ("update", "whole"):
             return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
         # Adam makes steps of full length of what is small in a gradient, rounding too: of an element whose gradient is
@@ -235,7 +236,7 @@ def _rows(recording: Recording, step: int) -> list[list[float]]:
             for entries in recording.ranks]  # fmt: skip
 
 
-def _other_start(ours: dict[Key, Seen], theirs: dict[Key, Seen], bounds: _Bounds) -> Iterator[Difference]:
+def _other_start(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
     """Weights that are others before the first step, by more than a rounding to the coarser type."""
     for key in ours.keys() & theirs.keys():
         if key[:2] == (0, "weights") and ours[key].sketch.shape == theirs[key].sketch.shape:
@@ -260,7 +261,7 @@ def _apart(which: str, recording: Recording) -> list[str]:
                         names.setdefault(entry.name, []).append(rank)
             if names:
                 name, ranks = next(iter(names.items()))
-                said = {"held": "weights", "weights": "weights"}.get(kind, kind)
+                said = "weights" if kind == "held" else kind
                 return [f"{which}: after step {step} ranks 0 and {ranks[0]} have other {said}, of {len(names)} "
                         f"parameters, first {name}"]  # fmt: skip
     return []

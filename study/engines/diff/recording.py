@@ -10,10 +10,8 @@ from __future__ import annotations
 import atexit
 import functools
 import gzip
-import importlib.metadata
 import json
 import os
-import sys
 import zlib
 from collections import Counter
 from contextlib import ExitStack, nullcontext
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -31,8 +28,10 @@ from study.engines import whole
 from study.engines.diff.recorded import Entry
 from study.engines.diff.rounding import Rounding
 from study.engines.diff.sketch import SIZE, of_rows, sketch
+from study.engines.engine_facts import dtype_names
 from study.engines.listening import listening, without_graphs
 from study.engines.prove import read_back
+from study.engines.scripts import rank
 
 # Parts of a module's name that a wrapper has put there.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -63,7 +62,7 @@ class Recorder:
         self._has_ended = False
         self._depth = 0
         self._is_in_backward = False
-        self._rounding = None if noise is None else Rounding(1000 * noise + _rank())
+        self._rounding = None if noise is None else Rounding(1000 * noise + rank())
         self._stack = ExitStack()
         for owner, name, listener in (
             (torch.nn.Module, "__call__", self._on_module),
@@ -172,15 +171,14 @@ class Recorder:
         norm = call(tensors, *arguments, **options)
         if self._step and any(id(tensor) in known for tensor in tensors):
             self._read_gradients("gradient")
+            self._has_gradients = True
             self._add_norm(norm)
         return norm
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._is_mine(optimizer) or read_back.is_deepspeed(self._model) or not self._step:
             return
-        if not self._has_gradients:
-            self._read_gradients("gradient")
-        self._read_gradients("clipped")
+        self._read_gradients(*(["clipped"] if self._has_gradients else ["gradient", "clipped"]))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_mine(optimizer) and not read_back.is_deepspeed(self._model):
@@ -206,18 +204,20 @@ class Recorder:
     def _read_weights(self) -> None:
         for name, parameter in self._parameters:
             master = whole.master(parameter)
-            self._add("weights", name, sketch(whole.weight(parameter) if master is None else master), of=parameter)
+            found = sketch(whole.weight(parameter) if master is None else master)
+            self._add("weights", name, found, of=parameter)
             is_whole = not hasattr(parameter, "ds_id") and not hasattr(parameter, "full_tensor")
             if is_whole and parameter.numel():
-                self._add("held", name, sketch(parameter), of=parameter)
+                self._add("held", name, found if master is None else sketch(parameter), of=parameter)
 
-    def _read_gradients(self, kind: str) -> None:
+    def _read_gradients(self, *kinds: str) -> None:
         """Of each parameter, in the order of the backward pass as far as the order of parameters tells it."""
         for name, parameter in reversed(self._parameters):
-            if parameter.requires_grad and (found := whole.gradient(parameter)) is not None:
-                self._add(kind, name, sketch(found), of=parameter)
-                self._keep(kind, name, 0, found)
-        self._has_gradients = True
+            if parameter.requires_grad and (gradient := whole.gradient(parameter)) is not None:
+                found = sketch(gradient)
+                for kind in kinds:
+                    self._add(kind, name, found, of=parameter)
+                    self._keep(kind, name, 0, gradient)
 
     def _read_moments(self, optimizer: Any) -> None:
         """What a ZeRO optimizer got: from the change of Adam's first moment, as it clips within its step."""
@@ -256,13 +256,13 @@ class Recorder:
         self._has_ended = True
         if self._entries:
             facts = {} if self._model is None else _facts(self._model)
-            content = {"made_by": f"zero-study {__version__}, study.engines.diff", "rank": _rank(), **facts,
+            content = {"made_by": f"zero-study {__version__}, study.engines.diff", "rank": rank(), **facts,
                        "steps": self._step, "entries": self._entries}  # fmt: skip
             self._folder.mkdir(parents=True, exist_ok=True)
             written = json.dumps(content, separators=(",", ":"))
-            (self._folder / f"rank-{_rank()}.json.gz").write_bytes(gzip.compress(written.encode(), mtime=0))
+            (self._folder / f"rank-{rank()}.json.gz").write_bytes(gzip.compress(written.encode(), mtime=0))
             if self._kept:
-                torch.save(self._kept, self._folder / f"rank-{_rank()}.pt")
+                torch.save(self._kept, self._folder / f"rank-{rank()}.pt")
             print(f"recorded: {self._step} step(s), in {self._folder}", flush=True)
         self._entries = []
 
@@ -271,7 +271,7 @@ def _facts(model: Any) -> dict[str, Any]:
     return {
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),  # the group may be gone
         "engine": type(model).__name__,
-        "versions": {name: importlib.metadata.version(name) for name in read_back.LIBRARIES if name in sys.modules},
+        "versions": read_back.versions(),
     }
 
 
@@ -286,8 +286,4 @@ def _digests(*given: Any) -> list[float]:
 
 
 def _type(tensor: Any) -> str:
-    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    return "" if tensor is None else dtype_names({tensor.dtype})[0]

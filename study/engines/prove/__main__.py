@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from study.engines import scripts
 from study.engines.prove import read_back
 from study.engines.prove.watching import Watch
 
@@ -26,16 +26,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m study.engines.prove", allow_abbrev=False, description=__doc__)
     parser.add_argument("--strict", action="store_true", help="raise where it trains wrongly, or not as asked")
     parser.add_argument("--allow-known-bad", action="store_true", help="go on with a release that trains wrongly")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
-    given = parser.parse_args(words)
-    if not given.script.is_file():
-        parser.error(f"{given.script}: no such file; name a script, and then its arguments")
-    sys.argv = [str(given.script), *given.arguments]
-    sys.path[0] = str(given.script.resolve().parent)
+    given = scripts.parse(parser, words)
     pairs = _Pairs(given.strict, given.allow_known_bad)
     try:
-        runpy.run_path(str(given.script), run_name="__main__")
+        scripts.run(given.script)
     finally:
         pairs.leave()
     if pairs.waiting or not pairs.paired:

@@ -59,7 +59,9 @@ class Step:
         self.num_gradients = self.num_zero_gradients = self.num_missing_gradients = 0  # tensors, as the step updates
         self._passes = {True: 0, False: 0}  # with gradients, in training mode and in evaluation mode
         self._is_disturbed = False  # the model was evaluated in between, or a call raised
-        self._model, self._device, self._done = model, device, done
+        self._model = model
+        self._device = device
+        self._done = done
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = updated | set(map(id, model.parameters()))
         self._updated = [p for p in model.parameters() if p.requires_grad and id(p) in updated]

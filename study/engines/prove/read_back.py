@@ -22,11 +22,7 @@ from study.engines.engine_facts import (
 from study.engines.keys import engine_settings
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_OF_ENGINES = (
-    *("zero_stage", "offload_optimizer_device", "offload_param_device", "precision"),
-    *("gradient_clipping", "gradient_accumulation_steps"),
-)  # None where they have no say
-LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
+_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 
 
 def uncompiled(model: Any) -> Any:
@@ -86,12 +82,17 @@ def read_back(model: Any, optimizer: Any) -> dict[str, Any]:
         "world_size": dist.get_world_size() if dist.is_initialized() else 1,
         "backend": backend(device),
         "device": device.type,
-        **dict.fromkeys(_OF_ENGINES),
+        "zero_stage": None,
+        "offload_optimizer_device": None,
+        "offload_param_device": None,
+        "precision": None,
+        "gradient_clipping": None,
+        "gradient_accumulation_steps": None,
         "parameter_dtypes": dtype_names({p.dtype for p in parameters}),
         "data_parallel_ranks": _data_parallel_ranks(model),
         "num_params": sum(whole_size(p) for p in whole_parameters(model)),
         "num_trainable_params": sum(whole_size(p) for p in whole_parameters(model) if p.requires_grad),
-        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES if name in sys.modules},
+        "versions": versions(),
     }
     if is_deepspeed(model):
         return facts | facts_of_deepspeed(model) | _facts_of_zero(model)
@@ -99,6 +100,11 @@ def read_back(model: Any, optimizer: Any) -> dict[str, Any]:
         sharding = facts_of_sharding(model, None)
         return facts | sharding | {"precision": precision(sharding["compute_dtypes"])}
     return facts
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries of an engine that the script has imported."""
+    return {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
 
 
 def precision(dtypes: list[str]) -> str:

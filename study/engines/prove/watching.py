@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from study.engines.prove.checksums import Checksum, of_weights
 from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
 from study.engines.prove.mismatch import KnownBad, NotAsAsked, TrainsWrong, hold
 from study.engines.prove.proved_step import Step
+from study.engines.scripts import rank
 
 PROVED_STEP = 3  # moments exist after the first, and stage 3 has traced the order of its parameters after the second
 SHORT_STEPS = 3  # as many with fewer forward passes than asked are no coincidence; a single one may end an epoch
@@ -43,9 +43,11 @@ def watch(
 ) -> None:
     """Prove what `model` and `optimizer` are, and count the third optimizer step from now.
 
-    Call it once all is wrapped, on every rank; a DeepSpeed engine knows its optimizer. `asked`: an accelerate file, a
-    DeepSpeed JSON, or a dict as one; None: what the launcher passed on. `output`: rank 0's; a second is proof-2.json.
-    It raises KnownBad on every rank, unless `allow_known_bad`, with `strict` NotAsAsked and TrainsWrong, and no more.
+    Call it after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`, on every rank; of a DeepSpeed engine the
+    optimizer is known. `asked`: an accelerate file, a DeepSpeed JSON, or a dict as one; None: what the launcher passed
+    on. `output`: a JSON, which rank 0 writes; the second of a script is proof-2.json. On every rank it raises KnownBad
+    where this release of DeepSpeed trains such an engine wrongly, unless `allow_known_bad`, with `strict` NotAsAsked
+    and TrainsWrong, and nothing else.
     """
     Watch(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
 
@@ -87,7 +89,9 @@ class Watch:
     """Reads back what was built, then counts one step, then is gone."""
 
     def __init__(self, strict: bool, allow_known_bad: bool, output: Path) -> None:
-        self._strict, self._allow_known_bad, self._output = strict, allow_known_bad, _free(output)
+        self._strict = strict
+        self._allow_known_bad = allow_known_bad
+        self._output = _free(output)
         self._steps = 0
         self._short = 0  # steps in a row that had fewer forward passes than asked
         self._last: int | None = None  # DeepSpeed's number of the last step seen
@@ -117,7 +121,9 @@ class Watch:
                 "asked": [demand._asdict() for demand in self._demands],
                 "not_read_back": held.unread,
                 "known_wrong": [wrong] if wrong else [],
-                **{each: [] for each in ("findings", "not_as_asked", "notes")},
+                "findings": [],
+                "not_as_asked": [],
+                "notes": [],
                 "step": None,
             }
             sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
@@ -242,7 +248,7 @@ class Watch:
         findings = self._content["findings"]
         self._content["not_as_asked"] += differences
         self._content["notes"] += notes
-        if _rank() == 0:
+        if rank() == 0:
             # A progress bar may stand in the line.
             print("", *lines, *mismatch.of_findings(wrong, findings, differences, notes), sep="\n", flush=True)
             try:
@@ -279,7 +285,7 @@ class Watch:
             raise
         except Exception as error:
             (leave or self._leave)()
-            print(f"proof: not made on rank {_rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
+            print(f"proof: not made on rank {rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
 
 
 def _demands(model: Any, asked: Asked | None, arguments: Any) -> list[Demand]:
@@ -305,11 +311,6 @@ def _free(output: Path) -> Path:
     return output.with_name(free.name)
 
 
-def _rank() -> int:
-    """This process's rank, also where the group is gone or was never made."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-
-
 def _print(line: str) -> None:
-    if _rank() == 0:
+    if rank() == 0:
         print(line, flush=True)

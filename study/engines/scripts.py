@@ -1,0 +1,34 @@
+"""A script of anybody's, run as Python would run it: for the programs that take one, and then its own arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a program's own options, the script, and what is the script's, which it finds as its command line."""
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    given = parser.parse_args(words)
+    if not given.script.is_file():
+        parser.error(f"{given.script}: no such file; name a script, and then its arguments")
+    sys.argv = [str(given.script), *given.arguments]
+    sys.path[0] = str(given.script.resolve().parent)
+    return given
+
+
+def run(script: Path) -> None:
+    """Run a script to its end, in this process."""
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def rank() -> int:
+    """This process's rank, also where the group is gone or was never made."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
