@@ -180,22 +180,6 @@ def proof_in_short(row: dict[str, Any]) -> str:
     return f"{said}{held}" + ("" if row["status"] == 0 else f"; **status {row['status']}** later")
 
 
-def planted() -> str:
-    """What was wrong on purpose, by the finding that said so, and how much that is sound had none."""
-    rows, found = benchmark("prove_faults")["rows"], dict[str, dict[str, set[str]]]()
-    for row in (row for row in rows if row["kind"] == "wrong"):
-        found.setdefault((row["heads"] or ["**nothing**"])[0], {}).setdefault(row["what"], set()).add(row["engine"])
-    said = [
-        (head, "; ".join(f"{what} ({', '.join(sorted(on))})" for what, on in found[head].items())) for head in found
-    ]
-    sound = sum(row["kind"] == "sound" and not row["findings"] for row in rows)
-    last = [each for each in said if each[0] == "**nothing**"]
-    return tabulate(
-        ["WRONG", "what was planted"],
-        [*(each for each in said if each not in last), *last, ("**nothing**", f"{sound} sound trainings")],
-    )
-
-
 LEFT_BY_EVERY_RUN = {
     "config.json", "outcome.json", "record.json", "steps.jsonl", "stderr.log", "stdout.log", "warnings.log",
 }  # fmt: skip
@@ -402,7 +386,6 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("docs/prove.md", "proofs"): proofs,
-    ("docs/prove.md", "planted"): planted,
     ("docs/planner-accuracy.md", "accuracy"): planner_accuracy,
     ("docs/planner-accuracy.md", "memory"): planner_memory,
     ("docs/planner-accuracy.md", "fits"): planner_fits,
