@@ -185,15 +185,15 @@ def _of_claim(told: Told, decided: Decided) -> list[str]:
 
 
 def tally(told: Sequence[Told]) -> list[str]:
-    """Tabulate verdicts, a column for each source, as Markdown; say what they mean, and how many are decided."""
-    counts = Counter((one.source, one.word) for one in told if one.counts)
+    """Tabulate what sentences come to, a row for each source, as Markdown; say how many have which verdict."""
+    counted = [one for one in told if one.counts]
+    of, by_word = Counter((one.source, COMES_TO.get(one.word)) for one in counted), Counter(one.word for one in counted)
     names = list(dict.fromkeys(one.source for one in told))
-    rows = [(word, [counts[name, word] for name in names]) for word in MEANING]
-    rows = [row for row in rows if sum(row[1])]
-    rows.append(("all", [sum(counts[name, word] for word in MEANING) for name in names]))
-    head = ["verdict", "all", *names]
-    legend = [f"- **{word}**: {meaning}" for word, meaning in MEANING.items()]
-    return [*words.markdown(head, [(word, sum(row), *row) for word, row in rows]), "", *legend, "", rested(told)]
+    rows = [(name, *(of[name, held] for held in ("yes", "part", "no", None))) for name in names]
+    rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
+    head = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
+    legend = [f"- **{word}** ({by_word[word]}): {meaning}" for word, meaning in MEANING.items()]
+    return [*words.markdown(head, [(*row, sum(row[1:])) for row in rows]), "", *legend, "", rested(told)]
 
 
 def rested(told: Sequence[Told]) -> str:
