@@ -39,10 +39,10 @@ COMPUTING = {
 
 # The files that take 20 s or more, of which some are slow, longest first: workers take whole files, and end together.
 LONGEST = [
-    "test_derived", "test_slurm", "test_one_gpu", "test_parity", "test_report", "test_benchmarks", "test_network",
+    "test_docs", "test_slurm", "test_one_gpu", "test_parity", "test_report", "test_benchmarks", "test_machines",
     "test_conformance", "test_runner", "test_checkpoints", "test_residual", "test_prove",
-    "test_launch", "test_doctor_file", "test_one_writer", "test_published", "test_machines", "test_train",
-    "test_fsdp", "test_body", "test_refusals", "test_snippets", "test_step_time",
+    "test_launch", "test_doctor_file", "test_one_writer", "test_published", "test_train",
+    "test_body", "test_refusals", "test_snippets", "test_step_time",
 ]  # fmt: skip
 
 
@@ -98,12 +98,40 @@ def _same_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def shared_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for `--data files`, which no test may change."""
-    from data_folder import make_data_dir
+    """A folder for `--data files`, laid out as the real one, with the synthetic sample: no test may change it.
 
-    return make_data_dir(tmp_path_factory.mktemp("shared") / "data")
+    It has imdb/ (sorted by label), wikitext-2/ (400 and 90 blocks of 64 tokens) and both tokenizers.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    from study.workloads import sources, synthetic
+
+    path = tmp_path_factory.mktemp("shared")
+    for folder in ("imdb", "wikitext-2"):
+        (path / folder).mkdir()
+    texts, labels = synthetic.reviews()
+    table = {"text": texts[:100] + texts[-100:], "label": pyarrow.array(labels[:100] + labels[-100:], pyarrow.int64())}
+    pyarrow.parquet.write_table(pyarrow.table(table), path / "imdb" / "train.parquet")
+    for split, num_lines in {"train": 600, "validation": 120}.items():
+        # Every other line is blank, the rest have 100 words.
+        lines = synthetic.articles()[split][:num_lines]
+        (path / "wikitext-2" / f"{split}.txt").write_text("".join(line or " \n" for line in lines), encoding="utf-8")
+    for workload, folder in sources.FILES_TOKENIZER.items():
+        synthetic.tokenizer(workload).save_pretrained(path / folder)
+    return path
 
 
 def _launches(item: pytest.Item) -> bool:

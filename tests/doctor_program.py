@@ -20,8 +20,6 @@ from accelerate.utils import DummyOptim, DummyScheduler, InitProcessGroupKwargs
 
 from study.engines import extensions
 
-extensions.use_own_folder()  # or DeepSpeed compiles for minutes, or finds no ninja
-
 
 def say(found: dict[str, Any]) -> None:
     if os.environ.get("RANK", "0") == "0":
@@ -118,27 +116,28 @@ def run() -> None:
         torch.distributed.barrier()
 
 
-def launched(words: list[str]) -> None:
-    """Set what `accelerate launch` would set for the first of its processes, as the only one."""
+def handed_on(words: list[str]) -> tuple[dict[str, str], int | None]:
+    """What `accelerate launch` sets for its processes, by its own functions, and the port where several meet."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import (
-        prepare_deepspeed_cmd_env,
-        prepare_multi_gpu_env,
-        prepare_simple_launcher_cmd_env,
-    )
+    from accelerate.utils import launch as of_accelerate
 
     arguments, defaults, from_config = _validate_launch_command(launch_command_parser().parse_args(words))
     if arguments.use_deepspeed:
         fields = [*defaults.deepspeed_config, *(["mixed_precision"] if from_config else [])]
         arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
-        environment = prepare_deepspeed_cmd_env(arguments)[1]
-    elif arguments.use_fsdp or arguments.multi_gpu or arguments.use_megatron_lm:
-        environment = prepare_multi_gpu_env(arguments)
-    else:
-        os.environ.update(prepare_simple_launcher_cmd_env(arguments)[1])
-        return
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({**environment, **alone, "MASTER_PORT": str(arguments.main_process_port)})
+        return of_accelerate.prepare_deepspeed_cmd_env(arguments)[1], arguments.main_process_port
+    if arguments.use_fsdp or arguments.multi_gpu or arguments.use_megatron_lm:
+        return of_accelerate.prepare_multi_gpu_env(arguments), arguments.main_process_port
+    return of_accelerate.prepare_simple_launcher_cmd_env(arguments)[1], None
+
+
+def launched(words: list[str]) -> None:
+    """Set what `accelerate launch` would set for the first of its processes, as the only one."""
+    environment, port = handed_on(words)
+    os.environ.update(environment)
+    if port is not None:
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update({**alone, "MASTER_PORT": str(port)})
 
 
 def many(cases: list[dict[str, Any]]) -> None:
@@ -165,6 +164,7 @@ def many(cases: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    extensions.use_own_folder()  # or DeepSpeed compiles for minutes, or finds no ninja
     if sys.argv[1:2] == ["--many"]:
         many(json.loads(Path(sys.argv[2]).read_text()))
     else:

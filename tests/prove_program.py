@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,12 +142,13 @@ def train(
     after: Callable[[Any, Any], Any] = lambda model, optimizer: None,
     scaler: str = "",
     evaluates: bool = False,
+    strict: bool = False,
 ) -> list[torch.Tensor]:
     """Return what this rank holds of the weights. `after`: the last backward pass of a step."""
     model, optimizer = make()
     scaling = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=bool(scaler))
     if output:
-        prove.watch(model, optimizer, output=output)
+        prove.watch(model, optimizer, output=output, strict=strict)
     for step in range(STEPS):
         for micro_step in range(micro_steps):
             with model.no_sync() if no_sync(micro_step) else nullcontext():
@@ -214,4 +217,8 @@ if __name__ == "__main__":
         without, proven = (train(output=output, **case) for output in (None, f"{name}.json"))
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(without, proven, strict=True)), name
         dist.barrier()
+    try:
+        train(ddp, "strict.json", call=lambda model, _: model.module, strict=True)
+    except prove.TrainsWrong as error:
+        Path(f"raised-{dist.get_rank()}.json").write_text(json.dumps(str(error)))
     print("TRAINED", file=sys.stderr, flush=True)

@@ -15,18 +15,7 @@ from study import files
 from study.compare import expected
 from study.config import RunConfig, build_config
 from study.records import schema
-from study.records.schema import (
-    Checksum,
-    Collective,
-    Failure,
-    ModelStateBytes,
-    Outcome,
-    PeakMemory,
-    Proof,
-    Record,
-    Sharding,
-    Timing,
-)
+from study.records.schema import Checksum, Proof
 from study.run import as_words
 from study.theory.case import Engine, parameter_bytes
 from study.theory.model_states import PARTS, engine_differences, paper_bytes
@@ -187,15 +176,15 @@ def _steps(
 def _record(
     config: RunConfig, run_id: str, strategy: str, world_size: int, repeat: int, box: Box, status: str,
     lines: list[dict[str, float]], steps_sha256: str,
-) -> Record:  # fmt: skip
+) -> schema.Record:  # fmt: skip
     micro, accumulation = config.batches(world_size)
     timed = [line["seconds"] for line in lines[WARMUP_STEPS + 1 :]]
     ok = status == "ok"
     device = "cpu" if box == "cpu" else "cuda"
     learned = [config.workload, config.size, config.seed, config.precision, config.num_steps, config.global_batch_size]
-    made = Record(
+    made = schema.Record(
         run_id=run_id, status=status,
-        failure=None if ok else Failure(step=len(lines), error=f"synthetic: {status}"),
+        failure=None if ok else schema.Failure(step=len(lines), error=f"synthetic: {status}"),
         started_at=_started_at(run_id, repeat), wall_seconds=10.0 + sum(line["seconds"] for line in lines),
         command=_command(config, strategy, world_size), workload=config.workload, size=config.size,
         strategy=strategy, world_size=world_size, seed=config.seed, init=config.effective_init,
@@ -237,7 +226,7 @@ def _proof(config: RunConfig, strategy: str, world_size: int, micro: int, accumu
         engine_class="DeepSpeedEngine" if stage is not None else classes[strategy],
         optimizer_class="DeepSpeedCPUAdam" if offload != "none" else "AdamW",
         zero_optimizer_class=f"DeepSpeedZeroOptimizer{'_Stage3' * (stage == 3)}" if stage else None,
-        zero_stage=stage, sharding=Sharding(**SHARDING, mesh=[world_size]) if strategy == "fsdp2" else None,
+        zero_stage=stage, sharding=schema.Sharding(**SHARDING, mesh=[world_size]) if strategy == "fsdp2" else None,
         offload_optimizer_device=offload, offload_param_device=offload if stage == 3 else "none",
         gradient_clipping=config.gradient_clipping, gradient_accumulation_steps=accumulation,
         micro_batch_size=micro, precision=config.precision,
@@ -253,7 +242,7 @@ def _proof(config: RunConfig, strategy: str, world_size: int, micro: int, accumu
 @cache
 def _state_bytes(
     engine: Engine, sizes: ParameterSizes | None, num_params: int, rank: int, moment: str, device: str
-) -> ModelStateBytes:
+) -> schema.ModelStateBytes:
     """What theory says that the engine holds."""
     paper = paper_bytes(engine, num_params, moment)
     held = {part: getattr(paper, part) for part in PARTS}
@@ -261,12 +250,12 @@ def _state_bytes(
         for difference in engine_differences(engine, sizes, rank, moment):
             held[difference.part] += difference.num_bytes
     counts = {part: round(value) for part, value in held.items()}
-    return ModelStateBytes(**counts, by_device={device: sum(counts.values())})
+    return schema.ModelStateBytes(**counts, by_device={device: sum(counts.values())})
 
 
 def _peaks(
-    config: RunConfig, box: Box, engine: Engine, micro: int, rank: int, states: ModelStateBytes
-) -> dict[str, PeakMemory]:
+    config: RunConfig, box: Box, engine: Engine, micro: int, rank: int, states: schema.ModelStateBytes
+) -> dict[str, schema.PeakMemory]:
     """Model states, activations by the tokens of a micro batch, and a little more on rank 0."""
     held = sum(getattr(states, part) for part in PARTS)
     unseen = states.communication_buffers if engine.kind == "ddp" else 0  # by who looks for live tensors
@@ -277,17 +266,17 @@ def _peaks(
         alive = int(share * (held + activations)) + (1 << 20) * (rank == 0)
         if box == "cpu":
             tensors = alive - unseen if phase == "steady_steps" else None
-            peaks[phase] = PeakMemory(tensor_bytes=tensors, resident_bytes=1_000_000_000 + alive)
+            peaks[phase] = schema.PeakMemory(tensor_bytes=tensors, resident_bytes=1_000_000_000 + alive)
         else:
             reserved = -(-int(alive * 1.1) // (1 << 21)) * (1 << 21)
             process = reserved + 550_000_000
-            peaks[phase] = PeakMemory(
+            peaks[phase] = schema.PeakMemory(
                 allocated_bytes=alive, reserved_bytes=reserved, process_bytes=process, process_average_bytes=process
             )
     return peaks
 
 
-def _collectives(strategy: str, num_params: int, world_size: int, element_bytes: int) -> list[Collective]:
+def _collectives(strategy: str, num_params: int, world_size: int, element_bytes: int) -> list[schema.Collective]:
     if world_size == 1:
         return []
     whole = num_params * element_bytes
@@ -298,7 +287,7 @@ def _collectives(strategy: str, num_params: int, world_size: int, element_bytes:
         2: [("all_reduce", 3, whole), ("all_gather", 2, whole)],
         3: [("reduce_scatter", 2, whole), ("all_gather", 20, 2 * whole)],
     }
-    return [Collective(kind=kind, count=count, bytes=sent) for kind, count, sent in kinds[stage]]
+    return [schema.Collective(kind=kind, count=count, bytes=sent) for kind, count, sent in kinds[stage]]
 
 
 def _checksum(*words: Any) -> Checksum:
@@ -311,9 +300,9 @@ def _evaluation(config: RunConfig, last: dict[str, float]) -> dict[str, float]:
     return {"step": float(config.num_steps), "loss": loss, **figure}
 
 
-def _timing(config: RunConfig, lines: list[dict[str, float]], timed: list[float]) -> Timing:
+def _timing(config: RunConfig, lines: list[dict[str, float]], timed: list[float]) -> schema.Timing:
     lower, median, upper = (float(value) for value in np.quantile(timed, [0.25, 0.5, 0.75]))
-    return Timing(
+    return schema.Timing(
         num_steps=len(timed), num_warmup_steps=WARMUP_STEPS, probed_steps=[WARMUP_STEPS + 1], median_seconds=median,
         lower_quartile_seconds=lower, upper_quartile_seconds=upper, data_wait_median_seconds=0.0004,
         samples_per_second=config.global_batch_size / median, tokens_per_second=lines[-1]["tokens"] / median,
@@ -336,9 +325,9 @@ def _machine(box: Box) -> dict[str, Any]:
 
 def _outcome(
     config: RunConfig, run_id: str, strategy: str, world_size: int, repeat: int, study: str, status: str
-) -> Outcome:
+) -> schema.Outcome:
     """What the runner saw of a run that was killed."""
-    return Outcome(
+    return schema.Outcome(
         study=study, run_id=run_id, status=status, message="ok" if status == "ok" else f"synthetic: {status}",
         workload=config.workload, size=config.size, strategy=strategy, world_size=world_size, seed=config.seed,
         global_batch_size=config.global_batch_size, round=repeat, position=1,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 import launching
+import planner_accuracy
 import pytest
 import yaml
 from refusing import refusal
@@ -117,7 +117,9 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps goes with --micro-batch-size"),
         (["--model", "x" * 5000, "--gpu", "l4", "--gpus", "1"], "unknown model 'x"),
         (["--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"], "unknown model 'gpt2-xxl': near are gpt2-xl"),
-        ([*ON_ONE, "--gpu", "a100"], "unknown GPU 'a100': near are a100"),
+        ([*ON_ONE, "--gpu", "a100"], "unknown GPU 'a100': near are a100-pcie-40gb, a100-40gb, a100-pcie-80gb,"),
+        ([*ON_ONE, "--gpu", "h1000-sxm"], "unknown GPU 'h1000-sxm': near are h100-sxm"),
+        ([*ON_ONE, "--gpu", ""], "unknown GPU '': known are t4, v100"),
         (["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "12"], "12 GPUs do not fill nodes of 8"),
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
         ([*CASE, "--write", "/proc/x.yaml"], "--write /proc/x.yaml: "),
@@ -353,16 +355,4 @@ def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
     """`zero-study predict` makes them anew; numbers may differ by rounding."""
     committed = read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
     made = predictions.predict_study(studies.find(name), gpu, num_gpus)
-    near = {
-        place: pytest.approx(value, rel=1e-3) if isinstance(value, int | float) else value
-        for place, value in flat(made.model_dump()).items()
-    }
-    assert flat(committed.model_dump()) == near
-
-
-def flat(content: Any, where: str = "") -> dict[str, Any]:
-    """What is said, by its places."""
-    if not isinstance(content, dict | list):
-        return {where: content}
-    items = content.items() if isinstance(content, dict) else enumerate(content)
-    return {place: value for key, inner in items for place, value in flat(inner, f"{where}.{key}").items()}
+    assert planner_accuracy.is_same(committed.model_dump(mode="json"), made.model_dump(mode="json"))

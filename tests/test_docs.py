@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,11 +18,14 @@ from pathlib import Path
 
 import click
 import docs_tables
+import first_screen
+import launching
 import markdown_it
 import pytest
 import yaml
 from launching import ROOT
 from markdown_it.token import Token
+from test_weight import written
 
 from study import cli, config
 from study.claims import snippets
@@ -145,13 +150,6 @@ def check_make(words: list[str]) -> None:
     assert set(words) <= set(targets)
 
 
-def check_papermill(words: list[str]) -> None:
-    cells = json.loads((ROOT / words[0]).read_text())["cells"]
-    cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
-    declared = re.findall(r"^(\w+) *(?::.*)?=", "".join(cell["source"]), re.MULTILINE)
-    assert {words[place + 1] for place, word in enumerate(words) if word == "-p"} <= set(declared)
-
-
 def check_pip(words: list[str]) -> None:
     extras = re.findall(r"\.\[([\w,]+)\]", " ".join(words))
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -166,7 +164,7 @@ def check_sky(words: list[str]) -> None:
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "zero-study": check_study, "accelerate": check_launch, "python": check_python, "make": check_make,
-    "papermill": check_papermill, "pip": check_pip, "sky": check_sky,
+    "pip": check_pip, "sky": check_sky,
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
@@ -239,3 +237,87 @@ def test_every_place_is_known():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_oldest_version_that_is_supported_was_examined(package):
     assert docs_tables.lower_bound(package) in committed.read(package)
+
+
+# ---------------------------------------------------------------- README answers first
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FINDINGS = (
+    README.partition("## What came out")[2].partition("\n**No GPU")[0]
+    + README.partition("**ZeRO-3")[2].partition("**")[0]
+)
+# Numbers of names: a stage, a release, and what is no quantity.
+NAMES = re.compile(r"ZeRO-\d|FSDP2|\d+\.\d+\.\d+|\(\[[^)]*\)\)|\([^)]*\)")
+
+
+def numbers(sentence):
+    return re.findall(r"\d+(?:\.\d+)?", NAMES.sub("", sentence))
+
+
+def test_it_is_short():
+    assert len(written(README)) <= 600
+    assert not re.search(r"^ *\d+\. ", README, re.MULTILINE)  # a sentence's number would begin a list
+    rows = [line for line in README.splitlines() if line.startswith("|")]
+    assert len(rows) <= 9
+    assert all(len(cell.split()) <= 10 for row in rows for cell in row.strip("|").split("|"))
+
+
+def test_a_finding_has_at_most_two_numbers_a_sentence_and_none_without_a_record():
+    sentences = re.split(r"[.;)] (?=[A-Z(*\[])", " ".join(FINDINGS.split()))
+    assert max(len(numbers(each)) for each in sentences) == 2
+    said = {number.said.split()[0] for number in first_screen.NUMBERS}
+    assert {each for sentence in sentences for each in numbers(sentence)} <= said
+
+
+@pytest.mark.parametrize("number", first_screen.NUMBERS, ids=lambda number: number.what)
+def test_a_number_is_what_the_records_say(number):
+    assert number.found() == number.said
+    assert number.said in " ".join(README.split())
+    study = ROOT / "study" / "studies" / f"{number.study}.yaml"
+    assert number.study == "conformance" or "uperseded by" not in study.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_try_prints_what_it_shows(tmp_path):
+    commands, shown = re.search(
+        r"```sh\nmake setup.*?activate\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL
+    ).groups()
+    commands = commands.replace("study train", f"study train --output-dir {tmp_path}/$((i=i+1))")
+    commands = "set -e; i=0\n" + commands.replace("compare runs", f"compare {tmp_path}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as after `source .venv/bin/activate`
+    environment = launching.environment({"PATH": path})
+    done = subprocess.run(["bash", "-c", commands], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in shown.splitlines()[1:]:  # but for times, which are of the machine and the hour
+        named, memory, _ = re.split(r"((?<=  )[\d.]+ [MG]iB(?: +[\d.]+ x)?)", line)
+        assert any(each.startswith(named) and memory in each for each in done.stdout.splitlines()), done.stdout
+
+
+# ---------------------------------------------------------------- what `make derived` makes is what is committed
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.org", "-c", "core.hooksPath=/dev/null"]
+    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the tree is in no repository, which says what belongs to it")
+def test_make_derived_changes_nothing(tmp_path):
+    for name in git(ROOT, "ls-files", "-z").split("\0"):
+        if name and (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tmp_path / name)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "As it is")
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    launching.use()
+    made = subprocess.run(
+        ["make", "-o", "setup", "derived"],
+        cwd=tmp_path, env=launching.environment({"PYTHONPATH": str(tmp_path)}), capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert len(re.findall(r"^\S.* \.\.\.$", made.stdout, re.MULTILINE)) > 15
+    assert git(tmp_path, "status", "--short", "--", ":!.venv") == ""

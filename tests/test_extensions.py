@@ -10,8 +10,12 @@ from types import SimpleNamespace
 import pytest
 from refusing import refusal
 
+from study.config import build_config
 from study.engines import extensions
 from study.errors import Refusal
+from study.run import make_run
+from study.running import checks
+from study.strategy.file import read_by_name
 
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); sys.stdin.read()"
 
@@ -108,6 +112,8 @@ def test_check_refuses_without_a_compiler(tools):
     put_tool(tools / "ninja")
     for name in extensions.EXTENSIONS:
         assert re.match(f"no C.. compiler: c.. is not on PATH.*{name}.*apt-get install g..", refused(name))
+    run = make_run(build_config(), read_by_name("zero3_nvme_offload"), 2)
+    assert refusal(checks.check, run) == refused("cpu_adam", "async_io")  # before anything is started
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from doctor_program import handed_on
 from launching import ROOT, attempt
 from refusing import refusal
 from test_strategy import FOUND, Ancestor
@@ -18,7 +19,6 @@ from test_strategy import FOUND, Ancestor
 from study.config import build_config
 from study.engines.keys import allowed
 from study.errors import Failed, Refusal
-from study.records import find as records
 from study.records import imports, machine, schema
 from study.run import make_run
 from study.running import launch
@@ -105,6 +105,8 @@ def test_what_the_launcher_itself_sets_is_not_asked(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert request.requested_run(build_config()).world_size == 2
+    monkeypatch.setenv("RANK", "2")
+    assert refusal(request.requested_run, build_config()).startswith("RANK=2 and WORLD_SIZE=2 in the environment: ")
     monkeypatch.setattr(ancestor, "environ", lambda: {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
     with pytest.raises(Refusal, match=r"^ACCELERATE_DEEPSPEED_ZERO_STAGE is set in the environment"):
         request.requested_run(build_config())
@@ -118,19 +120,9 @@ def test_what_the_launcher_itself_sets_is_not_asked(monkeypatch):
         request.requested_run(build_config())
 
 
-def handed_on(path: Path) -> dict[str, str]:
-    """What the installed launcher makes of a strategy's file for its ranks, by its own functions."""
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils import launch as of_accelerate
-
-    words = ["--config_file", str(path), "--main_process_port", "0", "train.py"]
-    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
-    arguments.deepspeed_fields_from_accelerate_config = ""
-    if arguments.use_deepspeed:
-        return of_accelerate.prepare_deepspeed_cmd_env(arguments)[1]
-    if arguments.use_fsdp or arguments.multi_gpu:
-        return of_accelerate.prepare_multi_gpu_env(arguments)
-    return of_accelerate.prepare_simple_launcher_cmd_env(arguments)[1]
+def as_launched(path: Path) -> dict[str, str]:
+    """What the installed launcher makes of a strategy's file for its ranks."""
+    return handed_on(["--config_file", str(path), "--main_process_port", "0", "train.py"])[0]
 
 
 @pytest.fixture
@@ -143,7 +135,7 @@ def bare(monkeypatch):
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_a_file_as_the_launcher_has_read_it(bare, path):
-    request.check_as_launched(read_strategy(path), handed_on(path))
+    request.check_as_launched(read_strategy(path), as_launched(path))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,7 @@ def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, n
     path = tmp_path / f"{name}.yaml"
     text = (CONFIGS / path.name).read_text()
     path.write_text(text)
-    environment = handed_on(path)
+    environment = as_launched(path)
     assert before in text
     path.write_text(text.replace(before, after))
     with pytest.raises(Refusal, match=rf"{name}.yaml: was edited while the run began: the launcher has .*{variable}"):
@@ -186,43 +178,6 @@ def test_a_rank_that_the_run_has_not(environment, is_distributed, message):
         allowed.check_rank(environment, 2, is_distributed)
     else:
         assert refusal(allowed.check_rank, environment, 2, is_distributed).startswith(message)
-
-
-@pytest.mark.slow
-@pytest.mark.launches
-def test_a_stray_rank_does_not_reach_a_launch_of_the_program(tmp_path):
-    """accelerate's launcher of one process passes it on: the run then was rank 3, and wrote no steps, no config."""
-    stray = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
-    done = attempt(["zero-study", "train", *SMALL, "--output-dir", tmp_path / "run"], env=stray)
-    assert done.returncode == 0, done.stdout + done.stderr
-    written = {path.name for path in (tmp_path / "run").iterdir()}
-    assert written == {"record.json", "steps.jsonl", "config.json", "stdout.log", "stderr.log"}
-    record = schema.read(tmp_path / "run")
-    (found,) = records.find([tmp_path / "run"])
-    assert len(records.steps_of(found)) == record.steps_done
-    assert record.launcher[:4] == ["accelerate", "launch", "--config_file", "accelerate_configs/single.yaml"]
-    assert record.strategy_file["yaml"]["distributed_type"] == "NO"
-    assert (record.proof.settings, record.proof.compiled_graphs) == ({}, 0)
-
-
-@pytest.mark.launches
-@pytest.mark.parametrize(
-    ("strategy", "flag", "environment", "message"),
-    [
-        ("single", [], {"RANK": "3"}, "RANK=3 in the environment: the run is one process"),
-        ("zero3", ["--zero_stage", "2"], {}, "accelerate launch --zero_stage is said in the strategy's file"),
-        ("zero2", [], {"ACCELERATE_USE_CPU": "true"}, "ACCELERATE_USE_CPU is set in the environment, and accelerate"),
-    ],
-    ids=["rank", "flag", "variable"],
-)
-def test_a_bare_launch_is_refused(tmp_path, strategy, flag, environment, message):
-    launcher = ["accelerate", "launch", *flag, "--config_file", CONFIGS / f"{strategy}.yaml"]
-    words = [*launcher, "--main_process_port", "0", "study/train.py", *SMALL, "--output-dir", tmp_path / "run"]
-    done = attempt(words, env=environment)
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
-    assert message in line
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_launch_passes_on_no_rank(monkeypatch, tmp_path):

@@ -156,6 +156,8 @@ def test_accelerate_file(name, monkeypatch):
         assert read.zero_stage == int(name[4])
         assert read.zero3_init == (read.zero_stage == 3)
     assert ("cpu" in name, "nvme" in name) == (read.offload_optimizer_device == "cpu", read.offloads_to_nvme)
+    own = {"cpu_adam"} if read.zero_stage and read.offload_optimizer_device != "none" else set()
+    assert read.needed_extensions == own | ({"async_io"} if "nvme" in name else set())
     # What a run sets is left to the run.
     assert read.gradient_clipping is None
     assert read.gradient_accumulation_steps is None

@@ -1,23 +1,33 @@
-"""What a run leaves behind: written whole or not at all, and read strictly; and an error names who stands behind it."""
+"""What a run leaves: written whole or not at all, read strictly, errors named; what no run leaves is refused."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import json
 import os
+import re
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import synthetic
 from pydantic import ValidationError
 from refusing import refusal
 
-from study import files, train
+from study import cli, files, train
+from study.compare import parity, table
 from study.config import build_config
-from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Stalled
-from study.records import schema
+from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
+from study.records import find as records
+from study.records import pack, schema
 from study.records.schema import Checksum, Failure, Record
 from study.run import Run
+from study.running import launch
+from study.running.ending import End
 from study.strategy.file import read_by_name
 from study.training import faults, reports
 from study.training import journal as journals
@@ -212,3 +222,237 @@ def test_steps_are_whole_lines_where_the_disk_is_full(run):
     with pytest.raises(OutputFailed, match="No space left on device"):
         own._append([{"step": 1, "loss": 0.5}])
     assert own._file.getvalue() == b"whole\n"
+
+
+# ---------------------------------------------------------------- what no run leaves, in one line and before a write
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return synthetic.write_run(Path("runs"), study="s").parent
+
+
+def edited(content: dict, at: tuple, value: object) -> str:
+    """A document with another value in one place."""
+    copy = holder = json.loads(json.dumps(content))
+    for key in at[:-1]:
+        holder = holder[key]
+    holder[at[-1]] = value
+    return json.dumps(copy) + "\n"
+
+
+def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.VIEWS)) -> None:
+    """By collect, pack and every view of compare, before the first write."""
+    before = sorted(Path().rglob("*"))
+    asked = [["pack", "runs", "out"], ["pack", "runs", "box.zip"]]
+    for words in [*asked, *(["compare", "runs", "--view", view] for view in views)]:
+        assert re.search(match, refusal(cli.run, words))
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "config.json"])
+def test_ok_without_its_files_is_no_record(run_dir, name):
+    (run_dir / name).unlink()
+    refused_everywhere(rf"{name}: not there, though .*/record\.json says ok")
+    failure = {"step": 1, "error": "ended"}  # before its first step
+    facts = {"status": "failed", "failure": failure, "steps_sha256": None, "steps_done": 0, "final_loss": None}
+    synthetic.change(run_dir / "record.json", **facts)
+    (run_dir / "steps.jsonl").unlink(missing_ok=True)
+    assert table.read([Path("runs")])["status"].tolist() == ["failed"]
+    assert pack.collect([Path("runs")], Path("out")) == 1
+
+
+def test_a_checkpoints_manifest_is_no_record(run_dir):
+    folder = run_dir / "checkpoints" / "step-00000003"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "tokenizer_config.json").write_text(f'{{"run_id": 1, "model_max_length": {10**30}}}')
+    (folder / "manifest.json").write_text(json.dumps({"run_id": run_dir.name, "files": {}}))
+    assert len(table.read([Path("runs")])) == pack.collect([Path("runs")], Path("out")) == 1
+
+
+@pytest.mark.parametrize("run_id", ["../../x", "bert-lr:a", "record"])
+@pytest.mark.parametrize("where", ["record.json", "outcome.json"])
+def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
+    synthetic.change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
+    synthetic.change(run_dir / "outcome.json", run_id=run_id)
+    # The other tables are made of records alone.
+    refused_everywhere("the name ", tuple(cli.VIEWS) if where == "record.json" else ("differences",))
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ({"loss": 1.0}, "unknown key 'loss'"),
+        ({"failure": {"step": 1}}, "failure.error is missing"),
+        ({"status": "fine"}, "status='fine': input should be 'ok', 'out_of_memory', 'failed', 'interrupted', "),
+        ({"strategy": "lr:a"}, "the name 'lr:a'"),
+        ({"steps_done": 10**19}, "has more than 19 digits"),
+        ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
+        ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
+        ({"world_size": 3}, "model_state_bytes is of 2 ranks, world_size is 3"),
+        ({"seed": 7}, "seed=7, its config has 0"),
+        ({"proof": None}, "status ok, but proof is missing"),
+        ({"evaluation": [{"accuracy": 1.0}]}, "an entry without step and loss"),
+        ({"status": "failed"}, "status failed, but failure is missing"),
+        ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),
+        *(({"machine": {"cpu": cpu}}, "machine: .*: string should match") for cpu in ("<b>", "a\nb")),
+        ({"machine": {"gpus": [{"name": "a|b", "memory_bytes": 1}]}}, "machine: .*: string should match"),
+        ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
+        ({"final_loss": 0.125}, r"40 steps, the last of loss .*; .* has 40 and 0\.125"),
+    ],
+)
+def test_what_no_run_leaves_is_refused(run_dir, facts, match):
+    synthetic.change(run_dir / "record.json", **facts)
+    assert re.search(match, refusal(table.read, [Path("runs")]))
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("started_at",), "2026-01-01T00:00:00"),
+        (("config",), {}),
+        (("config", "dropout"), None),
+        (("config", "no_such_setting"), 1),
+        (("config", "max_steps"), "many"),
+        (("config", "global_batch_size"), 7),
+        (("proof", "precision"), "<b>"),
+        (("data", "num_train_examples"), "x"),
+        (("timing", "tokens_per_second"), None),
+        (("machine", "imports"), {"libraries": {"torch": {"sha256": "0"}}}),
+    ],
+)
+def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
+    """No table has to, and what is collected can be compared."""
+    path = run_dir / "record.json"
+    path.write_text(edited(json.loads(path.read_text()), at, value))
+    refused_everywhere(at[-1])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda lines: lines[:-1], "39 steps, the last of loss"),
+        (lambda lines: [*lines[:3], lines[3].replace('"loss"', '"loos"'), *lines[4:]], "line 4 is not step 4, with"),
+        (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "line 4 is not step 4"),
+        (lambda lines: [lines[0].replace("1", '"1"', 1), *lines[1:]], "line 1 is not step 1"),
+        (lambda lines: [lines[0].replace('"loss": ', '"loss": "0", "x": '), *lines[1:]], "a value that is no number"),
+        (lambda lines: ["[" * 1000, *lines[1:]], "cannot be read as steps"),
+        (lambda lines: [*lines[:2], lines[2] + "," + lines[3], *lines[4:]], "39 lines hold 40 steps"),
+    ],
+)
+def test_steps_are_those_of_the_record_whatever_its_digest_says(run_dir, spoil, match):
+    steps = run_dir / "steps.jsonl"
+    steps.write_text("\n".join(spoil(steps.read_text().splitlines())) + "\n")
+    synthetic.change(run_dir / "record.json", steps_sha256=files.sha256(steps))
+    for make in (table.read, parity.table):
+        with pytest.raises(Refusal, match=match):
+            make([Path("runs")])
+
+
+def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
+    (run_dir.parent / "lr:a.json").write_text('{"benchmark": "throughput"}')
+    with pytest.raises(Refusal, match=r"'lr:a' cannot be a file's"):
+        pack.pack([Path("runs")], Path("box.zip"))
+    assert not Path("box.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "match"),
+    [(160 << 20, "holds 503,316,480 bytes; a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
+)
+def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
+    with zipfile.ZipFile("box.zip", "w") as archive:
+        for name in ("a.json", "b.json", "c.json"):
+            archive.writestr(name, b"0" * 12345)
+    size = struct.pack("<L", 12345)
+    Path("box.zip").write_bytes(Path("box.zip").read_bytes().replace(2 * size, size + struct.pack("<L", claimed)))
+    with pytest.raises(Refusal, match=match):
+        pack.merge(Path("box.zip"), Path("out"))
+    assert not Path("out").exists()
+
+
+def test_nobody_waits_for_a_named_pipe(run_dir):
+    os.mkfifo("runs/throughput.json")
+    for name in ("record.json", "outcome.json", "steps.jsonl", "config.json"):
+        (run_dir / name).rename("aside")
+        os.mkfifo(run_dir / name)
+        refused_everywhere(rf"{name}: cannot be read as .*no regular file", ("parity", "differences"))
+        Path("aside").rename(run_dir / name)
+    os.mkfifo("box.zip")
+    with pytest.raises(Refusal, match=r"box\.zip: cannot be read as a pack \(it is no regular file"):
+        pack.merge(Path("box.zip"), Path("out"))
+
+
+def leaves(content: object, at: tuple = ()) -> Iterator[tuple[tuple, object]]:
+    """Every value of a document that has none in it, with the keys that lead there."""
+    inside = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inside:
+        yield from leaves(value, (*at, key)) if value and isinstance(value, (dict, list)) else [((*at, key), value)]
+
+
+def other(value: object) -> object:
+    """What could have stood there as well."""
+    if isinstance(value, bool):
+        return not value
+    return 1 if not value else value + "0" if isinstance(value, str) else value + 1
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_no_edit_of_what_a_run_wrote_passes(run_dir, is_collected):
+    path = schema.write(run_dir, schema.read(run_dir).model_copy(
+        update={"config_sha256": files.sha256(run_dir / "config.json")}
+    ))  # fmt: skip
+    if is_collected:
+        pack.collect([Path("runs")], Path("out"))
+        path = Path("out/records.jsonl")  # as it was before it was compressed
+        path.write_bytes(gzip.decompress((packed := Path("out/records.jsonl.gz")).read_bytes()))
+        packed.unlink()
+    whole = json.loads(path.read_text())
+    assert next(records.find_runs([path.parent])).record.record == schema.read(run_dir)
+    places = [(at, value) for at, value in leaves(whole) if not is_collected or at != ("run_id",)]
+    assert len(places) > 250
+    for at, value in places:
+        path.write_text(edited(whole, at, other(value)))
+        with pytest.raises(Refusal):
+            pytest.fail(f"{at}: {list(records.find_runs([path.parent]))}")
+
+
+def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
+    """As where the launcher knows better how a run ended (`launch._let_agree`)."""
+    path = schema.write(run_dir, schema.read(run_dir))
+    launch._let_agree(path, End("ok", ""))
+    failure = schema.Failure(step=3, error="it ended")
+    schema.write(run_dir, schema.read(path).model_copy(update={"status": "interrupted", "failure": failure}))
+    launch._let_agree(path, End("killed", "rank 1 was ended by SIGKILL"))
+    assert schema.read(path).status == "killed"
+
+
+@pytest.mark.parametrize("view", sorted(cli.VIEWS))
+def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
+    """No script, no second row or cell, nothing that turns what follows."""
+    hostile = "<script>alert(1)</script>|a\n| b \\| c | \u202egnp\x1b[31m"
+    machine = {**schema.read(run_dir).machine, "environment": {"MKL_ENABLE_INSTRUCTIONS": hostile}}
+    kinds = [{"kind": hostile, "count": 1, "bytes": 8}]
+    synthetic.change(run_dir / "record.json", collectives_per_step=kinds, machine=machine)
+    synthetic.write_run(Path("runs"), strategy="ddp", study="s")
+    synthetic.write_run(Path("runs"), strategy="single", world_size=1)
+    failed = synthetic.write_run(Path("runs"), strategy="zero1", study="s", status="failed")
+    synthetic.change(failed, failure={"step": 1, "error": hostile})
+    synthetic.change(failed.with_name("outcome.json"), message=hostile)
+    cli.run(["compare", "runs", "--view", view])
+    page = capsys.readouterr().out
+    assert "<script" not in page
+    assert not {*"\u202e\x1b"} & {*page}
+    for table_lines in page.split("\n\n"):
+        assert len({re.sub(r"\\.", "", line).count("|") for line in table_lines.splitlines() if line[:1] == "|"}) <= 1
+    if view in ("communication", "differences", "acceptance"):
+        assert "&lt;script>" in page
+
+
+def test_a_control_that_did_not_run_is_refused(run_dir):
+    for view in cli.WITH_CONTROL:
+        said = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
+        assert said.endswith("--control zero22: no run of it here; the strategies are zero2")
+    said = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
+    assert said.startswith("--control zero2: --view parity ")

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import psutil
@@ -99,22 +98,6 @@ def test_more_processes_than_gpus(monkeypatch):
     check(make_run(build_config(share_device=True), read_by_name("zero2"), 2))
 
 
-@pytest.fixture
-def bare_machine(tmp_path):
-    """An environment without a compiler, where nothing has been compiled; ninja is there, as pip put it."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "ninja").symlink_to(Path(sysconfig.get_path("scripts")) / "ninja")
-    return {"PATH": str(tools), "CXX": None, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-
-
-@pytest.mark.launches
-def test_no_compiler(folder, bare_machine):
-    line = refusal(folder, "--strategy", "accelerate_configs/zero3_nvme_offload.yaml", env=bare_machine)
-    assert line.startswith("no C++ compiler: c++ is not on PATH")
-    assert "apt-get install g++" in line
-
-
 # ---------------------------------------------------------------- started by hand
 
 
@@ -129,17 +112,20 @@ def test_without_a_launcher(folder):
 
 @pytest.mark.launches
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("flag", "variables", "arguments", "expected"),
     [
-        ("--global-batch-size 7", "global_batch_size=7 does not divide over 2 processes; change"),
-        ("--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `study/train.py --help`"),
+        ("", {}, "--global-batch-size 7", "global_batch_size=7 does not divide over 2 processes; change"),
+        ("", {}, "--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `study/train.py"),
+        ("--zero_stage 2", {}, "", "accelerate launch --zero_stage is said in the strategy's file"),
+        ("", {"ACCELERATE_USE_CPU": "true"}, "", "ACCELERATE_USE_CPU is set in the environment, and accelerate"),
     ],
 )
-def test_under_accelerate_launch(folder, arguments, expected):
+def test_under_accelerate_launch(folder, flag, variables, arguments, expected):
     """Accelerate turns its children's status 2 into a traceback of its own and status 1; our line is among it, once."""
     before = contents(folder)
-    launcher = ["accelerate", "launch", "--config_file", "accelerate_configs/zero2.yaml", "--main_process_port", "0"]
-    done = attempt([*launcher, ROOT / "study" / "train.py", *arguments.split()], cwd=folder)
+    launcher = ["accelerate", "launch", *flag.split(), "--config_file", "accelerate_configs/zero2.yaml"]
+    words = [*launcher, "--main_process_port", "0", ROOT / "study" / "train.py", *arguments.split()]
+    done = attempt(words, cwd=folder, env=variables)
     assert done.returncode == 1
     ours = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
     assert len(ours) == 1, done.stderr

@@ -5,20 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from test_shapes import TOKENS, small
 
 from study.theory import peaks, residual, shapes
 from study.theory.case import Engine, Job
 from study.training.memory import CpuPeak
 
-BATCH, LENGTH, VOCABULARY = 3, 40, 1000
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 200, "vocab_size": VOCABULARY}
-TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-GPT = {"n_embd": 64, "n_head": 4, "n_inner": 200, "n_positions": 64, "vocab_size": VOCABULARY, **TOKENS}
-GROUPED = {"num_key_value_heads": 2, "max_position_embeddings": 64, **SIZES, **TOKENS}
-EXPERTS = {
-    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
-    "qwen3-moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 200},
-}
+BATCH, LENGTH = 3, 40
+SIZES = {"hidden": 64, "feed_forward": 200, "words": 1000, "positions": 64}
 # What is called otherwise here, and the names of dropouts.
 MODEL_TYPES = {
     "gemma3": "gemma3_text", "qwen3-moe": "qwen3_moe", "gpt-j": "gptj", "gpt-neo": "gpt_neo", "gpt-neox": "gpt_neox",
@@ -38,25 +32,14 @@ SDPA = [name for name in BLOCKS if name not in residual.EAGER_ONLY]
 
 
 def build(architecture: str, layers: int, attention: str, dropout: float) -> torch.nn.Module:
-    layered = {"num_hidden_layers": layers}
+    model_type = MODEL_TYPES.get(architecture, architecture)
     own = {
-        "bert": {**SIZES, **layered},
-        "gpt2": {**GPT, "n_layer": layers},
-        "gpt-j": {**GPT, "n_layer": layers, "rotary_dim": 8},
-        "gpt-neo": {
-            "hidden_size": 64, "num_heads": 4, "intermediate_size": 200, "vocab_size": VOCABULARY, **TOKENS,
-            "attention_types": [[["global"], layers]], "num_layers": layers, "max_position_embeddings": 64,
-        },
-        "gpt-neox": {**SIZES, **TOKENS, **layered},
-        "opt": {
-            "hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 200, "vocab_size": VOCABULARY, **TOKENS, **layered,
-        },
-        "qwen2": {**GROUPED, **layered},
-    }.get(architecture, {**GROUPED, **layered, "head_dim": 24, **EXPERTS.get(architecture, {})})  # fmt: skip
-    dropouts = dict.fromkeys(DROPOUTS.get(architecture, ["attention_dropout"]), dropout)
-    config = transformers.AutoConfig.for_model(
-        MODEL_TYPES.get(architecture, architecture), **own, **dropouts, attn_implementation=attention, use_cache=False
-    )
+        "gpt-neo": {"attention_types": [[["global"], layers]], "num_layers": layers},
+        "qwen3-moe": {"num_experts": 8, "moe_intermediate_size": 200},  # beside which a few numbers per row are little
+    }.get(architecture, {})
+    own |= dict.fromkeys(DROPOUTS.get(architecture, ["attention_dropout"]), dropout)
+    own |= {"attn_implementation": attention, "use_cache": False}
+    config = transformers.AutoConfig.for_model(model_type, **{**small(model_type, layers=layers, **SIZES), **own})
     if architecture == "bert":
         return transformers.BertForSequenceClassification(config)
     return transformers.AutoModelForCausalLM.from_config(config)
@@ -115,7 +98,7 @@ def test_a_block_keeps_what_autograd_keeps(architecture, attention, dropout, how
 
 @pytest.mark.parametrize("how", CLASSES)
 def test_a_masked_bert_keeps_what_is_before_its_output_layer(how):
-    sizes = {"num_hidden_layers": 1, "attn_implementation": "eager", **SIZES}
+    sizes = {**small("bert", layers=1, **SIZES), "attn_implementation": "eager"}
     config = transformers.BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     shape, plain = (
         shapes.from_config({**config.to_dict(), "architectures": [name]}, name)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import config_defaults
 import pytest
@@ -21,32 +22,6 @@ from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
 
 LENGTH = 16
-# Widths that differ from each other, so that no two parameters could be exchanged unseen.
-WIDTHS = {
-    "hidden_size": 24, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 40,
-    "max_position_embeddings": 32, "vocab_size": 101,
-}  # fmt: skip
-GROUPED = {**WIDTHS, "num_key_value_heads": 2}
-GPT = {"n_embd": 24, "n_layer": 6, "n_head": 4, "n_positions": 32, "n_inner": 40, "vocab_size": 101}
-SMALL = {
-    "bert": WIDTHS,
-    "gpt2": GPT,
-    "gpt_neo": {
-        "hidden_size": 24, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
-        "intermediate_size": 40, "max_position_embeddings": 32, "vocab_size": 101,
-    },
-    "gptj": {**GPT, "rotary_dim": 4},
-    "gpt_neox": {**WIDTHS, "hidden_size": 32},  # heads of 8, of which a quarter is rotated
-    "opt": {key.replace("intermediate_size", "ffn_dim"): value for key, value in WIDTHS.items()},
-    "llama": GROUPED,
-    "mistral": {**GROUPED, "head_dim": 8},
-    "qwen2": GROUPED,
-    "qwen3": {**GROUPED, "head_dim": 8},
-    "gemma2": {**GROUPED, "head_dim": 8},
-    "gemma3_text": {**GROUPED, "head_dim": 8},
-    "mixtral": {**GROUPED, "num_local_experts": 5, "num_experts_per_tok": 2},
-    "qwen3_moe": {**GROUPED, "head_dim": 8, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
-}  # fmt: skip
 CLASSES = [(model_type, name) for model_type, known in config_json.MODEL_TYPES.items() for name in known.classes]
 # A head of labels is not tied, whatever the setting.
 SETTINGS: dict[str, tuple[bool, ...]] = {"tokens": (True, False), "sequence classes": (True,)}
@@ -57,9 +32,41 @@ TIED = [
 ]
 
 
+TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}  # the default ones lie outside so few words
+
+
+def small(
+    model_type: str, hidden: int = 24, layers: int = 6, feed_forward: int = 40, words: int = 101, positions: int = 32
+) -> dict[str, Any]:
+    """Settings of a small model. No two widths are equal, so that no two parameters could be exchanged unseen."""
+    widths = {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": feed_forward,
+        "max_position_embeddings": positions, "vocab_size": words,
+    }  # fmt: skip
+    grouped = {**widths, "num_key_value_heads": 2}
+    gpt = {"n_embd": hidden, "n_layer": layers, "n_head": 4, "n_positions": positions, "n_inner": feed_forward}
+    headed = {**grouped, "head_dim": hidden // 4 + 2}
+    own = {
+        "bert": widths,
+        "gpt2": {**gpt, "vocab_size": words},
+        "gpt_neo": {
+            "hidden_size": hidden, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+            "intermediate_size": feed_forward, "max_position_embeddings": positions, "vocab_size": words,
+        },
+        "gptj": {**gpt, "vocab_size": words, "rotary_dim": 4},
+        "gpt_neox": {**widths, "hidden_size": max(hidden, 32)},  # heads of 8, of which a quarter is rotated
+        "opt": {key.replace("intermediate_size", "ffn_dim"): value for key, value in widths.items()},
+        "mixtral": {**grouped, "num_local_experts": 5, "num_experts_per_tok": 2},
+        "qwen3_moe": {
+            **headed, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": feed_forward // 2,
+        },
+        **dict.fromkeys(("llama", "qwen2"), grouped),
+    }  # fmt: skip
+    return {**TOKENS, **own.get(model_type, headed)}
+
+
 def config_of(model_type: str, **settings):
-    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}  # the default ones lie outside so few words
-    return AutoConfig.for_model(model_type, **{**SMALL[model_type], **tokens, **settings})
+    return AutoConfig.for_model(model_type, **{**small(model_type), **settings})
 
 
 def shape_of(config, name: str) -> shapes.ModelShape:
@@ -195,7 +202,7 @@ def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
 
 # ---------------------------------------------------------------- known models, and files of others
 
-LLAMA_FILE = {"model_type": "llama", **GROUPED, "num_hidden_layers": 2, "hidden_act": "silu"}
+LLAMA_FILE = {"model_type": "llama", **small("llama", layers=2), "hidden_act": "silu"}
 # Parameters of published checkpoints; bert with the two-class head instead of its own. Each was also compared once,
 # layer by layer, with transformers' on the meta device. Of LLM Foundry's others test_step_time.py has the MFU.
 KNOWN = {
@@ -289,7 +296,7 @@ def test_what_real_files_leave_out_is_as_in_transformers():
     for left_out in ("num_key_value_heads", "tie_word_embeddings", "head_dim", "intermediate_size", "vocab_size"):
         content = {key: value for key, value in LLAMA_FILE.items() if key != left_out}
         shape = shapes.from_config(content, "x")
-        config = AutoConfig.for_model(**content, bos_token_id=0, eos_token_id=1)
+        config = AutoConfig.for_model(**content)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         assert shape.parameters.groups == sizes_of(model)

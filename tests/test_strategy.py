@@ -22,6 +22,7 @@ from study.compare import table as runs_table
 from study.config import build_config
 from study.engines.keys import engine_settings, known_keys
 from study.errors import Refusal
+from study.records import find as records
 from study.records import schema
 from study.records.schema import Proof, Record
 from study.run import Run, make_run
@@ -188,14 +189,6 @@ def test_a_shipped_name_with_other_content_is_another_name(tmp_path, monkeypatch
     assert read_strategy(path.with_suffix(".yaml")).name == name
 
 
-def test_a_json_says_what_a_yaml_cannot():
-    read = shipped("zero3_nvme_offload")
-    assert (read.zero_stage, read.offload_optimizer_device, read.offload_param_device) == (3, "nvme", "nvme")
-    assert read.needed_extensions == {"cpu_adam", "async_io"}
-    assert shipped("zero2_cpu_offload").needed_extensions == {"cpu_adam"}
-    assert shipped("zero3_tuned").needed_extensions == set()
-
-
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
     """Write a shipped accelerate file beside this DeepSpeed JSON; work in their folder."""
     folder = shutil.copytree(file.CONFIGS, tmp_path / file.CONFIGS.name)
@@ -235,11 +228,21 @@ REFUSED_JSON = [
 ]
 
 
-def test_a_json_is_read_strictly(tmp_path, monkeypatch):
-    path = beside(tmp_path, monkeypatch, "zero3_tuned", "")
+REFUSED_DDP = [
+    ([], "holds no keys"),
+    ("{", "cannot be read as JSON"),
+    ({}, "write gradient_as_bucket_view"),
+    ({"gradient_as_bucket_view": "yes"}, "false, true"),
+    ({"gradient_as_bucket_view": True, "static_graph": True}, "'static_graph'"),
+]
+
+
+@pytest.mark.parametrize(("name", "refused"), [("zero3_tuned", REFUSED_JSON), ("ddp_tuned", REFUSED_DDP)])
+def test_a_json_is_read_strictly(name, refused, tmp_path, monkeypatch):
+    path = beside(tmp_path, monkeypatch, name, "")
     missing = {}
-    for content, *words in REFUSED_JSON:
-        path.with_suffix(".json").write_text(json.dumps(content))
+    for content, *words in refused:
+        path.with_suffix(".json").write_text(content if isinstance(content, str) else json.dumps(content))
         said = refusal(read_strategy, path)
         if not (said.startswith(f"{path.with_suffix('.json')}: ") and has(said, words)):
             missing[str(content)] = (words, said)
@@ -256,23 +259,6 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
     found = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
              for s in (in_json, in_yaml)]  # fmt: skip
     assert found == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[]", "holds no keys"),
-        ("{", "cannot be read as JSON"),
-        ("{}", "write gradient_as_bucket_view"),
-        ('{"gradient_as_bucket_view": "yes"}', "false, true"),
-        ('{"gradient_as_bucket_view": true, "static_graph": true}', "'static_graph'"),
-    ],
-)
-def test_ddps_json_is_read_strictly(text, expected, tmp_path, monkeypatch):
-    path = beside(tmp_path, monkeypatch, "ddp_tuned", text)
-    said = refusal(read_strategy, path)
-    assert said.startswith(f"{path.with_suffix('.json')}: ")
-    assert expected in said
 
 
 def test_auto_becomes_what_suits_the_model(tmp_path, monkeypatch):
@@ -332,6 +318,27 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
     policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
     found = Counter(type(module).__name__ for module in model.modules() if policy(module))
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"units": {"BertForSequenceClassification": 1}}, "units: the run asks for 2 of BertLayer, the engine has"),
+        ({"unsharded_parameters": 41}, "unsharded_parameters: the run asks for 0, the engine has 41; change "),
+        ({"mesh": [1, 2]}, "mesh: the run asks for [2], the engine has [1, 2]; change parallelism_config in "),
+        ({"reshard_after_forward": False}, "reshard_after_forward: the run asks for True, the engine has False;"),
+        ({"compute_dtypes": ["bfloat16"]}, "compute_dtypes: the run asks for ['float32'], the engine has ['bfloat16'"),
+        ({"reduce_dtypes": ["bfloat16"]}, "reduce_dtypes: the run asks for ['float32'], the engine has ['bfloat16'];"),
+        ({"offloads": True}, "offloads: the run asks for False, the engine has True; change fsdp_offload_params in "),
+    ],
+)
+def test_what_was_sharded_otherwise_is_refused(changed, expected):
+    smoke = records.find([launching.ROOT / "reports" / "cpu" / "records" / "smoke"])
+    proved = next(file.record.proof for file in smoke if file.record.run_id == "bert-imdb-tiny-fsdp2-2x-seed0")
+    run = make_run(build_config(), shipped("fsdp2"), 2)
+    proof.verify(proved, run)
+    other = proved.model_copy(update={"sharding": proved.sharding.model_copy(update=changed)})
+    assert refusal(proof.verify, other, run).startswith(expected)
 
 
 # ---------------------------------------------------------------- before a start
