@@ -1,35 +1,47 @@
 """Trainings of a small transformer, sound and with one fault each, recorded: test_diff.py compares them.
 
 One of each engine is trained without a recorder, too, and is to have the same losses, bit by bit.
+`python tests/diff_program.py --limits FILE`: how small a fault is seen, and what a recording costs.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import device_mesh, fsdp
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from study.engines import diff
+from study.engines.diff.compare import compare
+from study.engines.diff.recorded import Recording
 
 VOCABULARY, WIDTH, LENGTH, ROWS, STEPS = 31, 16, 12, 8, 4
+PRECISIONS = ("fp32", "bf16")
+PERSISTS = {"stage3_param_persistence_threshold": 0}  # nothing does
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -40,12 +52,12 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, tied: bool = False, dropout: float = 0.0, checkpointed: str = "") -> None:
+    def __init__(self, tied: bool = False, dropout: float = 0.0, checkpointed: str = "", width: int = WIDTH) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(dropout, width) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
         self.checkpointed = checkpointed
         if tied:
             self.head.weight = self.embedding.weight
@@ -56,13 +68,6 @@ class Net(nn.Module):
             is_reentrant = self.checkpointed == "reentrant"
             x = checkpoint(block, x, use_reentrant=is_reentrant) if self.checkpointed else block(x)
         return self.head(self.norm(x))
-
-
-def nothing(*_: Any) -> None: ...
-
-
-def loss_of(outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(outputs.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,17 @@ class Case:
     clip: float = 1.0
     rate: float = 1e-3
     seed: int = 0
+    steps: int = STEPS
+    length: int = LENGTH
     scale: Callable[[int], float] = lambda number: 1.0  # of the loss of a micro batch
     batch: Callable[[int, int], int] = lambda step, row: 100 * step + row  # the seed of a row
     parameters: Callable[[Any], Any] = nn.Module.parameters
     call: Callable[[Any], Any] = lambda model: model
     syncs: bool = True
-    before_wrap: Callable[[Any], None] = nothing
-    after_wrap: Callable[[Any], None] = nothing
-    before_update: Callable[[Any, int], None] = nothing
-    after_update: Callable[[Any, Any, int], None] = nothing
+    before_wrap: Callable[[Any], Any] = lambda net: None
+    after_wrap: Callable[[Any], Any] = lambda model: None
+    before_update: Callable[[Any, int], Any] = lambda model, step: None
+    after_update: Callable[[Any, Any, int], Any] = lambda model, optimizer, step: None
 
     def train(self, output: str | None = None, noise: int | None = None) -> list[torch.Tensor]:
         """Return the losses of this rank."""
@@ -96,18 +103,18 @@ class Case:
         if output:
             diff.record(model, output, noise=noise)
         torch.manual_seed(self.seed)
-        losses = []
-        is_deepspeed = self.engine.startswith("zero")
-        for step in range(STEPS):
+        losses, is_deepspeed = [], self.engine.startswith("zero")
+        for step in range(self.steps):
             for number, rows in enumerate(self._rows(step).chunk(self.micro_steps)):
                 is_last = self.syncs and number == self.micro_steps - 1
                 if self.engine == "fsdp2":
                     model.set_requires_gradient_sync(is_last)
-                with model.no_sync() if self.engine == "ddp" and WORLD > 1 and not is_last else nullcontext():
-                    autocasts = self.precision == "bf16" and self.engine == "ddp"
-                    with torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
+                is_ddp = self.engine == "ddp"
+                with model.no_sync() if is_ddp and WORLD > 1 and not is_last else nullcontext():
+                    with torch.autocast("cpu", torch.bfloat16, enabled=is_ddp and self.precision == "bf16"):
                         outputs = self.call(model)(rows[:, :-1])
-                    loss = loss_of(outputs, rows) * self.scale(number) / (1 if is_deepspeed else self.micro_steps)
+                    loss = functional.cross_entropy(outputs.float().flatten(0, 1), rows[:, 1:].flatten())
+                    loss = loss * self.scale(number) / (1 if is_deepspeed else self.micro_steps)
                     (model if is_deepspeed else torch.autograd).backward(loss)
                 losses.append(loss.detach())
                 if is_deepspeed:
@@ -124,22 +131,16 @@ class Case:
     def _rows(self, step: int) -> torch.Tensor:
         """This rank's rows of a step's batch, which is the same however it is dealt out."""
         draws = [torch.Generator().manual_seed(self.batch(step, row)) for row in range(ROWS)]
-        return torch.stack([torch.randint(VOCABULARY, (LENGTH + 1,), generator=draw) for draw in draws]).chunk(WORLD)[
-            RANK
-        ]
+        rows = [torch.randint(VOCABULARY, (self.length + 1,), generator=draw) for draw in draws]
+        return torch.stack(rows).chunk(WORLD)[RANK]
 
     def _wrapped(self, net: Net) -> tuple[Any, Any]:
         settings = {"lr": self.rate, "eps": 1e-6}
         if self.engine == "fsdp2":
-            from torch.distributed import device_mesh, fsdp
-
             given = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if self.precision == "bf16" else {}
-            shared = {
-                "mesh": device_mesh.init_device_mesh("cpu", (WORLD,)),
-                "mp_policy": fsdp.MixedPrecisionPolicy(**given),
-            }
+            mesh = device_mesh.init_device_mesh("cpu", (WORLD,))
             for part in (*net.blocks, net):
-                fsdp.fully_shard(part, **shared)
+                fsdp.fully_shard(part, mesh=mesh, mp_policy=fsdp.MixedPrecisionPolicy(**given))
             return net, torch.optim.AdamW(self.parameters(net), **settings)
         optimizer = torch.optim.AdamW(self.parameters(net), **settings)
         if self.engine == "ddp":
@@ -147,36 +148,31 @@ class Case:
         import deepspeed
 
         asked = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": self.micro_steps,
-            "gradient_clipping": self.clip,
-            "zero_allow_untested_optimizer": True,
+            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": self.micro_steps,
+            "gradient_clipping": self.clip, "zero_allow_untested_optimizer": True,
             "bf16": {"enabled": self.precision == "bf16"},
-            "zero_optimization": {
-                "stage": int(self.engine[4]),
-                "stage3_param_persistence_threshold": 0,
-                **self.options,
-            },
-        }
+            "zero_optimization": {"stage": int(self.engine[4]), **PERSISTS, **self.options},
+        }  # fmt: skip
         return deepspeed.initialize(model=net, optimizer=optimizer, config=asked)[0], optimizer
 
 
-# ---------------------------------------------------------------- sound ones
+BUCKETS = {"reduce_bucket_size": 300, "allgather_bucket_size": 300}
+COMPILED = cache(partial(torch.compile, backend="aot_eager"))
 
 
 def sound() -> dict[str, Case]:
     """Each is the same training in its class of precision, on any number of ranks."""
     cases = {}
-    for precision in ("fp32", "bf16"):
+    for precision in PRECISIONS:
         for engine in ("ddp", "fsdp2", "zero1", "zero2", "zero3") if WORLD > 1 else ("ddp",):
             for micro_steps in (1, 2):
                 cases[f"{engine}-{micro_steps}-{precision}"] = Case(engine, micro_steps, precision)
         for how in ("plain", "reentrant"):
             cases[f"{how}-{precision}"] = Case(precision=precision, net={"checkpointed": how})
+        cases[f"compiled-{precision}"] = Case(precision=precision, call=COMPILED)
         if WORLD > 1:
-            buckets = {"reduce_bucket_size": 300, "allgather_bucket_size": 300}
             cases[f"buckets-{precision}"] = Case(precision=precision, options={"bucket_cap_mb": 0.002})
-            cases[f"zero2-buckets-{precision}"] = Case("zero2", 1, precision, options=buckets)
+            cases[f"zero2-buckets-{precision}"] = Case("zero2", 1, precision, options=BUCKETS)
             cases[f"zero3-plain-{precision}"] = Case("zero3", 1, precision, {"checkpointed": "plain"})
     return cases
 
@@ -192,19 +188,7 @@ class Fault(NamedTuple):
     kind: str  # of the first difference; replicas: ranks of the faulty one differ
     name: str = ""  # that it begins with
     factor: float | None = None
-
-
-class Scaled(torch.autograd.Function):
-    """A flow whose gradient is so many times as much."""
-
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor, times: float) -> torch.Tensor:
-        context.times = times
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient * context.times, None
+    cause: str = ""  # a part of what is said of it
 
 
 def hooked(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
@@ -212,25 +196,19 @@ def hooked(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
 
 
 def flowing(name: str, times: float) -> Callable[[Any], None]:
-    return lambda net: net.get_submodule(name).register_forward_hook(lambda *seen: Scaled.apply(seen[2], times))
+    """What flows back into a module is so many times as much."""
+    return lambda net: net.get_submodule(name).register_forward_hook(
+        lambda *seen: seen[2].register_hook(lambda gradient: times * gradient) and None
+    )
 
 
 def then(**settings: Any) -> Callable[[Any, Any, int], None]:
-    """Another setting of the optimizer after the first step."""
     return lambda model, optimizer, step: [group.update(settings) for group in optimizer.param_groups]
 
 
-def without_last(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient * torch.arange(gradient.numel()).ne(gradient.numel() - 1).view_as(gradient)
-
-
-def changed(name: str, times: float, ranks: range = range(9)) -> Callable[[Any], None]:
-    def change(model: Any) -> None:
-        parts = dict(model.named_parameters())
-        with torch.no_grad():
-            parts.get(name, parts.get(f"module.{name}")).mul_(times if RANK in ranks else 1.0)
-
-    return change
+def changed(name: str, times: float, ranks: range = range(9)) -> Callable[..., Any]:
+    scale = times if RANK in ranks else 1.0
+    return lambda model, *_: getattr(model, "module", model).get_parameter(name).data.mul_(scale)
 
 
 def rounded(model: Any, *_: Any) -> None:
@@ -242,13 +220,9 @@ def rounded(model: Any, *_: Any) -> None:
 KEPT: dict[str, torch.Tensor] = {}
 
 
-def keep_shard(model: Any, *_: Any) -> None:
-    KEPT["shard"] = model.blocks[0].up.weight.to_local().detach().clone()
-
-
 def stale_shard(model: Any, *_: Any) -> None:
-    if RANK == 1:
-        model.blocks[0].up.weight.to_local().data.copy_(KEPT["shard"])
+    shard = model.get_parameter(UP).to_local().data
+    shard.copy_(KEPT.setdefault("shard", shard.clone()) if RANK else shard)
 
 
 def add_old_gradients(model: Any, step: int) -> None:
@@ -258,48 +232,40 @@ def add_old_gradients(model: Any, step: int) -> None:
         KEPT[name] = parameter.grad.clone()
 
 
-def zero_first(net: Any) -> None:
-    for parameter in list(net.parameters())[:6]:
-        parameter.register_hook(torch.zeros_like)
-
-
 DDP, DDP2, FSDP2, ZERO2, ZERO3 = Case(), Case(micro_steps=2), Case("fsdp2"), Case("zero2"), Case("zero3")
-MASKED, CLIPPED = Case(net={"dropout": 0.1}), Case(clip=0.5)
-HALF = {"before_wrap": hooked("blocks.1.down.weight", lambda gradient: gradient / 2)}
+MASKED, CLIPPED, TIED = Case(net={"dropout": 0.1}), Case(clip=0.5), Case(net={"tied": True})
+UP, DOWN, QKV, TOKENS = (f"{part}.weight" for part in ("blocks.0.up", "blocks.1.down", "blocks.0.qkv", "embedding"))
+HALF = {"before_wrap": hooked(DOWN, lambda gradient: gradient / 2)}
+LAST = {"before_wrap": hooked("head.weight", lambda got: got * torch.arange(got.numel()).view_as(got).ne(495))}
 HALF_FLOW = {"before_wrap": flowing("blocks.1", 0.5)}
+BUCKET = {"before_wrap": lambda net: [each.register_hook(torch.zeros_like) for each in list(net.parameters())[:6]]}
 FROZEN = {"before_wrap": lambda net: net.blocks[0].up.weight.requires_grad_(False)}
 EPSILON = {"before_wrap": lambda net: setattr(net.blocks[1].norm2, "eps", 1e-3)}
 FAULTS = {
     "module_bypass": Fault(DDP, {"call": lambda model: model.module}, "replicas"),
     "no_sync_always": Fault(DDP2, {"syncs": False}, "replicas"),
     "drawn_anew": Fault(DDP, {"after_wrap": changed("blocks.0.up.bias", 2.0, range(1, 2))}, "replicas", "blocks.0.up"),
-    "half_a_layer": Fault(DDP, HALF, "gradient", "blocks.1.down.weight", 0.5),
-    "half_a_layer_zero2": Fault(ZERO2, HALF, "gradient", "blocks.1.down.weight", 0.5),
-    "half_a_layer_zero3": Fault(ZERO3, HALF, "gradient", "blocks.1.down.weight", 0.5),
-    "a_layer_less": Fault(
-        DDP, {"before_wrap": hooked("blocks.0.qkv.weight", lambda gradient: 0.98 * gradient)}, "gradient",
-        "blocks.0.qkv.weight", 0.98,
-    ),
-    "half_a_flow": Fault(DDP, HALF_FLOW, "gradient", "blocks.1.down", 0.5),
+    "half_a_layer": Fault(DDP, HALF, "gradient", DOWN, 0.5),
+    "half_a_layer_zero2": Fault(ZERO2, HALF, "gradient", DOWN, 0.5, "this one alone"),
+    "half_a_layer_zero3": Fault(ZERO3, HALF, "gradient", DOWN, 0.5),
+    "a_layer_less": Fault(DDP, {"before_wrap": hooked(QKV, lambda got: 0.98 * got)}, "gradient", QKV, 0.98),
+    "half_a_flow": Fault(DDP, HALF_FLOW, "gradient", "blocks.1.down", 0.5, "through this module"),
     "half_a_flow_zero3": Fault(ZERO3, HALF_FLOW, "gradient", "blocks.1.down", 0.5),
     "no_flow": Fault(DDP, {"before_wrap": flowing("blocks.0", 0.0)}, "gradient", "blocks.0.down", 0.0),
-    "not_divided": Fault(DDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0),
+    "not_divided": Fault(DDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0, "x 2, the number of"),
     "divided_twice": Fault(DDP2, {"scale": lambda _: 0.5}, "gradient", "", 0.5),
-    "divided_twice_zero2": Fault(Case("zero2", 2), {"scale": lambda _: 0.5}, "gradient", "", 0.5),
+    "divided_twice_zero2": Fault(Case("zero2", 2), {"scale": lambda _: 0.5}, "gradient", "", 0.5, "x 1/2, one over"),
     "summed_over_ranks": Fault(FSDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0),
-    "still_scaled": Fault(DDP, {"scale": lambda _: 1024.0}, "gradient", "", 1024.0),
+    "still_scaled": Fault(DDP, {"scale": lambda _: 1024.0}, "gradient", "", 1024.0, "loss scale"),
     "a_micro_batch_lost": Fault(DDP2, {"scale": lambda number: float(number)}, "gradient", "head.weight"),
     "a_rank_lost": Fault(DDP, {"scale": lambda _: 1.0 - RANK}, "gradient", "head.weight"),
-    "tied_twice": Fault(
-        Case(net={"tied": True}), {"before_wrap": hooked("embedding.weight", lambda gradient: 2 * gradient)},
-        "gradient", "embedding.weight", 2.0,
-    ),
-    "last_element_lost": Fault(DDP, {"before_wrap": hooked("head.weight", without_last)}, "gradient", "head.weight"),
-    "a_bucket_lost": Fault(DDP, {"before_wrap": zero_first}, "gradient", "", 0.0),
+    "tied_twice": Fault(TIED, {"before_wrap": hooked(TOKENS, lambda got: 2 * got)}, "gradient", TOKENS, 2.0),
+    "last_element_lost": Fault(DDP, LAST, "gradient", "head.weight"),
+    "a_bucket_lost": Fault(DDP, BUCKET, "gradient", "", 0.0),
     "no_zero_grad": Fault(DDP, {"before_update": add_old_gradients}, "gradient", "head.weight"),
-    "frozen": Fault(DDP, FROZEN, "gradient", "blocks.0.up.weight"),
-    "frozen_zero3": Fault(ZERO3, FROZEN, "gradient", "blocks.0.up.weight"),
-    "part_optimized": Fault(DDP, {"parameters": lambda net: net.blocks.parameters()}, "update", "", 0.0),
+    "frozen": Fault(DDP, FROZEN, "gradient", UP),
+    "frozen_zero3": Fault(ZERO3, FROZEN, "gradient", UP),
+    "part_optimized": Fault(DDP, {"parameters": lambda net: net.blocks.parameters()}, "update", "", 0.0, "not have it"),
     "part_optimized_fsdp2": Fault(FSDP2, {"parameters": lambda net: net.blocks[0].parameters()}, "update", "", 0.0),
     "rate_doubled": Fault(DDP, {"rate": 2e-3}, "update", "", 2.0),
     "rate_doubled_zero3": Fault(ZERO3, {"rate": 2e-3}, "update", "", 2.0),
@@ -312,25 +278,90 @@ FAULTS = {
     "not_clipped": Fault(CLIPPED, {"clip": 0.0}, "clipped"),
     "masters_rounded": Fault(DDP, {"after_update": rounded}, "update"),
     "masters_rounded_fsdp2": Fault(FSDP2, {"after_update": rounded}, "update"),
-    "stale_shard": Fault(
-        FSDP2, {"before_update": keep_shard, "after_update": stale_shard}, "update", "blocks.0.up.weight",
-    ),
-    "other_masks": Fault(MASKED, {"seed": 1}, "forward", "blocks.0.dropout"),
+    "stale_shard": Fault(FSDP2, {"after_update": stale_shard}, "update", UP),
+    "other_masks": Fault(MASKED, {"seed": 1}, "forward", "blocks.0.dropout", cause="masks of dropout"),
     "no_masks": Fault(MASKED, {"net": {}}, "forward", "blocks.0.dropout"),
     "other_epsilon": Fault(DDP, EPSILON, "forward", "blocks.1.norm2"),
     "other_epsilon_fsdp2": Fault(FSDP2, EPSILON, "forward", "blocks.1.norm2"),
-    "other_start": Fault(
-        DDP, {"before_wrap": changed("blocks.2.out.weight", 1.01)}, "weights", "blocks.2.out.weight", 1.01,
-    ),
+    "other_start": Fault(DDP, {"before_wrap": changed(DOWN, 1.01)}, "weights", DOWN, 1.01),
     "other_batch": Fault(DDP, {"batch": lambda step, row: 5000 + 100 * step + row}, "batch", "other rows"),
     "other_order": Fault(DDP, {"batch": lambda step, row: 100 * step + ROWS - 1 - row}, "batch", "the same rows"),
 }  # fmt: skip
 
 
-def main(folder: str) -> None:
+# ---------------------------------------------------------------- how small a fault is seen, and what a recording costs
+
+
+# By kind: beside what, and what is changed by so much of itself; of one element, of the gradient's norm.
+LIMITS: dict[str, tuple[Case, Callable[[float], dict[str, Any]]]] = {
+    "a module's output": (DDP, lambda size: {"before_wrap": lambda net: net.blocks[1].down.register_forward_hook(
+        lambda *seen: (1 + size) * seen[2])}),
+    "a parameter's gradient": (DDP, lambda size: {"before_wrap": hooked(DOWN, lambda got: (1 + size) * got)}),
+    "one element of it": (DDP, lambda size: {"before_update": lambda model, _: (
+        got := model.module.get_parameter(DOWN).grad.view(-1))[:1].sub_(size * got.norm())}),
+    "one rank's shard of it": (FSDP2, lambda size: {"before_update": lambda model, _:
+        model.get_parameter(UP).grad.to_local().mul_(1 + size * RANK)}),
+    "clipping": (CLIPPED, lambda size: {"clip": 0.5 * (1 + size)}),
+    "learning rate": (DDP, lambda size: {"rate": 1e-3 * (1 + size)}),
+    "a weight after a step": (DDP, lambda size: {"after_update": changed(UP, 1 + size)}),
+    "a weight of one rank": (DDP, lambda size: {"after_wrap": changed(UP, 1 + size, range(1, 2))}),
+}  # fmt: skip
+
+
+def limit(kind: str, precision: str, folder: str) -> float:
+    """The smallest relative size of a fault, a power of 1/3, that is seen; by bisection."""
+    sound, changes = LIMITS[kind]
+    for noise in (None, 1, 2):
+        replace(sound, precision=precision).train(folder, noise)
+    seen, missed, power = -1, 20, 0
+    while missed - seen > 1:
+        replace(sound, precision=precision, **changes(3.0**-power)).train(f"{folder}-{power}")
+        dist.barrier()
+        result = compare(*(Recording.read(Path(path)) for path in (folder, f"{folder}-{power}")))
+        seen, missed = (seen, power) if result.is_same else (power, missed)
+        power = (seen + missed) // 2
+    assert seen >= 0, f"{kind}: no size is seen"
+    return 3.0**-seen
+
+
+def costs(folder: str) -> dict[str, float]:
+    """Times of a step, over those of steps that are not recorded in the same run: medians of rounds of ten steps."""
+    ends: list[float] = []
+
+    def after(model: Any, optimizer: Any, step: int) -> None:
+        ends.append(time.perf_counter())
+        if step % 10 == 5:  # three are recorded; the next reads the last weights, and writes
+            diff.record(model, f"{folder}/{step}", noise=1 if step > 40 else None)
+
+    Case(net={"width": 256}, length=128, steps=71, after_update=after).train()
+    seconds = torch.tensor(ends, dtype=torch.float64).diff().view(7, 10)
+    plain = seconds[:, 1:5].median(1).values
+    ratios = (seconds[:, 5:9].sum(1) / plain - 1) / 3
+    found = {"recorded": ratios[:4], "recorded_with_noise": ratios[4:], "others": plain[1:] / plain[0]}
+    return {name: round(float(values.median()), 2) for name, values in found.items()}
+
+
+def measure(file: str, folder: str) -> None:
+    seen = {kind: {each: limit(kind, each, f"{folder}/{kind}-{each}") for each in PRECISIONS} for kind in LIMITS}
+    facts = Recording.read(Path(folder, "clipping-fp32")).facts
+    content = {name: facts[name] for name in ("made_by", "versions")}
+    content |= {"smallest_seen": seen, "times_of_a_step": costs(f"{folder}/costs")}
+    if not RANK:
+        Path(file).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def main(*words: str) -> None:
+    if WORLD == 1 and words[0] == "--limits":
+        with tempfile.TemporaryDirectory() as folder:
+            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, *words, folder]
+            subprocess.run([sys.executable, *launch], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+        return
     torch.set_num_threads(1)
     if WORLD > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
+    if words[0] == "--limits":
+        return measure(*words[1:])
+    folder = words[0]
     for name, case in sound().items():
         recorded = case.train(f"{folder}/{name}")
         if name.endswith("1-fp32"):
@@ -341,8 +372,7 @@ def main(folder: str) -> None:
     if WORLD == 2:
         held = {}
         for name, fault in FAULTS.items():
-            if id(fault.sound) not in held:
-                held[id(fault.sound)] = name
+            if held.setdefault(id(fault.sound), name) == name:
                 for noise in (None, 1):
                     fault.sound.train(f"{folder}/beside-{name}", noise)
             replace(fault.sound, **fault.changes).train(f"{folder}/{name}")
@@ -350,4 +380,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else ".")
+    main(*(sys.argv[1:] or ["."]))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from study.engines.diff.recorded import Difference, Recording
 
 NEAR = 5e-3  # relative; of a factor and a whole number
+NOTHING = 1e-6  # a factor that is none
 
 
-def likely(differences: Sequence[Difference], a: Recording, b: Recording) -> list[str]:
-    """The likeliest causes of the first of these, the likeliest first; none where no pattern fits."""
+def likely(
+    differences: Sequence[Difference], a: Recording, b: Recording, clear: Mapping[tuple[int, str], float]
+) -> list[str]:
+    """The likeliest causes of the first of these, the likeliest first; none where no pattern fits.
+
+    `clear`: by step and kind, how large the largest tensor that is alike is over its bound.
+    """
     if not differences:
         return []
     first = differences[0]
     of_kind = [one for one in differences if one[:2] == first[:2]]
-    return list(_causes(first, of_kind, a, b))
+    return list(_causes(first, of_kind, a, b, clear.get(first[:2], 0.0)))
 
 
 def uniform(differences: Sequence[Difference]) -> float | None:
@@ -29,7 +35,10 @@ def uniform(differences: Sequence[Difference]) -> float | None:
     return middle if all(abs(factor - middle) <= NEAR * abs(middle) for factor in known) else None
 
 
-def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Recording) -> Iterator[str]:
+def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Recording, clear: float) -> Iterator[str]:
+    if first.broken:
+        yield "an overflow, or a division by zero: nothing after it can be compared"
+        return
     if first.missing:
         yield f"{first.name} takes no part in {first.missing}: frozen, in no optimizer, or reached by no backward pass"
         return
@@ -45,8 +54,10 @@ def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Rec
         yield "this module computes otherwise: its settings, a kernel, weights that it alone has, training mode"
     elif first.kind in ("gradient", "clipped", "norm"):
         times = uniform(alike)
-        if times is not None:
+        if times is not None and (abs(times) < NOTHING or abs(times - 1) * clear <= 1):  # none lacks it for certain
             yield from _of_factor(times, first, a, b)
+        elif times is not None and len(alike) == 1:
+            yield f"this one alone is x {times:.4g}: a hook, a tied weight, or sums over ranks or passes without it"
         elif first.factor is not None:
             yield f"what flows back through this module is {first.factor:.4g} times as much"
         elif first.kind == "gradient":
@@ -56,7 +67,7 @@ def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Rec
             yield "clipping: another norm, or of a part of the gradients"
     elif first.kind in ("whole", "update"):
         times = uniform(alike)
-        if times is not None and abs(times) < NEAR:
+        if times is not None and abs(times) < NOTHING:
             yield "B's optimizer does not have it, or has not stepped"
         elif times is not None:
             yield f"the learning rate: x {times:.4g}"
@@ -66,7 +77,7 @@ def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Rec
 
 
 def _of_factor(times: float, first: Difference, a: Recording, b: Recording) -> Iterator[str]:
-    if abs(times) < NEAR:
+    if abs(times) < NOTHING:
         yield "it is zero in B: lost, or detached"
         return
     if first.kind in ("clipped", "norm"):
@@ -81,8 +92,9 @@ def _of_factor(times: float, first: Difference, a: Recording, b: Recording) -> I
     both = a.world_size * _passes(a)
     if both not in (a.world_size, _passes(a)) and any(math.isclose(times, f, rel_tol=NEAR) for f in (both, 1 / both)):
         yield f"x {times:.4g}: by ranks and forward passes, {both}"
-    if times >= 128 and math.log2(times).is_integer():
-        yield f"x {times:g}: a loss scale that is not taken out"
+    scale = max(abs(times), 1 / abs(times))
+    if scale >= 128 and math.isclose(scale, 2 ** round(math.log2(scale)), rel_tol=NEAR):
+        yield f"x {times:.4g}: a loss scale that one of them does not take out"
     losses = [_loss(recording) for recording in (a, b)]
     if all(losses) and math.isclose(losses[1] / losses[0], times, rel_tol=NEAR):
         yield "what backward is called on has the same factor: it is the loss"

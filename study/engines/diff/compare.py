@@ -61,6 +61,7 @@ def compare(a: Recording, b: Recording) -> Result:
     ours, theirs = (_before(steps, recording.values(is_apart)) for recording in (a, b))
     bounds = _Bounds(a, b, ours, is_apart)
     differences, num_alike, furthest = [], 0, 0.0
+    clear: dict[tuple[int, str], float] = {}  # of what is alike: the largest over its bound
     replicas = [*_apart("A", a), *_apart("B", b)]
     early = [*_other_batches(a, b, steps), *_other_start(ours, theirs)]
     for key in sorted(ours.keys() | theirs.keys(), key=bounds.place):
@@ -74,16 +75,21 @@ def compare(a: Recording, b: Recording) -> Result:
             continue
         if one.sketch.shape != other.sketch.shape:
             continue
-        distance, bound = _distance(key[1], one, other), bounds.of(key, one, other)
-        if distance <= bound or not np.isfinite(bound):
+        if broken := [which for which, seen in (("A", one), ("B", other)) if not np.isfinite(seen.sketch).all()]:
+            if len(broken) < 2 or key[1] not in ("gradient", "norm", "clipped"):  # else a step that fp16 may skip
+                differences.append(Difference(*key[:3], _ranks(key), math.inf, 0.0, None, None, " and ".join(broken)))
+            continue
+        distance, bound, size = _distance(key[1], one, other), bounds.of(key, one, other), _norm(one.sketch)
+        if distance <= bound:
             num_alike += not differences
             furthest = max(furthest, distance / bound if bound and not differences else 0.0)
+            clear[key[:2]] = max(clear.get(key[:2], 0.0), size / bound if bound else 0.0)
         else:
-            size = _norm(one.sketch) or math.inf
+            size = size or math.inf
             multiple = factor(one.sketch, other.sketch, bound)
             differences.append(Difference(*key[:3], _ranks(key), distance / size, bound / size, multiple, None))
-    found = [*early, *_merged(differences)]
-    return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, likely(found, a, b))
+    found = _merged([*early, *differences])
+    return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, likely(found, a, b, clear))
 
 
 def factor(one: np.ndarray, other: np.ndarray, bound: float) -> float | None:
@@ -117,7 +123,7 @@ class _Bounds:
         self._totals: dict[tuple[int, str, Any], float] = {}
         for (step, kind, _, place), seen in ours.items():
             at = step, kind, place if kind == "forward" else _rank_of(place)
-            self._totals[at] = math.hypot(self._totals.get(at, 0.0), _norm(seen.sketch))
+            self._totals[at] = math.hypot(self._totals.get(at, 0.0), _norm(seen.sketch[np.isfinite(seen.sketch)]))
             self._elements[step] += seen.size if kind == "weights" else 0
 
     def place(self, key: Key) -> tuple[Any, ...]:
@@ -269,4 +275,6 @@ def _apart(which: str, recording: Recording) -> list[str]:
 
 def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
     ours, theirs = np.array(one), np.array(other)
-    return ours.shape == theirs.shape and _norm(theirs - ours) > EXACT * max(_norm(ours), _norm(theirs))
+    if ours.shape != theirs.shape or np.array_equal(ours, theirs, equal_nan=True):
+        return False
+    return not _norm(theirs - ours) <= EXACT * max(_norm(ours), _norm(theirs))  # of a NaN neither holds

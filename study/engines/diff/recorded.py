@@ -115,3 +115,4 @@ class Difference(NamedTuple):
     bound: float  # the same
     factor: float | None  # B is so many times A; None: it is no multiple
     missing: str | None  # in which of A and B there is none
+    broken: str = ""  # in which of them it is not finite

@@ -34,7 +34,7 @@ from study.engines.prove import read_back
 from study.engines.scripts import rank
 
 # Parts of a module's name that a wrapper has put there.
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 
 
 def canonical(name: str) -> str:
@@ -56,7 +56,7 @@ class Recorder:
         self._parameters: list[tuple[str, Any]] = []
         self._step = 0  # that is under way; 0: none is yet
         self._is_updated = True  # the step's update is made, and the next forward pass begins another
-        self._calls: Counter[tuple[str, str]] = Counter()
+        self._calls: Counter[tuple[str, str | None]] = Counter()
         self._moments: dict[str, list[float]] = {}  # sketches
         self._has_gradients = False  # of the step, as they are before clipping
         self._has_ended = False
@@ -91,6 +91,7 @@ class Recorder:
 
     def _adopts(self, module: torch.nn.Module) -> bool:
         """Whether the outermost module that trains is the model, or has it in it, or is a part of it."""
+        module = read_back.uncompiled(module)
         parts = set(map(id, module.modules()))
         is_wider = self._model is None or (not self._step and module is not self._model and id(self._model) in parts)
         if is_wider and any(parameter.requires_grad for parameter in module.parameters()):
@@ -108,13 +109,15 @@ class Recorder:
             if not (trains and self._adopts(module) and self._begins(arguments, options)):
                 return call(module, *arguments, **options)
         self._depth += 1
+        # What torch.compile's wrapper has in it may be called past the listener, or not.
+        name = self._names.get(id(read_back.uncompiled(module)))
+        before = self._calls["forward", name]
         try:
             with self._otherwise() if is_outermost else nullcontext():
                 outputs = call(module, *arguments, **options)
         finally:
             self._depth -= 1
-        name = self._names.get(id(module))
-        if name is not None:
+        if name is not None and self._calls["forward", name] == before:
             self._note_outputs(name, outputs)
         return outputs
 
@@ -212,8 +215,10 @@ class Recorder:
 
     def _read_gradients(self, *kinds: str) -> None:
         """Of each parameter, in the order of the backward pass as far as the order of parameters tells it."""
+        scale = getattr(getattr(self._model, "optimizer", None), "loss_scale", 1.0)  # of DeepSpeed under fp16
         for name, parameter in reversed(self._parameters):
             if parameter.requires_grad and (gradient := whole.gradient(parameter)) is not None:
+                gradient = gradient if scale == 1 else gradient / scale
                 found = sketch(gradient)
                 for kind in kinds:
                     self._add(kind, name, found, of=parameter)

@@ -42,7 +42,7 @@ def text(result: Result) -> str:
 
 def said(first: Difference, alike: list[Difference]) -> str:
     """One difference in words. `alike`: all of its kind and step."""
-    step, kind, name, ranks, distance, bound, factor, missing = first
+    step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
         return f"step {step}: {name}"
     when = "before step 1" if not step else f"step {step}"
@@ -53,6 +53,8 @@ def said(first: Difference, alike: list[Difference]) -> str:
     what = f"{when}, {_NAMES.get(kind, kind)} of {name or 'the model'}{on}"
     if missing:
         return f"{what}: none in {missing}"
+    if broken:
+        return f"{what}: NaN or infinite in {broken}"
     if factor is not None:
         return f"{what}: x {factor:.4g} in B (bound {bound:.1e})"
     return f"{what}: {_number(distance)} of its norm away (bound {bound:.1e})"
