@@ -70,7 +70,7 @@ GROUPS = {
     "Train": (("train", "run", "plan", "job"), "zero-study run smoke"),
     "Compare": (("compare", "report", "export"), "zero-study compare runs"),
     "Plan": (("advise", "predict"), "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
-    "Check": (("doctor", "upgrade", "diff", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
+    "Check": (("doctor", "dry-run", "upgrade", "diff", "conformance", "claims"), "zero-study doctor my_deepspeed.json"),
     "Maintain": (("pack", "merge"), "zero-study pack runs/smoke my-box.zip"),
 }
 PROVE = "In a script of your own: from study.engines import prove; prove.watch(engine) says what it really trains."
@@ -401,6 +401,35 @@ def _diff(a: Path, b: Path, output: Path | None) -> int:
         files.write_json(output, text.content(result))
     print(text.text(result))
     return 0 if result.is_same else 1
+
+
+@zero_study.command("dry-run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--world", "world_size", type=NUMBER, required=True, help="processes that are pretended")
+@click.option("--ranks", metavar="R,R", help="which of them are asked [default: the first and the last]")
+@click.option("--per-machine", type=NUMBER, default=8, help="processes on one machine")
+@click.option("--model", metavar="NAME", default="gpt2", help="a known name (gpt2-xl, llama-2-7b ...) or a config.json")
+@click.option("--micro-batch-size", type=NUMBER, default=1, help="sequences per process and forward pass")
+@click.option("--sequence-length", type=NUMBER, help="tokens [default: 1024, or as many as the model has positions]")
+@click.option("--gradient-accumulation-steps", type=NUMBER, default=1, help="micro steps per optimizer step")
+@click.option("--activation-checkpointing", is_flag=True, help="recompute each block")
+@click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="[default: what the file says]")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with every call in its order")
+@click.argument("strategy", metavar="STRATEGY", help=f"an accelerate file, or one of {', '.join(file.names())}")
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, help="a script in the place of a model, and its arguments")
+def _dry_run(
+    strategy: str, script: tuple[str, ...], world_size: int, ranks: str | None, per_machine: int, output: Path | None,
+    **model: Any,
+) -> int:  # fmt: skip
+    """Run the engine as some ranks of many that are not there.
+
+    Says what each holds and sends, and where they would wait for each other for ever. Options come first.
+
+    Exit status: 0 the ranks make the same calls; 1 they part, which is a hang; 2 it cannot be pretended.
+    """
+    _require(*TRAINING)
+    from study.planner import dry_run
+
+    return dry_run.command(file.find_strategy(strategy), script, world_size, ranks, per_machine, output, **model)
 
 
 @zero_study.command("upgrade")

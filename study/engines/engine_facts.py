@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -119,6 +120,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage is; of one without memory, where that is described."""
+    storage = tensor.untyped_storage()
+    return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
+
+
 class Ledger:
     """Counts storages once, in the category that claims them first."""
 
@@ -135,7 +142,7 @@ class Ledger:
             storage = tensor.untyped_storage()
             if tensor.device.type == "meta" or storage.nbytes() == 0:
                 continue
-            pointer = storage.data_ptr()
+            pointer = _address(tensor)
             if pointer not in self._seen:
                 self._seen.add(pointer)
                 new.add(pointer)
@@ -207,7 +214,7 @@ def count_states(model: Any, optimizer: Any, bucket_bytes: int | None = None) ->
     if bucket_bytes is not None:
         gradients = tensors["gradients"]
         # Gradients that share storages are views of the buckets, which are then among them.
-        if len({g.untyped_storage().data_ptr() for g in gradients}) < len(gradients):
+        if len({_address(g) for g in gradients}) < len(gradients):
             bucket_bytes -= held
         counts["communication_buffers"] += bucket_bytes
         kind = tensors["parameters"][0].device.type

@@ -97,7 +97,7 @@ class Issued:
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce", "all_to_all")
 # Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none. Others move
 # nothing: wait_tensor, wrap_tensor_autograd.
-_WHOLE = {
+WHOLE = {
     "all_reduce": 0,
     "broadcast": 0,
     "reduce": 0,
@@ -116,7 +116,7 @@ LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs micr
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
-def _kind(operator: str) -> str:
+def kind_of(operator: str) -> str:
     """all_gather for _allgather_base_, allgather_into_tensor_coalesced_, all_gather_into_tensor and the like."""
     name = operator.lstrip("_")
     while (shorter := next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)) != name:
@@ -126,18 +126,18 @@ def _kind(operator: str) -> str:
 
 def _is_of_some_ranks(args: Sequence[Any]) -> bool:
     """Whether an operator's process group, where it is given one as an object, is smaller than the world."""
-    groups = (dist.ProcessGroup.unbox(value) for value in args if _is_script_object(value, "ProcessGroup"))
+    groups = (dist.ProcessGroup.unbox(value) for value in args if is_script_object(value, "ProcessGroup"))
     return any(group.size() < dist.get_world_size() for group in groups)
 
 
-def _is_script_object(value: Any, name: str) -> bool:
+def is_script_object(value: Any, name: str) -> bool:
     return isinstance(value, torch.ScriptObject) and str(value._type()).rpartition(".")[2] == name
 
 
-def _wait(result: Any) -> None:
+def wait(result: Any) -> None:
     """Wait until a collective is done and only its caller holds what it worked on."""
     for leaf in tree_leaves(result):
-        if _is_script_object(leaf, "Work"):
+        if is_script_object(leaf, "Work"):
             dist.Work.unbox(leaf).wait()
             time.sleep(LETTING_GO_SECONDS)
 
@@ -162,17 +162,17 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
         if functional or func.namespace == "c10d":
-            kind = _kind(func._schema.name.split("::")[1])
-            if kind in _WHOLE:
+            kind = kind_of(func._schema.name.split("::")[1])
+            if kind in WHOLE:
                 name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
                 self._count[name] += 1
-                where = _WHOLE[kind]
+                where = WHOLE[kind]
                 whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
                 if where is not None:
                     tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
                     self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
         if self._waits and func.namespace == "c10d":
-            _wait(result)
+            wait(result)
         return result
 
     def reduced_bytes(self) -> int:

@@ -37,6 +37,7 @@ def build_accelerator(run: Run) -> Accelerator:
         def use_distributed(self) -> bool:
             return True
 
+    from study.engines.sharding_on_cpu import shard_on_cpu
     from study.training import fsdp
 
     config, strategy = run.config, run.strategy
@@ -70,7 +71,7 @@ def build_accelerator(run: Run) -> Accelerator:
     )
     _wait_at_most(config.collective_timeout)
     if on_cpu and fsdp_plugin is not None:
-        fsdp.shard_on_cpu(accelerator, fsdp_plugin, mesh)
+        shard_on_cpu(accelerator, fsdp_plugin, mesh)
     if config.memory_cap is not None and not on_cpu:
         total = torch.cuda.get_device_properties(accelerator.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, config.memory_cap * GIB / total), accelerator.device)

@@ -14,7 +14,7 @@ from study.run import Run
 from study.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator, ParallelismConfig
+    from accelerate import ParallelismConfig
     from accelerate.utils import FullyShardedDataParallelPlugin
 
 
@@ -58,20 +58,6 @@ def make_mesh(run: Run) -> ParallelismConfig | None:
         return None
     replicas, shards = run.strategy.mesh
     return ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards, tp_size=1, cp_size=1, sp_size=1)
-
-
-def shard_on_cpu(
-    accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin, mesh: ParallelismConfig | None
-) -> None:
-    """Make an Accelerator of a CPU's one that shards: only as it initialises does accelerate 1.15 drop FSDP there."""
-    from accelerate import DistributedType, PartialState
-
-    # Each new AcceleratorState, as every prepared optimizer makes one, takes over what PartialState says.
-    PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
-    accelerator.state.fsdp_plugin = plugin
-    if mesh is not None:
-        accelerator.state.parallelism_config = mesh
-        accelerator.state.device_mesh = mesh.get_device_mesh("cpu")
 
 
 def read_sharding(model: torch.nn.Module, block: str) -> Sharding:

@@ -1,0 +1,47 @@
+"""Would these ranks wait for each other for ever? Their collectives, call by call, in each group that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, zip_longest
+
+from study.engines.dry_run.watch import Call
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two ranks part: the first call that one makes, and the other does not make with it."""
+
+    ranks: tuple[int, int]
+    number: int  # of the call among those that both are in, from 1
+    calls: tuple[Call | None, Call | None]  # None: that rank makes no more
+    before: Call | None  # the last that both made
+
+
+def partings(calls: Mapping[int, Sequence[Call]]) -> list[Parting]:
+    """The first call in which ranks part, for each pair that does; none: they meet in every call."""
+    found = []
+    for first, second in combinations(sorted(calls), 2):
+        parted = _parting((first, second), calls[first], calls[second])
+        found += [parted] if parted else []
+    return found
+
+
+def _parting(ranks: tuple[int, int], first: Sequence[Call], second: Sequence[Call]) -> Parting | None:
+    shared = [[call for call in calls if not call.ranks or {*ranks} <= {*call.ranks}] for calls in (first, second)]
+    before = None
+    for number, (one, other) in enumerate(zip_longest(*shared), 1):
+        if one is None or other is None or _met(one) != _met(other):
+            return Parting(ranks, number, (one, other), before)
+        before = one
+    return None
+
+
+def _met(call: Call) -> tuple[object, ...]:
+    """What ranks have to agree upon. Of objects, which are sent as bytes, the size is agreed upon by an exchange.
+
+    The module tells calls of one size apart, which would pair by chance and hang later.
+    """
+    size = None if call.dtype in ("uint8", "int8") else call.num_bytes
+    return call.kind, call.ranks, call.dtype, size, call.module

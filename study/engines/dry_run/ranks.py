@@ -1,0 +1,99 @@
+"""What do several ranks of many say? Each is a fork of this process, which has imported all that they need."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from study import files, processes
+from study.engines import this_machine
+from study.errors import Refusal, RunFailed
+
+Program = Callable[[], dict[str, Any]]  # what a rank does, in the place that it is given; returns what it has to say
+REFUSED, CRASHED = 2, 1
+
+
+def ask(
+    program: Program, places: dict[int, AbstractContextManager[None]], at_once: int | None = None
+) -> dict[int, dict[str, Any]]:
+    """Run a program as each of these ranks, in its place, and return what each has said.
+
+    `at_once`: how many of them; None: as many as there are processors. Raises Refusal where a rank refuses, and
+    RunFailed where one ends without an answer.
+    """
+    at_once = at_once or max(1, len(this_machine.allowed_processors()))
+    waiting, running = list(places), dict[int, int]()
+    answers: dict[int, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="zero-study-") as scratch:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    rank = waiting.pop(0)
+                    running[rank] = _start(program, places[rank], Path(scratch) / str(rank))
+                rank = next(iter(running))
+                _, status, used = os.wait4(running.pop(rank), 0)
+                said = _answer(Path(scratch) / str(rank), rank, os.waitstatus_to_exitcode(status))
+                answers[rank] = said | {"resident_bytes": used.ru_maxrss * 1024}
+        finally:
+            for child in running.values():
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    return answers
+
+
+def _start(program: Program, place: AbstractContextManager[None], path: Path) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os._exit(_be(program, place, path))
+    finally:
+        os._exit(CRASHED)
+
+
+def _be(program: Program, place: AbstractContextManager[None], path: Path) -> int:
+    """Be a rank, from its fork to its end."""
+    processes.die_with_parent()
+    with open(path.with_suffix(".log"), "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    torch.set_num_threads(1)  # threads of the process that was forked are not here
+    began = time.perf_counter()
+    try:
+        with warnings.catch_warnings(), place:
+            warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
+            said = program()
+        files.write_json(path, said | {"seconds": time.perf_counter() - began})
+        return 0
+    except Refusal as refusal:
+        files.write_json(path, {"refused": str(refusal)})
+        return REFUSED
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return CRASHED
+
+
+def _answer(path: Path, rank: int, status: int) -> dict[str, Any]:
+    """What a rank that has ended said. Raises Refusal where it refused, and RunFailed where it said nothing."""
+    if path.exists():
+        found: dict[str, Any] = files.load(path, "a rank's answer")
+        if "refused" in found:
+            raise Refusal(found["refused"])
+        return found
+    raised = processes.raised_in(processes.lines_of(path.with_suffix(".log").read_bytes()))
+    how = raised[0].text if raised else f"ended with status {status}"
+    raise RunFailed(f"rank {rank}: {f'was ended by signal {-status}' if status < 0 else how}")

@@ -1,0 +1,81 @@
+"""A training of no text: a model's steps through accelerate and the engine, and what a rank then holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import accelerate
+import torch
+from torch import Tensor
+
+from study.engines.dry_run.watch import Watch
+from study.engines.engine_facts import count_states
+from study.engines.prove import read_back
+
+# ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
+STEADY_STEP = 3
+RATE = 1e-6
+
+
+def train(
+    build: Callable[[], Any],
+    loss: Callable[[Any, dict[str, Tensor]], Any],
+    batch: Callable[[], dict[str, Tensor]],
+    accumulation: int,
+) -> dict[str, Any]:
+    """Train three steps as this rank, and say what the third held and sent."""
+    watch = Watch()
+    with watch:
+        accelerator = accelerate.Accelerator(gradient_accumulation_steps=accumulation)
+        plugin = accelerator.state.deepspeed_plugin
+        if plugin is not None:
+            rows = len(next(iter(batch().values())))
+            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
+            plugin.deepspeed_config["gradient_accumulation_steps"] = accumulation
+        model = build()
+        model, optimizer = accelerator.prepare(model, _make_optimizer(model, plugin))
+        states: list[dict[str, Any]] = []
+
+        def look(*_: Any) -> None:
+            if not states:  # DeepSpeed steps once per group or sub-group
+                states.append(count_states(model, optimizer.optimizer, watch.bucket_bytes))
+
+        hook = read_back.base_optimizer(optimizer).register_step_pre_hook(look)
+        for _ in range(STEADY_STEP):
+            states.clear()
+            first_call, first_change, before = len(watch.calls), len(watch.changes), watch.held
+            for _ in range(accumulation):
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss(model, batch()))
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+        hook.remove()
+    if not states:
+        raise RuntimeError(f"no optimizer stepped in step {STEADY_STEP}")
+    peak = now = before
+    for _, num_bytes in watch.changes[first_change:]:
+        now += num_bytes
+        peak = max(peak, now)
+    return {
+        "states": states[0],
+        "before_bytes": before,
+        "peak_bytes": peak,
+        "calls": [asdict(call) for call in watch.calls[first_call:]],
+        "changes": watch.changes,
+        "first_change": first_change,
+    }
+
+
+def _make_optimizer(model: Any, plugin: Any) -> Any:
+    """AdamW; DeepSpeed's own on the CPU where the optimizer is offloaded, which it demands."""
+    if plugin is not None and plugin.deepspeed_config["zero_optimization"].get("offload_optimizer", {}).get(
+        "device", "none"
+    ) not in ("none", None):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(model.parameters(), lr=RATE)
+    return torch.optim.AdamW(model.parameters(), lr=RATE)

@@ -1,0 +1,184 @@
+"""What does a process hold, and what does it say to others? Every tensor and every collective, in order."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from study.engines.listening import WHOLE, is_script_object, kind_of, listening, wait
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+LIBRARIES = ("site-packages", "dist-packages", "study/engines", "lib/python", "<frozen", "<string>")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that a rank issued."""
+
+    kind: str
+    ranks: tuple[int, ...]  # of its group; empty: all
+    dtype: str
+    num_bytes: int  # of the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather
+    module: str  # whose forward pass it is in; empty: in none
+    line: str  # of the script, not of a library; empty: of none
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> Call:
+        """A call as a rank's answer has it."""
+        return cls(**{**content, "ranks": tuple(content["ranks"])})
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Logs, within a `with` block, each storage as it comes and goes, and each collective.
+
+    Bytes are those of storages, counted once: what an operator needs within itself is not seen, and what only C++ has
+    made is, where it is an operator's result (DDP's buckets).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.changes: list[tuple[int, int]] = []  # (number of a storage, bytes more or less)
+        self.bucket_bytes: int | None = None  # of DDP
+        self.held = 0
+        self._storages: dict[int, tuple[Any, int, int]] = {}  # its address -> reference, number, bytes
+        self._num_storages = 0
+        self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
+        self._names: dict[int, str] = {}
+        self._groups: dict[Any, tuple[int, ...]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Watch:
+        enter = self._stack.enter_context
+        enter(listening(torch.UntypedStorage, "resize_", self._resize))
+        enter(listening(dist, "Reducer", self._count_buckets))
+        for hook in (
+            register_module_forward_pre_hook(self._begin_forward),
+            register_module_forward_hook(self._end_forward, always_call=True),
+        ):
+            self._stack.callback(hook.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._stack.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in PLAIN for kind in types):
+            return NotImplemented  # of tensors around tensors, which come again, one by one
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._note_call(func, args, result)
+            if func.namespace == "c10d":
+                wait(result)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf)
+        return result
+
+    # ------------------------------------------------------------ storages
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        self._num_storages += 1
+        reference = weakref.ref(storage, partial(self._forget, key))
+        self._storages[key] = (reference, self._num_storages, storage.nbytes())
+        self._change(self._num_storages, storage.nbytes())
+
+    def _forget(self, key: int, _: Any) -> None:
+        _, number, num_bytes = self._storages.pop(key)
+        self._change(number, -num_bytes)
+
+    def _change(self, number: int, num_bytes: int) -> None:
+        if num_bytes:
+            self.changes.append((number, num_bytes))
+            self.held += num_bytes
+
+    def _resize(self, call: Callable[..., Any], storage: Any, size: int) -> Any:
+        result = call(storage, size)
+        if (known := self._storages.get(storage._cdata)) is not None:
+            reference, number, before = known
+            self._storages[storage._cdata] = (reference, number, size)
+            self._change(number, size - before)
+        return result
+
+    def _count_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        before = self.held
+        reducer = call(*arguments, **options)
+        self.bucket_bytes = self.held - before
+        return reducer
+
+    # ------------------------------------------------------------ collectives
+
+    def _note_call(self, func: Any, args: Any, result: Any) -> None:
+        kind = kind_of(func._schema.name.split("::")[1])
+        if kind not in WHOLE:
+            return
+        functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
+        where = WHOLE[kind]
+        whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
+        tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)] if where is not None else []
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.calls.append(Call(kind, self._ranks(args), dtype, num_bytes, self._module(), _line()))
+
+    def _ranks(self, args: Any) -> tuple[int, ...]:
+        """The ranks of a call's group; empty: all of them."""
+        for value in args:
+            group: Any = None
+            if is_script_object(value, "ProcessGroup"):
+                group = dist.ProcessGroup.unbox(value)
+            elif isinstance(value, str) and value in c10d._world.pg_names.values():
+                group = vars(c10d)["_resolve_process_group"](value)
+            if group is not None:
+                name = group.group_name
+                if name not in self._groups:
+                    ranks = tuple(dist.get_process_group_ranks(group))
+                    self._groups[name] = () if len(ranks) == dist.get_world_size() else ranks
+                return self._groups[name]
+        return ()
+
+    def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._modules and id(module) not in self._names:
+            self._names |= {id(part): name or type(module).__name__ for name, part in module.named_modules()}
+        self._modules.append(module)
+
+    def _end_forward(self, module: torch.nn.Module, *_: Any) -> None:
+        if module in self._modules:
+            del self._modules[self._modules.index(module) :]
+
+    def _module(self) -> str:
+        if not self._modules:
+            return ""
+        return self._names.get(id(self._modules[-1]), type(self._modules[-1]).__name__)
+
+
+def _line() -> str:
+    """The innermost line of Python that is no library's: file:line."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in LIBRARIES):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

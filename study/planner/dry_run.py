@@ -1,0 +1,123 @@
+"""A model by its name through the engine that a file configures, as some ranks of many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from study import files
+from study.engines import extensions
+from study.engines.dry_run import order, pretend, ranks, scripted, text, training
+from study.engines.dry_run.watch import Call
+from study.engines.dry_run.without_memory import without_memory
+from study.errors import Refusal
+from study.planner.asked import Asked, find_model
+from study.planner.fake_tensors import build_model, loss, make_batch, one_document_a_sequence
+from study.theory.case import Job
+from study.theory.shapes import ModelShape
+
+REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
+SHARE = 0.5  # of this machine's free memory that one may take
+
+
+GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
+
+
+def command(
+    file: Path,
+    script: Sequence[str],
+    world_size: int,
+    ranks_asked: str | None,
+    per_machine: int,
+    output: Path | None,
+    model: str,
+    sequence_length: int | None,
+    mixed_precision: str | None,
+    activation_checkpointing: bool,
+    **batch: int,
+) -> int:
+    """Ask the ranks, print what they said, and return the exit status. Raises Refusal."""
+    if output is not None:
+        files.require_folder(output)
+    asked = _ranks(ranks_asked, world_size)
+    shape, question, notes = find_model(model, Asked(GPU, sequence_length=sequence_length))
+    job = Job(
+        batch["micro_batch_size"], question.sequence_length or 1, batch["gradient_accumulation_steps"],
+        activation_checkpointing,
+    )  # fmt: skip
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    extensions.use_own_folder()
+    made = pretend.environment(file, world_size, mixed_precision)
+    if script and not Path(script[0]).is_file():
+        raise Refusal(f"{script[0]}: no such script; options of dry-run stand before the strategy")
+    program = _scripted(script) if script else trained(shape, job, _has_memory(made, shape, len(asked)))
+    local = min(per_machine, world_size)
+    said = ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
+    calls = {rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()}
+    partings = order.partings(calls)
+    if output is not None:
+        files.write_json(output, {"file": str(file), "world_size": world_size, "ranks": said})
+    what = Path(script[0]).name if script else f"{shape.name}, {job.micro_batch_size} x {job.sequence_length} tokens"
+    print(f"{file.stem}: {what}, as ranks {', '.join(map(str, asked))} of {world_size:,}")
+    print("\n".join([*notes, text.TRACED, ""]))
+    if not script:
+        print(text.held(said), end="\n\n")
+    print(text.sent(calls[asked[0]], world_size), end="\n\n")
+    print("\n".join(text.order(partings, asked)))
+    return 1 if partings else 0
+
+
+def _ranks(asked: str | None, world_size: int) -> list[int]:
+    """The ranks that are asked; the first and the last by default. Raises Refusal."""
+    if asked is None:
+        return sorted({0, world_size - 1})
+    words = asked.split(",")
+    if not all(word.isdecimal() and int(word) < world_size for word in words):
+        raise Refusal(f"--ranks {asked}: must be numbers from 0 to {world_size - 1} with commas between them")
+    return sorted({int(word) for word in words})
+
+
+def _scripted(script: Sequence[str]) -> ranks.Program:
+    return lambda: scripted.run(Path(script[0]), script[1:])
+
+
+def trained(shape: ModelShape, job: Job, has_memory: bool) -> ranks.Program:
+    """What a rank does with a model: its tensors have memory, or none."""
+
+    def program() -> dict[str, Any]:
+        if has_memory:
+            return _train(shape, job)
+        with one_document_a_sequence(), without_memory():
+            return _train(shape, job)
+
+    return program
+
+
+def _train(shape: ModelShape, job: Job) -> dict[str, Any]:
+    return training.train(
+        lambda: build_model(shape, job, torch.float32),
+        lambda model, batch: loss(model, batch, shape),
+        lambda: make_batch(shape, job),
+        int(job.gradient_accumulation_steps),
+    )
+
+
+def _has_memory(made: Mapping[str, str], shape: ModelShape, num_ranks: int) -> bool:
+    """Whether tensors are to have memory: where the model fits here, and where they must. Raises Refusal."""
+    free = psutil.virtual_memory().available * SHARE
+    if REAL_BYTES * shape.num_params * min(num_ranks, 2) < free:
+        return True
+    offload = {made.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
+    if made.get("ACCELERATE_USE_DEEPSPEED") == "true" and offload == {"none"}:
+        return False
+    why = "offload computes on the host's own numbers" if offload != {"none"} else "DDP and FSDP2 take real tensors"
+    takes = REAL_BYTES * shape.num_params
+    raise Refusal(
+        f"{shape.name} takes {takes / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and {why}; name a smaller "
+        "model, or a file of stages 1 to 3 without offload"
+    )

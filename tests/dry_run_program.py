@@ -1,0 +1,146 @@
+"""Ranks that are pretended beside ranks that are there: the same training, of small models, in test_dry_run.py.
+
+`python tests/dry_run_program.py FILE`: every strategy on 2, 4 and 8 ranks, worlds of 64 to 4,096 beside theory, hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from study import files
+from study.engines import extensions
+from study.engines.dry_run import order, pretend, ranks, scripted
+from study.engines.dry_run.watch import Call
+from study.planner import dry_run
+from study.strategy import file
+from study.strategy.in_theory import engine_of
+from study.theory import peaks, shapes
+from study.theory.case import Job
+from study.theory.model_states import Part
+
+MODELS = {
+    "gpt2": shapes.plain("gpt2", "gpt2", 2, 64, 4, 32, 256),
+    "bert": shapes.plain("bert", "bert", 2, 64, 4, 32, 256),
+}
+DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
+STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")
+HANGS = ("skipped", "uneven", "frozen", "continued", "evaluated", "unequal")
+STATES: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states")
+COUNTER = 4  # bytes of Adam's, of one flat parameter
+WITHOUT = ("line",)  # of a call: the two are called from different lines
+
+extensions.use_own_folder()
+
+
+@contextmanager
+def together(rank: int, world_size: int, made: dict[str, str], port: int) -> Iterator[None]:
+    """Be one of ranks that are all there, over gloo."""
+    os.environ.update(made)
+    os.environ.update(pretend.environment_of(rank, world_size, world_size) | {"MASTER_PORT": str(port)})
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    with pretend.on_a_cpu(made):
+        yield
+
+
+def ask(
+    strategy: str,
+    model: str,
+    world_size: int,
+    asked: Sequence[int],
+    *,
+    port: int | None = None,
+    precision: str | None = None,
+    accumulation: int = 1,
+    checkpointing: bool = False,
+    has_memory: bool = True,
+) -> dict[int, dict[str, Any]]:
+    """What these ranks say; all of a world that is there, where a port is given."""
+    made = pretend.environment(file.find_strategy(strategy), world_size, precision)
+    program = dry_run.trained(MODELS[model], Job(2, 32, accumulation, checkpointing), has_memory)
+    if port is None:
+        return ranks.ask(
+            program, {rank: pretend.rank_of_many(rank, world_size, min(8, world_size), made) for rank in asked}
+        )
+    places = {rank: together(rank, world_size, made, port) for rank in range(world_size)}
+    return ranks.ask(program, places, at_once=world_size)
+
+
+def differences(pretended: dict[str, Any], there: dict[str, Any]) -> list[str]:
+    """In what a pretended rank differs from one that was there."""
+    calls = [
+        [{k: v for k, v in call.items() if k not in WITHOUT} for call in one["calls"]] for one in (pretended, there)
+    ]
+    found = ["calls"] if calls[0] != calls[1] else []
+    return found + [name for name in ("states", "before_bytes", "peak_bytes") if pretended[name] != there[name]]
+
+
+def held(said: dict[str, Any]) -> int:
+    """Bytes of a rank's model states, without the counter of steps."""
+    return sum(said["states"][name] for name in STATES) - COUNTER
+
+
+def in_theory(strategy: str, world_size: int) -> float:
+    """The same of the last rank, by the planner's formulas."""
+    shape = MODELS["gpt2"]
+    engine = engine_of(file.read_strategy(file.find_strategy(strategy)), shape.hidden, world_size, "fp32")
+    states = peaks.states(engine, shape, "stepping", world_size - 1).device
+    return float(sum(states[name] for name in STATES))
+
+
+def parted(strategy: str, which: str, world_size: int = 4) -> list[order.Parting]:
+    """Where ranks 0 and 1 part in this file's script."""
+    made = pretend.environment(file.find_strategy(strategy), world_size)
+    places = {rank: pretend.rank_of_many(rank, world_size, world_size, made) for rank in (0, 1)}
+    said = ranks.ask(lambda: scripted.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
+    return order.partings({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
+
+
+def main(target: Path) -> None:
+    """Write what test_dry_run.py asks a part of, for all."""
+    equal: list[Any] = []
+    theory: list[Any] = []
+    hangs: dict[str, Any] = {}
+    content = {"made_by": "python tests/dry_run_program.py", "hangs": hangs, "theory": theory, "equal": equal}
+    for which in ("sound", *HANGS):
+        hangs[which] = {strategy: bool(parted(strategy, which)) for strategy in ("ddp", "zero2", "zero3", "fsdp2")}
+        print(which, hangs[which], flush=True)
+    for world, strategy in product((64, 256, 1024, 4096), ("ddp", "zero1", "zero2", "zero3", "fsdp2")):
+        (said,) = ask(strategy, "gpt2", world, [world - 1]).values()
+        row = [
+            strategy,
+            world,
+            held(said),
+            in_theory(strategy, world),
+            round(said["seconds"], 1),
+            said["resident_bytes"],
+        ]
+        theory.append(row)
+        print(*row, flush=True)
+        files.write_json(target, content)
+    plain = [(model, world, {}) for model in MODELS for world in (2, 4, 8)]
+    varied = [{"precision": "bf16"}, {"accumulation": 2}, {"checkpointing": True}]
+    ports = count(29700)
+    for strategy, (model, world, how) in product(STRATEGIES, [*plain, *(("gpt2", 2, how) for how in varied)]):
+        if (strategy, world) == ("fsdp2_hybrid", 2):  # two ranks have no groups
+            continue
+        asked = sorted({0, world - 1})
+        there = ask(strategy, model, world, asked, port=next(ports), **how)
+        for rank, one in ask(strategy, model, world, asked, **how).items():
+            more = one["peak_bytes"] - there[rank]["peak_bytes"]
+            equal.append([strategy, model, world, rank, how, differences(one, there[rank]), more])
+            print(*equal[-1], flush=True)
+        files.write_json(target, content)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

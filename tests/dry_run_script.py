@@ -1,0 +1,44 @@
+"""A script with one fault that makes ranks wait for each other for ever, as its argument says; or `sound`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+WHICH, WIDTH, STEPS = sys.argv[1], 512, 3  # so wide that stage 3 shards every layer
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.tower, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor, has_image: bool = True) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.last(hidden + self.tower(hidden) if has_image else hidden)  # type: ignore[no-any-return]
+
+
+accelerator = Accelerator()
+is_other = accelerator.process_index == 1
+torch.manual_seed(0)
+model = Net()
+if WHICH == "frozen" and is_other:
+    model.tower.requires_grad_(False)
+if accelerator.state.deepspeed_plugin:
+    accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 2
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-6))
+for step in range(STEPS - (WHICH == "uneven" and is_other)):
+    if WHICH == "continued" and is_other and step == 1:
+        continue
+    loss = model(torch.ones(2, WIDTH), has_image=not (WHICH == "skipped" and is_other)).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+if WHICH == "unequal" and is_other:
+    accelerator.gather(loss.detach())
+if WHICH == "evaluated" and not is_other:
+    with torch.no_grad():
+        model(torch.ones(2, WIDTH))
