@@ -16,7 +16,7 @@ from study.planner.asked import CHECKPOINTED
 from study.planner.choose import gib
 from study.strategy import file
 from study.theory import hardware, model_states, peaks
-from study.theory.on_box import ALLOCATOR_SLACK
+from study.theory.on_box import ALLOCATOR_SLACK, RESERVED
 
 if TYPE_CHECKING:
     from study.planner.asked import Asked
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LINE, NARROW = 120, 80  # characters
 ROWS = 5  # of the table that comes first
 FAMILIAR = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-ROOM = 1 / 3  # of a GPU: docs/planner.md, of published memory of whole cards
+ROOM = 1 - (1 + ALLOCATOR_SLACK) / RESERVED  # of a GPU that is free, where the allocator can take what it takes
 
 
 def text(advice: Advice) -> str:
@@ -65,14 +65,14 @@ def _careful(advice: Advice) -> list[str]:
     if free >= ROOM:
         return []
     said = (
-        f"Careful: {free:.0%} of a GPU is free, and whole cards were found to hold up to a third more than predicted."
+        f"Careful: {free:.0%} of a GPU is free; where there is room, torch takes {RESERVED:.1f} times what tensors do."
     )
     roomy = [o for o in advice.options if o.prediction.fits
              and float(o.prediction.free_bytes) >= ROOM * float(o.prediction.usable_bytes)]  # fmt: skip
     if not roomy:
-        return [f"{said} No strategy leaves a third free here."]
+        return [f"{said} No strategy leaves so much here."]
     fastest = max(roomy, key=lambda option: float(option.prediction.tokens_per_second_per_gpu))
-    return [f"{said} The fastest that leaves a third free is {fastest.strategy.name}."]
+    return [f"{said} The fastest that leaves so much is {fastest.strategy.name}."]
 
 
 def _few(advice: Advice) -> list[Option]:

@@ -68,8 +68,9 @@ def command(
     if not script:
         print(text.held(said), end="\n\n")
     print(text.sent(calls[asked[0]], world_size), end="\n\n")
-    print("\n".join(text.order(partings, asked)))
-    return 1 if partings else 0
+    raised = [f"rank {rank} raised {one['raised']}" for rank, one in said.items() if one.get("raised")]
+    print("\n".join([*text.order(partings, asked), *raised]))
+    return 1 if partings or raised else 0
 
 
 def _ranks(asked: str | None, world_size: int) -> list[int]:

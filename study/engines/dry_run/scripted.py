@@ -10,17 +10,24 @@ from typing import Any
 
 from study.engines import scripts
 from study.engines.dry_run.watch import Watch
+from study.errors import Refusal
 
 
 def run(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a script to its end as this rank, and say which collectives it issued and how much it held at most."""
+    """Run a script to its end as this rank: which collectives it issued, how much it held at most, what it raised."""
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     watch = Watch()
+    raised = None
     with watch:
-        scripts.run(script)
+        try:
+            scripts.run(script)
+        except Refusal:
+            raise
+        except Exception as error:  # the others may wait for this rank: its calls until here say
+            raised = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
     peak = now = 0
     for _, num_bytes in watch.changes:
         now += num_bytes
         peak = max(peak, now)
-    return {"calls": [asdict(call) for call in watch.calls], "peak_bytes": peak}
+    return {"calls": [asdict(call) for call in watch.calls], "peak_bytes": peak, "raised": raised}

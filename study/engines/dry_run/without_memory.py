@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from study.engines.listening import listening
 
-ANSWER = 1.0  # to what asks a tensor for its number: finite, and not zero
+ANSWER = 1.0  # to what asks for a number: a norm is finite and not zero; and of whole numbers, no overflow was counted
 
 
 @contextmanager
@@ -34,8 +34,8 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return False if dtype is torch.bool else ANSWER if dtype.is_floating_point else int(ANSWER)
+            kind = args[0].dtype
+            return ANSWER if kind.is_floating_point else False if kind is torch.bool else 0
         kwargs = kwargs or {}
         if (device := kwargs.get("device")) is not None and device.type == "cpu":
             kwargs = {**kwargs, "device": torch.device("cpu")}
