@@ -60,12 +60,20 @@ class Recording:
         if len(content) != (world := content[0]["world_size"]):
             raise Refusal(f"{folder}: has {len(content)} recordings of {world} ranks; record all of them again")
         ranks = [[Entry(*entry) for entry in one.pop("entries")] for one in content]
-        noise = [cls.read(path) for path in sorted(folder.glob("noise-*"))]
-        return cls(folder, ranks, content[0], noise)
+        made = cls(folder, ranks, content[0], [cls.read(path) for path in sorted(folder.glob("noise-*"))])
+        for noise in made.noise:
+            if made.facts["steps"] > noise.facts["steps"] or made.batches != noise.batches[: len(made.batches)]:
+                raise Refusal(f"{noise.folder}: is of fewer steps than {folder}, or of other batches; record it anew")
+        return made
 
     @property
     def world_size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def batches(self) -> list[tuple[int, list[float]]]:
+        """What rank 0 was given, by step."""
+        return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.kind == "batch"]
 
     @cached_property
     def cut(self) -> list[list[int]]:

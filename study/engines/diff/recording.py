@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -141,7 +142,8 @@ class Recorder:
         call = self._calls["forward", name]
         self._calls["forward", name] += 1
         for number, leaf in enumerate(tree_leaves(outputs)):
-            if type(leaf) is torch.Tensor and leaf.is_floating_point():
+            # Not what torch.func maps over, of which there is no whole.
+            if type(leaf) is torch.Tensor and leaf.is_floating_point() and not is_functorch_wrapped_tensor(leaf):
                 rows, found = of_rows(leaf)
                 part = f"{name}:{number}" if number else name
                 self._entries.append(Entry(self._step, "forward", part, call, rows, _type(leaf), found))

@@ -16,7 +16,8 @@ _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # spl
 
 def sketch(tensor: torch.Tensor) -> list[float]:
     """The sketch of a tensor of numbers of any shape, in fp64: SIZE sums."""
-    flat = tensor.detach().reshape(-1)
+    whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    flat = (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
     wide = torch.float32 if flat.device.type == "mps" else torch.float64  # which has no fp64
     sums = torch.zeros(SIZE, dtype=wide, device=flat.device)
     for begin in range(0, flat.numel(), PART):
