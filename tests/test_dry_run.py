@@ -1,98 +1,31 @@
-"""A rank that is pretended holds and sends what one that is there does, and ranks that would hang are told apart."""
+"""Ranks that are pretended are forks: dry_run_cases.py, in a Python that no other test has used."""
 
 from __future__ import annotations
 
-import json
-from itertools import count
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from dry_run_program import HANGS, STRATEGIES, ask, differences, held, in_theory, parted
 
-from study import cli
-from study.engines.dry_run import order
-from study.engines.dry_run.watch import Call
-from study.errors import Refusal
-from study.files import ROOT
-
-PORTS = count(29600)
-CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
+CASES = Path(__file__).with_name("dry_run_cases.py")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
-def test_a_pretended_rank_is_as_one_that_is_there(strategy: str) -> None:
-    there = ask(strategy, "gpt2", 2, [1], port=next(PORTS), precision="bf16", accumulation=2)
-    (pretended,) = ask(strategy, "gpt2", 2, [1], precision="bf16", accumulation=2).values()
-    assert differences(pretended, there[1]) in ([], ["peak_bytes"])
-    # gloo's threads let go late of what is reduced: a rank that is there may have held it longer.
-    assert pretended["peak_bytes"] <= there[1]["peak_bytes"]
-    assert pretended["calls"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_every_strategy_on_more_ranks(strategy: str, world_size: int) -> None:
-    if strategy == "fsdp2_hybrid" and world_size == 2:
-        pytest.skip("two ranks have no groups")
-    asked = [0, world_size - 1]
-    there = ask(strategy, "bert", world_size, asked, port=next(PORTS))
-    for rank, pretended in ask(strategy, "bert", world_size, asked).items():
-        assert differences(pretended, there[rank]) in ([], ["peak_bytes"])
-
-
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_without_memory_it_is_the_same(strategy: str) -> None:
-    (real,), (fake,) = (ask(strategy, "gpt2", 64, [63], has_memory=has).values() for has in (True, False))
-    assert differences(fake, real) == []
-
-
-def test_states_are_those_of_theory_on_a_thousand_ranks() -> None:
-    (said,) = ask("zero2", "gpt2", 1024, [1023]).values()
-    assert held(said) == in_theory("zero2", 1024)
-
-
-@pytest.mark.parametrize("which", ["sound", *HANGS])
-def test_hangs_under_stage_3(which: str) -> None:
-    found = parted("zero3", which)
-    assert bool(found) == (which != "sound")
-    if which == "skipped":
-        assert [call and call.module for call in found[0].calls] == ["module.tower", "module.last"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
-def test_no_alarm_in_a_sound_script(strategy: str) -> None:
-    assert parted(strategy, "sound") == []
-
-
-def test_calls_are_compared_within_the_groups_that_two_ranks_share() -> None:
-    own = Call("all_reduce", (1, 3), "float32", 8, "", "")
-    assert order.partings({0: [CALL], 1: [own, CALL]}) == []
-    (parting,) = order.partings({0: [CALL], 1: [CALL, CALL], 3: [CALL, own]})[:1]
-    assert (parting.ranks, parting.number, parting.calls) == ((0, 1), 2, (None, CALL))
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "said.json"
-    words = ["dry-run", "--world", "8", "--ranks", "7", "--output", str(output), "zero2"]
-    script = str(ROOT / "tests" / "dry_run_script.py")
-    assert cli.run([*words, script, "sound"]) == 0
-    said = json.loads(output.read_text())
-    assert said["world_size"] == 8
-    assert [*said["ranks"]] == ["7"]
-    assert "all_reduce" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--world", "8", "--ranks", "8", "zero2"], "from 0 to 7"),
-        (["--world", "8", "single"], "one process"),
-        (["--world", "8", "--model", "llama-2-70b", "fsdp2"], "smaller model"),
-        (["--world", "8", "zero2", "nowhere.py"], "nowhere.py"),
-    ],
-)
-def test_what_cannot_be_pretended(words: list[str], says: str) -> None:
-    with pytest.raises(Refusal, match=says):
-        cli.run(["dry-run", *words])
+@pytest.mark.launches
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_ranks_that_are_pretended(which: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        which,
+        str(CASES),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[1])
+    assert done.returncode == 0, done.stdout[-3000:]

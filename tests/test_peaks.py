@@ -83,8 +83,8 @@ def test_published_memory(case):
         assert predicted == pytest.approx(case.published, rel=0.3 if other_blocks else 0.12)
     elif case.quantity == "peak_unknown_bytes":  # one row, whose source counts fewer bytes a block than is kept
         assert predicted > 3 * case.published
-    else:  # with caches, workspaces, or gradients that FSDP1 keeps between steps
-        assert predicted == pytest.approx(case.published, rel=0.6)
+    else:  # with caches, workspaces, or gradients that FSDP1 keeps between steps; three releases reserved 31 to 48 GiB
+        assert predicted == pytest.approx(case.published, rel=0.8)
 
 
 def test_a_grid_is_its_cells():
