@@ -11,6 +11,7 @@ import pytest
 
 from study.compare import expected as view
 from study.compare import peak_parts, step_peaks
+from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
 from study.strategy import file, in_theory
@@ -84,7 +85,11 @@ def test_published_memory(case):
     elif case.quantity == "peak_unknown_bytes":  # one row, whose source counts fewer bytes a block than is kept
         assert predicted > 3 * case.published
     else:  # with caches, workspaces, or gradients that FSDP1 keeps between steps; three releases reserved 31 to 48 GiB
-        assert predicted == pytest.approx(case.published, rel=0.8)
+        assert predicted == pytest.approx(case.published, rel=0.8 if case.job.compiled else 0.6)
+
+
+def test_what_is_reserved_is_as_it_was_fitted():
+    assert published_rows.fitted_reserve() == pytest.approx(on_box.RESERVED)
 
 
 def test_a_grid_is_its_cells():

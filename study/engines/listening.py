@@ -97,7 +97,7 @@ class Issued:
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce", "all_to_all")
 # Kind of collective -> where its whole tensor is among an operator's arguments; None: it carries none. Others move
 # nothing: wait_tensor, wrap_tensor_autograd.
-WHOLE = {
+_WHOLE = {
     "all_reduce": 0,
     "broadcast": 0,
     "reduce": 0,
@@ -116,12 +116,26 @@ LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs micr
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
-def kind_of(operator: str) -> str:
+def _kind(operator: str) -> str:
     """all_gather for _allgather_base_, allgather_into_tensor_coalesced_, all_gather_into_tensor and the like."""
     name = operator.lstrip("_")
     while (shorter := next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)) != name:
         name = shorter
     return {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
+
+
+def carried(func: Any, args: Sequence[Any], result: Any) -> tuple[str, list[torch.Tensor]] | None:
+    """The kind of a collective that an operator is, and the whole tensors that it carries; None: it is none."""
+    functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
+    if not functional and func.namespace != "c10d":
+        return None
+    kind = _kind(func._schema.name.split("::")[1])
+    if kind not in _WHOLE:
+        return None
+    if (where := _WHOLE[kind]) is None:
+        return kind, []
+    whole = result if functional and kind == "all_gather" else args[0 if functional else where]
+    return kind, [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_of_some_ranks(args: Sequence[Any]) -> bool:
@@ -160,17 +174,11 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
-        if functional or func.namespace == "c10d":
-            kind = kind_of(func._schema.name.split("::")[1])
-            if kind in WHOLE:
-                name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
-                self._count[name] += 1
-                where = WHOLE[kind]
-                whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
-                if where is not None:
-                    tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
-                    self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
+        if (found := carried(func, args, result)) is not None:
+            kind, tensors = found
+            name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
+            self._count[name] += 1
+            self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
         if self._waits and func.namespace == "c10d":
             wait(result)
         return result

@@ -13,19 +13,19 @@ import torch.distributed as dist
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a program's own options, the script, and what is the script's, which it finds as its command line."""
+    """Parse a program's own options, the script, and what is the script's."""
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     given = parser.parse_args(words)
     if not given.script.is_file():
         parser.error(f"{given.script}: no such file; name a script, and then its arguments")
-    sys.argv = [str(given.script), *given.arguments]
-    sys.path[0] = str(given.script.resolve().parent)
     return given
 
 
-def run(script: Path) -> None:
-    """Run a script to its end, in this process."""
+def run(script: Path, arguments: Sequence[str]) -> None:
+    """Run a script to its end, in this process, which becomes the script's: its command line, and where it imports."""
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")
 
 

@@ -23,8 +23,6 @@ from study.theory.shapes import ModelShape
 
 REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
 SHARE = 0.5  # of this machine's free memory that one may take
-
-
 GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
 
 
@@ -45,6 +43,8 @@ def command(
     if output is not None:
         files.require_folder(output)
     asked = _ranks(ranks_asked, world_size)
+    if script and not Path(script[0]).is_file():
+        raise Refusal(f"{script[0]}: no such script; options of dry-run stand before the strategy")
     shape, question, notes = find_model(model, Asked(GPU, sequence_length=sequence_length))
     job = Job(
         batch["micro_batch_size"], question.sequence_length or 1, batch["gradient_accumulation_steps"],
@@ -53,8 +53,6 @@ def command(
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()
     made = pretend.environment(file, world_size, mixed_precision)
-    if script and not Path(script[0]).is_file():
-        raise Refusal(f"{script[0]}: no such script; options of dry-run stand before the strategy")
     program = _scripted(script) if script else trained(shape, job, _has_memory(made, shape, len(asked)))
     local = min(per_machine, world_size)
     said = ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import masking_utils
 
+from study.engines.dry_run.pretend import done
 from study.planner.trace import Moment, Part, Traced, check_traceable
 from study.theory.case import Engine, Job
 from study.theory.residual import is_eager
@@ -289,14 +290,8 @@ def _replicate(model: nn.Module, engine: Engine, tracker: _Tracker) -> nn.Module
             model, init_sync=False, gradient_as_bucket_view=engine.gradient_as_bucket_view
         )
         tracker.makes_buckets = False
-    trained.register_comm_hook(None, lambda state, bucket: _done(bucket.buffer()))
+    trained.register_comm_hook(None, lambda state, bucket: done(bucket.buffer()))
     return trained
-
-
-def _done(reduced: Tensor) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(reduced)
-    return future
 
 
 def _make_states(optimizer: torch.optim.Optimizer) -> None:

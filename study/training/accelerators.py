@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
+from study.engines.sharding_on_cpu import shard_on_cpu
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
 from study.running import memory_limits
@@ -37,7 +38,6 @@ def build_accelerator(run: Run) -> Accelerator:
         def use_distributed(self) -> bool:
             return True
 
-    from study.engines.sharding_on_cpu import shard_on_cpu
     from study.training import fsdp
 
     config, strategy = run.config, run.strategy

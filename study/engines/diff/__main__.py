@@ -25,7 +25,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = scripts.parse(parser, words)
     recorder = Recorder(given.output, given.steps, given.noise, given.whole)
     try:
-        scripts.run(given.script)
+        scripts.run(given.script, given.arguments)
     finally:
         recorder.end()
 

@@ -143,8 +143,13 @@ def _reduce_by_hook(call: Callable[..., None], model: Any, *arguments: Any, **op
 
 def _reduced(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     dist.all_reduce(bucket)
+    return done(bucket)
+
+
+def done(reduced: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """What a hook of DDP's returns where there is nobody to wait for."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket)
+    future.set_result(reduced)
     return future
 
 

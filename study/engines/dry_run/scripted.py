@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,19 +14,13 @@ from study.errors import Refusal
 
 def run(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """Run a script to its end as this rank: which collectives it issued, how much it held at most, what it raised."""
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
     watch = Watch()
     raised = None
     with watch:
         try:
-            scripts.run(script)
+            scripts.run(script, arguments)
         except Refusal:
             raise
         except Exception as error:  # the others may wait for this rank: its calls until here say
             raised = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
-    peak = now = 0
-    for _, num_bytes in watch.changes:
-        now += num_bytes
-        peak = max(peak, now)
-    return {"calls": [asdict(call) for call in watch.calls], "peak_bytes": peak, "raised": raised}
+    return {"calls": [asdict(call) for call in watch.calls], "peak_bytes": watch.peak, "raised": raised}

@@ -45,7 +45,8 @@ def train(
         hook = read_back.base_optimizer(optimizer).register_step_pre_hook(look)
         for _ in range(STEADY_STEP):
             states.clear()
-            first_call, first_change, before = len(watch.calls), len(watch.changes), watch.held
+            first_call, before = len(watch.calls), watch.held
+            watch.peak = before
             for _ in range(accumulation):
                 with accelerator.accumulate(model):
                     accelerator.backward(loss(model, batch()))
@@ -54,19 +55,14 @@ def train(
                     optimizer.step()
                     optimizer.zero_grad()
         hook.remove()
+        peak = watch.peak
     if not states:
         raise RuntimeError(f"no optimizer stepped in step {STEADY_STEP}")
-    peak = now = before
-    for _, num_bytes in watch.changes[first_change:]:
-        now += num_bytes
-        peak = max(peak, now)
     return {
         "states": states[0],
         "before_bytes": before,
         "peak_bytes": peak,
         "calls": [asdict(call) for call in watch.calls[first_call:]],
-        "changes": watch.changes,
-        "first_change": first_change,
     }
 
 

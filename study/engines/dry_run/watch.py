@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.engines.listening import WHOLE, is_script_object, kind_of, listening, wait
+from study.engines.listening import carried, is_script_object, listening, wait
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 LIBRARIES = ("site-packages", "dist-packages", "study/engines", "lib/python", "<frozen", "<string>")
@@ -52,11 +52,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.changes: list[tuple[int, int]] = []  # (number of a storage, bytes more or less)
         self.bucket_bytes: int | None = None  # of DDP
-        self.held = 0
-        self._storages: dict[int, tuple[Any, int, int]] = {}  # its address -> reference, number, bytes
-        self._num_storages = 0
+        self.held = 0  # bytes
+        self.peak = 0  # of them, since a caller set it
+        self._storages: dict[int, tuple[Any, int]] = {}  # its address -> reference, bytes
+        self._waits = dist.is_initialized() and dist.get_backend() == "gloo"  # whose threads hold what they send
         self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
         self._names: dict[int, str] = {}
         self._groups: dict[Any, tuple[int, ...]] = {}
@@ -82,10 +82,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # of tensors around tensors, which come again, one by one
         result = func(*args, **(kwargs or {}))
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._note_call(func, args, result)
-            if func.namespace == "c10d":
-                wait(result)
+        if (found := carried(func, args, result)) is not None:
+            self._note_call(*found, args)
+        if self._waits and func.namespace == "c10d":
+            wait(result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
@@ -100,26 +100,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._storages:
             return
-        self._num_storages += 1
-        reference = weakref.ref(storage, partial(self._forget, key))
-        self._storages[key] = (reference, self._num_storages, storage.nbytes())
-        self._change(self._num_storages, storage.nbytes())
+        self._storages[key] = (weakref.ref(storage, partial(self._forget, key)), storage.nbytes())
+        self._change(storage.nbytes())
 
     def _forget(self, key: int, _: Any) -> None:
-        _, number, num_bytes = self._storages.pop(key)
-        self._change(number, -num_bytes)
+        self._change(-self._storages.pop(key)[1])
 
-    def _change(self, number: int, num_bytes: int) -> None:
-        if num_bytes:
-            self.changes.append((number, num_bytes))
-            self.held += num_bytes
+    def _change(self, num_bytes: int) -> None:
+        self.held += num_bytes
+        self.peak = max(self.peak, self.held)
 
     def _resize(self, call: Callable[..., Any], storage: Any, size: int) -> Any:
         result = call(storage, size)
         if (known := self._storages.get(storage._cdata)) is not None:
-            reference, number, before = known
-            self._storages[storage._cdata] = (reference, number, size)
-            self._change(number, size - before)
+            reference, before = known
+            self._storages[storage._cdata] = (reference, size)
+            self._change(size - before)
         return result
 
     def _count_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -130,14 +126,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------ collectives
 
-    def _note_call(self, func: Any, args: Any, result: Any) -> None:
-        kind = kind_of(func._schema.name.split("::")[1])
-        if kind not in WHOLE:
-            return
-        functional = func.namespace == "_c10d_functional"  # its tensors come back as results, its input is first
-        where = WHOLE[kind]
-        whole = result if functional and kind == "all_gather" else args[0 if functional else where or 0]
-        tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)] if where is not None else []
+    def _note_call(self, kind: str, tensors: Sequence[torch.Tensor], args: Any) -> None:
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.calls.append(Call(kind, self._ranks(args), dtype, num_bytes, self._module(), _line()))

@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = scripts.parse(parser, words)
     pairs = _Pairs(given.strict, given.allow_known_bad)
     try:
-        scripts.run(given.script)
+        scripts.run(given.script, given.arguments)
     finally:
         pairs.leave()
     if pairs.waiting or not pairs.paired:
