@@ -17,7 +17,7 @@ from study.engines.dry_run.watch import Call
 from study.engines.dry_run.without_memory import without_memory
 from study.errors import Refusal
 from study.planner.asked import Asked, find_model
-from study.planner.fake_tensors import build_model, loss, make_batch, one_document_a_sequence
+from study.planner.fake_tensors import block_class, build_model, loss, make_batch, one_document_a_sequence
 from study.theory.case import Job
 from study.theory.shapes import ModelShape
 
@@ -103,6 +103,7 @@ def _train(shape: ModelShape, job: Job) -> dict[str, Any]:
         lambda model, batch: loss(model, batch, shape),
         lambda: make_batch(shape, job),
         int(job.gradient_accumulation_steps),
+        lambda model: block_class(model, shape),
     )
 
 

@@ -64,6 +64,11 @@ def environment(file: Path, world_size: int, mixed_precision: str | None = None)
         raise Refusal(f"{file}: accelerate launches it otherwise than DDP, FSDP or DeepSpeed, which is not pretended")
     if used == ["simple_launcher"]:
         raise Refusal(f"{file}: is of one process; take a file with distributed_type MULTI_GPU, FSDP or DEEPSPEED")
+    mesh = _mesh(found)
+    if mesh is not None and mesh.total_size != world_size:
+        raise Refusal(
+            f"{file}: parallelism_config is for {mesh.total_size} ranks, --world says {world_size}; change one of them"
+        )
     for name in IMPORTED if "ACCELERATE_USE_DEEPSPEED" in found else IMPORTED[:1]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -24,8 +24,9 @@ def train(
     loss: Callable[[Any, dict[str, Tensor]], Any],
     batch: Callable[[], dict[str, Tensor]],
     accumulation: int,
+    block: Callable[[Any], str],
 ) -> dict[str, Any]:
-    """Train three steps as this rank, and say what the third held and sent."""
+    """Train three steps as this rank, and say what the third held and sent; `block` names a model's class of block."""
     watch = Watch()
     with watch:
         accelerator = accelerate.Accelerator(gradient_accumulation_steps=accumulation)
@@ -35,6 +36,10 @@ def train(
             plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
             plugin.deepspeed_config["gradient_accumulation_steps"] = accumulation
         model = build()
+        fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
+        if fsdp_plugin is not None and not fsdp_plugin.transformer_cls_names_to_wrap:
+            # Transformers' own list has BERT's embeddings in it, which accelerate 1.15 then shards a second time.
+            fsdp_plugin.transformer_cls_names_to_wrap = [block(model)]
         model, optimizer = accelerator.prepare(model, _make_optimizer(model, plugin))
         states: list[dict[str, Any]] = []
 
