@@ -148,9 +148,7 @@ def run(words: list[str]) -> int:
 
 
 @click.group(
-    cls=_Commands,
-    no_args_is_help=False,
-    context_settings={"show_default": True, "help_option_names": ["-h", "--help"]},
+    cls=_Commands, no_args_is_help=False, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="zero-study")
 def zero_study() -> None:
@@ -733,10 +731,10 @@ def _advise(
     advice = planner.advise(model, asked)
     show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
     if trace:
-        from study.planner import fake_tensors
+        from study.planner import dry_run
         from study.planner.trace import lines
 
-        for line in lines(advice, fake_tensors.trace):
+        for line in lines(advice, dry_run.trace):
             print(line, flush=True)
     if write is not None:
         advice_text.write(advice, write)

@@ -11,13 +11,17 @@ from pathlib import Path
 
 import launching
 import pytest
-from dry_run_program import HANGS, STRATEGIES, ask, differences, held, in_theory, parted
+from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, parted
 
 from study import cli
 from study.engines.dry_run import order
 from study.engines.dry_run.watch import Call
 from study.errors import Refusal
 from study.files import ROOT
+from study.planner import dry_run
+from study.strategy import file
+from study.strategy.in_theory import engine_of
+from study.theory.case import Engine, Job
 
 PORTS = count(29600)
 CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
@@ -51,6 +55,19 @@ def test_every_strategy_on_more_ranks(strategy: str, world_size: int) -> None:
 def test_without_memory_it_is_the_same(strategy: str) -> None:
     (real,), (fake,) = (ask(strategy, "gpt2", 64, [63], has_memory=has).values() for has in (True, False))
     assert differences(fake, real) == []
+    assert fake["reserved_bytes"] == real["reserved_bytes"]
+
+
+def test_a_planners_engine_is_as_its_file() -> None:
+    engine = engine_of(file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16")
+    (asked,) = ask("zero3_tuned", "gpt2", 8, [0], precision="bf16", has_memory=False).values()
+    traced = dry_run.trace(MODELS["gpt2"], engine, Job(2, 32))
+    assert [traced.total, traced.reserved_bytes] == [asked["peak_bytes"], asked["reserved_bytes"]["default"]]
+
+
+def test_what_dtensor_only_imagines_is_not_played() -> None:
+    said = dry_run.of_torch(MODELS["gpt2 of two layers"], Engine("fsdp", 3, 8, "bf16", 4), Job(2, 32))
+    assert said["peak_bytes"] < said["reserved_bytes"]["expandable_segments"] < 1.5 * said["peak_bytes"]
 
 
 def test_states_are_those_of_theory_on_a_thousand_ranks() -> None:
@@ -90,16 +107,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "all_reduce" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--world", "8", "--ranks", "8", "zero2"], "from 0 to 7"),
-        (["--world", "8", "single"], "one process"),
-        (["--world", "8", "--model", "llama-2-70b", "fsdp2"], "smaller model"),
-        (["--world", "8", "zero2", "nowhere.py"], "nowhere.py"),
-        (["--world", "8", "fsdp2_hybrid"], "for 4 ranks"),
-    ],
-)
-def test_what_cannot_be_pretended(words: list[str], says: str) -> None:
-    with pytest.raises(Refusal, match=says):
-        cli.run(["dry-run", *words])
+REFUSED = {
+    "--world 8 --ranks 8 zero2": "from 0 to 7",
+    "--world 8 single": "one process",
+    "--world 8 --model llama-2-70b fsdp2": "smaller model",
+    "--world 8 zero2 nowhere.py": "nowhere.py",
+    "--world 8 fsdp2_hybrid": "for 4 ranks",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_pretended(words: str) -> None:
+    with pytest.raises(Refusal, match=REFUSED[words]):
+        cli.run(["dry-run", *words.split()])

@@ -1,19 +1,23 @@
 """Ranks that are pretended beside ranks that are there: the same training, of small models, in test_dry_run.py.
 
-`python tests/dry_run_program.py FILE`: every strategy on 2, 4 and 8 ranks, worlds of 64 to 4,096 beside theory, hangs.
+`python tests/dry_run_program.py FOLDER/checked.json`: every strategy on 2, 4 and 8 ranks, worlds of 64 to 4,096 beside
+theory, hangs. `.../published.json`: published peaks beside traced ones. `.../scaling.json`, and .svg: 2 to 4,096 ranks.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count, product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch.distributed as dist
+from matplotlib import pyplot
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -21,7 +25,8 @@ from study import files
 from study.engines import extensions
 from study.engines.dry_run import order, pretend, ranks, scripted
 from study.engines.dry_run.watch import Call
-from study.planner import dry_run
+from study.errors import Refusal
+from study.planner import dry_run, published_rows
 from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory import peaks, shapes
@@ -31,13 +36,13 @@ from study.theory.model_states import Part
 MODELS = {
     "gpt2": shapes.plain("gpt2", "gpt2", 2, 64, 4, 32, 256),
     "bert": shapes.plain("bert", "bert", 2, 64, 4, 32, 256),
+    "gpt2 of two layers": dataclasses.replace(shapes.find("gpt2"), layers=2),
 }
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
 STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")
 HANGS = ("skipped", "uneven", "frozen", "continued", "evaluated", "unequal")
 STATES: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states")
 COUNTER = 4  # bytes of Adam's, of one flat parameter
-WITHOUT = ("line",)  # of a call: the two are called from different lines
 
 extensions.use_own_folder()
 
@@ -53,33 +58,22 @@ def together(rank: int, world_size: int, made: dict[str, str], port: int) -> Ite
 
 
 def ask(
-    strategy: str,
-    model: str,
-    world_size: int,
-    asked: Sequence[int],
-    *,
-    port: int | None = None,
-    precision: str | None = None,
-    accumulation: int = 1,
-    checkpointing: bool = False,
-    has_memory: bool = True,
-) -> dict[int, dict[str, Any]]:
+    strategy: str, model: str, world_size: int, asked: Sequence[int], *, port: int | None = None,
+    precision: str | None = None, accumulation: int = 1, checkpointing: bool = False, has_memory: bool = True,
+) -> dict[int, dict[str, Any]]:  # fmt: skip
     """What these ranks say; all of a world that is there, where a port is given."""
     made = pretend.environment(file.find_strategy(strategy), world_size, precision)
     program = dry_run.trained(MODELS[model], Job(2, 32, accumulation, checkpointing), has_memory)
     if port is None:
-        return ranks.ask(
-            program, {rank: pretend.rank_of_many(rank, world_size, min(8, world_size), made) for rank in asked}
-        )
+        local = min(8, world_size)
+        return ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
     places = {rank: together(rank, world_size, made, port) for rank in range(world_size)}
     return ranks.ask(program, places, at_once=world_size)
 
 
 def differences(pretended: dict[str, Any], there: dict[str, Any]) -> list[str]:
     """In what a pretended rank differs from one that was there."""
-    calls = [
-        [{k: v for k, v in call.items() if k not in WITHOUT} for call in one["calls"]] for one in (pretended, there)
-    ]
+    calls = [[call | {"line": ""} for call in one["calls"]] for one in (pretended, there)]  # of different lines
     found = ["calls"] if calls[0] != calls[1] else []
     return found + [name for name in ("states", "before_bytes", "peak_bytes") if pretended[name] != there[name]]
 
@@ -105,7 +99,7 @@ def parted(strategy: str, which: str, world_size: int = 4) -> list[order.Parting
     return order.partings({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
 
 
-def main(target: Path) -> None:
+def checked(target: Path) -> None:
     """Write what test_dry_run.py asks a part of, for all."""
     equal: list[Any] = []
     theory: list[Any] = []
@@ -116,18 +110,11 @@ def main(target: Path) -> None:
         print(which, hangs[which], flush=True)
     for world, strategy in product((64, 256, 1024, 4096), ("ddp", "zero1", "zero2", "zero3", "fsdp2")):
         (said,) = ask(strategy, "gpt2", world, [world - 1]).values()
-        row = [
-            strategy,
-            world,
-            held(said),
-            in_theory(strategy, world),
-            round(said["seconds"], 1),
-            said["resident_bytes"],
-        ]
-        theory.append(row)
-        print(*row, flush=True)
+        cost = [round(said["seconds"], 1), said["resident_bytes"]]
+        theory.append([strategy, world, held(said), in_theory(strategy, world), *cost])
+        print(*theory[-1], flush=True)
         files.write_json(target, content)
-    plain = [(model, world, {}) for model in MODELS for world in (2, 4, 8)]
+    plain = [(model, world, {}) for model in ("gpt2", "bert") for world in (2, 4, 8)]
     varied = [{"precision": "bf16"}, {"accumulation": 2}, {"checkpointing": True}]
     ports = count(29700)
     for strategy, (model, world, how) in product(STRATEGIES, [*plain, *(("gpt2", 2, how) for how in varied)]):
@@ -142,5 +129,39 @@ def main(target: Path) -> None:
         files.write_json(target, content)
 
 
+def published(target: Path) -> None:
+    """Write what can be traced of published memory of grades A and B, beside it and what the planner predicts of it."""
+    rows: list[Any] = []
+    for case in published_rows.amounts():
+        trace = dry_run.of_deepspeed if case.engine.kind == "deepspeed" else dry_run.of_torch
+        if case.grade == "C" or case.quantity == "allocated_bytes":  # between steps
+            continue
+        with suppress(Refusal):
+            said = trace(case.shape, case.engine, case.job)
+            row = [case.family, case.name, case.grade, case.quantity, case.published]
+            rows.append([*row, published_rows.without_its_source(case), said["peak_bytes"], said["reserved_bytes"]])
+            files.write_json(target, {"made_by": "python tests/dry_run_program.py", "rows": rows})
+
+
+def scaling(target: Path) -> None:
+    """Write, and draw, what the last of 2 to 4,096 ranks holds between steps and at its peak, and sends in rings."""
+    rows: list[Any] = []
+    for strategy, world in product(("ddp", "zero1", "zero2_tuned", "zero3_tuned", "fsdp2"), (2, 8, 64, 512, 4096)):
+        (said,) = ask(strategy, "gpt2 of two layers", world, [world - 1]).values()
+        calls = [(len(call["ranks"]) or world, call) for call in said["calls"]]
+        sent = sum((1 + (c["kind"] == "all_reduce")) * (n - 1) / n * c["num_bytes"] for n, c in calls)
+        rows.append([strategy, world, said["before_bytes"], said["peak_bytes"], round(sent), said["reserved_bytes"]])
+        files.write_json(target, {"made_by": "python tests/dry_run_program.py", "rows": rows})
+    pyplot.rcParams["svg.hashsalt"] = "zero-study"
+    axes = pyplot.subplots(1, 3, figsize=(9.5, 3), layout="constrained")[1]
+    names = ["strategy", "ranks", "held between steps", "peak of a step", "sent in a step", "reserved"]
+    table = pd.DataFrame(rows, columns=names).set_index(names[1::-1])
+    for axis, name in zip(axes, names[2:5], strict=True):
+        shown = {"title": f"{name}, GiB", "xlabel": "ranks", "legend": name == names[2]}
+        (table[name].unstack() / 2**30).plot(ax=axis, loglog=True, marker=".", **shown)
+    axes[0].figure.savefig(target.with_suffix(".svg"), metadata={"Date": None})
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    path = Path(sys.argv[1])
+    {"checked": checked, "published": published, "scaling": scaling}[path.stem](path)

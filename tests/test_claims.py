@@ -422,5 +422,5 @@ def test_the_ledger_takes_nothing_from_a_study_that_is_not_whole(monkeypatch, tm
     monkeypatch.setattr(by_records, "RECORDS", tmp_path)
     by_records._table.cache_clear()
     with pytest.raises(Refusal, match="planned runs have no outcome yet"):
-        by_records.loss_difference("bert-imdb", "zero2", "ddp", part="evaluation")
+        by_records.loss_difference("learning-bert", "zero2", "ddp", part="evaluation")
     by_records._table.cache_clear()

@@ -21,22 +21,17 @@ from study.engines.diff.__main__ import main  # noqa: E402
 from study.engines.diff.compare import compare  # noqa: E402
 from study.engines.diff.recorded import Recording  # noqa: E402
 from study.engines.diff.text import text  # noqa: E402
+from study.errors import Refusal  # noqa: E402
 
 
 @pytest.mark.parametrize("shape", [(7,), (40, 30), (3, 50, 17)])
-def test_a_sketch_is_linear_and_tells_distances(shape):
+def test_a_sketch_is_linear_in_parts_too_and_tells_distances(shape, monkeypatch):
     draws = torch.Generator().manual_seed(0)
     one, other = (torch.randn(shape, generator=draws, dtype=torch.float64) for _ in range(2))
-    ours, theirs, both = (torch.tensor(sketch.sketch(each)) for each in (one, other, 2 * one - other))
-    torch.testing.assert_close(2 * ours - theirs, both)
-    assert float((ours - theirs).norm()) == pytest.approx(float((one - other).norm()), rel=1)
-
-
-def test_a_sketch_is_the_same_in_parts(monkeypatch):
-    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    whole = sketch.sketch(values)
+    ours, theirs = (torch.tensor(sketch.sketch(each)) for each in (one, other))
     monkeypatch.setattr(sketch, "PART", 64)
-    assert sketch.sketch(values) == pytest.approx(whole, rel=1e-12)
+    torch.testing.assert_close(2 * ours - theirs, torch.tensor(sketch.sketch(2 * one - other)))
+    assert float((ours - theirs).norm()) == pytest.approx(float((one - other).norm()), rel=1)
 
 
 def test_means_of_rows_do_not_ask_how_a_batch_is_cut():
@@ -119,30 +114,75 @@ def test_the_guide_has_the_limits_that_were_measured():
     assert ", ".join(f"{kind.replace('_', ' ')} x {ratio}" for kind, ratio in times.items()) in guide
 
 
+SETTINGS = {"odd": "", "deep": 0, "eps": 1e-5, "parts": 1, "rate": 0.1, "seed": 0, "steps": 5, "inf": 9, "last": 9}
 SCRIPT = """
 import torch
+from torch import inf, nn
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4)
+        self.mask, self.mix = nn.Threshold(0, -inf), nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    def forward(self, x):
+        return (self.mask(torch.func.vmap(self.inner)(self.table(x.argsort()))).exp() * self.mix).abs()
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=float('{rate}'))
-for step in range(5):
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+layers = nn.Linear(4, 4), nn.BatchNorm1d(4, eps={eps}), nn.Tanh(), nn.Linear(4, 1), *map(nn.Linear, [1] * {deep}, [1])
+model = Odd() if {odd!r} else nn.Sequential(*layers)
+[each.register_hook(lambda got, on=name == {odd!r}: got * (1 + on)) for name, each in model.named_parameters()]
+optimizers = [torch.optim.SGD(list(model.parameters())[part::{parts}], lr={rate}) for part in range({parts})]
+scaler = torch.amp.GradScaler("cpu", enabled=not {odd!r})
+torch.manual_seed({seed})
+for step in range(1, 1 + {steps}):
+    model.train(step <= {last})
+    scaler.scale(model(torch.randn(8, 4)).square().mean() / (step != {inf})).backward()
+    [(scaler.step(each), scaler.update(), each.zero_grad()) for each in optimizers]
 """
 
 
-def test_a_script_is_recorded_without_a_line_in_it(tmp_path: Path, monkeypatch: Any, capsys: Any):
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: Any) -> Any:
+    def made(name: str, *words: str, **changes: Any) -> Recording:
+        (script := tmp_path / f"{name}.py").write_text(SCRIPT.format(**SETTINGS | changes))
+        main(["--output", str(tmp_path / name), "--whole", "3", *words, str(script)])
+        return Recording.read(tmp_path / name)
+
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    for name, rate in (("a", 0.1), ("b", 0.01), ("c", math.inf)):
-        script = tmp_path / f"{name}.py"
-        script.write_text(SCRIPT.format(rate=rate))
-        main(["--output", str(tmp_path / name), "--whole", "2", str(script)])
-    a, b, c = (Recording.read(tmp_path / name) for name in "abc")
-    result = compare(a, b)
-    assert result.is_marked
-    first = result.differences[0]
-    assert (first.step, first.kind, first.factor) == (1, "update", pytest.approx(0.1, rel=1e-3))
+    return made
+
+
+def test_a_script_is_recorded_without_a_line_in_it(record: Any):
+    a, b, c = (record(name, rate=rate) for name, rate in (("a", 0.1), ("b", 0.01), ("c", math.inf)))
+    assert (result := compare(a, b)).is_marked
     assert text(result).count("whole  ") > 0
     for one, other, broken in ((a, c, "B"), (c, a, "A"), (c, c, "A and B")):
         assert compare(one, other).differences[0].broken == broken
     assert torch.nn.Module.__call__.__name__ != "by"
+
+
+CHANGES = [
+    ({"steps": 1}, {"rate": 0.01}, [(1, "update", "0.weight")]),
+    ({"inf": 1}, {"rate": 0.01}, [(2, "update", "0.weight")]),
+    ({"steps": 1}, {"parts": 0}, [(1, "whole", "")]),
+    ({}, {"parts": 2}, []),
+    ({}, {"eps": 0.1}, [(1, "forward", "1")]),
+    ({}, {"inf": 2}, [(2, "gradient", "3.bias")]),
+    ({}, {"last": 1}, [(2, "batch", "other rows")]),
+    ({}, {"deep": 1}, [(0, "weights", "4.weight")]),
+    ({"odd": "as it is"}, {"odd": "table.weight"}, [(1, "gradient", "table.weight")]),
+    ({"odd": "as it is"}, {"odd": "mix"}, [(1, "gradient", "mix")]),
+]
+
+
+@pytest.mark.parametrize(("both", "changes", "first"), CHANGES)
+def test_a_change_of_a_script_is_named_without_noise(record: Any, both: Any, changes: Any, first: Any):
+    result = compare(record("a", **both), record("b", **both | changes))
+    assert [one[:3] for one in result.differences[:1]] == first
+
+
+def test_a_noise_run_is_of_the_same_training_and_the_same_as_it(record: Any, tmp_path: Path):
+    a = record("a")
+    record("b"), record("b", "--noise", "1")
+    assert compare(a, Recording.read(tmp_path / "b" / "noise-1")).is_same
+    for changes in ({"steps": 2}, {"seed": 1}, {"parts": 0}):
+        with pytest.raises(Refusal, match="noise-1"):
+            record("b", "--noise", "1", **changes)

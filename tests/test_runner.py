@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
 import fake_train
@@ -27,7 +26,6 @@ parts:
     strategies: [single, zero2, zero3]
     seeds: [0, 1]
 """
-TWELVE = STUDY.replace("[0, 1]", "[0, 1, 2, 3]")
 ONE = STUDY.replace("[0, 1]", "[0]").replace("[single, zero2, zero3]", "[single]")
 LADDER = """\
 question: Which one?
@@ -63,13 +61,6 @@ def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **option
 def outcomes(folder: Path) -> dict[str, Outcome]:
     found = [schema.read_outcome(path) for path in folder.glob("*/outcome.json")]
     return {outcome.run_id: outcome for outcome in found}
-
-
-def losses(folder: Path) -> dict[str, list[float]]:
-    return {
-        path.parent.name: [json.loads(line)["loss"] for line in path.read_text().splitlines()]
-        for path in folder.glob("*/steps.jsonl")
-    }
 
 
 # ---------------------------------------------------------------- outcomes
@@ -275,31 +266,6 @@ def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
     assert found.returncode is found.wall_seconds is None
     assert (found.position, found.command) == (7, before.command)
     assert (path.parent / "record.json").read_bytes() == written
-
-
-@pytest.mark.launches
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel ends children with their parent")
-def test_twenty_kills_at_random_moments(study, tmp_path, monkeypatch):
-    """SIGKILL to the runner; what is finished stays as it is, and one more call completes the rest."""
-    study.write_text(TWELVE)
-    fakes = tmp_path / "fakes.json"
-    planned = studies.runs(studies.find(str(study)))
-    fake_train.prepare(fakes, planned)
-    program = Path(__file__).with_name("killed_runner.py")
-    done = launching.attempt(["python", program, study, tmp_path / "killed", fakes, "20", "0"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["landed"] > 0
-    assert (seen["intact"], seen["status"]) == (True, runner.ALL_OK)
-    found = outcomes(tmp_path / "killed")
-    assert len(found) == 12
-    assert {one.status for one in found.values()} == {"ok"}
-    assert len({one.position for one in found.values()}) == 12
-    assert not list((tmp_path / "killed").rglob("*.part"))
-    assert not list((tmp_path / "killed").rglob("two-at-once"))
-    run(study, monkeypatch)
-    assert losses(tmp_path / "killed") == losses(Path("runs/mine"))
-    assert interruptions.processes_left(tmp_path / "killed") == 0
 
 
 # ---------------------------------------------------------------- the command, and the benchmark

@@ -7,8 +7,9 @@ import re
 import pytest
 from launching import ROOT
 
-# Of Python, at most: 30,000 of study/, and what its engines have been asked since (900 lines, and 1,200 for `diff`).
-LINES = {"study": 33_100, "tools": 4_000, "tests": 18_000}
+# Of Python, at most: 30,000 of study/, and what its engines have been asked since (900 lines, 1,200 for `diff`, and
+# 1,200 for `dry-run`).
+LINES = {"study": 33_300, "tools": 4_000, "tests": 18_000}
 WORDS = 15_000  # of README and docs/, at most, without what is fenced and what is generated
 GUIDE = 1_200  # words of one guide, at most
 

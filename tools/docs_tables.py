@@ -18,7 +18,7 @@ from typing import Any
 
 from study.claims import sentences
 from study.claims.published import defects
-from study.compare import expected, step_peaks, what_fits, words
+from study.compare import expected, step_peaks, verdict_text, what_fits, words
 from study.compare.words import three_digits
 from study.engines import known_bad
 from study.engines.conformance import committed
@@ -29,6 +29,7 @@ from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
 from study.report import plots, tables
+from study.running import studies
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
@@ -325,6 +326,27 @@ def speeds() -> str:
     return tabulate(head, [[name, *(each or "" for each in cells)] for name, cells in found.items()])
 
 
+def learned() -> str:
+    """What became of each arm of the study that asks what is learned."""
+    folders = [CPU / "learned", CPU / "learned-release"]
+    table = verdict_text.table_of_arms(verdict_text.decide(folders, studies.find("learned")))
+    return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
+
+
+def series() -> str:
+    """The same ratios over series on several days, and where another series' is to be expected."""
+
+    def said(ratios: tuple[float, ...]) -> str:
+        if len(ratios) < 2:
+            return ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        middle, low, high = what_fits.over_series(ratios)
+        return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
+
+    rows = what_fits.speeds([CPU / "equal-memory-again"])
+    made = [[row.strategy, said(row.equal_ratios), str(row.batch or ""), said(row.own_ratios)] for row in rows]
+    return tabulate(["strategy", "a step, times DDP's", "its batch", "sequences/s, times DDP's"], made)
+
+
 def real_peaks() -> str:
     """GiB at the highest moment of the fullest process, and theory's in parentheses, by model and setting."""
     runs = plots.only(tables.runs(CPU / "peaks-real"), status="ok", size=["124m", "large", "base"], seed=0)
@@ -379,6 +401,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/README.md", "numbers"): lambda: tabulate(FIRST_SCREEN, first_screen.table()),
     ("docs/what-fits.md", "fits"): fits,
     ("docs/what-fits.md", "speeds"): speeds,
+    ("docs/what-fits.md", "series"): series,
+    ("docs/fixed-in-advance.md", "learned"): learned,
     ("docs/what-fits.md", "peaks"): real_peaks,
     ("docs/what-fits.md", "crossings"): crossings,
     ("docs/checkpoints.md", "resumed"): resumed,

@@ -17,10 +17,11 @@ from typing import NamedTuple
 import matplotlib as mpl
 import pandas as pd
 
-from study.compare import what_fits
+from study.compare import verdict, verdict_text, what_fits, words
 from study.engines.conformance import committed
 from study.records import find as records
 from study.report import plots, tables
+from study.running import studies
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = ROOT / "reports" / "cpu" / "records"
@@ -39,17 +40,21 @@ class Number(NamedTuple):
 
 
 @cache
-def _apart() -> list[float]:
-    """How far the mean held-out losses are from DDP's on as many processes, at most; and how far the furthest run."""
-    runs = tables.runs(CPU / "learning-bert")
-    runs = runs[runs["run"].str.fullmatch(r".*-[24]x-seed\d+")]  # one of each start
-    losses = runs.pivot_table(index=["processes", "seed"], columns="strategy", values="held_out_loss")
-    apart = losses.div(losses["ddp"], axis=0) - 1
-    return [apart.groupby("processes").mean().abs().max().max(), apart.abs().max().max()]
+def _learned() -> verdict_text.Decided:
+    return verdict_text.decide([CPU / "learned", CPU / "learned-release"], studies.find("learned"))
 
 
-def _at_most(share: float, digits: int) -> str:
-    return f"{math.ceil(share * 100 * 10**digits) / 10**digits} %"
+def _strategies() -> list[verdict.Arm]:
+    return [arm for arm in _learned().verdict.arms if not arm.is_broken]
+
+
+def _within() -> str:
+    """The margin, if all strategies' means are shown to be within it."""
+    return words.percent(_learned().study.protocol.margin) if all(arm.is_within for arm in _strategies()) else "no"
+
+
+def _furthest() -> str:
+    return f"{max(abs(each) for arm in _strategies() for each in arm.differences.values()):.0%}".replace("%", " %")
 
 
 @cache
@@ -80,8 +85,9 @@ def _wrong(fault_id: str) -> str:
 
 
 NUMBERS = [
-    Number("0.19 %", "furthest mean loss", "learning-bert", lambda: _at_most(_apart()[0], 2)),
-    Number("1.9 %", "furthest run's loss", "learning-bert", lambda: _at_most(_apart()[1], 1)),
+    Number("24", "starts", "learned", lambda: str(min(len(arm.differences) for arm in _strategies()))),
+    Number("1 %", "margin of the mean loss", "learned", _within),
+    Number("6 %", "furthest run's loss", "learned", _furthest),
     Number("3", "GiB a process: the cap", "equal-memory", lambda: f"{_cap():g}"),
     Number("1.57", "peak of `zero3`", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number("0.70", "peak of `zero3_tuned`", "peaks-real", lambda: f"{_of_ddp()['zero3_tuned']:.2f}"),

@@ -101,12 +101,7 @@ def _close(value: float, other: float) -> bool:
 
 
 def _cell(
-    r: Record,
-    ranks: Sequence[ModelStateBytes],
-    part: Part,
-    paper: float,
-    moment: Moment,
-    notes: list[str],
+    r: Record, ranks: Sequence[ModelStateBytes], part: Part, paper: float, moment: Moment, notes: list[str]
 ) -> str:
     measured, each = [getattr(rank, part) for rank in ranks], r.num_params or 1
     cell = _per_parameter(measured, r)

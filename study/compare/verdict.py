@@ -51,6 +51,7 @@ class Verdict(NamedTuple):
     null: dict[str, dict[int, float]]  # by label, by start
     share_noticed: float  # of starts in which a run of the null has parted from the control's: is the training quiet?
     falls: dict[int, tuple[float, float]]  # by start: the control's held-out loss before step 1, and at the endpoint
+    still: list[int]  # starts in which that loss does not fall as far as the protocol asks
     lacks: list[str]  # why there is no verdict; empty: there is one
 
 
@@ -86,11 +87,12 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     ]
     if share <= 0.5:
         lacks += [f"rounding is noticed in {share:.0%} of starts: the training is too quiet to ask"]
-    if still := [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]:
+    still = [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]
+    if still:
         lacks += [f"the held-out loss of {control} does not fall to {protocol.falls_to:g} of its first in {still}"]
     if rises := sorted(start for start, run in controls.items() if run.training[1] >= run.training[0]):
         lacks += [f"the training loss of {control} does not fall in {rises}"]
-    return Verdict(arms, null, share, falls, lacks)
+    return Verdict(arms, null, share, falls, still, lacks)
 
 
 def require_whole(missing: Sequence[str]) -> None:

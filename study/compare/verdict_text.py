@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +30,14 @@ class Decided(NamedTuple):
     verdict: Verdict
 
 
-def decide(folders: Sequence[Path], study: Study) -> Decided:
-    """Judge a study that has a protocol. Raises Refusal where the runs do not let the protocol's tests be made."""
+def decide(folders: Sequence[Path], study: Study, without: Collection[int] = ()) -> Decided:
+    """Judge a study that has a protocol; `without`: starts that are left out, which it did not fix.
+
+    Raises Refusal where the runs do not let the protocol's tests be made.
+    """
     assert study.protocol is not None
     runs, elsewhere = admit(folders, study), {}
+    runs = runs._replace(taken=[run for run in runs.taken if run.seed not in without])
     if other := study.protocol.broken_study:
         # With releases of its own, so nothing but its losses is held against these runs.
         broken = admit(folders, studies.find(other), study)
@@ -42,7 +46,7 @@ def decide(folders: Sequence[Path], study: Study) -> Decided:
             study.protocol.step,
             study.control,
         )
-        elsewhere = {other: found[other]}
+        elsewhere = {other: {start: by for start, by in found[other].items() if start not in without}}
     return Decided(study, runs, verdict.judge(runs, study.protocol, study.control, elsewhere))
 
 
@@ -63,11 +67,21 @@ def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Run
 def page(folders: Sequence[Path], study: Study) -> str:
     """Make the page of a study that has a protocol, in Markdown. Raises Refusal."""
     decided = decide(folders, study)
-    head = ["arm", "starts", "mean difference", "90 % interval", "furthest run", "times the null's distance", "p",
-            "beyond the null", "of all starts at most"]  # fmt: skip
-    lines = [*words.markdown(head, map(_row, decided.verdict.arms)), "", *_null(decided), ""]
+    lines = [*table_of_arms(decided), "", *_null(decided), ""]
+    if still := decided.verdict.still:
+        later = decide(folders, study, still)
+        said = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
+        named = ", ".join(map(str, still))
+        lines += [f"## Without the starts that hardly learn ({named})", "", said, "", *table_of_arms(later), ""]
     lines += ["## What it rests on", "", *(f"- {line}" for line in basis(decided)), ""]
     return words.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
+
+
+def table_of_arms(decided: Decided) -> list[str]:
+    """The table of what became of each arm, in Markdown."""
+    head = ["arm", "starts", "mean difference", "90 % interval", "furthest run", "times the null's distance", "p",
+            "beyond the null", "of all starts at most"]  # fmt: skip
+    return words.markdown(head, map(_row, decided.verdict.arms))
 
 
 def answer(decided: Decided) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -193,6 +194,16 @@ def _speeds(runs: list[Tried], control: str) -> list[Speed]:
         over = tuple(1 / ratio for ratio in ratios[0])
         rows.append(Speed(name, seconds[0], over, largest, seconds[1], ratios[1], bool(equal)))
     return rows
+
+
+def over_series(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of one ratio a series, and the 95 % interval for one more series (t on the logarithms)."""
+    from scipy import stats  # of the extra `report`, which the view itself can do without
+
+    logs = [math.log(ratio) for ratio in ratios]
+    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs))
+    middle = statistics.mean(logs)
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 def _median(values: Sequence[float], otherwise: str) -> str:

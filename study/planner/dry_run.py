@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import yaml
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study import files
 from study.engines import extensions
 from study.engines.dry_run import order, pretend, ranks, scripted, text, training
-from study.engines.dry_run.watch import Call
+from study.engines.dry_run.watch import Call, Watch
 from study.engines.dry_run.without_memory import without_memory
 from study.errors import Refusal
+from study.planner import fake_tensors
 from study.planner.asked import Asked, find_model
 from study.planner.fake_tensors import block_class, build_model, loss, make_batch, one_document_a_sequence
-from study.theory.case import Job
+from study.planner.trace import Traced, check_traceable
+from study.theory.case import Engine, Job
 from study.theory.shapes import ModelShape
 
 REAL_BYTES = 40  # of a parameter where tensors have memory: fp32 states, whole gradients and buckets, twice at most
 SHARE = 0.5  # of this machine's free memory that one may take
 GPU = "a100-80gb"  # of the question that finds a model; nothing here depends on it
+
+ZERO = {  # DeepSpeed's option -> the engine's
+    "overlap_comm": "overlap_comm", "reduce_bucket_size": "reduce_bucket_size", "sub_group_size": "sub_group_size",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size", "stage3_max_live_parameters": "max_live_parameters",
+    "stage3_param_persistence_threshold": "persistence_threshold", "stage3_max_reuse_distance": "max_reuse_distance",
+    "zero_hpz_partition_size": "secondary_partition_size",
+}  # fmt: skip
+ACCELERATES = ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu")
 
 
 def command(
@@ -53,7 +68,9 @@ def command(
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()
     made = pretend.environment(file, world_size, mixed_precision)
-    program = _scripted(script) if script else trained(shape, job, _has_memory(made, shape, len(asked)))
+    program: ranks.Program = lambda: scripted.run(Path(script[0]), script[1:])  # noqa: E731
+    if not script:
+        program = trained(shape, job, _has_memory(made, shape, len(asked)))
     local = min(per_machine, world_size)
     said = ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
     calls = {rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()}
@@ -79,10 +96,6 @@ def _ranks(asked: str | None, world_size: int) -> list[int]:
     if not all(word.isdecimal() and int(word) < world_size for word in words):
         raise Refusal(f"--ranks {asked}: must be numbers from 0 to {world_size - 1} with commas between them")
     return sorted({int(word) for word in words})
-
-
-def _scripted(script: Sequence[str]) -> ranks.Program:
-    return lambda: scripted.run(Path(script[0]), script[1:])
 
 
 def trained(shape: ModelShape, job: Job, has_memory: bool) -> ranks.Program:
@@ -121,3 +134,57 @@ def _has_memory(made: Mapping[str, str], shape: ModelShape, num_ranks: int) -> b
         f"{shape.name} takes {takes / 2**30:.0f} GiB here, {free / 2**30:.0f} are to be had, and {why}; name a smaller "
         "model, or a file of stages 1 to 3 without offload"
     )
+
+
+# ---------------------------------------------------------------- an engine of theory's
+
+
+def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
+    """Trace a steady step of rank 0: torch's engines by their parts, DeepSpeed's as a rank of many. Raises Refusal."""
+    if engine.kind != "deepspeed":
+        return fake_tensors.trace(shape, engine, job)
+    said = of_deepspeed(shape, engine, job)
+    return Traced({}, None, said["seconds"], said["peak_bytes"], said["reserved_bytes"]["default"])
+
+
+def of_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+    """What rank 0 says of stages 1 to 3, in tensors without memory; only their own options are those of the engine."""
+    check_traceable(shape, dataclasses.replace(engine, kind="torch", precision="fp32"), job)
+    if engine.zero_stage == 0 or engine.precision not in ("fp32", "bf16"):
+        raise Refusal(f"ZeRO-{engine.zero_stage} in {engine.precision} is not traced: only 1 to 3 in fp32 and bf16 are")
+    if find_spec("deepspeed") is None:
+        raise Refusal("DeepSpeed is not traced where it is not installed")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    extensions.use_own_folder()
+    with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
+        file, config = Path(folder) / "traced.yaml", Path(folder) / "traced.json"
+        zero = {"stage": engine.zero_stage} | {key: getattr(engine, name) for key, name in ZERO.items()}
+        files.write_json(config, {"zero_optimization": zero} | dict.fromkeys(ACCELERATES, "auto"))
+        deepspeed = {"deepspeed_config_file": str(config), "zero3_init_flag": engine.zero_stage == 3}
+        file.write_text(yaml.safe_dump({"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed}))
+        made = pretend.environment(file, engine.world_size, "bf16" if engine.precision == "bf16" else None)
+        place = pretend.rank_of_many(0, engine.world_size, min(8, engine.world_size), made)
+        return ranks.ask(trained(shape, job, has_memory=False), {0: place})[0]
+
+
+def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+    """The same of one process or of FSDP2, by peak and what is reserved: their steps over fake tensors."""
+    check_traceable(shape, engine, job)
+    if engine.kind == "ddp" or engine.precision.endswith("-autocast"):
+        raise Refusal(f"what {engine.name} in {engine.precision} reserves is not traced")
+    dtype = torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32
+    kernel = engine.optimizer_kernel
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_tensors.ranks(engine) as mesh, one_document_a_sequence(), fake, Watch() as watch:
+        model = build_model(shape, job, dtype)
+        if mesh is not None:
+            fake_tensors.shard(model, shape, engine, mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=kernel == "foreach", fused=kernel == "fused")
+        watch.replay()
+        for _ in range(training.STEADY_STEP):
+            watch.peak = watch.held
+            for _ in range(min(int(job.gradient_accumulation_steps), 2)):  # all later ones find what the second does
+                loss(model, make_batch(shape, job), shape).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"peak_bytes": watch.peak, "reserved_bytes": watch.reserved()}

@@ -188,7 +188,7 @@ def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
     check_traceable(shape, engine, job)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     began = time.perf_counter()
-    with warnings.catch_warnings(), _ranks(engine) as mesh:
+    with warnings.catch_warnings(), ranks(engine) as mesh:
         warnings.simplefilter("ignore")  # of what could go wrong in a training, which this is not
         with one_document_a_sequence(), FakeTensorMode(allow_non_fake_inputs=True):
             peak, moment = _trace(shape, engine, job, mesh)
@@ -201,7 +201,7 @@ def _trace(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None)
         dtype = DTYPES[engine.precision.removesuffix("-autocast")]
         model.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype)(model.forward))  # as accelerate does
     if mesh is not None and engine.kind == "fsdp":
-        _shard(model, shape, engine, mesh)
+        shard(model, shape, engine, mesh)
     # One parameter after the other: of many DTensors at a time the tracker counts results that are never made.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     _make_states(optimizer)
@@ -231,7 +231,7 @@ def _trace(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None)
 
 
 @contextmanager
-def _ranks(engine: Engine) -> Iterator[DeviceMesh | None]:
+def ranks(engine: Engine) -> Iterator[DeviceMesh | None]:
     """Pretend that this process is the first of the engine's; the mesh of all of them, None of a single one.
 
     The mesh reads its ranks' numbers, so that it is made before tensors are fake.
@@ -248,7 +248,7 @@ def _ranks(engine: Engine) -> Iterator[DeviceMesh | None]:
         distributed.destroy_process_group()
 
 
-def _shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
+def shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh) -> None:
     """Shard as a run does (study/training/fsdp.py), by the function with which accelerate prepares a model."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
     if engine.precision not in ("fp32", "pure-bf16"):

@@ -1,4 +1,4 @@
-"""Traced peaks of memory beside predicted ones: what torch's memory tracker counts in a step over fake tensors."""
+"""Traced peaks of memory beside predicted ones: what a step of the real modules and engines holds, on no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from study.errors import Refusal
 from study.planner.advice_text import LINE
 from study.planner.choose import Advice, Option
-from study.theory import peaks
+from study.theory import on_box, peaks
 from study.theory.case import Engine, Job
 from study.theory.peaks import MOMENTS, Peak
 from study.theory.peaks import Part as PredictedPart
@@ -43,13 +43,15 @@ GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PredictedPart, ...]]] = {
 class Traced:
     """Bytes of rank 0's tensors at the highest moment of a step, as they were counted."""
 
-    parts: dict[Part, int]
-    moment: Moment
+    parts: dict[Part, int]  # none of DeepSpeed's
+    moment: Moment | None  # as the parts
     seconds: float  # that it took
+    peak_bytes: int = 0  # where no part is known
+    reserved_bytes: int | None = None  # where CUDA's allocator was replayed
 
     @property
     def total(self) -> int:
-        return sum(self.parts.values())
+        return sum(self.parts.values()) or self.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
         raise Refusal("offload cannot be traced: fake tensors are all on one device")
     if shape.experts:
         raise Refusal("a mixture of experts cannot be traced: tokens go where their values send them, which are fake")
+    if shape.architecture == "gpt2" and shape.kv_heads != shape.heads:
+        raise Refusal("a GPT-2 with fewer heads of keys cannot be traced: transformers' has as many as of queries")
     if shape.head == "none":
         raise Refusal("a model without a head cannot be traced: it has no loss; name a class with one")
     if shape.has_transform and engine.kind == "fsdp":
@@ -114,7 +118,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: Job) -> None:
 Tracer = Callable[[ModelShape, Engine, Job], Traced]  # of fake_tensors, which needs torch
 SHOWN = 0.01  # of the traced peak: parts that differ by less are not listed
 HEAD = """
-Traced, not measured: a step of transformers' own modules over fake tensors, counted by torch's memory tracker.
+Traced, not measured: a step of transformers' own modules over fake tensors; of DeepSpeed, as one rank of many.
 Predicted: what is expected of the same modules (--kernels transformers). Tensors of one GPU, in GiB."""
 
 
@@ -122,7 +126,8 @@ def lines(advice: Advice, trace: Tracer) -> Iterator[str]:
     """Yield a line for each strategy as it is traced, and which cannot be traced and why."""
     yield HEAD
     not_traced: dict[str, list[str]] = {}
-    for option in advice.options:
+    # DeepSpeed's ranks are forks, which do without the threads that a backward in this process has made.
+    for option in sorted(advice.options, key=lambda option: option.prediction.engine.kind != "deepspeed"):
         try:
             yield _line(advice, option, trace)
         except Refusal as refusal:
@@ -141,7 +146,12 @@ def _line(advice: Advice, option: Option, trace: Tracer) -> str:
         f"{option.strategy.name}: traced {_gib(traced.total)}, predicted {_gib(total)}, "
         f"residual {(traced.total - total) / 2**30:+.2f} ({100 * (traced.total / total - 1):+.1f} %)"
     )
-    return f"{said}: {_parts(traced, differences(traced, predicted, engine))}; {traced.seconds:.0f} s"
+    needed = traced.total * (1 + on_box.ALLOCATOR_SLACK)
+    why = _parts(traced, differences(traced, predicted, engine)) if traced.parts else "its parts are not told apart"
+    if traced.reserved_bytes is not None:
+        needed, why = traced.reserved_bytes, f"reserved {_gib(traced.reserved_bytes)}; {why}"
+    verdict = "fits" if needed <= option.prediction.usable_bytes else "does not fit"
+    return f"{said}: {why}; {verdict} by what was traced; {traced.seconds:.0f} s"
 
 
 def _parts(traced: Traced, found: list[Difference]) -> str:

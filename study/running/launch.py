@@ -111,11 +111,7 @@ def _launch(
         stale.unlink()
     with open(run.own_folder / "stdout.log", "w") as stdout, open(run.own_folder / "stderr.log", "w+") as stderr:
         process = subprocess.Popen(
-            processes.bound(_started(run)),
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
+            processes.bound(_started(run)), stdout=stdout, stderr=stderr, env=environment, start_new_session=True
         )
         try:
             time_limit = _wait(process, run, machine_0, timeout_seconds, progress)

@@ -25,11 +25,7 @@ def build_accelerator(run: Run) -> Accelerator:
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import (
-        DataLoaderConfiguration,
-        GradientAccumulationPlugin,
-        TorchDynamoPlugin,
-    )
+    from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, TorchDynamoPlugin
 
     class Replicas(Accelerator):  # type: ignore[misc]
         """Accelerate's own leaves out DDP, and its no_sync, where a GPU's process is the only one."""

@@ -128,7 +128,7 @@ def _save_subgroups(engine: Any, optimizer: Any, folder: Path, accelerator: Acce
     folder.mkdir(parents=True, exist_ok=True)
     for index, master in enumerate(optimizer.fp32_partitioned_groups_flat):
         with _in_memory(optimizer, index):
-            state = _state_of(optimizer, master)
+            state = dict(optimizer.optimizer.state[master])
             tensors = {"master": master.data, **{name: state[name] for name in MOMENTS}}
             whole = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         path = subgroup_file(folder, accelerator.process_index, index)
@@ -168,11 +168,6 @@ def _in_memory(optimizer: Any, index: int) -> Iterator[None]:
     optimizer._optimizer_states_and_gradient_swap_in(index)
     yield
     optimizer._release_swap_buffers(index)
-
-
-def _state_of(optimizer: Any, master: torch.Tensor) -> dict[str, Any]:
-    """Adam's states of one flat group of masters."""
-    return dict(optimizer.optimizer.state[master])
 
 
 def subgroup_file(folder: Path, rank: int | str, index: int) -> Path:

@@ -28,12 +28,8 @@ def model_state_bytes(
     """
     return ModelStateBytes(
         **count_states(model, optimizer, bucket_bytes),
-        swapped=None if swap_folder is None else _files_bytes(swap_folder),
+        swapped=None if swap_folder is None else sum(p.stat().st_size for p in swap_folder.rglob("*") if p.is_file()),
     )
-
-
-def _files_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def swap_traffic() -> tuple[int, int]:

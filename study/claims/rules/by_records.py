@@ -29,7 +29,7 @@ T = TypeVar("T")
 CPU = ROOT / "reports" / "cpu"
 RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
-LEARNED = {"bert-imdb": "learning-bert", "gpt-wikitext": "learning-gpt"}  # the study that tells what a model learns
+LEARNED = ("learned", "learned-gpt", "learning-bert", "learning-gpt")  # studies that tell what a model learns
 WORLD_SIZE = 2  # of the runs whose losses are compared
 PARTS = ("parameters", "gradients", "optimizer_states", "communication_buffers", "model_states")
 SEEN = 0.01  # share of a step's bytes from which on a collective is more than losses and norms
@@ -63,7 +63,7 @@ def _name(path: str) -> str:
 
 
 def loss_difference(
-    workload: str, strategy: str, control: str, part: str = "training", steps: int | None = None
+    study: str, strategy: str, control: str, part: str = "training", steps: int | None = None
 ) -> Observed:
     """Relative difference of loss, strategy less control, with its interval over seeds.
 
@@ -73,23 +73,23 @@ def loss_difference(
         raise ValueError(f"part {part!r}: must be 'training' or 'evaluation'")
     from study.compare.facts import CURVE
 
-    table = _table(workload)
+    table = _table(study)
     if steps is not None:  # compared in the place of the last losses
         at = CURVE.index("loss")
         table = table.assign(final_loss=[curve[:steps, at].mean() for curve in table["curve"]])
-    return _compared(table, workload, strategy, control, "final_loss" if part == "training" else "eval_loss")
+    return _compared(table, study, strategy, control, "final_loss" if part == "training" else "eval_loss")
 
 
-def gradient_norm_ratio(workload: str, strategy: str, control: str) -> Observed:
+def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
     """The mean gradient norm of a run over the control's, with its interval over seeds."""
-    difference = _compared(_table(workload), workload, strategy, control, "mean_grad_norm")
+    difference = _compared(_table(study), study, strategy, control, "mean_grad_norm")
     low, high = difference.ends
     return Observed(1 + difference.number, difference.evidence, (1 + low, 1 + high), told=difference.told)
 
 
-@lru_cache(maxsize=2)
-def _table(workload: str) -> pd.DataFrame:
-    """The runs of a workload's study without those of labelled parts: variants of the control are no controls.
+@lru_cache(maxsize=len(LEARNED))
+def _table(study: str) -> pd.DataFrame:
+    """The runs of such a study without those of labelled parts: variants of the control are no controls.
 
     An arm's runs stand for every strategy that was shown, in one run of the part `once`, to end with its weights.
     """
@@ -97,9 +97,8 @@ def _table(workload: str) -> pd.DataFrame:
 
     from study.compare import table, verdict
 
-    if workload not in LEARNED:
-        raise ValueError(f"workload {workload!r}: must be one of {', '.join(LEARNED)}")
-    study = LEARNED[workload]
+    if study not in LEARNED:
+        raise ValueError(f"study {study!r}: must be one of {', '.join(LEARNED)}")
     runs = table.read([RECORDS / study])
     verdict.require_whole(sorted({run.run_id for run in studies.runs(studies.find(study))} - set(runs["run_id"])))
     once = runs[runs["run_id"].str.endswith("-once")]
@@ -113,10 +112,10 @@ def _table(workload: str) -> pd.DataFrame:
     return pd.concat([arms, *told], ignore_index=True)
 
 
-def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, metric: str) -> Observed:
+def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metric: str) -> Observed:
     from study.compare import differences, pairs
 
-    kept = table[(table["workload"] == workload) & table["strategy"].isin([strategy, control])]
+    kept = table[table["strategy"].isin([strategy, control])]
     compared = differences.compare(kept, control, [metric])
     rows = compared[
         (compared["strategy"] == strategy)
@@ -124,9 +123,7 @@ def _compared(table: pd.DataFrame, workload: str, strategy: str, control: str, m
         & (compared["control_world_size"] == WORLD_SIZE)
     ]
     if len(rows) != 1 or rows["relative_low"].isna().any():
-        raise ValueError(
-            f"arguments: no committed records of {workload} under {strategy} and {control} in several seeds"
-        )
+        raise ValueError(f"arguments: no committed records of {study} under {strategy} and {control} in several seeds")
     row = rows.iloc[0]
     couples = pairs.pair(kept, control).compared
     ids = {name for column in ("run", "control_run") for name in kept.loc[couples[column], "run_id"]}

@@ -21,7 +21,8 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
 
     Among accelerate's and torch's is the newest installation, which was asked what they were and more.
     """
-    paths = [path for path in folder.glob("*.json") if _package_of(path) == package]
+    # As accelerate-1.4.0.json; DeepSpeed's are named by their version alone.
+    paths = [path for path in folder.glob("*.json") if (path.stem.rpartition("-")[0] or "deepspeed") == package]
     found = {_version(matrix, package): matrix for matrix in (load(path) for path in paths)}
     if package != "deepspeed":
         whole = newest(folder)
@@ -44,11 +45,6 @@ def load(path: Path) -> dict[str, Any]:
     """One matrix. Raises Refusal where the file is none."""
     matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
     return matrix
-
-
-def _package_of(path: Path) -> str:
-    """Whose release a file is of: accelerate-1.4.0.json; DeepSpeed's are named by their version alone."""
-    return path.stem.rpartition("-")[0] or "deepspeed"
 
 
 def _version(matrix: Mapping[str, Any], package: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from study.engines.diff.recorded import Difference, Recording
 
@@ -40,11 +41,17 @@ def _causes(first: Difference, alike: Sequence[Difference], a: Recording, b: Rec
         yield "an overflow, or a division by zero: nothing after it can be compared"
         return
     if first.missing:
-        yield f"{first.name} takes no part in {first.missing}: frozen, in no optimizer, or reached by no backward pass"
+        yield {
+            "weights": "the models have other parameters, or other names for them",
+            "whole": f"{first.missing} makes no update: it ended before, or its optimizer is not one of torch.optim",
+        }.get(first.kind, f"{first.name} takes no part in {first.missing}: frozen, or reached by no backward pass")
         return
     if 0 < len(first.ranks) < a.world_size and first.kind != "batch":
         yield f"rank {first.ranks[0]} alone: its shard, its weights or its code are others"
     if first.kind == "batch":
+        passes = [sum(e[:2] == (first.step, "batch") for e in chain(*one.ranks)) for one in (a, b)]
+        if passes[0] != passes[1]:
+            yield f"{passes[0]} forward passes in A and {passes[1]} in B: accumulation, evaluation mode, or updates"
         yield "the order of the data: seeds, samplers, shuffling, workers" if "order" in first.name else "the data"
     elif first.kind == "weights":
         yield "another seed, another checkpoint, or weights that the wrapper changed"

@@ -29,6 +29,7 @@ FACTOR = 1e-3  # relative; as near to a multiple counts as one
 # In the order in which a step makes them. `update` is told from the weights before and after; `whole` is that of all
 # parameters together, of which the length alone is compared.
 KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
+NAMES = {"forward": "output", "clipped": "clipped gradient", "whole": "length of the update"}
 _REPLICATED = ("gradient", "clipped", "weights", "held")
 
 
@@ -51,27 +52,34 @@ class Result:
         return not (self.differences or self.replicas)
 
 
+@np.errstate(invalid="ignore")  # of infinities
 def compare(a: Recording, b: Recording) -> Result:
-    """Find the first difference of two trainings. Raises Refusal where they have no step in common."""
+    """Find the first difference of two trainings. Raises Refusal where nothing differs, and neither has an update."""
     steps = min(a.facts["steps"], b.facts["steps"])
-    if not steps:
-        raise Refusal(f"{a.folder} and {b.folder}: have no whole step in common; record again")
     is_apart = a.cut == b.cut
     notes = [] if is_apart else ["the batch is cut otherwise: means over all rows are compared"]
-    ours, theirs = (_before(steps, recording.values(is_apart)) for recording in (a, b))
+    ours, theirs = (
+        {key: seen for key, seen in recording.values(is_apart).items() if key[0] <= steps} for recording in (a, b)
+    )
     bounds = _Bounds(a, b, ours, is_apart)
     differences, num_alike, furthest = [], 0, 0.0
     clear: dict[tuple[int, str], float] = {}  # of what is alike: the largest over its bound
     replicas = [*_apart("A", a), *_apart("B", b)]
     early = [*_other_batches(a, b, steps), *_other_start(ours, theirs)]
-    for key in sorted(ours.keys() | theirs.keys(), key=bounds.place):
+    have = {which: {key[:2] for key in found} for which, found in (("A", ours), ("B", theirs))}
+    alone: dict[tuple[str, str], dict[str, None]] = {}  # what no difference says: kind and where -> names
+    for key in sorted(both := ours | theirs, key=bounds.place):
         if key[1] not in KINDS:
             continue
         one, other = ours.get(key), theirs.get(key)
         if one is None or other is None:
-            if key[1] in ("gradient", "clipped") and _has(ours if one is None else theirs, key):
-                gone = "A" if one is None else "B"
+            gone, there = ("A", "B") if one is None else ("B", "A")
+            # Some engines show none of a kind, or zeros of what takes no part.
+            lacks = key[1] in ("gradient", "clipped") and key[:2] in have[gone] and np.any(both[key].sketch)
+            if key[1] == "whole" or lacks:
                 differences.append(Difference(*key[:3], _ranks(key), math.inf, 0.0, None, gone))
+            elif key[1] not in ("norm", "update"):  # a norm is not asked for everywhere; weights are said above
+                alone.setdefault((key[1], there), {})[key[2]] = None
             continue
         if one.sketch.shape != other.sketch.shape:
             continue
@@ -86,10 +94,14 @@ def compare(a: Recording, b: Recording) -> Result:
             furthest = max(furthest, distance / bound if bound and not differences else 0.0)
             clear[key[:2]] = max(clear.get(key[:2], 0.0), size / bound if bound else 0.0)
         else:
+            multiple, empty = factor(one.sketch, other.sketch, bound), None if size else "A"
             size = size or math.inf
-            multiple = factor(one.sketch, other.sketch, bound)
-            differences.append(Difference(*key[:3], _ranks(key), distance / size, bound / size, multiple, None))
-    found = _merged([*early, *differences])
+            differences.append(Difference(*key[:3], _ranks(key), distance / size, bound / size, multiple, empty))
+    found = _merged(sorted([*early, *differences], key=lambda one: one.step))
+    if not (found or any(key[1] == "whole" for key in ours)):
+        raise Refusal(f"{a.folder} and {b.folder}: have no update; does an optimizer of torch.optim step?")
+    notes += [f"{which} alone has {len(names)} {NAMES.get(kind, kind)}(s), one of {next(iter(names)) or 'the model'}"
+              for (kind, which), names in alone.items()]  # fmt: skip
     return Result(a, b, bounds.is_marked, notes, replicas, found, num_alike, furthest, likely(found, a, b, clear))
 
 
@@ -183,15 +195,6 @@ def _order(recording: Recording) -> dict[str, int]:
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 
-def _before(steps: int, found: dict[Key, Seen]) -> dict[Key, Seen]:
-    return {key: seen for key, seen in found.items() if key[0] <= steps}
-
-
-def _has(found: dict[Key, Seen], key: Key) -> bool:
-    """Whether a training has anything of that kind in that step; some engines show none."""
-    return any(other[:2] == key[:2] for other in found)
-
-
 def _ranks(key: Key) -> list[int]:
     return [key[3][0]] if isinstance(key[3], tuple) else []
 
@@ -244,9 +247,12 @@ def _rows(recording: Recording, step: int) -> list[list[float]]:
 
 
 def _other_start(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
-    """Weights that are others before the first step, by more than a rounding to the coarser type."""
-    for key in ours.keys() & theirs.keys():
-        if key[:2] == (0, "weights") and ours[key].sketch.shape == theirs[key].sketch.shape:
+    """Weights that are others before the first step, by more than a rounding to the coarser type, or are not there."""
+    for key in ours | theirs:
+        if key[:2] == (0, "weights"):
+            if key not in ours or key not in theirs:
+                yield Difference(*key[:3], _ranks(key), math.inf, 0.0, None, "B" if key in ours else "A")
+                continue
             one, other = ours[key], theirs[key]
             size, distance = _norm(one.sketch), _norm(other.sketch - one.sketch)
             unit = max(ROUNDOFF.get(seen.dtype, FP32) for seen in (one, other))

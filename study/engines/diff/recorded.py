@@ -15,6 +15,7 @@ import numpy as np
 from study.errors import Refusal
 from study.files import reading
 
+FORMAT = 2  # 2: outputs with their magnitudes
 Key = tuple[int, str, str, Any]  # step, kind, name, and which of it: (rank, call), or None for all together
 
 
@@ -57,6 +58,8 @@ class Recording:
         for path in files:
             with reading(path, "a recording"):
                 content.append(json.loads(gzip.decompress(path.read_bytes())))
+        if content[0].get("format") != FORMAT:
+            raise Refusal(f"{folder}: was recorded by another release of zero-study; record it again")
         if len(content) != (world := content[0]["world_size"]):
             raise Refusal(f"{folder}: has {len(content)} recordings of {world} ranks; record all of them again")
         ranks = [[Entry(*entry) for entry in one.pop("entries")] for one in content]
@@ -122,5 +125,5 @@ class Difference(NamedTuple):
     distance: float  # over the norm of A's
     bound: float  # the same
     factor: float | None  # B is so many times A; None: it is no multiple
-    missing: str | None  # in which of A and B there is none
+    missing: str | None  # in which of A and B there is none, or A has zeros
     broken: str = ""  # in which of them it is not finite

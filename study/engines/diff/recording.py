@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from study import __version__
 from study.engines import whole
-from study.engines.diff.recorded import Entry
+from study.engines.diff.recorded import FORMAT, Entry
 from study.engines.diff.rounding import Rounding
 from study.engines.diff.sketch import SIZE, of_rows, sketch
 from study.engines.engine_facts import dtype_names
@@ -50,16 +50,16 @@ class Recorder:
         self._whole = whole  # what begins so is kept as it is
         self._kept: dict[tuple[Any, ...], torch.Tensor] = {}
         self._folder = folder if noise is None else folder / f"noise-{noise}"
-        self._steps = steps
-        self._entries: list[Entry] = []
+        self._steps = range(1, steps + 1)
+        self._entries: dict[tuple[int, str, str, int], Entry] = {}  # by what they begin with
         self._model: Any = None
         self._names: dict[int, str] = {}  # of modules
         self._parameters: list[tuple[str, Any]] = []
         self._step = 0  # that is under way; 0: none is yet
-        self._is_updated = True  # the step's update is made, and the next forward pass begins another
+        self._updated = {""}  # parameters, in this step; once there are any, the next forward pass begins another
         self._calls: Counter[tuple[str, str | None]] = Counter()
+        self._asked: set[str] = set()  # of which a norm is asked in this step, before they are clipped
         self._moments: dict[str, list[float]] = {}  # sketches
-        self._has_gradients = False  # of the step, as they are before clipping
         self._has_ended = False
         self._depth = 0
         self._is_in_backward = False
@@ -69,6 +69,7 @@ class Recorder:
             (torch.nn.Module, "__call__", self._on_module),
             (torch.autograd, "backward", self._on_backward),
             (clip_grad, "_get_total_norm", self._on_norm),
+            (torch.amp.GradScaler, "step", self._on_scaler),
         ):
             self._stack.enter_context(listening(owner, name, listener))
         self._stack.callback(register_optimizer_step_pre_hook(self._before_update).remove)
@@ -124,19 +125,21 @@ class Recorder:
 
     def _begins(self, arguments: Any, options: Any) -> bool:
         """Begin a forward pass, of a new step where the one before is updated; False: all steps have been seen."""
-        if self._is_updated:
-            self._read_weights()
-            if self._step == self._steps:
-                self.end()
-                return False
-            self._step += 1
-            self._is_updated = False
-            self._calls.clear()
-            self._has_gradients = False
+        if self._updated:
+            self._next_step()
+        if self._step > len(self._steps):
+            self.end()
+            return False
         self._add("batch", "", _digests(arguments, options))
         states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
         self._add("random", "", [float(zlib.crc32(state.numpy().tobytes())) for state in states])
         return True
+
+    def _next_step(self) -> None:
+        self._read_weights(self._parameters)
+        self._step += 1
+        for of_step in (self._calls, self._asked, self._updated):
+            of_step.clear()
 
     def _note_outputs(self, name: str, outputs: Any) -> None:
         call = self._calls["forward", name]
@@ -146,7 +149,7 @@ class Recorder:
             if type(leaf) is torch.Tensor and leaf.is_floating_point() and not is_functorch_wrapped_tensor(leaf):
                 rows, found = of_rows(leaf)
                 part = f"{name}:{number}" if number else name
-                self._entries.append(Entry(self._step, "forward", part, call, rows, _type(leaf), found))
+                self._put(Entry(self._step, "forward", part, call, rows, _type(leaf), found))
                 self._keep("forward", part, call, leaf)
 
     def _on_backward(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
@@ -171,43 +174,54 @@ class Recorder:
 
     def _on_norm(self, call: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
         """torch's clipping asks for the norm first: the gradients are there as they are before it."""
-        known = {id(parameter.grad) for _, parameter in self._parameters if parameter.grad is not None}
         tensors = list(tensors)
         norm = call(tensors, *arguments, **options)
-        if self._step and any(id(tensor) in known for tensor in tensors):
-            self._read_gradients("gradient")
-            self._has_gradients = True
+        clipped = set(map(id, tensors))
+        if self._step in self._steps and (mine := [pair for pair in self._parameters if id(pair[1].grad) in clipped]):
+            self._read_gradients("gradient", mine)
+            self._asked.update(name for name, _ in mine)
             self._add_norm(norm)
         return norm
 
+    def _on_scaler(self, call: Any, scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        """An update that is skipped for an overflow, on every rank alike, is one in which the weights stay."""
+        result = call(scaler, optimizer, *arguments, **options)
+        if not self._updated.issuperset(name for name, _ in self._own(optimizer)):
+            self._before_update(optimizer)
+            self._after_update(optimizer)
+        return result
+
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._is_mine(optimizer) or read_back.is_deepspeed(self._model) or not self._step:
-            return
-        self._read_gradients(*(["clipped"] if self._has_gradients else ["gradient", "clipped"]))
+        if own := self._own(optimizer):  # at a step's first update all, also what no optimizer has
+            self._read_gradients("clipped", own if self._updated else self._parameters)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._is_mine(optimizer) and not read_back.is_deepspeed(self._model):
-            self._is_updated = bool(self._step)
+        if own := self._own(optimizer):  # no pass may follow; one that does reads all weights again
+            self._read_weights(own if self._updated else self._parameters)
+            self._updated.update(name for name, _ in own)
 
-    def _is_mine(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _own(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
+        if self._step not in self._steps or read_back.is_deepspeed(self._model):
+            return []
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return any(id(parameter) in updated for _, parameter in self._parameters)
+        return [pair for pair in self._parameters if id(pair[1]) in updated]
 
     def _on_engine_step(self, call: Any, engine: Any, *arguments: Any, **options: Any) -> Any:
-        updates = engine is self._model and self._step and engine.is_gradient_accumulation_boundary()
+        updates = engine is self._model and self._step in self._steps and engine.is_gradient_accumulation_boundary()
         if updates:
-            self._read_gradients("gradient")
+            self._read_gradients("gradient", self._parameters)
         result = call(engine, *arguments, **options)
         if updates:
             self._add_norm(engine.get_global_grad_norm())
             self._read_moments(engine.optimizer)
-            self._is_updated = True
+            self._read_weights(self._parameters)
+            self._updated.update(name for name, _ in self._parameters)
         return result
 
     # ------------------------------------------------------------ what is read
 
-    def _read_weights(self) -> None:
-        for name, parameter in self._parameters:
+    def _read_weights(self, parameters: list[tuple[str, Any]]) -> None:
+        for name, parameter in parameters:
             master = whole.master(parameter)
             found = sketch(whole.weight(parameter) if master is None else master)
             self._add("weights", name, found, of=parameter)
@@ -215,16 +229,18 @@ class Recorder:
             if is_whole and parameter.numel():
                 self._add("held", name, found if master is None else sketch(parameter), of=parameter)
 
-    def _read_gradients(self, *kinds: str) -> None:
-        """Of each parameter, in the order of the backward pass as far as the order of parameters tells it."""
+    def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
+        """In the order of the backward pass, as far as that of parameters tells it. What is not clipped is both."""
+        if not self._updated.isdisjoint(name for name, _ in parameters):  # another update, and no pass before it
+            self._next_step()
         scale = getattr(getattr(self._model, "optimizer", None), "loss_scale", 1.0)  # of DeepSpeed under fp16
-        for name, parameter in reversed(self._parameters):
+        for name, parameter in reversed(parameters):
             if parameter.requires_grad and (gradient := whole.gradient(parameter)) is not None:
                 gradient = gradient if scale == 1 else gradient / scale
                 found = sketch(gradient)
-                for kind in kinds:
-                    self._add(kind, name, found, of=parameter)
-                    self._keep(kind, name, 0, gradient)
+                for each in (kind,) if kind == "gradient" or name in self._asked else ("gradient", kind):
+                    self._add(each, name, found, of=parameter)
+                    self._keep(each, name, 0, gradient)
 
     def _read_moments(self, optimizer: Any) -> None:
         """What a ZeRO optimizer got: from the change of Adam's first moment, as it clips within its step."""
@@ -249,10 +265,14 @@ class Recorder:
             self._add("norm", "", [float(norm)])
 
     def _add(self, kind: str, name: str, found: list[float], of: Any = None) -> None:
-        call = self._calls[kind, name]
+        """Of a parameter, what is read last in a step."""
+        call = self._calls[kind, name] if of is None else 0
         self._calls[kind, name] += 1
         size = 1 if of is None else read_back.whole_size(of)
-        self._entries.append(Entry(self._step, kind, name, call, size, _type(of), found))
+        self._put(Entry(self._step, kind, name, call, size, _type(of), found))
+
+    def _put(self, entry: Entry) -> None:
+        self._entries[entry[:4]] = entry
 
     # ------------------------------------------------------------ the end
 
@@ -260,18 +280,18 @@ class Recorder:
         """Write what was seen, and leave the training. Again: nothing."""
         atexit.unregister(self.end)
         self._stack.close()
-        self._has_ended = True
-        if self._entries:
+        if self._entries and not self._has_ended:
             facts = {} if self._model is None else _facts(self._model)
-            content = {"made_by": f"zero-study {__version__}, study.engines.diff", "rank": rank(), **facts,
-                       "steps": self._step, "entries": self._entries}  # fmt: skip
+            steps = min(self._step, len(self._steps))
+            content = {"made_by": f"zero-study {__version__}, study.engines.diff", "format": FORMAT, "rank": rank(),
+                       **facts, "steps": steps, "entries": list(self._entries.values())}  # fmt: skip
             self._folder.mkdir(parents=True, exist_ok=True)
             written = json.dumps(content, separators=(",", ":"))
             (self._folder / f"rank-{rank()}.json.gz").write_bytes(gzip.compress(written.encode(), mtime=0))
             if self._kept:
                 torch.save(self._kept, self._folder / f"rank-{rank()}.pt")
-            print(f"recorded: {self._step} step(s), in {self._folder}", flush=True)
-        self._entries = []
+            print(f"recorded: {steps} step(s), in {self._folder}", flush=True)
+        self._has_ended = True
 
 
 def _facts(model: Any) -> dict[str, Any]:

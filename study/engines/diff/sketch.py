@@ -18,21 +18,27 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     """The sketch of a tensor of numbers of any shape, in fp64: SIZE sums."""
     whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     flat = (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
-    wide = torch.float32 if flat.device.type == "mps" else torch.float64  # which has no fp64
-    sums = torch.zeros(SIZE, dtype=wide, device=flat.device)
+    sums = torch.zeros(SIZE, dtype=_wide(flat), device=flat.device)
     for begin in range(0, flat.numel(), PART):
         part = flat[begin : begin + PART]
         bits = _hash(torch.arange(begin, begin + part.numel(), device=flat.device))
-        sums.index_add_(0, bits & (SIZE - 1), part.to(wide) * (1 - 2 * ((bits >> 20) & 1)))
+        sums.index_add_(0, bits & (SIZE - 1), part.to(sums.dtype) * (1 - 2 * ((bits >> 20) & 1)))
     found: list[float] = sums.tolist()
     return found
 
 
 def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
-    """How many rows a tensor has, and the sketch of their mean: the same however a batch is cut, or ordered."""
-    if tensor.ndim == 0:
-        return 1, sketch(tensor)
-    return len(tensor), sketch(tensor.detach().double().mean(0)) if len(tensor) else [0.0] * SIZE
+    """How many rows a tensor has, and the sketch of their mean: the same however a batch is cut, or ordered.
+
+    Behind it the mean of their magnitudes, as what BatchNorm returns has the same mean whatever it is.
+    """
+    rows = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    rows = (rows if rows.ndim else rows.reshape(1)).to(_wide(rows))
+    return len(rows), sketch(torch.stack([rows.mean(0), rows.abs().mean(0)])) if len(rows) else [0.0] * SIZE
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no fp64
 
 
 def _hash(places: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from study.engines.diff.causes import uniform
-from study.engines.diff.compare import KINDS, Result
+from study.engines.diff.compare import KINDS, NAMES, Result
 from study.engines.diff.recorded import Difference, Recording
-
-_NAMES = {"forward": "output", "clipped": "clipped gradient", "whole": "length of the update"}
 
 
 def text(result: Result) -> str:
@@ -48,9 +46,9 @@ def said(first: Difference, alike: list[Difference]) -> str:
     when = "before step 1" if not step else f"step {step}"
     times = uniform(alike)
     if kind != "forward" and len(alike) > 2 and times is not None and not missing:
-        return f"{when}, all {len(alike)} {_NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
+        return f"{when}, all {len(alike)} {NAMES.get(kind, kind)}s that differ: x {times:.4g} in B"
     on = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
-    what = f"{when}, {_NAMES.get(kind, kind)} of {name or 'the model'}{on}"
+    what = f"{when}, {NAMES.get(kind, kind)} of {name or 'the model'}{on}"
     if missing:
         return f"{what}: none in {missing}"
     if broken:
@@ -93,7 +91,7 @@ def _rest(result: Result) -> str:
     """How much of each kind differs in the step of the first difference, and how much later."""
     step = result.differences[0].step
     counts = Counter(one.kind for one in result.differences if one.step == step)
-    now = ", ".join(f"{counts[kind]} {_NAMES.get(kind, kind)}(s)" for kind in KINDS if counts[kind])
+    now = ", ".join(f"{counts[kind]} {NAMES.get(kind, kind)}(s)" for kind in KINDS if counts[kind])
     later = sum(one.step > step for one in result.differences)
     return f"{now} of step {step}" + (f", {later} tensors of later steps" if later else "") if now else ""
 
@@ -112,7 +110,7 @@ def _elements(a: Path, b: Path) -> Iterator[str]:
                 place = np.unravel_index(int((one - other).abs().argmax()), one.shape)
                 step, kind, name, call = key
                 yield (
-                    f"step {step}, {_NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: furthest at "
+                    f"step {step}, {NAMES.get(kind, kind)} of {name}, call {call}, {path.stem}: furthest at "
                     f"{[int(at) for at in place]}, {one[place]:.6g} in A and {other[place]:.6g} in B"
                 )
 

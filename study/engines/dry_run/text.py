@@ -17,6 +17,7 @@ STATES = {
     "optimizer_states": "optimizer states",
     "communication_buffers": "buckets",
 }
+RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}
 TRACED = "Traced: the engine's own code on a group that is pretended; a GPU's kernels, context and NCCL are not in it."
 
 
@@ -27,6 +28,10 @@ def held(ranks: Mapping[int, Mapping[str, Any]]) -> str:
         rows.append([name, *(_gib(said["states"][key]) for said in ranks.values())])
     rows.append(["between steps, all tensors", *(_gib(said["before_bytes"]) for said in ranks.values())])
     rows.append(["peak of a step, all tensors", *(_gib(said["peak_bytes"]) for said in ranks.values())])
+    for key, how in RESERVED.items():
+        rows.append(
+            [f"reserved by CUDA's allocator{how}", *(_gib(said["reserved_bytes"][key]) for said in ranks.values())]
+        )
     rows.append(["seconds here", *(f"{said['seconds']:.0f}" for said in ranks.values())])
     rows.append(["this machine's memory", *(_gib(said["resident_bytes"]) for said in ranks.values())])
     return str(tabulate(rows, headers="firstrow", stralign="right", colalign=("left",)))

@@ -48,6 +48,7 @@ def train(
                 states.append(count_states(model, optimizer.optimizer, watch.bucket_bytes))
 
         hook = read_back.base_optimizer(optimizer).register_step_pre_hook(look)
+        watch.replay()
         for _ in range(STEADY_STEP):
             states.clear()
             first_call, before = len(watch.calls), watch.held
@@ -67,16 +68,17 @@ def train(
         "states": states[0],
         "before_bytes": before,
         "peak_bytes": peak,
+        "reserved_bytes": watch.reserved(),
         "calls": [asdict(call) for call in watch.calls[first_call:]],
     }
 
 
 def _make_optimizer(model: Any, plugin: Any) -> Any:
-    """AdamW; DeepSpeed's own on the CPU where the optimizer is offloaded, which it demands."""
+    """AdamW by torch's default on a GPU; DeepSpeed's own on the CPU where the optimizer is offloaded."""
     if plugin is not None and plugin.deepspeed_config["zero_optimization"].get("offload_optimizer", {}).get(
         "device", "none"
     ) not in ("none", None):
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return DeepSpeedCPUAdam(model.parameters(), lr=RATE)
-    return torch.optim.AdamW(model.parameters(), lr=RATE)
+    return torch.optim.AdamW(model.parameters(), lr=RATE, foreach=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from study.engines.dry_run.allocator import Allocator
 from study.engines.listening import carried, is_script_object, listening, wait
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -55,17 +58,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bucket_bytes: int | None = None  # of DDP
         self.held = 0  # bytes
         self.peak = 0  # of them, since a caller set it
+        self.allocators: dict[str, Allocator] = {}  # CUDA's, since a caller began to replay
         self._storages: dict[int, tuple[Any, int]] = {}  # its address -> reference, bytes
         self._waits = dist.is_initialized() and dist.get_backend() == "gloo"  # whose threads hold what they send
         self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
         self._names: dict[int, str] = {}
         self._groups: dict[Any, tuple[int, ...]] = {}
+        self._imagines = False
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:
         enter = self._stack.enter_context
         enter(listening(torch.UntypedStorage, "resize_", self._resize))
         enter(listening(dist, "Reducer", self._count_buckets))
+        enter(listening(ShardingPropagator, "_propagate_tensor_meta_non_cached", self._imagine))
         for hook in (
             register_module_forward_pre_hook(self._begin_forward),
             register_module_forward_hook(self._end_forward, always_call=True),
@@ -82,6 +88,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # of tensors around tensors, which come again, one by one
         result = func(*args, **(kwargs or {}))
+        if self._imagines:
+            return result
         if (found := carried(func, args, result)) is not None:
             self._note_call(*found, args)
         if self._waits and func.namespace == "c10d":
@@ -93,6 +101,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------ storages
 
+    def replay(self) -> None:
+        """Play what comes and goes from here on to CUDA's allocators; what is held now comes first, in its order.
+
+        What came before is not played: a model that is built, or cast, is so in the host's memory.
+        """
+        self.allocators = {"default": Allocator(False), "expandable_segments": Allocator(True)}
+        for allocator, (key, (_, num_bytes)) in product(self.allocators.values(), self._storages.items()):
+            allocator.allocate(key, num_bytes)
+
+    def reserved(self) -> dict[str, int]:
+        """Bytes that each allocator has reserved of a card by now."""
+        return {name: allocator.reserved for name, allocator in self.allocators.items()}
+
     def _note(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "meta":
             return
@@ -101,22 +122,32 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._storages:
             return
         self._storages[key] = (weakref.ref(storage, partial(self._forget, key)), storage.nbytes())
-        self._change(storage.nbytes())
+        self._change(key, 0, storage.nbytes())
 
     def _forget(self, key: int, _: Any) -> None:
-        self._change(-self._storages.pop(key)[1])
+        self._change(key, self._storages.pop(key)[1], 0)
 
-    def _change(self, num_bytes: int) -> None:
-        self.held += num_bytes
+    def _change(self, key: int, before: int, num_bytes: int) -> None:
+        self.held += num_bytes - before
         self.peak = max(self.peak, self.held)
+        for allocator in self.allocators.values():
+            allocator.allocate(key, num_bytes)
 
     def _resize(self, call: Callable[..., Any], storage: Any, size: int) -> Any:
         result = call(storage, size)
         if (known := self._storages.get(storage._cdata)) is not None:
             reference, before = known
             self._storages[storage._cdata] = (reference, size)
-            self._change(size - before)
+            self._change(storage._cdata, before, size)
         return result
+
+    def _imagine(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Hear nothing while DTensor tries an operator on tensors without memory, to learn what shape it gives."""
+        self._imagines = True
+        try:
+            return call(*arguments, **options)
+        finally:
+            self._imagines = False
 
     def _count_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         before = self.held

@@ -45,6 +45,7 @@ class _Pairs:
         self._called: dict[int, torch.nn.Module] = {}
         self.waiting: list[tuple[Any, torch.optim.Optimizer]] = []
         self._steps: dict[int, int] = {}  # of each optimizer
+        self._inner: set[int] = set()  # optimizers of others: a ZeroRedundancyOptimizer steps one
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
             register_optimizer_step_pre_hook(self._on_step),
@@ -63,6 +64,9 @@ class _Pairs:
             self.leave()
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._inner:
+            return
+        self._inner.add(id(getattr(optimizer, "optim", None)))
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         model = None if id(optimizer) in self.paired else owner(list(self._called.values()), optimizer)
         if model is not None:

@@ -1,0 +1,111 @@
+"""How much of a card does CUDA's allocator reserve for these tensors? A replay by its rules.
+
+c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13, of one stream, on a card without end:
+one that is full frees what is cached and tries again, and reserves less.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+MIB = 1 << 20
+UNIT = 512  # bytes of the smallest block, whose multiples all are
+SMALL = MIB  # the largest request of the pool of small blocks
+SMALL_SEGMENT = 2 * MIB  # what is asked of the card for small requests
+LARGE_SEGMENT = 20 * MIB  # and for others,
+OWN_SEGMENT = 10 * MIB  # but for those of this size or more, which are rounded
+ROUND = 2 * MIB
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    address: int
+    size: int
+    before: _Block | None = None  # in its segment
+    after: _Block | None = None
+    is_free: bool = True
+
+
+class _Pool:
+    """Blocks of small requests, or of large ones."""
+
+    def __init__(self, is_small: bool, expands: bool) -> None:
+        self.reserved = 0  # bytes, which is where the next segment begins
+        self._is_small, self._expands = is_small, expands
+        self._free: list[tuple[Any, ...]] = []  # by size and address
+        self._last: _Block | None = None  # behind which a segment that expands does so
+
+    def take(self, size: int) -> _Block:
+        place = bisect_left(self._free, (size,))
+        if self._expands and place + 1 < len(self._free) and self._free[place][2] is self._last:
+            place += 1  # the best fit is by the size that a block could have, and this one's is without end
+        block = self._free.pop(place)[2] if place < len(self._free) else self._reserve(size)
+        left = block.size - size
+        if left >= UNIT if self._is_small or self._expands else left > SMALL:
+            rest = _Block(block.address + size, left, block, block.after)
+            block.size, block.after = size, rest
+            if rest.after is not None:
+                rest.after.before = rest
+            self._last = rest if block is self._last else self._last
+            insort(self._free, (left, rest.address, rest))
+        block.is_free = False
+        return block
+
+    def give_back(self, block: _Block) -> None:
+        block.is_free = True
+        if block.before is not None and block.before.is_free:
+            block = self._join(self._unlisted(block.before), block)
+        if block.after is not None and block.after.is_free:
+            self._join(block, self._unlisted(block.after))
+        insort(self._free, (block.size, block.address, block))
+
+    def _join(self, block: _Block, after: _Block) -> _Block:
+        block.size, block.after = block.size + after.size, after.after
+        if block.after is not None:
+            block.after.before = block
+        self._last = block if after is self._last else self._last
+        return block
+
+    def _unlisted(self, block: _Block) -> _Block:
+        del self._free[bisect_left(self._free, (block.size, block.address))]
+        return block
+
+    def _reserve(self, size: int) -> _Block:
+        """A free block of at least this size, for which the card is asked."""
+        end = self._last if self._expands else None
+        there = end.size if end is not None and end.is_free else 0
+        unit = SMALL_SEGMENT if self._is_small else LARGE_SEGMENT if self._expands or size < OWN_SEGMENT else ROUND
+        block = _Block(self.reserved, -(-(size - there) // unit) * unit, end)
+        self.reserved += block.size
+        if end is not None and there:
+            return self._join(self._unlisted(end), block)
+        if end is not None:
+            end.after = block
+        self._last = block
+        return block
+
+
+class Allocator:
+    """What is reserved for what was allocated and freed, in its order; `expands`: with expandable_segments:True."""
+
+    def __init__(self, expands: bool) -> None:
+        self._pools = _Pool(True, expands), _Pool(False, expands)
+        self._blocks: dict[Hashable, tuple[_Pool, _Block]] = {}
+
+    @property
+    def reserved(self) -> int:
+        """Bytes; only an empty_cache, which is not played, would make it less."""
+        return sum(pool.reserved for pool in self._pools)
+
+    def allocate(self, key: Hashable, num_bytes: int) -> None:
+        """Give a storage this many bytes, in the place of those that it has, which are freed after; 0: only free."""
+        had = self._blocks.pop(key, None)
+        if num_bytes:
+            size = -(-num_bytes // UNIT) * UNIT
+            pool = self._pools[size > SMALL]
+            self._blocks[key] = pool, pool.take(size)
+        if had is not None:
+            had[0].give_back(had[1])
