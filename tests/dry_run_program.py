@@ -157,7 +157,7 @@ def scaling(target: Path) -> None:
     names = ["strategy", "ranks", "held between steps", "peak of a step", "sent in a step", "reserved"]
     table = pd.DataFrame(rows, columns=names).set_index(names[1::-1])
     for axis, name in zip(axes, names[2:5], strict=True):
-        shown = {"title": f"{name}, GiB", "xlabel": "ranks", "legend": name == names[2]}
+        shown = {"title": f"{name}, GiB", "xlabel": "ranks", "legend": name == names[3]}
         (table[name].unstack() / 2**30).plot(ax=axis, loglog=True, marker=".", **shown)
     axes[0].figure.savefig(target.with_suffix(".svg"), metadata={"Date": None})
 
