@@ -11,7 +11,7 @@ from pathlib import Path
 
 import launching
 import pytest
-from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, parted
+from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, of_torch, parted
 
 from study import cli
 from study.engines.dry_run import order
@@ -66,7 +66,7 @@ def test_a_planners_engine_is_as_its_file() -> None:
 
 
 def test_what_dtensor_only_imagines_is_not_played() -> None:
-    said = dry_run.of_torch(MODELS["gpt2 of two layers"], Engine("fsdp", 3, 8, "bf16", 4), Job(2, 32))
+    said = of_torch(MODELS["gpt2 of two layers"], Engine("fsdp", 3, 8, "bf16", 4), Job(2, 32))
     assert said["peak_bytes"] < said["reserved_bytes"]["expandable_segments"] < 1.5 * said["peak_bytes"]
 
 

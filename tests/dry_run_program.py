@@ -16,22 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 import torch.distributed as dist
 from matplotlib import pyplot
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 from study import files
 from study.engines import extensions
-from study.engines.dry_run import order, pretend, ranks, scripted
-from study.engines.dry_run.watch import Call
+from study.engines.dry_run import order, pretend, ranks, scripted, training
+from study.engines.dry_run.watch import Call, Watch
 from study.errors import Refusal
-from study.planner import dry_run, published_rows
+from study.planner import dry_run, fake_tensors, published_rows
+from study.planner.trace import check_traceable
 from study.strategy import file
 from study.strategy.in_theory import engine_of
 from study.theory import peaks, shapes
-from study.theory.case import Job
+from study.theory.case import Engine, Job
 from study.theory.model_states import Part
+from study.theory.shapes import ModelShape
 
 MODELS = {
     "gpt2": shapes.plain("gpt2", "gpt2", 2, 64, 4, 32, 256),
@@ -129,11 +133,34 @@ def checked(target: Path) -> None:
         files.write_json(target, content)
 
 
+def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
+    """What one process or FSDP2 holds and reserves at most: their steps over fake tensors."""
+    check_traceable(shape, engine, job)
+    if engine.kind == "ddp" or engine.precision.endswith("-autocast"):
+        raise Refusal(f"what {engine.name} in {engine.precision} reserves is not traced")
+    dtype = torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32
+    kernel = engine.optimizer_kernel
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_tensors.ranks(engine) as mesh, fake_tensors.one_document_a_sequence(), fake, Watch() as watch:
+        model = fake_tensors.build_model(shape, job, dtype)
+        if mesh is not None:
+            fake_tensors.shard(model, shape, engine, mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=kernel == "foreach", fused=kernel == "fused")
+        watch.replay()
+        for _ in range(training.STEADY_STEP):
+            watch.peak = watch.held
+            for _ in range(min(int(job.gradient_accumulation_steps), 2)):  # all later ones find what the second does
+                fake_tensors.loss(model, fake_tensors.make_batch(shape, job), shape).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"peak_bytes": watch.peak, "reserved_bytes": watch.reserved()}
+
+
 def published(target: Path) -> None:
     """Write what can be traced of published memory of grades A and B, beside it and what the planner predicts of it."""
     rows: list[Any] = []
     for case in published_rows.amounts():
-        trace = dry_run.of_deepspeed if case.engine.kind == "deepspeed" else dry_run.of_torch
+        trace = dry_run.of_deepspeed if case.engine.kind == "deepspeed" else of_torch
         if case.grade == "C" or case.quantity == "allocated_bytes":  # between steps
             continue
         with suppress(Refusal):

@@ -158,7 +158,7 @@ def test_the_answer_says_what_was_found():
 
     def said(**changes):
         runs = study(**changes)
-        return verdict_text.answer(verdict_text.Decided(chosen, runs, judged(runs)))
+        return verdict_text.answer(verdict_text.Decided(chosen, runs, judged(runs), {}))
 
     assert "within 1 %" in said()
     assert "zero3" in said(shift=0.03).partition("Not shown")[2]

@@ -29,7 +29,6 @@ from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
 from study.report import plots, tables
-from study.running import studies
 from study.theory import measured_by_others, on_box
 from study.theory import peaks as peaks_of
 from study.theory.shapes.config_json import MODEL_TYPES, REFUSED
@@ -328,8 +327,7 @@ def speeds() -> str:
 
 def learned() -> str:
     """What became of each arm of the study that asks what is learned."""
-    folders = [CPU / "learned", CPU / "learned-release"]
-    table = verdict_text.table_of_arms(verdict_text.decide(folders, studies.find("learned")))
+    table = verdict_text.table_of_arms(first_screen.learned())
     return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
 
 

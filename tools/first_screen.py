@@ -40,21 +40,22 @@ class Number(NamedTuple):
 
 
 @cache
-def _learned() -> verdict_text.Decided:
+def learned() -> verdict_text.Decided:
+    """The study that asks what is learned, judged."""
     return verdict_text.decide([CPU / "learned", CPU / "learned-release"], studies.find("learned"))
 
 
 def _strategies() -> list[verdict.Arm]:
-    return [arm for arm in _learned().verdict.arms if not arm.is_broken]
+    return [arm for arm in learned().verdict.arms if not arm.is_broken]
 
 
 def _within() -> str:
     """The margin, if all strategies' means are shown to be within it."""
-    return words.percent(_learned().study.protocol.margin) if all(arm.is_within for arm in _strategies()) else "no"
+    return words.percent(learned().study.protocol.margin) if all(arm.is_within for arm in _strategies()) else "no"
 
 
 def _furthest() -> str:
-    return f"{max(abs(each) for arm in _strategies() for each in arm.differences.values()):.0%}".replace("%", " %")
+    return words.percent(max(abs(each) for arm in _strategies() for each in arm.differences.values()))
 
 
 @cache

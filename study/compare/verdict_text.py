@@ -28,16 +28,13 @@ class Decided(NamedTuple):
     study: Study
     runs: Runs
     verdict: Verdict
+    elsewhere: dict[str, dict[int, float]]  # arms of `broken_study`, as `verdict.judge` takes them
 
 
-def decide(folders: Sequence[Path], study: Study, without: Collection[int] = ()) -> Decided:
-    """Judge a study that has a protocol; `without`: starts that are left out, which it did not fix.
-
-    Raises Refusal where the runs do not let the protocol's tests be made.
-    """
+def decide(folders: Sequence[Path], study: Study) -> Decided:
+    """Judge a study that has a protocol. Raises Refusal where the runs do not let the protocol's tests be made."""
     assert study.protocol is not None
     runs, elsewhere = admit(folders, study), {}
-    runs = runs._replace(taken=[run for run in runs.taken if run.seed not in without])
     if other := study.protocol.broken_study:
         # With releases of its own, so nothing but its losses is held against these runs.
         broken = admit(folders, studies.find(other), study)
@@ -46,8 +43,20 @@ def decide(folders: Sequence[Path], study: Study, without: Collection[int] = ())
             study.protocol.step,
             study.control,
         )
-        elsewhere = {other: {start: by for start, by in found[other].items() if start not in without}}
-    return Decided(study, runs, verdict.judge(runs, study.protocol, study.control, elsewhere))
+        elsewhere = {other: found[other]}
+    return _judged(study, runs, elsewhere)
+
+
+def _judged(study: Study, runs: Runs, elsewhere: dict[str, dict[int, float]]) -> Decided:
+    assert study.protocol is not None
+    return Decided(study, runs, verdict.judge(runs, study.protocol, study.control, elsewhere), elsewhere)
+
+
+def _without(decided: Decided, starts: Collection[int]) -> Decided:
+    """The same, judged again without some starts."""
+    runs = decided.runs._replace(taken=[run for run in decided.runs.taken if run.seed not in starts])
+    others = {name: {at: by for at, by in arm.items() if at not in starts} for name, arm in decided.elsewhere.items()}
+    return _judged(decided.study, runs, others)
 
 
 def decided_in(folders: Sequence[Path]) -> list[Decided]:
@@ -69,7 +78,7 @@ def page(folders: Sequence[Path], study: Study) -> str:
     decided = decide(folders, study)
     lines = [*table_of_arms(decided), "", *_null(decided), ""]
     if still := decided.verdict.still:
-        later = decide(folders, study, still)
+        later = _without(decided, still)
         said = f"Left out when the result was known, which the protocol does not provide for. {answer(later)}"
         named = ", ".join(map(str, still))
         lines += [f"## Without the starts that hardly learn ({named})", "", said, "", *table_of_arms(later), ""]

@@ -13,12 +13,11 @@ from typing import Any
 import psutil
 import torch
 import yaml
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study import files
 from study.engines import extensions
 from study.engines.dry_run import order, pretend, ranks, scripted, text, training
-from study.engines.dry_run.watch import Call, Watch
+from study.engines.dry_run.watch import Call
 from study.engines.dry_run.without_memory import without_memory
 from study.errors import Refusal
 from study.planner import fake_tensors
@@ -68,9 +67,7 @@ def command(
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     extensions.use_own_folder()
     made = pretend.environment(file, world_size, mixed_precision)
-    program: ranks.Program = lambda: scripted.run(Path(script[0]), script[1:])  # noqa: E731
-    if not script:
-        program = trained(shape, job, _has_memory(made, shape, len(asked)))
+    program = _scripted(script) if script else trained(shape, job, _has_memory(made, shape, len(asked)))
     local = min(per_machine, world_size)
     said = ranks.ask(program, {rank: pretend.rank_of_many(rank, world_size, local, made) for rank in asked})
     calls = {rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()}
@@ -96,6 +93,10 @@ def _ranks(asked: str | None, world_size: int) -> list[int]:
     if not all(word.isdecimal() and int(word) < world_size for word in words):
         raise Refusal(f"--ranks {asked}: must be numbers from 0 to {world_size - 1} with commas between them")
     return sorted({int(word) for word in words})
+
+
+def _scripted(script: Sequence[str]) -> ranks.Program:
+    return lambda: scripted.run(Path(script[0]), script[1:])
 
 
 def trained(shape: ModelShape, job: Job, has_memory: bool) -> ranks.Program:
@@ -165,26 +166,3 @@ def of_deepspeed(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
         made = pretend.environment(file, engine.world_size, "bf16" if engine.precision == "bf16" else None)
         place = pretend.rank_of_many(0, engine.world_size, min(8, engine.world_size), made)
         return ranks.ask(trained(shape, job, has_memory=False), {0: place})[0]
-
-
-def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
-    """The same of one process or of FSDP2, by peak and what is reserved: their steps over fake tensors."""
-    check_traceable(shape, engine, job)
-    if engine.kind == "ddp" or engine.precision.endswith("-autocast"):
-        raise Refusal(f"what {engine.name} in {engine.precision} reserves is not traced")
-    dtype = torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32
-    kernel = engine.optimizer_kernel
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_tensors.ranks(engine) as mesh, one_document_a_sequence(), fake, Watch() as watch:
-        model = build_model(shape, job, dtype)
-        if mesh is not None:
-            fake_tensors.shard(model, shape, engine, mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=kernel == "foreach", fused=kernel == "fused")
-        watch.replay()
-        for _ in range(training.STEADY_STEP):
-            watch.peak = watch.held
-            for _ in range(min(int(job.gradient_accumulation_steps), 2)):  # all later ones find what the second does
-                loss(model, make_batch(shape, job), shape).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return {"peak_bytes": watch.peak, "reserved_bytes": watch.reserved()}
