@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from accelerate import Accelerator
+import torch.distributed as dist
+from accelerate import Accelerator, PartialState
 from torch import nn
 
 WHICH, WIDTH, STEPS = sys.argv[1], 512, 3  # so wide that stage 3 shards every layer
@@ -21,7 +22,8 @@ class Net(nn.Module):
         return self.last(hidden + self.tower(hidden) if has_image else hidden)  # type: ignore[no-any-return]
 
 
-accelerator = Accelerator()
+PartialState()  # as transformers' TrainingArguments make one
+accelerator = Accelerator(cpu=False)
 is_other = accelerator.process_index == 1
 torch.manual_seed(0)
 model = Net()
@@ -42,3 +44,12 @@ if WHICH == "unequal" and is_other:
 if WHICH == "evaluated" and not is_other:
     with torch.no_grad():
         model(torch.ones(2, WIDTH))
+if WHICH == "sound":  # what no two ranks do alike
+    own, rank, world = torch.ones(1, 1), accelerator.process_index, accelerator.num_processes
+    alone = [dist.new_group([one]) for one in range(world)][rank]
+    part = nn.parallel.DistributedDataParallel(nn.Linear(1, 1), process_group=alone)
+    for _ in range(1 + is_other):
+        part(own).sum().backward()
+    dist.gather(own, None if rank else [own] * world)
+    (dist.recv if rank else dist.send)(own, 0 if rank else 1)
+    sys.exit()

@@ -8,6 +8,9 @@ from itertools import combinations, zip_longest
 
 from study.engines.dry_run.watch import Call
 
+BETWEEN_TWO = ("send", "recv", "recv_any_source")  # which are not compared: any order that pairs them will do
+UNEQUAL = ("gather", "scatter", "all_to_all")  # of which each rank holds another part
+
 
 @dataclass(frozen=True)
 class Parting:
@@ -29,9 +32,11 @@ def partings(calls: Mapping[int, Sequence[Call]]) -> list[Parting]:
 
 
 def _parting(ranks: tuple[int, int], first: Sequence[Call], second: Sequence[Call]) -> Parting | None:
-    shared = [[call for call in calls if not call.ranks or {*ranks} <= {*call.ranks}] for calls in (first, second)]
+    def is_shared(call: Call) -> bool:
+        return call.kind not in BETWEEN_TWO and (not call.ranks or {*ranks} <= {*call.ranks})
+
     before = None
-    for number, (one, other) in enumerate(zip_longest(*shared), 1):
+    for number, (one, other) in enumerate(zip_longest(filter(is_shared, first), filter(is_shared, second)), 1):
         if one is None or other is None or _met(one) != _met(other):
             return Parting(ranks, number, (one, other), before)
         before = one
@@ -44,4 +49,4 @@ def _met(call: Call) -> tuple[object, ...]:
     The module tells calls of one size apart, which would pair by chance and hang later.
     """
     size = None if call.dtype in ("uint8", "int8") else call.num_bytes
-    return call.kind, call.ranks, call.dtype, size, call.module
+    return call.kind, call.ranks, () if call.kind in UNEQUAL else (call.dtype, size), call.module

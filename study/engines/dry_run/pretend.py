@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from study import files
 from study.engines.listening import listening
 from study.engines.sharding_on_cpu import shard_on_cpu
 from study.errors import Refusal
@@ -28,50 +30,51 @@ IMPORTED = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed")
 PORT = 29500  # which nobody listens at
 PLENTY = 1 << 60  # bytes
 WEIGHT = 0.01  # in the place of what rank 0 would have sent
+# Of what a launch may say in its environment, in small letters.
+PRETENDED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
+PRETENDED |= {f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("TP", "CP", "SP")}
+OTHERS = ("simple_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
 
 
 def environment(file: Path, world_size: int, mixed_precision: str | None = None) -> dict[str, str]:
-    """What `accelerate launch` would make of a file for its ranks, by accelerate's own functions; imports the engine.
-
-    Raises Refusal for a file that it refuses, and for a kind of training that it launches otherwise.
-    """
+    """What accelerate's own functions make of a file for its ranks; imports the engine. Raises Refusal."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
     from accelerate.commands import launch
     from accelerate.utils import launch as made
 
+    files.read_yaml(file, Path("accelerate_configs"))  # says what is wrong with what holds no keys
     words = ["--config_file", str(file), "--num_processes", str(world_size), "--num_machines", "1"]
     words += ["--main_process_port", str(PORT)]
     words += ["--mixed_precision", mixed_precision] if mixed_precision else []
     found: dict[str, str] = {}
-    used: list[str] = []
-    launchers: dict[str, Callable[[Any], dict[str, str]]] = {
-        "deepspeed_launcher": lambda given: made.prepare_deepspeed_cmd_env(given)[1],
-        "multi_gpu_launcher": made.prepare_multi_gpu_env,
-        "simple_launcher": lambda given: made.prepare_simple_launcher_cmd_env(given)[1],
-    }
-
-    def launched(name: str, given: Any) -> None:
-        used.append(name)
-        found.update(launchers[name](given))
-
+    launchers: dict[str, Callable[..., dict[str, str]]] = dict.fromkeys(OTHERS, lambda *_: {})
+    launchers["deepspeed_launcher"] = lambda given: made.prepare_deepspeed_cmd_env(given)[1]
+    launchers["multi_gpu_launcher"] = made.prepare_multi_gpu_env
     with ExitStack() as stack:
-        for name in launchers:
-            stack.enter_context(listening(launch, name, lambda _, given, name=name: launched(name, given)))
+        for name, prepare in launchers.items():
+            answer = partial(lambda prepare, _, *given: found.update(prepare(*given)), prepare)
+            stack.enter_context(listening(launch, name, answer))
         try:
             launch.launch_command(launch.launch_command_parser().parse_args([*words, "script.py"]))
         except (ValueError, KeyError, TypeError, SystemExit) as error:
             raise Refusal(f"{file}: accelerate launches nothing by it: {error}") from None
-    if not used:
-        raise Refusal(f"{file}: accelerate launches it otherwise than DDP, FSDP or DeepSpeed, which is not pretended")
-    if used == ["simple_launcher"]:
-        raise Refusal(f"{file}: is of one process; take a file with distributed_type MULTI_GPU, FSDP or DEEPSPEED")
+    if not found:
+        raise Refusal(f"{file}: is of one process, or of no GPUs; take a distributed_type MULTI_GPU, FSDP or DEEPSPEED")
+    found["CUDA_VISIBLE_DEVICES"] = ""  # a file may name some
+    for name, value in PRETENDED.items():
+        if found.get(name, value).lower() != value:
+            raise Refusal(f"{file}: {name}={found[name]} is not pretended, only {value} is")
+    if named := found.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        there = [str(place) for place in (Path(named), files.ROOT / named) if place.is_file()]
+        if not there:
+            raise Refusal(f"{file}: names {named}, which is not there")
+        found["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = there[0]
     mesh = _mesh(found)
     if mesh is not None and mesh.total_size != world_size:
-        raise Refusal(
-            f"{file}: parallelism_config is for {mesh.total_size} ranks, --world says {world_size}; change one of them"
-        )
-    for name in IMPORTED if "ACCELERATE_USE_DEEPSPEED" in found else IMPORTED[:1]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        raise Refusal(f"{file}: parallelism_config is for {mesh.total_size} ranks; change it, or --world {world_size}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in IMPORTED if "ACCELERATE_USE_DEEPSPEED" in found else IMPORTED[:1]:
             importlib.import_module(name)
     return found
 
@@ -79,12 +82,12 @@ def environment(file: Path, world_size: int, mixed_precision: str | None = None)
 @contextmanager
 def rank_of_many(rank: int, world_size: int, local_world_size: int, made: dict[str, str]) -> Iterator[None]:
     """Be this rank: its environment, its group, and an answer to all that an engine asks of others. For good."""
-    os.environ.update(made)
-    os.environ.update(environment_of(rank, world_size, local_world_size))
+    os.environ.update(made | environment_of(rank, world_size, local_world_size))
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     with ExitStack() as stack:
+        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))  # the script's
         stack.enter_context(listening(DistributedDataParallel, "__init__", _reduce_by_hook))
         stack.enter_context(listening(dist, "broadcast_object_list", _refuse_objects))
         if made.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -110,20 +113,19 @@ def on_a_cpu(made: dict[str, str]) -> Iterator[None]:
     is_deepspeed = made.get("ACCELERATE_USE_DEEPSPEED") == "true"
     is_fsdp = made.get("ACCELERATE_USE_FSDP") == "true"
 
+    def begin(call: Callable[..., None], state: Any, cpu: bool = False, **options: Any) -> None:
+        call(state, not is_deepspeed, **{**options, "backend": "gloo"})
+
     def build(call: Callable[..., None], accelerator: Any, *arguments: Any, **options: Any) -> None:
-        from accelerate.utils import FullyShardedDataParallelPlugin, InitProcessGroupKwargs
-
-        plugin, mesh = options.pop("fsdp_plugin", None), options.pop("parallelism_config", None)
-        handlers = [h for h in options.pop("kwargs_handlers", None) or [] if not isinstance(h, InitProcessGroupKwargs)]
+        plugin, mesh, _ = (options.pop(name, None) for name in ("fsdp_plugin", "parallelism_config", "cpu"))
+        if (plugin and not is_fsdp) or (options.get("deepspeed_plugin") and not is_deepspeed):
+            raise Refusal("the script brings a plugin of FSDP or DeepSpeed; name a file of its distributed_type")
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # what it says is read below
-        call(
-            accelerator, *arguments, **options, kwargs_handlers=[*handlers, InitProcessGroupKwargs(backend="gloo")],
-            cpu=not is_deepspeed,
-        )  # fmt: skip
+        call(accelerator, *arguments, **options, cpu=not is_deepspeed)
         if is_fsdp:
-            shard_on_cpu(accelerator, plugin or FullyShardedDataParallelPlugin(), mesh or _mesh(made))
+            shard_on_cpu(accelerator, plugin or accelerate.FullyShardedDataParallelPlugin(), mesh or _mesh(made))
 
-    with listening(accelerate.Accelerator, "__init__", build):
+    with listening(accelerate.PartialState, "__init__", begin), listening(accelerate.Accelerator, "__init__", build):
         yield
 
 
@@ -131,23 +133,20 @@ def _mesh(made: dict[str, str]) -> Any:
     """The mesh of replicas and shards that a file asks for; None: it asks for none."""
     from accelerate import ParallelismConfig
 
-    names = {"dp_replicate_size": "DP_REPLICATE_SIZE", "dp_shard_size": "DP_SHARD_SIZE"}
-    sizes = {own: int(made.get(f"PARALLELISM_CONFIG_{name}", "1")) for own, name in names.items()}
+    names = ("dp_replicate_size", "dp_shard_size")
+    sizes = {name: int(made.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in names}
     return ParallelismConfig(**sizes) if max(sizes.values()) > 1 else None
-
-
-# ---------------------------------------------------------------- answers for ranks that are not there
 
 
 def _reduce_by_hook(call: Callable[..., None], model: Any, *arguments: Any, **options: Any) -> None:
     """Have DDP reduce by a hook: a future of the fake group holds None, at which its reducer stops (comm.cpp)."""
 
     call(model, *arguments, **options)
-    model.register_comm_hook(None, lambda _, bucket: _reduced(bucket.buffer()))
+    model.register_comm_hook(None, lambda _, bucket: _reduced(bucket.buffer(), model.process_group))
 
 
-def _reduced(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    dist.all_reduce(bucket)
+def _reduced(bucket: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    dist.all_reduce(bucket, group=group)
     return done(bucket)
 
 
@@ -172,20 +171,23 @@ def _refuse_objects(
 def _of_deepspeed() -> Iterator[Any]:
     import deepspeed
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-    from deepspeed.runtime.zero import utils
+    from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper
+    from deepspeed.runtime.zero import stage3, utils
 
     backend = importlib.import_module("deepspeed.comm.torch")
     yield listening(backend, "build_shm_op", lambda call: None)  # it would wait for ranks that are not there
     yield listening(deepspeed, "initialize", _fill)
     # Of a GPU: stages 1 and 2 make their flat buffers in the host's memory where the card's is short.
     yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
+    yield listening(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
+    yield listening(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
     # zero/utils.py and partitioned_param_coordinator.py: the fake broadcast leaves the -1 of the receiver.
-    yield listening(utils, "assert_lst_len_same_as_other_ranks", _send_length)
+    yield listening(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
     yield listening(utils, "get_lst_from_rank0", _send_list)
 
 
-def _send_length(call: Callable[..., None], values: Sequence[int]) -> None:
-    dist.broadcast(torch.tensor(len(values)), src=0)
+def _refuse_swapping(call: Callable[..., None], *_: Any, **__: Any) -> None:
+    raise Refusal("NVMe offload is not pretended: it empties its folder, to which a run may be swapping")
 
 
 def _send_list(call: Callable[..., list[int]], values: Sequence[int]) -> list[int]:

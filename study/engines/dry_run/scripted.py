@@ -21,6 +21,8 @@ def run(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
             scripts.run(script, arguments)
         except Refusal:
             raise
+        except SystemExit as end:
+            raised = f"SystemExit: {end.code}" if end.code else None
         except Exception as error:  # the others may wait for this rank: its calls until here say
             raised = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
     return {"calls": [asdict(call) for call in watch.calls], "peak_bytes": watch.peak, "raised": raised}

@@ -11,27 +11,21 @@ from tabulate import tabulate
 from study.engines.dry_run.order import Parting
 from study.engines.dry_run.watch import Call
 
-STATES = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_states": "optimizer states",
-    "communication_buffers": "buckets",
-}
+STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}
 TRACED = "Traced: the engine's own code on a group that is pretended; a GPU's kernels, context and NCCL are not in it."
 
 
 def held(ranks: Mapping[int, Mapping[str, Any]]) -> str:
     """Bytes of each rank, in its third step, and what they took to find."""
-    rows = [["", *(f"rank {rank}" for rank in ranks)]]
-    for key, name in STATES.items():
-        rows.append([name, *(_gib(said["states"][key]) for said in ranks.values())])
+    rows = [["of a step", *(f"rank {rank}" for rank in ranks)]]
+    for key in STATES:
+        rows.append([key.replace("_", " "), *(_gib(said["states"][key]) for said in ranks.values())])
     rows.append(["between steps, all tensors", *(_gib(said["before_bytes"]) for said in ranks.values())])
     rows.append(["peak of a step, all tensors", *(_gib(said["peak_bytes"]) for said in ranks.values())])
-    for key, how in RESERVED.items():
-        rows.append(
-            [f"reserved by CUDA's allocator{how}", *(_gib(said["reserved_bytes"][key]) for said in ranks.values())]
-        )
+    for key, how in RESERVED.items() if all(said["reserved_bytes"] for said in ranks.values()) else ():
+        reserved = (_gib(said["reserved_bytes"][key]) for said in ranks.values())
+        rows.append([f"reserved by CUDA's allocator{how}", *reserved])
     rows.append(["seconds here", *(f"{said['seconds']:.0f}" for said in ranks.values())])
     rows.append(["this machine's memory", *(_gib(said["resident_bytes"]) for said in ranks.values())])
     return str(tabulate(rows, headers="firstrow", stralign="right", colalign=("left",)))
@@ -46,7 +40,7 @@ def sent(calls: Sequence[Call], world_size: int) -> str:
         counts[alike] += 1
         num_bytes[alike] += call.num_bytes
     rows = [[*alike, count, _gib(num_bytes[alike])] for alike, count in counts.items()]
-    return str(tabulate(rows, headers=["a step's collectives", "ranks", "type", "calls", "whole tensors"]))
+    return str(tabulate(rows, headers=["collectives", "ranks", "type", "calls", "whole tensors"]))
 
 
 def order(partings: Sequence[Parting], ranks: Sequence[int]) -> Iterator[str]:

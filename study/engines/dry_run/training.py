@@ -13,6 +13,7 @@ from torch import Tensor
 from study.engines.dry_run.watch import Watch
 from study.engines.engine_facts import count_states
 from study.engines.prove import read_back
+from study.errors import Refusal
 
 # ZeRO-3 has traced its order of parameters after the first step, DDP has arranged its buckets anew in the second.
 STEADY_STEP = 3
@@ -20,27 +21,30 @@ RATE = 1e-6
 
 
 def train(
-    build: Callable[[], Any],
-    loss: Callable[[Any, dict[str, Tensor]], Any],
-    batch: Callable[[], dict[str, Tensor]],
-    accumulation: int,
-    block: Callable[[Any], str],
-) -> dict[str, Any]:
+    build: Callable[[], Any], loss: Callable[[Any, dict[str, Tensor]], Any], batch: Callable[[], dict[str, Tensor]],
+    accumulation: int, block: Callable[[Any], str],
+) -> dict[str, Any]:  # fmt: skip
     """Train three steps as this rank, and say what the third held and sent; `block` names a model's class of block."""
     watch = Watch()
     with watch:
         accelerator = accelerate.Accelerator(gradient_accumulation_steps=accumulation)
-        plugin = accelerator.state.deepspeed_plugin
+        plugin, offloaded = accelerator.state.deepspeed_plugin, list[str]()
         if plugin is not None:
             rows = len(next(iter(batch().values())))
-            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = rows
-            plugin.deepspeed_config["gradient_accumulation_steps"] = accumulation
+            asked = {"train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": accumulation}
+            for key, value in asked.items():
+                if (written := plugin.deepspeed_config.get(key)) not in (None, "auto", 1, value):
+                    raise Refusal(f"the file says {key} {written}: ask for as many, not for {value}")
+            plugin.deepspeed_config |= asked
+            zero = plugin.deepspeed_config["zero_optimization"]
+            parts = {part: zero.get(f"offload_{part}", {}) for part in ("optimizer", "param")}
+            offloaded = [part for part, how in parts.items() if how.get("device", "none") != "none"]
         model = build()
         fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
         if fsdp_plugin is not None and not fsdp_plugin.transformer_cls_names_to_wrap:
             # Transformers' own list has BERT's embeddings in it, which accelerate 1.15 then shards a second time.
             fsdp_plugin.transformer_cls_names_to_wrap = [block(model)]
-        model, optimizer = accelerator.prepare(model, _make_optimizer(model, plugin))
+        model, optimizer = accelerator.prepare(model, _make_optimizer(model, "optimizer" in offloaded))
         states: list[dict[str, Any]] = []
 
         def look(*_: Any) -> None:
@@ -68,16 +72,14 @@ def train(
         "states": states[0],
         "before_bytes": before,
         "peak_bytes": peak,
-        "reserved_bytes": watch.reserved(),
+        "reserved_bytes": {} if offloaded else watch.reserved(),  # a card's, where nothing else is
         "calls": [asdict(call) for call in watch.calls[first_call:]],
     }
 
 
-def _make_optimizer(model: Any, plugin: Any) -> Any:
+def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
     """AdamW by torch's default on a GPU; DeepSpeed's own on the CPU where the optimizer is offloaded."""
-    if plugin is not None and plugin.deepspeed_config["zero_optimization"].get("offload_optimizer", {}).get(
-        "device", "none"
-    ) not in ("none", None):
+    if is_offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return DeepSpeedCPUAdam(model.parameters(), lr=RATE)

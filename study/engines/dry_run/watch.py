@@ -62,7 +62,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[Any, int]] = {}  # its address -> reference, bytes
         self._waits = dist.is_initialized() and dist.get_backend() == "gloo"  # whose threads hold what they send
         self._modules: list[torch.nn.Module] = []  # whose forward passes this is in
-        self._names: dict[int, str] = {}
+        self._names = weakref.WeakKeyDictionary[torch.nn.Module, str]()
         self._groups: dict[Any, tuple[int, ...]] = {}
         self._imagines = False
         self._stack = ExitStack()
@@ -98,8 +98,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
         return result
-
-    # ------------------------------------------------------------ storages
 
     def replay(self) -> None:
         """Play what comes and goes from here on to CUDA's allocators; what is held now comes first, in its order.
@@ -155,8 +153,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bucket_bytes = self.held - before
         return reducer
 
-    # ------------------------------------------------------------ collectives
-
     def _note_call(self, kind: str, tensors: Sequence[torch.Tensor], args: Any) -> None:
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -179,8 +175,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ()
 
     def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._modules and id(module) not in self._names:
-            self._names |= {id(part): name or type(module).__name__ for name, part in module.named_modules()}
+        if not self._modules and module not in self._names:
+            self._names.update({part: name or type(module).__name__ for name, part in module.named_modules()})
         self._modules.append(module)
 
     def _end_forward(self, module: torch.nn.Module, *_: Any) -> None:
@@ -188,9 +184,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._modules[self._modules.index(module) :]
 
     def _module(self) -> str:
-        if not self._modules:
-            return ""
-        return self._names.get(id(self._modules[-1]), type(self._modules[-1]).__name__)
+        return self._names.get(self._modules[-1], type(self._modules[-1]).__name__) if self._modules else ""
 
 
 def _line() -> str:
