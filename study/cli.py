@@ -7,6 +7,7 @@ install lacks is missed only there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import math
@@ -686,7 +687,7 @@ def _choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Cal
 )
 @click.option("--json", "as_json", is_flag=True, help="print bytes and seconds as JSON")
 @click.option("--write", type=PATH, metavar="FILE", help="also write the recommended accelerate file")
-@click.option("--trace", is_flag=True, help="also trace the model over fake tensors, a minute or less a strategy")
+@click.option("--trace", is_flag=True, help="choose by traces of the model over fake tensors, a minute or less each")
 def _advise(
     model: str | None,
     num_gpus: int | None,
@@ -728,14 +729,15 @@ def _advise(
     if num_gpus is None:
         show(planner.fewest_gpus(model, asked), advice_text.text_of_fewest, advice_text.content_of_fewest)
         return
-    advice = planner.advise(model, asked)
-    show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
+    tracer = None
     if trace:
         from study.planner import dry_run
-        from study.planner.trace import lines
+        from study.planner.trace import trace_options
 
-        for line in lines(advice, dry_run.trace):
-            print(line, flush=True)
+        asked = dataclasses.replace(asked, kernels="transformers")  # whose modules are traced
+        tracer = functools.partial(trace_options, dry_run.trace)
+    advice = planner.advise(model, asked, tracer)
+    show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
     if write is not None:
         advice_text.write(advice, write)
         if not as_json:

@@ -10,7 +10,8 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from study.planner import dry_run, fake_tensors, published_rows
 from study.planner.trace import check_traceable
 from study.strategy import file
 from study.strategy.in_theory import engine_of
-from study.theory import peaks, shapes
+from study.theory import measured_by_others, peaks, shapes
 from study.theory.case import Engine, Job
 from study.theory.model_states import Part
 from study.theory.shapes import ModelShape
@@ -100,6 +101,7 @@ def parted(strategy: str, which: str, world_size: int = 4) -> list[order.Parting
     made = pretend.environment(file.find_strategy(strategy), world_size)
     places = {rank: pretend.rank_of_many(rank, world_size, world_size, made) for rank in (0, 1)}
     said = ranks.ask(lambda: scripted.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
+    assert not any(one["raised"] for one in said.values()), said
     return order.partings({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
 
 
@@ -136,8 +138,8 @@ def checked(target: Path) -> None:
 def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     """What one process or FSDP2 holds and reserves at most: their steps over fake tensors."""
     check_traceable(shape, engine, job)
-    if engine.kind == "ddp" or engine.precision.endswith("-autocast"):
-        raise Refusal(f"what {engine.name} in {engine.precision} reserves is not traced")
+    if engine.kind == "ddp" or engine.precision.endswith("-autocast"):  # of which no step is taken as it is
+        return {"peak_bytes": fake_tensors.trace(shape, engine, job).total, "reserved_bytes": None}
     dtype = torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32
     kernel = engine.optimizer_kernel
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -159,15 +161,22 @@ def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
 def published(target: Path) -> None:
     """Write what can be traced of published memory of grades A and B, beside it and what the planner predicts of it."""
     rows: list[Any] = []
-    for case in published_rows.amounts():
-        trace = dry_run.of_deepspeed if case.engine.kind == "deepspeed" else of_torch
+    refused: dict[str, list[str]] = {}
+    content = {"made_by": "python tests/dry_run_program.py", "rows": rows, "refused": refused}
+    for case in [*published_rows.amounts(), *(c for c in measured_by_others.cases("memory") if c.quantity == "fits")]:
         if case.grade == "C" or case.quantity == "allocated_bytes":  # between steps
             continue
-        with suppress(Refusal):
-            said = trace(case.shape, case.engine, case.job)
+        try:
+            if case.engine.kind == "deepspeed":
+                said = dry_run.of_deepspeed(case.shape, case.engine, case.job)
+            else:  # a fork too, with which what it held goes, and no thread of a backward comes into the next
+                said = ranks.ask(partial(of_torch, case.shape, case.engine, case.job), {0: nullcontext()})[0]
             row = [case.family, case.name, case.grade, case.quantity, case.published]
             rows.append([*row, published_rows.without_its_source(case), said["peak_bytes"], said["reserved_bytes"]])
-            files.write_json(target, {"made_by": "python tests/dry_run_program.py", "rows": rows})
+            print(*rows[-1], round(said["seconds"]), said["resident_bytes"], flush=True)
+        except Refusal as refusal:
+            refused.setdefault(str(refusal), []).append(case.name)
+        files.write_json(target, content)
 
 
 def scaling(target: Path) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 import traced_cases
 
+from study import files
 from study.config import build_config
 from study.errors import Refusal
 from study.planner import Asked, advise, fake_tensors
 from study.planner.fake_tensors import trace
-from study.planner.trace import lines
-from study.theory import peaks, shapes
+from study.planner.trace import trace_options
+from study.theory import hardware, measured_by_others, on_box, peaks, shapes
 from study.theory.case import Engine, Job
 from study.theory.residual import EAGER_ONLY
 from study.training.memory import CpuPeak
@@ -68,18 +70,14 @@ def test_states_are_those_of_a_rank(engine, share):
     traced = trace(DECODER, engine, JOB)
     assert traced.parts["optimizer_states"] == pytest.approx(share * 8 * DECODER.num_params, rel=0.01)
     assert traced.parts["parameters"] >= share * 4 * DECODER.num_params
-    assert traced.total == sum(traced.parts.values())
     assert traced.total == pytest.approx(peaks.peak(DECODER, engine, JOB).total, rel=0.05)
     if engine.kind == "ddp":  # its buckets, or the gradients that are views of them
-        held = traced.parts["communication_buffers"] + traced.parts["gradients"]
-        assert held >= 4 * DECODER.num_params
+        assert traced.parts["communication_buffers"] + traced.parts["gradients"] >= 4 * DECODER.num_params
 
 
 def test_gradients_accumulate_beside_ddps_buckets():
     engine = Engine("ddp", 0, 2, "fp32", 4)
-    once, often = (
-        trace(DECODER, engine, dataclasses.replace(JOB, gradient_accumulation_steps=steps)) for steps in (1, 8)
-    )
+    once, often = (trace(DECODER, engine, Job(2, 64, steps)) for steps in (1, 8))
     assert often.total - once.total == pytest.approx(4 * DECODER.num_params, rel=0.1)
 
 
@@ -96,15 +94,6 @@ def test_foreach_holds_one_copy_more_than_fused():
     assert foreach.total == pytest.approx(held + 2 * DECODER.num_params, rel=0.01)
     assert held * 0.99 < fused.total < foreach.total
     assert fused.total <= loop.total < foreach.total
-
-
-def test_a_published_peak():
-    """Mistral-7B on an A100-80GB, peak_memory_allocated of fms-acceleration's benchmarks (876e2ed, a100_80gb.csv)."""
-    job = Job(4, 4096, activation_checkpointing=True)
-    engine = Engine("torch", 0, 1, "pure-bf16", 2, optimizer_kernel="foreach")
-    traced = trace(shapes.find("mistral-7b"), engine, job)
-    assert traced.moment == "optimizer step"
-    assert traced.total == pytest.approx(72_434_837_504, rel=0.001)
 
 
 @pytest.mark.parametrize("name", ["gpt-neo-125m", "gpt-j-6b", "llama-2-7b", "qwen2-0.5b", "gemma2-2b"])
@@ -157,35 +146,40 @@ def test_what_cannot_be_traced_is_refused(shape, engine, job, said):
     assert not torch.distributed.is_initialized()
 
 
-def test_advice_has_a_second_opinion():
-    advice = advise("bert-tiny", Asked(gpu="l4", num_gpus=2, micro_batch_size=8, sequence_length=64))
-    printed = list(lines(advice, trace))
-    assert [line for line in printed if line.startswith("fsdp2: traced ")]
-    (said,) = [line for line in printed if line.startswith("Not traced: zero0, zero1")]
-    assert " ".join(said.split()).endswith("DeepSpeed's engine is not traced, only torch's own are.")
-    traced = {line.partition(":")[0] for line in printed if ": traced " in line}
-    assert traced == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
+def test_advice_rests_on_traces(capsys):
+    asked = Asked("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
+    advice = advise("bert-tiny", asked, partial(trace_options, trace))
+    traced = {option.strategy.name: option for option in advice.options if option.basis == "traced"}
+    assert set(traced) == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
+    ddp = traced["ddp"].prediction
+    assert traced["ddp"].traced_bytes == trace(advice.shape, ddp.engine, ddp.job).total
+    assert "DeepSpeed's engine is not traced" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the committed grid
 
+PUBLISHED = files.ROOT / "reports" / "dry_run" / "published.json"
 MARGIN = 0.03  # of the traced peak; fixed when 144 cases were traced, and all were within
-# Of the 240 that were traced after that, those that are not: the planner's error is as large as MOST. The planner lacks
-# a moment of theirs: most are FSDP2's on several ranks with checkpointed blocks in fp32, predicted too low.
-MISSED = {
-    "bert-imdb-base-fsdp2-8x-fp32-checkpointed", "bert-imdb-large-ddp-2x-bf16", "bert-imdb-large-single-1x-bf16",
-    "gpt-wikitext-124m-fsdp2-1x-bf16-checkpointed", "gpt-wikitext-355m-fsdp2_hybrid-4x-fp32-checkpointed",
-    *(f"gpt-wikitext-355m-fsdp2-{ranks}x-fp32-checkpointed" for ranks in (2, 4, 8)),
-    *(f"gpt-wikitext-774m-fsdp2-{ranks}x-fp32-checkpointed" for ranks in (4, 8)),
-}  # fmt: skip
-MOST = 0.08
 
 
 def test_the_planner_predicts_what_was_traced():
-    errors = {}
-    for traced in traced_cases.read(traced_cases.TRACES).traces:
-        point = traced_cases.point_of(traced)
-        errors[point.name] = abs(point.predicted.total / traced.traced.total - 1)
-    assert len(errors) == 384
-    assert max(errors.values()) <= MOST
-    assert {name for name, error in errors.items() if error > MARGIN} == MISSED  # one that is mended leaves the list
+    """Of the 240 that were traced after that ten are not within: most are FSDP2's, checkpointed, in fp32, too low."""
+    traces = traced_cases.read(traced_cases.TRACES).traces
+    errors = [abs(traced_cases.point_of(each).predicted.total / each.traced.total - 1) for each in traces]
+    assert max(errors) <= 0.08
+    assert (len(errors), sum(error > MARGIN for error in errors)) == (384, 10)  # one that is mended leaves the count
+
+
+def test_a_traced_peak_has_the_margin_of_a_predicted_one():
+    """Of published peaks of tensors, with all settings, a trace falls as short as a prediction: by next to nothing."""
+    cases = {case.name: case for case in measured_by_others.cases("memory")}
+    short = []
+    for _, name, grade, quantity, published, predicted, traced, _ in files.load(PUBLISHED, "traced rows")["rows"]:
+        box = cases[name].box
+        fits = traced * (1 + on_box.ALLOCATOR_SLACK) <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)
+        assert fits == bool(published), name  # zero: it ran out of memory
+        if (grade, quantity) == ("A", "peak_allocated_bytes"):
+            short.append((published / predicted - 1, published / traced - 1))
+    of_predicted, of_traced = map(max, zip(*short, strict=True))
+    assert of_traced < 0.002
+    assert round(on_box.ALLOCATOR_SLACK - (of_predicted - of_traced), 2) == on_box.ALLOCATOR_SLACK

@@ -103,10 +103,8 @@ def test_every_parameter_of_every_class_is_sent(model_type, name, tied):
     again = shape.vocabulary * shape.hidden if shape.has_tied_head else 0
     assert sent["reduce_scatter"] == 4 * padded
     assert sent["all_gather"] == 4 * 2 * (padded + again)
-    ddp = Engine("ddp", 0, 2, "fp32", 4)
-    assert {c.kind: c.bytes for c in communication.collectives(ddp, shape, Job(1, 4))}["all_reduce"] == 4 * (
-        shape.num_params
-    )
+    sent = {c.kind: c.bytes for c in communication.collectives(Engine("ddp", 0, 2, "fp32", 4), shape, Job(1, 4))}
+    assert sent["all_reduce"] == 4 * shape.num_params
 
 
 @pytest.mark.parametrize(("model_type", "name"), CLASSES)
@@ -188,16 +186,9 @@ def test_published_models_have_the_parameters_that_transformers_builds(hub_id):
     assert shapes.from_config({**config.to_dict(), "architectures": content["architectures"]}, hub_id) == shape
 
 
-@pytest.mark.parametrize(
-    ("hub_id", "total", "active"),
-    [  # of which their model cards say 47B and 13B, 30.5B and 3.3B
-        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704, 12_879_925_248),
-        ("Qwen/Qwen3-30B-A3B", 30_532_122_624, 3_353_032_704),
-    ],
-)
-def test_a_mixture_has_total_and_active_parameters(hub_id, total, active):
-    shape = shapes.from_config(PUBLISHED[hub_id], hub_id)
-    assert (shape.num_params, shape.active_params) == (total, active)
+def test_a_mixture_has_total_and_active_parameters():
+    shape = shapes.from_config(PUBLISHED["Qwen/Qwen3-30B-A3B"], "x")
+    assert (shape.num_params, shape.active_params) == (30_532_122_624, 3_353_032_704)  # 30.5B and 3.3B
 
 
 # ---------------------------------------------------------------- known models, and files of others

@@ -38,14 +38,15 @@ def text(advice: Advice) -> str:
         f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}, {advice.asked.sequence_length:,} tokens a sequence"
     )
     lines = [
-        f"{shown}. Predicted, not measured.",
+        f"{shown}. {_basis(advice)}.",
         "",
         f"Take {advice.reason}." if advice.recommended else advice.reason,
     ]
     lines += _careful(advice)
     chosen = _few(advice)
-    rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", "tokens/s/GPU"]]
-    rows += [[*(cells[place] for place in (0, 2, 3, 4, 5, 7, 8))] for cells in map(_row, chosen)]
+    places = (0, 2, 3, 4, 5, 7, -1 if advice.is_traced else 8)  # both are too much for 80 columns
+    rows = [["strategy", "fits", "GiB", "free", "batch", "s/step", HEAD[places[-1]]]]
+    rows += [[cells[place] for place in places] for cells in map(_row, chosen)]
     more = f"{len(advice.options) - len(chosen)} more strategies, " if len(advice.options) > len(chosen) else ""
     notes = f", {len(advice.notes)} note{'s'[: len(advice.notes) > 1]}" if advice.notes else ""
     last = f"--all: {more}where a GPU's bytes are, on which errors the times rest{notes}."
@@ -60,26 +61,32 @@ def _careful(advice: Advice) -> list[str]:
     """Warn where less is free than a whole card was found to hold beyond what is predicted."""
     if advice.recommended is None:
         return []
-    prediction = advice.recommended.prediction
-    free = float(prediction.free_bytes) / float(prediction.usable_bytes)
+    free = _free(advice.recommended)
     if free >= ROOM:
         return []
     said = (
         f"Careful: {free:.0%} of a GPU is free; where there is room, torch takes {RESERVED:.1f} times what tensors do."
     )
-    roomy = [o for o in advice.options if o.prediction.fits
-             and float(o.prediction.free_bytes) >= ROOM * float(o.prediction.usable_bytes)]  # fmt: skip
+    roomy = [option for option in advice.options if option.fits and _free(option) >= ROOM]
     if not roomy:
         return [f"{said} No strategy leaves so much here."]
     fastest = max(roomy, key=lambda option: float(option.prediction.tokens_per_second_per_gpu))
     return [f"{said} The fastest that leaves so much is {fastest.strategy.name}."]
 
 
+def _free(option: Option) -> float:  # as a share
+    return float(option.free_bytes) / option.prediction.usable_bytes
+
+
+def _basis(advice: Advice) -> str:
+    return "Memory is traced or predicted, all else predicted" if advice.is_traced else "Predicted, not measured"
+
+
 def _few(advice: Advice) -> list[Option]:
     """The recommended strategy, plain DDP and the stages as shipped, or what there is: five at most, fastest first."""
     first = [option for option in (advice.recommended,) if option]
     rest = [option for option in advice.options if option not in first]
-    rest.sort(key=lambda option: (option.strategy.name not in FAMILIAR, not option.prediction.fits,
+    rest.sort(key=lambda option: (option.strategy.name not in FAMILIAR, not option.fits,
                                   -float(option.prediction.tokens_per_second_per_gpu)))  # fmt: skip
     return first + rest[: ROWS - len(first)]
 
@@ -93,14 +100,11 @@ def text_of_all(advice: Advice) -> str:
         f"{shape.name}: {_size(shape)}; {box.num_gpus} x {box.gpu.name}{nodes}, {usable} GiB usable of each; "
         f"{asked.sequence_length:,} tokens a sequence",
         f"Assumed: {assumed(asked, box, _groups(advice))}.",
-        "Predicted, not measured; what the intervals of times rest on stands under the table.",
+        f"{_basis(advice)}; what the intervals of times rest on stands under the table.",
         *(f"Note: {note}." for note in advice.notes),
         "",
     ]
-    head = ["strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
-            "sent GB", "$/1e9 tokens", "host", "disk GiB"]  # fmt: skip
-    rows = [_row(option) for option in advice.options]
-    lines += _aligned([head, *rows])
+    lines += _aligned([row if advice.is_traced else row[:-1] for row in (HEAD, *map(_row, advice.options))])
     lines += [
         "",
         f"GiB a GPU: tensors at the highest moment, and {100 * ALLOCATOR_SLACK:.0f} % that the allocator adds. batch: "
@@ -109,7 +113,7 @@ def text_of_all(advice: Advice) -> str:
         "arithmetics:",
         "autocast over fp32 parameters, and 16-bit compute with fp32 masters, DeepSpeed's and FSDP2's.",
         *_evidence(advice),
-        "Where a GPU's bytes are, in GiB:",
+        f"Where a GPU's bytes are, in GiB{', as predicted' * advice.is_traced}:",
         "",
     ]
     parts = [part for part in peaks.PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
@@ -156,6 +160,8 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
 MARKS = {False: "", True: " c", "selective": " s"}
+HEAD = ("strategy", "precision", "fits", "GiB a GPU", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
+        "sent GB", "$/1e9 tokens", "host", "disk GiB", "memory is")  # fmt: skip
 
 
 def assumed(asked: Asked, box: Box, groups: str = "") -> str:
@@ -201,9 +207,9 @@ def _row(option: Option) -> list[str]:
     return [
         option.strategy.name,
         prediction.engine.precision,
-        "yes" if prediction.fits else f"no: {prediction.lacking}" if prediction.lacking else "no",
-        gib(prediction.needed_bytes),
-        gib(prediction.free_bytes),
+        "yes" if option.fits else f"no: {prediction.lacking}" if prediction.lacking else "no",
+        gib(option.needed_bytes),
+        gib(option.free_bytes),
         batch,
         str(option.largest_micro_batch),
         f"{prediction.step.total:.3g} ({_short(prediction.step.low)}-"
@@ -214,6 +220,7 @@ def _row(option: Option) -> list[str]:
         "?" if dollars is None else f"{dollars:,.0f}",
         gib(prediction.host_bytes_per_node) if prediction.peak.host_bytes else "",
         gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
+        option.basis,
     ]
 
 
@@ -249,11 +256,11 @@ def _option_content(option: Option, num_params: int) -> dict[str, Any]:
     paper = model_states.paper_bytes_by_place(prediction.engine, num_params)
     return {
         "strategy": option.strategy.name,
-        "fits": bool(prediction.fits),
+        "fits": option.fits,
         "lacking": prediction.lacking,
         "peak_bytes_per_gpu": _whole(prediction.peak.total),
-        "needed_bytes_per_gpu": _whole(prediction.needed_bytes),
-        "free_bytes_per_gpu": _whole(prediction.free_bytes),
+        "needed_bytes_per_gpu": _whole(option.needed_bytes),
+        "free_bytes_per_gpu": _whole(option.free_bytes),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.MOMENTS[int(prediction.peak.moment)],
         "paper_model_state_bytes": {place: round(getattr(paper, place)) for place in ("device", "host", "disk")},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +36,26 @@ class Option:
     prediction: Prediction
     largest_micro_batch: int
     is_short: bool  # too short a step for its interval
+    traced_bytes: int | None = None  # the peak of its tensors, where it was traced
+
+    @property
+    def needed_bytes(self) -> Numbers:
+        """Of one GPU: the traced peak, or else the predicted one, and what the allocator adds to either."""
+        # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
+        peak = self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes
+        return peak * (1 + on_box.ALLOCATOR_SLACK)
+
+    @property
+    def free_bytes(self) -> Numbers:
+        return self.prediction.usable_bytes - self.needed_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.prediction.lacking is None and bool(self.free_bytes >= 0)
+
+    @property
+    def basis(self) -> str:
+        return "predicted" if self.traced_bytes is None else "traced"
 
 
 @dataclass(frozen=True)
@@ -50,8 +70,15 @@ class Advice:
     recommended: Option | None
     reason: str
 
+    @property
+    def is_traced(self) -> bool:
+        return any(option.traced_bytes for option in self.options)
 
-def advise(model: str, asked: Asked) -> Advice:
+
+Trace = Callable[[ModelShape, Asked, Sequence[Option]], list[Option]]  # the same options, those that can be traced so
+
+
+def advise(model: str, asked: Asked, trace: Trace | None = None) -> Advice:
     """Predict every strategy for a model on a box, each at its fastest split of the batch that fits, or as asked."""
     shape, asked, notes = find_model(model, asked)
     box = asked.box()
@@ -68,6 +95,8 @@ def advise(model: str, asked: Asked) -> Advice:
     notes += [f"left out: {', '.join(names)}: {why}" for why, names in left_out.items()]
     if not options:
         raise Refusal(notes[-1])
+    if trace is not None:
+        options = trace(shape, asked, options)
     notes += _short(options)
     recommended, reason = _recommend(options)
     return Advice(shape, asked, box, notes, options, recommended, reason)
@@ -88,10 +117,15 @@ def _option(shape: ModelShape, box: Box, asked: Asked, chosen: Strategy) -> Opti
                 predictions.append(on_box.predict(shape, engine, job, box))
         # The fastest that fits; where none does, what misses least.
         best = min(predictions, key=lambda p: (not p.fits, p.step.total if p.fits else -p.free_bytes))
-        largest = on_box.largest_micro_batch(shape, engine, best.job, box)
+        return option_of(shape, chosen, best)
+
+
+def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced_bytes: int | None = None) -> Option:
+    largest = on_box.largest_micro_batch(shape, best.engine, best.job, best.box)
     computed = best.step.forward + best.step.backward + best.step.recompute
-    is_short = computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps
-    return Option(chosen, best, largest, bool(is_short) and intervals.engine_of(shape, engine) != "offload")
+    is_short = bool(computed < SHORTEST * shape.layers * best.job.gradient_accumulation_steps)
+    is_short = is_short and intervals.engine_of(shape, best.engine) != "offload"
+    return Option(chosen, best, largest, is_short, traced_bytes)
 
 
 def _short(options: Sequence[Option]) -> list[str]:
@@ -110,15 +144,16 @@ def _short(options: Sequence[Option]) -> list[str]:
 
 
 def _recommend(options: Sequence[Option]) -> tuple[Option | None, str]:
-    fitting = [option for option in options if option.prediction.fits]
+    fitting = [option for option in options if option.fits]
     if not fitting:
-        nearest = max(options, key=lambda option: option.prediction.free_bytes)
-        lacking = nearest.prediction.lacking or f"{gib(-nearest.prediction.free_bytes)} GiB a GPU"
+        nearest = max(options, key=lambda option: option.free_bytes)
+        lacking = nearest.prediction.lacking or f"{gib(-nearest.free_bytes)} GiB a GPU"
         return None, f"none fits; {nearest.strategy.name} is nearest, short of {lacking}: take more GPUs"
     fastest = max(fitting, key=_speed)
     near = [option for option in fitting if _speed(option) >= (1 - EQUALLY_FAST) * _speed(fastest)]
     simplest = min(near, key=_complexity)
-    room = f"fits with {gib(simplest.prediction.free_bytes)} GiB of a GPU to spare"
+    by = f", by what was {simplest.basis}" if any(option.traced_bytes for option in options) else ""
+    room = f"fits with {gib(simplest.free_bytes)} GiB of a GPU to spare{by}"
     if simplest is fastest:
         return simplest, f"{simplest.strategy.name}: it {room}, and of those that fit it is predicted to be the fastest"
     behind = 100 * (1 - _speed(simplest) / _speed(fastest))
@@ -252,21 +287,21 @@ class Choice(NamedTuple):
 
 
 def choices(advice: Advice) -> list[Choice]:
-    """Predict every strategy at every split of the batch, with and without activation checkpointing."""
-    sequences, _, _ = advice.asked.batch()
-    choices = []
-    for option in advice.options:
-        best = option.prediction
-        for checkpointed in (False, True):
-            for micro, accumulation in on_box.splits(sequences):
-                job = dataclasses.replace(
-                    best.job,
-                    micro_batch_size=micro,
-                    gradient_accumulation_steps=accumulation,
-                    activation_checkpointing=checkpointed,
-                )
-                choices.append(Choice(option.strategy.name, on_box.predict(advice.shape, best.engine, job, best.box)))
-    return choices
+    """Predict every strategy at every split of the batch, with and without activation checkpointing, or as asked."""
+    shape, asked = advice.shape, advice.asked
+    return [Choice(each.strategy.name, one) for each in advice.options for one in splits(shape, asked, each.prediction)]
+
+
+def splits(shape: ModelShape, asked: Asked, one: Prediction) -> Iterator[Prediction]:
+    """Yield the same at every split of the batch, with and without activation checkpointing, or as asked."""
+    sequences, micro, _ = asked.batch()
+    asked_for = asked.activation_checkpointing
+    for checkpointed in (False, True) if asked_for is None else (CHECKPOINTED[asked_for],):
+        for size, accumulation in on_box.splits(sequences):
+            if micro in (None, size):
+                job = dataclasses.replace(one.job, micro_batch_size=size, gradient_accumulation_steps=accumulation)
+                job = dataclasses.replace(job, activation_checkpointing=checkpointed)
+                yield on_box.predict(shape, one.engine, job, one.box)
 
 
 def pareto(choices: list[Choice]) -> list[Choice]:

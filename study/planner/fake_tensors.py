@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import _TOTAL_KEY, MemTracker, _MemRefType, _UpdateType
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -36,14 +37,10 @@ from study.theory.shapes.config_json import MODEL_TYPES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES: dict[str, Part] = {
-    _MemRefType.PARAM: "parameters",
-    _MemRefType.BUFFER: "buffers",
-    _MemRefType.GRAD: "gradients",
-    _MemRefType.OTH: "communication_buffers",
-    _MemRefType.OPT: "optimizer_states",
-    _MemRefType.ACT: "activations",
-    _MemRefType.TEMP: "temporary_buffers",
-}
+    _MemRefType.PARAM: "parameters", _MemRefType.BUFFER: "buffers", _MemRefType.GRAD: "gradients",
+    _MemRefType.OTH: "communication_buffers", _MemRefType.OPT: "optimizer_states",
+    _MemRefType.ACT: "activations", _MemRefType.TEMP: "temporary_buffers",
+}  # fmt: skip
 c10d = torch.ops.c10d
 LARGEST_ROTARY = 64  # of GPT-J, as published
 
@@ -63,15 +60,10 @@ def model_config(shape: ModelShape, job: Job) -> Any:
         settings["rotary_dim"] = min(LARGEST_ROTARY, shape.head_size)
     if shape.architecture == "mistral":
         settings["sliding_window"] = None  # which the planner ignores too
+    settings |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    attention = "eager" if is_eager(shape, job) else job.attention
     config = transformers.AutoConfig.for_model(
-        model_type,
-        num_labels=shape.labels,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        attn_implementation="eager" if is_eager(shape, job) else job.attention,
-        **settings,
+        model_type, num_labels=shape.labels, use_cache=False, attn_implementation=attention, **settings
     )
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
@@ -220,7 +212,8 @@ def _trace(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None)
     computing = tracker.parts("peak")
     if engine.optimizer_kernel == "foreach":
         # torch/optim/adam.py, _multi_tensor_adam: the root of every second moment, at once.
-        stepping["temporary_buffers"] += sum(_local(p).nbytes for p in model.parameters())
+        own = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+        stepping["temporary_buffers"] += sum(tensor.nbytes for tensor in own)
     if engine.optimizer_kernel == "loop":
         with tracker:
             optimizer.step()
@@ -255,26 +248,16 @@ def shard(model: nn.Module, shape: ModelShape, engine: Engine, mesh: DeviceMesh)
         dtype = DTYPES[engine.precision.removesuffix("-autocast")]
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=policy.reduce_dtype)
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        reshard_after_forward=engine.reshard_after_forward,
-        cpu_offload=False,
-        state_dict_type="SHARDED_STATE_DICT",
-        activation_checkpointing=False,
-        activation_checkpointing_offload=False,
-        cpu_ram_efficient_loading=False,
-        ignored_modules=[],
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=[block_class(model, shape)],
-        mixed_precision_policy=policy,
-    )
+        fsdp_version=2, reshard_after_forward=engine.reshard_after_forward, cpu_offload=False,
+        state_dict_type="SHARDED_STATE_DICT", activation_checkpointing=False, activation_checkpointing_offload=False,
+        cpu_ram_efficient_loading=False, ignored_modules=[], auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[block_class(model, shape)], mixed_precision_policy=policy,
+    )  # fmt: skip
     accelerator = SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin),
-        torch_device_mesh=mesh,
+        state=SimpleNamespace(fsdp_plugin=plugin), torch_device_mesh=mesh, mixed_precision="no",
         parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
-        mixed_precision="no",
-        device=torch.device("cpu"),
-        is_main_process=True,
-    )
+        device=torch.device("cpu"), is_main_process=True,
+    )  # fmt: skip
     fsdp2_prepare_model(accelerator, model)
 
 
@@ -301,8 +284,3 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-
-
-def _local(tensor: Any) -> Any:
-    """The part of a DTensor that this rank holds; any other tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
