@@ -135,7 +135,8 @@ class Cell:
 def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
     """Every cell: plain ones under each accumulation, clipped and not; each twist once for a class and its ranks.
 
-    Twists are asked with two micro batches; two backward passes with one, so that both are the step's last.
+    Twists are asked with two micro batches; two backward passes with one, so that both are the step's last; one output
+    with three as well.
     """
     cells = []
     for engine in engines:
@@ -148,6 +149,7 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
             if ranks > 1 and "nvme" not in engine and precision in ("fp32", SIXTEEN_BITS.get(engine, "bf16")):
                 newer = [twist for twist in NEWER_TWISTS if twist != "buckets" or engine not in WITHOUT_BUCKETS]
                 cells += [Cell(engine, precision, ranks, 2, False, twist) for twist in newer]
+                cells.append(Cell(engine, precision, ranks, 3, False, "one_output"))
     return cells
 
 
@@ -170,7 +172,7 @@ def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) ->
         cell
         for cell in matrix((2,))
         if cell.twist in twists
-        and cell.accumulation < 3
+        and (cell.accumulation < 3 or cell.twist != PLAIN)
         and not cell.is_large
         and (cell.twist == PLAIN or "offload" not in cell.engine)
         and any(cell.precision in OF_RELEASE[package].get(cell.engine, ()) for package in packages)
