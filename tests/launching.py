@@ -37,6 +37,7 @@ TIMEOUT_SECONDS = 300
 # Small, but long enough for the probed step (the sixth) and two more; the learning rate lets the tiny model move.
 DEFAULTS: dict[str, Any] = {"max_steps": 8, "num_train_examples": 64, "num_eval_examples": 16, "learning_rate": 1e-3}
 
+Done = subprocess.CompletedProcess[str]
 words = as_words  # flags as train.py takes them: {"max_steps": 8, "measure": False} is --max-steps 8 --no-measure
 
 session_folder = Path()  # which conftest.py makes and deletes
@@ -114,9 +115,7 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def attempt(
-    arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
-) -> subprocess.CompletedProcess[str]:
+def attempt(arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None) -> Done:
     """Run `zero-study ...`, `accelerate launch ...` or `python ...`, which may fail; None in `env`: no variable."""
     programs = {
         ("zero-study",): ["-m", "study"],
@@ -175,7 +174,7 @@ def _start(config_file: Path, num_processes: int, flags: Mapping[str, Any], run_
     _check(arguments, done)
 
 
-def _check(arguments: list[str], done: subprocess.CompletedProcess[str]) -> None:
+def _check(arguments: list[str], done: Done) -> None:
     if done.returncode:
         raise AssertionError(f"{' '.join(arguments)}\nexit status {done.returncode}\n{_tail(done.stderr)}")
 
@@ -200,17 +199,19 @@ def fork(
 
 def command_line(
     arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """What `attempt` says of a `zero-study ...`, forked from a process that has imported everything."""
+) -> Done:
+    """What `attempt` says of `zero-study` (left out) or `accelerate launch` with --num_processes, but forked."""
+    is_launch = [*arguments[:2]] == ["accelerate", "launch"]
+    program, given = "accelerate-launch" if is_launch else "zero-study", [str(word) for word in arguments]
     with tempfile.TemporaryDirectory(dir=session_folder) as folder:
-        return _fork("zero-study", [str(word) for word in arguments], cwd, env, Path(folder) / "command")
+        return _fork(program, given[2 * is_launch :], cwd, env, Path(folder) / "command")
 
 
-def script(path: Path, cwd: Path, strategy: str = "ddp", num_processes: int = 2) -> subprocess.CompletedProcess[str]:
+def script(path: Path, cwd: Path, *given: str, strategy: str = "ddp", num_processes: int = 2) -> Done:
     """What `accelerate launch` of a script says, forked from a process that has imported everything."""
     file = ROOT / "accelerate_configs" / f"{strategy}.yaml"
-    words = ["--config_file", str(file), "--num_processes", str(num_processes), "--main_process_port", "0", str(path)]
-    return _fork("accelerate-launch", words, cwd, {"DS_ACCELERATOR": "cpu"}, cwd / "launch")
+    words = ["--config_file", file, "--num_processes", num_processes, "--main_process_port", "0", path, *given]
+    return command_line(["accelerate", "launch", *words], cwd, {"DS_ACCELERATOR": "cpu"})
 
 
 def _fork(
@@ -220,7 +221,7 @@ def _fork(
     env: Mapping[str, str | None] | None,
     beside: Path,
     meanwhile: Callable[[int], None] | None = None,
-) -> subprocess.CompletedProcess[str]:
+) -> Done:
     """Run one of warm.py's programs; its output is kept beside a path."""
     use()
     outputs = {name: beside.with_name(f"{beside.name}.{name}") for name in ("stdout", "stderr")}

@@ -370,7 +370,8 @@ def test_checkpoints_of_another_run_neither_push_its_own_out_nor_become_its_mode
     folder = tmp_path / "run"
     for step in (10, 20):
         a_checkpoint(a_run(folder, seed=1), step)
-    record = finish("ddp", folder, max_steps=4, checkpoint_every=2, save_model=True)
+    launching.fork(find_strategy("ddp"), 2, FLAGS | {"max_steps": 4, "checkpoint_every": 2, "save_model": True}, folder)
+    record = launching.read(folder, 2).record
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == ["not-taken-step-00000010", "not-taken-step-00000020", "step-00000002", "step-00000004"]
     assert (folder / "model/model.safetensors").stat().st_size > 4 * record.num_params

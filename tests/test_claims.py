@@ -232,7 +232,8 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
 # ---------------------------------------------------------------- the command
 
 
-def test_check_fails_and_lists_what_changed(monkeypatch, capsys, now):
+def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
+    monkeypatch.setattr(ledger, "read", lambda: sources)
     monkeypatch.setattr(verdicts, "decide_all", lambda: now)
     assert cli.run(["claims", "--check"]) == 0
     assert capsys.readouterr().out == f"{len(now)} verdicts follow\n"
@@ -284,7 +285,8 @@ def test_a_headline_hears_every_reading():
         assert verdicts.headline(readings) == said
 
 
-def test_a_page_has_an_answer_on_top_and_a_quote_in_one_row(sources):
+def test_a_page_has_an_answer_on_top_and_a_quote_in_one_row(sources, monkeypatch):
+    monkeypatch.setattr(ledger, "read", lambda: sources)
     assert len(verdicts.MEANING) == 8
     for told in (sentences.read(one.source) for one in sources if one.believe):
         assert len({one.head.claim.phrase for one in told}) == len(told)

@@ -99,8 +99,8 @@ def test_the_reference_is_what_torch_gives_in_fp64(cell):
 @pytest.mark.launches
 def test_bounds_are_the_same_in_every_process():
     asked = f"from study.engines.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
-    one, other = (launching.attempt(["python", "-c", asked], env={"PYTHONHASHSEED": seed}).stdout for seed in "12")
-    assert one == other != ""
+    other = launching.attempt(["python", "-c", asked], env={"PYTHONHASHSEED": "1"}).stdout
+    assert other == f"{reference.expect(PLAIN).bounds}\n"
 
 
 # ---------------------------------------------------------------- verdicts
@@ -236,37 +236,31 @@ FAULTS = {
     "accelerate_fsdp2/bf16/2-ranks/accumulation-2": "a dropped micro batch",
     "accelerate_fsdp2/fp32/2-ranks/accumulation-1/clipped": "a doubled norm",
 }
-
-
-def examined(asked: list[Cell], faults: dict[str, str]) -> dict[str, Any]:
-    """What becomes of these cells where conformance_faults plants these faults."""
-    environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = installation.examine(asked, environment=dict(os.environ) | environment, module="conformance_faults")
-    return found["cells"]
+DIES = "accelerate_ddp/fp32/2-ranks/accumulation-2/clipped"
 
 
 @pytest.mark.launches
-def test_planted_faults_are_called_wrong_and_right_engines_right():
+def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_named():
     asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
-    asked = [cell for cell in asked if cell.twist not in cells.NEWER_TWISTS or cell.name in FAULTS]
-    found = examined(asked, FAULTS)
+    # Twists through accelerate, which hands on what is computed, are asked in one class of precision alone.
+    rare = {c for c in asked if c.twist in cells.NEWER_TWISTS or (c.through_accelerate and c.precision == "fp32")}
+    asked = [cell for cell in asked if cell.name in FAULTS or cell.twist == cells.PLAIN or cell not in rare]
+    faults = json.dumps(FAULTS | {DIES: "a rank that dies"})
+    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
+    found = installation.examine(asked, environment=environment, module="conformance_faults")["cells"]
+    said = "rank 1 was ended by SIGABRT: the last that it said"
+    assert found.pop(DIES) == {"verdict": "crashed", "stage": "ended", "message": said}
     # DDP does not reduce the gradients of a second backward pass.
     wrong = {name for name in found if "ddp" in name and "two_backward" in name}
     verdicts = {name: cell["verdict"] for name, cell in found.items()}
     assert {name: cell for name, cell in found.items() if verdicts[name] == "crashed"} == {}
-    assert verdicts == {cell.name: "wrong" if cell.name in {*FAULTS, *wrong} else "same" for cell in asked}
+    names = {cell.name for cell in asked} - {DIES}
+    assert verdicts == {name: "wrong" if name in {*FAULTS, *wrong} else "same" for name in names}
     apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
     of_one_rank = {"a missing all-reduce", "a drifting replica"}
     assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
     # No rank alone is further off than rounding may carry it.
     assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
-
-
-@pytest.mark.launches
-def test_a_rank_that_dies_is_named_with_its_last_words():
-    found = examined([PLAIN], {PLAIN.name: "a rank that dies"})
-    said = "rank 1 was ended by SIGABRT: the last that it said"
-    assert found[PLAIN.name] == {"verdict": "crashed", "stage": "ended", "message": said}
 
 
 def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):

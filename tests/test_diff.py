@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from diff_program import FAULTS  # noqa: E402
+from diff_program import FAULTS, RARE  # noqa: E402
+from test_parity import kinds  # noqa: E402
 
 from study.engines import diff  # noqa: E402
 from study.engines.diff import causes, rounding, sketch  # noqa: E402
@@ -51,30 +52,31 @@ def test_rounding_moves_results_by_one_unit_and_no_copy():
     assert 0.5 < float(units.abs().mean()) <= 1
 
 
-def recorded(world: int) -> Path:
+def recorded(world: int, how: str = "quick") -> Path:
     def make(folder: Path) -> None:
-        done = launching.script(Path(__file__).with_name("diff_program.py"), folder, num_processes=world)
+        done = launching.script(Path(__file__).with_name("diff_program.py"), folder, ".", how, num_processes=world)
         assert done.stderr.count("TRAINED") == world, done.stderr
 
-    return launching.once(f"diff_program-{world}", make)
+    return launching.once(f"diff_program-{world}-{how}", make)
 
 
 @pytest.mark.launches
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("worlds", "number"), [([2], 16), pytest.param([1, 2, 4], 37, marks=pytest.mark.slow)])
-def test_sound_trainings_of_one_two_and_four_ranks_are_the_same(worlds, number, precision):
+@pytest.mark.parametrize("how", kinds(["quick", "whole"], ["quick"]))
+def test_sound_trainings_of_one_two_and_four_ranks_are_the_same(how, precision):
     launching.use()
-    folders = [path for world in worlds for path in sorted(recorded(world).glob(f"*-{precision}"))]
+    worlds, number = ([1, 2, 4], 37) if how == "whole" else ([2], 16 if precision == "fp32" else 5)
+    folders = [path for world in worlds for path in sorted(recorded(world, how).glob(f"*-{precision}"))]
     ones = sorted(map(Recording.read, folders), key=lambda one: not one.noise)  # those with a bound are A
     assert len(ones) == number
     assert [pair for pair in itertools.combinations(ones, 2) if not compare(*pair).is_same] == []
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", kinds(FAULTS, FAULTS.keys() - RARE))
 def test_a_fault_is_named_with_its_factor(name):
     launching.use()
-    folder, fault = recorded(2), FAULTS[name]
+    folder, fault = recorded(2, "whole" if name in RARE else "quick"), FAULTS[name]
     beside = next(other for other, one in FAULTS.items() if one.sound is fault.sound)
     result = compare(Recording.read(folder / f"beside-{beside}"), Recording.read(folder / name))
     assert not result.is_same

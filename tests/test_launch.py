@@ -207,10 +207,8 @@ def test_a_loss_that_is_no_number_stops_the_run(name, tmp_path):
 
 def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
     flags = launching.words({**SMALL, "learning_rate": 1e-3, "output_dir": tmp_path / "run"})
-    config = launching.ROOT / "accelerate_configs" / "ddp.yaml"
-    program = launching.ROOT / "tests" / "failing_rank.py"
-    words = ["accelerate", "launch", "--config_file", config, "--main_process_port", "0", program]
-    done = launching.attempt([*words, *flags])
+    words = ["accelerate", "launch", "--config_file", "accelerate_configs/ddp.yaml", "--num_processes", "2"]
+    done = launching.command_line([*words, "--main_process_port", "0", "tests/failing_rank.py", *flags])
     assert done.returncode == 1
     found = schema.read(tmp_path / "run")
     assert (found.status, found.failure.step) == ("out_of_memory", 2)

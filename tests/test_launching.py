@@ -74,7 +74,7 @@ def test_a_forked_launch_that_is_refused_says_so(tmp_path):
 
 @pytest.mark.launches
 def test_a_forked_launch_that_does_not_end_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "TIMEOUT_SECONDS", 4)
+    monkeypatch.setattr(launching, "TIMEOUT_SECONDS", 2)
     with pytest.raises(AssertionError, match="not done in time"):
         fork(tmp_path)
     assert nothing_is_left()

@@ -7,6 +7,7 @@ are forked: what `accelerate launch` starts leaves the same record.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import launching
@@ -19,12 +20,12 @@ pytestmark = pytest.mark.launches
 
 TOLERANCE = 1e-5
 SHARDED = [name for name in file.names() if name.startswith("zero") or name in ("fsdp2", "fsdp2_no_reshard")]
-# One of each kind of engine, and of each device that something of it is offloaded to.
-KINDS = ("ddp", "zero2", "zero3", "zero2_cpu_offload", "zero3_nvme_offload", "fsdp2")
+# One of each kind of engine; and of each device that something of it is offloaded to.
+ENGINES = ("ddp", "zero2", "zero3", "fsdp2")
+KINDS = (*ENGINES, "zero2_cpu_offload", "zero3_nvme_offload")
 SWAPPED = ("swap_bytes_read", "swap_bytes_written")
 CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}
 # Batches of 8, 8 and 2, or of four 4 and a 2: a mean of their means would be another loss.
-NEEDS_GPU = "fsdp2_cpu_offload"
 UNEVEN_EVALUATION = {"num_eval_examples": 18}
 UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
 
@@ -47,9 +48,9 @@ def assert_same_run(run: launching.Run, reference: launching.Run) -> None:
     assert mine.sha256 != run.record.initial_parameters.sha256
 
 
-def kinds(names: list[str]) -> list[Any]:
-    """Parameters of a test: of these strategies those in KINDS, and the others where it may be slow."""
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def kinds(names: Iterable[str], quick: Collection[str] = KINDS) -> list[Any]:
+    """Parameters of a test: of these names those that are quick, and the others where it may be slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
@@ -75,7 +76,7 @@ def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     return facts, peaks
 
 
-@pytest.mark.parametrize("name", kinds([name for name in file.names() if name != NEEDS_GPU]))
+@pytest.mark.parametrize("name", kinds([name for name in file.names() if name != "fsdp2_cpu_offload"], ENGINES))
 def test_a_forked_training_leaves_what_a_launch_leaves(name):
     """To the last bit: losses, states, collectives, proof, environment; so other tests need no launch."""
     num_processes = file.read_strategy(file.find_strategy(name)).num_processes

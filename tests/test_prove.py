@@ -547,7 +547,8 @@ def test_strict_raises_the_same_on_every_rank(proofs):
 DEEPSPEED = """
 import os, torch, deepspeed
 from accelerate import Accelerator, InitProcessGroupKwargs
-from study.engines import prove
+from study.engines import extensions, prove
+extensions.use_own_folder()  # or DeepSpeed compiles for a minute
 # Without a GPU accelerate finds no backend for DeepSpeed by itself.
 accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 model = torch.nn.Linear(64, 64)
@@ -582,7 +583,7 @@ for stage, num_backwards in ((1, 1), (2, 2), (3, 2)):
 @pytest.mark.launches
 def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found(tmp_path):
     (tmp_path / "script.py").write_text(DEEPSPEED)
-    done = launching.script(tmp_path / "script.py", tmp_path, "zero2")
+    done = launching.script(tmp_path / "script.py", tmp_path, strategy="zero2")
     assert done.returncode == 0, done.stderr
     found = proof(str(tmp_path / "proof.json"))
     assert found["not_as_asked"] == []

@@ -553,7 +553,7 @@ def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual,
 
 
 ENGINE = """
-import dataclasses, sys
+import dataclasses
 from pathlib import Path
 from study.config import build_config
 from study.errors import Refusal
@@ -562,7 +562,7 @@ from study.run import make_run
 from study.strategy.file import read_by_name
 from study.training import built, proof
 extensions.use_own_folder()  # or DeepSpeed compiles for minutes
-run = make_run(build_config(output_dir=Path(sys.argv[1])), read_by_name("zero2"), 2)
+run = make_run(build_config(output_dir=Path("run")), read_by_name("zero2"), 2)
 accelerator = built.start(run)
 engine = built.build(run, accelerator)
 for other in (
@@ -582,10 +582,8 @@ for other in (
 @pytest.mark.launches
 def test_a_real_engine_is_held_against_what_others_would_have_asked(tmp_path):
     """The engine of one run, read back for another one: what is proven is what was built, whatever is asked."""
-    script = tmp_path / "script.py"
-    script.write_text(ENGINE)
-    words = ["accelerate", "launch", "--config_file", "accelerate_configs/zero2.yaml", "--main_process_port", "0"]
-    done = launching.attempt([*words, script, tmp_path / "run"])
+    (script := tmp_path / "script.py").write_text(ENGINE)
+    done = launching.script(script, tmp_path, strategy="zero2")
     said = [line for line in done.stdout.splitlines() if line.startswith(("REFUSED", "AS ASKED"))]
     assert [line.partition(";")[0] for line in said] == [
         "REFUSED zero_stage: the run asks for 1, the engine has 2",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import launching
 import pytest
-from test_parity import CLIPPED, SHARDED, UNCLIPPED
+from test_parity import CLIPPED, SHARDED, UNCLIPPED, kinds
 
 from study import files
 from study.compare import expected
 from study.records import schema
+from study.running.memory_limits import THRESHOLD
 from study.strategy import file, in_theory
 from study.theory.model_states import PARTS
 
 pytestmark = pytest.mark.launches
 
+ALONE = {"zero1_cpu_offload", "zero3_hpz"}  # which no other test trains
 STEP_KEYS = schema.STEP_KEYS | {"elapsed_seconds", "data_wait_seconds", "samples"}
 
 
@@ -32,7 +35,7 @@ def gathered(run: launching.Run) -> tuple[int, float]:
     return sum(c.count for c in gathers), sum(c.bytes for c in gathers) / (4 * run.record.num_params)
 
 
-@pytest.mark.parametrize("name", ["ddp", *SHARDED])
+@pytest.mark.parametrize("name", kinds(["ddp", *SHARDED], {"ddp", *SHARDED} - ALONE))
 def test_the_record_is_complete_and_proves_the_strategy(name):
     run = launching.run(name, **CLIPPED)
     asked = file.read_strategy(file.find_strategy(name))
@@ -55,6 +58,7 @@ def test_the_record_is_complete_and_proves_the_strategy(name):
     assert facts.steps_sha256 == files.sha256(run.run_dir / "steps.jsonl")
     assert facts.config_sha256 == files.sha256(run.run_dir / "config.json")
     assert json.loads((run.run_dir / "config.json").read_text())["strategy"]["yaml"] == asked.content
+    assert facts.machine.get("malloc_thresholds") == (str(THRESHOLD) if sys.platform == "linux" else None)
     assert not list(run.run_dir.glob("failure-rank*"))
     assert not (run.run_dir / "swap").exists()
 
