@@ -45,7 +45,7 @@ MODELS = {
 }
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")
 STRATEGIES = ("ddp", *DEEPSPEED, "fsdp2", "fsdp2_hybrid")
-HANGS = ("skipped", "uneven", "frozen", "continued", "evaluated", "unequal")
+HANGS = ("skipped", "twice", "uneven", "frozen", "continued", "evaluated", "unequal")
 STATES: tuple[Part, ...] = ("parameters", "gradients", "optimizer_states")
 COUNTER = 4  # bytes of Adam's, of one flat parameter
 
@@ -101,7 +101,8 @@ def parted(strategy: str, which: str, world_size: int = 4) -> list[order.Parting
     made = pretend.environment(file.find_strategy(strategy), world_size)
     places = {rank: pretend.rank_of_many(rank, world_size, world_size, made) for rank in (0, 1)}
     said = ranks.ask(lambda: scripted.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
-    assert not any(one["raised"] for one in said.values()), said
+    raised = [one["raised"] for one in said.values()]  # of a hang, one rank of DDP may
+    assert not (any if which == "sound" else all)(raised), raised
     return order.partings({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
 
 
