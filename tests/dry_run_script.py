@@ -35,7 +35,7 @@ model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters
 for step in range(STEPS - (WHICH == "uneven" and is_other)):
     if WHICH == "continued" and is_other and step == 1:
         continue
-    images = {"skipped": 0, "twice": 2}.get(WHICH, 1) if is_other else 1  # both as in QwenLM/Qwen3-VL#126
+    images = {"skipped": 0, "twice": 2}.get(WHICH * is_other, 1)  # both as in QwenLM/Qwen3-VL#126
     loss = model(torch.ones(2, WIDTH), images).square().mean()
     accelerator.backward(loss)
     optimizer.step()

@@ -100,12 +100,20 @@ def test_a_run_over_its_cap_is_out_of_memory_of_its_cap(tmp_path):
     assert (ended.status, ended.memory) == ("out_of_memory", "cap")
 
 
+def test_thresholds_are_fixed_where_memory_is_measured(monkeypatch, tmp_path):
+    fixed: list[bool] = []
+    monkeypatch.setattr(memory_limits, "fix_malloc_thresholds", lambda: fixed.append(True))
+    for measure in (True, False):
+        run = run_module.make_run(build_config(measure=measure, output_dir=tmp_path), read_by_name("single"), 1)
+        memory_limits.apply(run, 0)
+    assert fixed == [True]
+
+
 def test_a_variable_of_the_users_wins(monkeypatch):
     monkeypatch.setattr(memory_limits, "described", {})
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     memory_limits.fix_malloc_thresholds()
     assert memory_limits.described == {}
-    assert os.environ["MALLOC_ARENA_MAX"] == "2"
     assert not list(memory_limits._groups(Path("nowhere")))
 
 

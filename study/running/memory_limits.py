@@ -24,11 +24,13 @@ described: dict[str, str] = {}
 
 
 def apply(run: Run, rank: int) -> None:
-    """Fix what this rank's allocator keeps, and cap what it may hold where a run asks for that.
+    """Where a run measures or caps what is held, fix what this rank's allocator keeps, and cap what it may hold.
 
+    Else a step of small tensors would be slower for nothing: each has a mapping of its own, whose pages are new.
     A GPU's memory is capped as the accelerator is built: by torch's allocator.
     """
-    fix_malloc_thresholds()
+    if run.config.measure or run.config.memory_cap is not None:
+        fix_malloc_thresholds()
     if run.config.memory_cap is not None and not this_machine.find().gpu_memory_bytes:
         cap(int(run.config.memory_cap * GIB), run.own_folder, rank)
 
