@@ -1,7 +1,7 @@
 """Ranks that are pretended beside ranks that are there: the same training, of small models, in test_dry_run.py.
 
 `python tests/dry_run_program.py FOLDER/checked.json`: every strategy on 2, 4 and 8 ranks, worlds of 64 to 4,096 beside
-theory, hangs. `.../published.json`: published peaks beside traced ones. `.../scaling.json`, and .svg: 2 to 4,096 ranks.
+theory, hangs. `.../published.json`: published peaks beside traced ones. `.../scaling.json`: 2 to 4,096 ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 import torch.distributed as dist
-from matplotlib import pyplot
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -113,12 +111,10 @@ def checked(target: Path) -> None:
     content = {"made_by": "python tests/dry_run_program.py", "hangs": hangs, "theory": theory, "equal": equal}
     for which in ("sound", *HANGS):
         hangs[which] = {strategy: bool(parted(strategy, which)) for strategy in ("ddp", "zero2", "zero3", "fsdp2")}
-        print(which, hangs[which], flush=True)
     for world, strategy in product((64, 256, 1024, 4096), ("ddp", "zero1", "zero2", "zero3", "fsdp2")):
         (said,) = ask(strategy, "gpt2", world, [world - 1]).values()
         cost = [round(said["seconds"], 1), said["resident_bytes"]]
         theory.append([strategy, world, held(said), in_theory(strategy, world), *cost])
-        print(*theory[-1], flush=True)
         files.write_json(target, content)
     plain = [(model, world, {}) for model in ("gpt2", "bert") for world in (2, 4, 8)]
     varied = [{"precision": "bf16"}, {"accumulation": 2}, {"checkpointing": True}]
@@ -131,7 +127,6 @@ def checked(target: Path) -> None:
         for rank, one in ask(strategy, model, world, asked, **how).items():
             more = one["peak_bytes"] - there[rank]["peak_bytes"]
             equal.append([strategy, model, world, rank, how, differences(one, there[rank]), more])
-            print(*equal[-1], flush=True)
         files.write_json(target, content)
 
 
@@ -140,13 +135,10 @@ def of_torch(shape: ModelShape, engine: Engine, job: Job) -> dict[str, Any]:
     check_traceable(shape, engine, job)
     if engine.kind == "ddp" or engine.precision.endswith("-autocast"):  # of which no step is taken as it is
         return {"peak_bytes": fake_tensors.trace(shape, engine, job).total, "reserved_bytes": None}
-    dtype = torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32
     kernel = engine.optimizer_kernel
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_tensors.ranks(engine) as mesh, fake_tensors.one_document_a_sequence(), fake, Watch() as watch:
-        model = fake_tensors.build_model(shape, job, dtype)
-        if mesh is not None:
-            fake_tensors.shard(model, shape, engine, mesh)
+        model = fake_tensors.build(shape, engine, job, mesh)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=kernel == "foreach", fused=kernel == "fused")
         watch.replay()
         for _ in range(training.STEADY_STEP):
@@ -173,14 +165,13 @@ def published(target: Path) -> None:
                 said = ranks.ask(partial(of_torch, case.shape, case.engine, case.job), {0: nullcontext()})[0]
             row = [case.family, case.name, case.grade, case.quantity, case.published]
             rows.append([*row, published_rows.without_its_source(case), said["peak_bytes"], said["reserved_bytes"]])
-            print(*rows[-1], round(said["seconds"]), said["resident_bytes"], flush=True)
         except Refusal as refusal:
             refused.setdefault(str(refusal), []).append(case.name)
         files.write_json(target, content)
 
 
 def scaling(target: Path) -> None:
-    """Write, and draw, what the last of 2 to 4,096 ranks holds between steps and at its peak, and sends in rings."""
+    """Write what the last of 2 to 4,096 ranks holds between steps and at its peak, and sends in rings."""
     rows: list[Any] = []
     for strategy, world in product(("ddp", "zero1", "zero2_tuned", "zero3_tuned", "fsdp2"), (2, 8, 64, 512, 4096)):
         (said,) = ask(strategy, "gpt2 of two layers", world, [world - 1]).values()
@@ -188,14 +179,6 @@ def scaling(target: Path) -> None:
         sent = sum((1 + (c["kind"] == "all_reduce")) * (n - 1) / n * c["num_bytes"] for n, c in calls)
         rows.append([strategy, world, said["before_bytes"], said["peak_bytes"], round(sent), said["reserved_bytes"]])
         files.write_json(target, {"made_by": "python tests/dry_run_program.py", "rows": rows})
-    pyplot.rcParams["svg.hashsalt"] = "zero-study"
-    axes = pyplot.subplots(1, 3, figsize=(9.5, 3), layout="constrained")[1]
-    names = ["strategy", "ranks", "held between steps", "peak of a step", "sent in a step", "reserved"]
-    table = pd.DataFrame(rows, columns=names).set_index(names[1::-1])
-    for axis, name in zip(axes, names[2:5], strict=True):
-        shown = {"title": f"{name}, GiB", "xlabel": "ranks", "legend": name == names[3]}
-        (table[name].unstack() / 2**30).plot(ax=axis, loglog=True, marker=".", **shown)
-    axes[0].figure.savefig(target.with_suffix(".svg"), metadata={"Date": None})
 
 
 if __name__ == "__main__":

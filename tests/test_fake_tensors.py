@@ -160,14 +160,21 @@ def test_advice_rests_on_traces(capsys):
 
 PUBLISHED = files.ROOT / "reports" / "dry_run" / "published.json"
 MARGIN = 0.03  # of the traced peak; fixed when 144 cases were traced, and all were within
+# Of the 240 that were traced after that, those that are not: the planner's error is at most 0.08. The planner lacks
+# a moment of theirs: most are FSDP2's on several ranks with checkpointed blocks in fp32, predicted too low.
+MISSED = {
+    "bert-imdb-base-fsdp2-8x-fp32-checkpointed", "bert-imdb-large-ddp-2x-bf16", "bert-imdb-large-single-1x-bf16",
+    "gpt-wikitext-124m-fsdp2-1x-bf16-checkpointed", "gpt-wikitext-355m-fsdp2_hybrid-4x-fp32-checkpointed",
+    *(f"gpt-wikitext-{m}m-fsdp2-{n}x-fp32-checkpointed" for m, n in ((355, 2), (355, 4), (355, 8), (774, 4), (774, 8))),
+}  # fmt: skip
 
 
 def test_the_planner_predicts_what_was_traced():
-    """Of the 240 that were traced after that ten are not within: most are FSDP2's, checkpointed, in fp32, too low."""
-    traces = traced_cases.read(traced_cases.TRACES).traces
-    errors = [abs(traced_cases.point_of(each).predicted.total / each.traced.total - 1) for each in traces]
-    assert max(errors) <= 0.08
-    assert (len(errors), sum(error > MARGIN for error in errors)) == (384, 10)  # one that is mended leaves the count
+    points = [(traced_cases.point_of(each), each.traced) for each in traced_cases.read(traced_cases.TRACES).traces]
+    errors = {point.name: abs(point.predicted.total / traced.total - 1) for point, traced in points}
+    assert len(errors) == 384
+    assert max(errors.values()) <= 0.08
+    assert {name for name, error in errors.items() if error > MARGIN} == MISSED  # one that is mended leaves the list
 
 
 def test_a_traced_peak_has_the_margin_of_a_predicted_one():
@@ -176,10 +183,13 @@ def test_a_traced_peak_has_the_margin_of_a_predicted_one():
     short = []
     for _, name, grade, quantity, published, predicted, traced, _ in files.load(PUBLISHED, "traced rows")["rows"]:
         box = cases[name].box
-        fits = traced * (1 + on_box.ALLOCATOR_SLACK) <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)
+        fits = on_box.needed_bytes(traced) <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)
         assert fits == bool(published), name  # zero: it ran out of memory
         if (grade, quantity) == ("A", "peak_allocated_bytes"):
             short.append((published / predicted - 1, published / traced - 1))
+    mistral = cases["mistral-7b, 1 x a100-80gb, single, pure-bf16, 4096 tokens x 4 x 1, checkpointing, eager loss"]
+    found = trace(mistral.shape, mistral.engine, mistral.job)
+    assert (found.moment, found.total) == ("optimizer step", pytest.approx(72_434_837_504, rel=0.001))
     of_predicted, of_traced = map(max, zip(*short, strict=True))
     assert of_traced < 0.002
     assert round(on_box.ALLOCATOR_SLACK - (of_predicted - of_traced), 2) == on_box.ALLOCATOR_SLACK

@@ -114,6 +114,7 @@ def test_a_variable_of_the_users_wins(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     memory_limits.fix_malloc_thresholds()
     assert memory_limits.described == {}
+    assert os.environ["MALLOC_ARENA_MAX"] == "2"
     assert not list(memory_limits._groups(Path("nowhere")))
 
 

@@ -186,9 +186,15 @@ def test_published_models_have_the_parameters_that_transformers_builds(hub_id):
     assert shapes.from_config({**config.to_dict(), "architectures": content["architectures"]}, hub_id) == shape
 
 
-def test_a_mixture_has_total_and_active_parameters():
-    shape = shapes.from_config(PUBLISHED["Qwen/Qwen3-30B-A3B"], "x")
-    assert (shape.num_params, shape.active_params) == (30_532_122_624, 3_353_032_704)  # 30.5B and 3.3B
+# Total and active parameters, of which their model cards say 47B and 13B, 30.5B and 3.3B.
+MIXTURES = {"mistralai/Mixtral-8x7B-v0.1": (46_702_792_704, 12_879_925_248)}
+MIXTURES |= {"Qwen/Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704)}
+
+
+@pytest.mark.parametrize("hub_id", MIXTURES)
+def test_a_mixture_has_total_and_active_parameters(hub_id):
+    shape = shapes.from_config(PUBLISHED[hub_id], hub_id)
+    assert (shape.num_params, shape.active_params) == MIXTURES[hub_id]
 
 
 # ---------------------------------------------------------------- known models, and files of others

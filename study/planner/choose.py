@@ -42,8 +42,7 @@ class Option:
     def needed_bytes(self) -> Numbers:
         """Of one GPU: the traced peak, or else the predicted one, and what the allocator adds to either."""
         # One margin: published peaks of tensors are no nearer to traces than to predictions (reports/dry_run).
-        peak = self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes
-        return peak * (1 + on_box.ALLOCATOR_SLACK)
+        return on_box.needed_bytes(self.prediction.peak.total if self.traced_bytes is None else self.traced_bytes)
 
     @property
     def free_bytes(self) -> Numbers:

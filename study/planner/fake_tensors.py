@@ -188,12 +188,10 @@ def trace(shape: ModelShape, engine: Engine, job: Job) -> Traced:
 
 
 def _trace(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None) -> tuple[dict[Part, int], Moment]:
-    model = build_model(shape, job, torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32)
+    model = build(shape, engine, job, mesh)
     if engine.precision.endswith("-autocast") and engine.kind != "fsdp":
         dtype = DTYPES[engine.precision.removesuffix("-autocast")]
         model.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype)(model.forward))  # as accelerate does
-    if mesh is not None and engine.kind == "fsdp":
-        shard(model, shape, engine, mesh)
     # One parameter after the other: of many DTensors at a time the tracker counts results that are never made.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     _make_states(optimizer)
@@ -221,6 +219,14 @@ def _trace(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None)
     if sum(stepping.values()) > sum(computing.values()):
         return stepping, "optimizer step"
     return computing, "forward and backward"
+
+
+def build(shape: ModelShape, engine: Engine, job: Job, mesh: DeviceMesh | None) -> nn.Module:
+    """The model of a rank, sharded where its engine shards."""
+    model: nn.Module = build_model(shape, job, torch.bfloat16 if engine.precision == "pure-bf16" else torch.float32)
+    if mesh is not None and engine.kind == "fsdp":
+        shard(model, shape, engine, mesh)
+    return model
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Prediction:
 
     @property
     def needed_bytes(self) -> Numbers:
-        return needed_bytes(self.peak)
+        return needed_bytes(self.peak.total)
 
     @property
     def usable_bytes(self) -> int:
@@ -121,7 +121,9 @@ def lacking(peak: Peak, box: Box) -> str | None:
 
 def fits(peak: Peak, box: Box) -> Numbers:
     """Say whether a GPU has room, and the node for what is offloaded."""
-    return np.less_equal(needed_bytes(peak), usable_memory_bytes(box.gpu, box.num_gpus)) & (lacking(peak, box) is None)
+    return np.less_equal(needed_bytes(peak.total), usable_memory_bytes(box.gpu, box.num_gpus)) & (
+        lacking(peak, box) is None
+    )
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
@@ -147,14 +149,14 @@ def _ranks_per_node(box: Box) -> int:
     return min(box.num_gpus, box.gpus_per_node)
 
 
-def needed_bytes(peak: Peak) -> Numbers:
-    """Of one GPU: the peak, and what the allocator reserves beyond it."""
-    return peak.total * (1 + ALLOCATOR_SLACK)
+def needed_bytes(peak_bytes: Numbers) -> Numbers:
+    """Of one GPU: the peak of its tensors, and what the allocator reserves beyond it."""
+    return peak_bytes * (1 + ALLOCATOR_SLACK)
 
 
 def free_bytes(peak: Peak, box: Box) -> Numbers:
     """What is left of a GPU's memory; negative: what is missing."""
-    return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak)
+    return usable_memory_bytes(box.gpu, box.num_gpus) - needed_bytes(peak.total)
 
 
 def largest_micro_batch(shape: ModelShape, engine: Engine, job: Job, box: Box) -> int:

@@ -273,7 +273,7 @@ def fits(**arguments: Any) -> Observed:
     held = peak_of(case)
     found, worst, best = (_has_room(held, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
     usable = hardware.usable_memory_bytes(case.box.gpu, case.gpus)
-    needed = on_box.needed_bytes(held)
+    needed = on_box.needed_bytes(held.total)
     evidence = f"{case}: needs {needed / GIB:.1f} GiB of a GPU, which has {usable / GIB:.1f}"
     if lacking := on_box.lacking(held, case.box):
         evidence += f"; the node has too little {lacking}"
@@ -310,7 +310,7 @@ def _holds(shape: ModelShape, strategy: str, box: Box, factor: float) -> bool:
 
 def _has_room(held: Peak, box: Box, factor: float) -> bool:
     """Whether there is room for a peak that is this factor of the predicted one."""
-    needed = factor * on_box.needed_bytes(held)
+    needed = factor * on_box.needed_bytes(held.total)
     return bool(needed <= hardware.usable_memory_bytes(box.gpu, box.num_gpus)) and on_box.lacking(held, box) is None
 
 
