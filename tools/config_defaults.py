@@ -28,11 +28,9 @@ def classes() -> dict[str, dict[str, Any]]:
     """Read the installed classes of all model types that are counted."""
     found = {}
     for name, model_type in MODEL_TYPES.items():
-        own_names = CONFIG_MAPPING[name].attribute_map
-        fields = {
-            own_names.get(field.name, field.name): field.default for field in dataclasses.fields(CONFIG_MAPPING[name])
-        }
-        defaults = {key: fields[key] for key in model_type.keys.values() if key in fields}
+        own_names, fields = CONFIG_MAPPING[name].attribute_map, dataclasses.fields(CONFIG_MAPPING[name])
+        by_name = {own_names.get(field.name, field.name): field.default for field in fields}
+        defaults = {key: by_name[key] for key in model_type.keys.values() if key in by_name}
         found[name] = {"defaults": defaults, "own_names": own_names}
     return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 import tomllib
 from collections import Counter
@@ -37,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 import doctor_observed  # noqa: E402
 import first_screen  # noqa: E402
+import pairs  # noqa: E402
 from test_layout import MAY_IMPORT  # noqa: E402
 
 CPU = ROOT / "reports" / "cpu" / "records"
@@ -78,11 +80,6 @@ def against_theory() -> step_peaks.Errors:
     return step_peaks.errors([CPU])
 
 
-def wrong_states() -> list[step_peaks.Error]:
-    """Errors of model states beyond rounding."""
-    return [error for error in against_theory().states if abs(error.error) > EXACT]
-
-
 def close(errors: list[float]) -> int:
     return sum(abs(error) <= step_peaks.WANTED for error in errors)
 
@@ -93,13 +90,12 @@ def close_peaks(errors: list[step_peaks.Error]) -> str:
     return f"{within} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
 
 
-THEORY = ("reports/cpu/theory.md", "reports/cpu/records")  # the page, and of which records
+THEORY = CPU.parent / "theory.md"
 
 
 @cache
 def whole_theory() -> str:
-    _, *folders = THEORY
-    return step_peaks.by_strategy([ROOT / folder for folder in folders])
+    return step_peaks.by_strategy([CPU])
 
 
 def resumed() -> str:
@@ -108,9 +104,6 @@ def resumed() -> str:
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
         mine = [case for case in cases if case["strategy"] == name]
-        if reason := mine[0]["skipped"]:
-            rows.append([f"`{name}`", "", "", f"not run: {reason.partition(';')[0]}", ""])
-            continue
         kills = [kill for case in mine for kill in case["kills"]]
         while_writing = sum(kill["left_an_unfinished_checkpoint"] for kill in kills)
         off = dict.fromkeys((case["precision"] for case in mine), 0.0)
@@ -133,14 +126,30 @@ def other_ranks() -> str:
     return tabulate(["from", "to", "loss", "gradient norm"], rows)
 
 
+def saving() -> str:
+    """What it takes by strategy, in the median of its runs: to save, to go on, and to write the model."""
+    names = "checkpoint_bytes", "save_seconds", "load_seconds_on_2", "load_seconds_on_1", "export_seconds"
+    rows = []
+    for strategy, tries in benchmark("saving")["strategies"].items():
+        held, *seconds = ([each[name] for each in tries] for name in names)
+        took = ["refused" if None in each else f"{statistics.median(each):.1f}" for each in seconds]
+        rows.append([f"`{strategy}`", f"{held[0] / 1e9:.2f}", *took])
+    return tabulate(["strategy", "GB", "s to save", "to go on, on two", "on one process", "to export"], rows)
+
+
+def throughput() -> str:
+    """Our samples per second over those of others at the same work."""
+    found = [(f"`{name}`", other, result) for other, file in (("Trainer", ""), ("DeepSpeed alone", "_deepspeed"))
+             for name, result in benchmark(f"throughput{file}")["strategies"].items()]  # fmt: skip
+    rows = [[*names, *(pairs.show(result[f"{kind}_ratio"]) for kind in ("wall", "step"))] for *names, result in found]
+    return tabulate(["strategy", "over", "by wall clock", "by the median step"], rows)
+
+
 def faults() -> str:
     """What was seen of each fault that was injected, after how long, and what was left."""
     rows = []
     for fault in benchmark("faults")["faults"]:
         names = [fault["fault"], f"`{fault['strategy']}`"]
-        if fault["not_injected"]:
-            rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
-            continue
         record = f"`{fault['record']['status']}`" if fault["record"] else "none"
         left = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
         message = (fault["message"] or "").replace("|", " ")
@@ -188,8 +197,9 @@ LEFT_BY_EVERY_RUN = {
 def planner_accuracy() -> str:
     """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
-    states = [f"{len(runs()) - len(wrong_states())} within 0.001 %"]
-    states += [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in wrong_states()]
+    apart = [error for error in against_theory().states if abs(error.error) > EXACT]
+    states = [f"{len(runs()) - len(apart)} within 0.001 %"]
+    states += [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in apart]
     peaks = against_theory().peaks
     exact = [error for error in peaks if error.overcount <= NEARLY_EXACT]
     beyond = [error.beyond for error in peaks]
@@ -405,6 +415,8 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/what-fits.md", "crossings"): crossings,
     ("docs/checkpoints.md", "resumed"): resumed,
     ("docs/checkpoints.md", "other_ranks"): other_ranks,
+    ("docs/checkpoints.md", "saving"): saving,
+    ("docs/CONTRIBUTING.md", "throughput"): throughput,
     ("docs/records.md", "faults"): faults,
     ("docs/machines.md", "machines"): machines,
     ("docs/prove.md", "proofs"): proofs,
@@ -435,7 +447,7 @@ def between(page: str, name: str) -> str:
 
 def main() -> None:
     """Write every place, and the page of theory's errors, anew."""
-    (ROOT / THEORY[0]).write_text(f"{whole_theory()}\n", encoding="utf-8")
+    THEORY.write_text(f"{whole_theory()}\n", encoding="utf-8")
     for (page, name), make in PLACES.items():
         path, made = ROOT / page, make()
         text = path.read_text(encoding="utf-8")

@@ -168,8 +168,7 @@ def show(items: Sequence[Item], place: Place) -> str:
     basis = "by earlier runs on a CPU"
     if not place.is_small:
         gpu = here.gpu_name or f"{USUAL_GPU}, because no GPU is here"
-        basis = f"predicted for {gpu}: launches of {GPU_LAUNCH_SECONDS:.0f} s, weights built on the host, steps as the "
-        basis += "planner has them; by earlier runs where there are some"
+        basis = f"predicted for {gpu}: launches of {GPU_LAUNCH_SECONDS:.0f} s, steps by the planner or earlier runs"
     table = tabulate(rows, headers=head, tablefmt="simple", disable_numparse=True, colalign=["right", "left", "left"])
     return f"{table}\nabout {total} in all; minutes are {basis}"
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from study.config import RunConfig, build_config
+from study.config import build_config
 from study.engines import this_machine
 from study.errors import RunFailed
 from study.run import Run, make_run
@@ -71,7 +71,3 @@ def finished(work: Run) -> Iterator[Run]:
 def share_cores(num_processes: int) -> None:
     """Fix the threads of every process of this benchmark's runs, before torch is imported here."""
     os.environ.setdefault("OMP_NUM_THREADS", str(this_machine.threads_of_each(num_processes)))
-
-
-def shown_config(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})

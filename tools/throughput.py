@@ -91,7 +91,8 @@ def measure(
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
     planned = {name: plan(name, flags, num_processes, against) for name in names}
     config = next(iter(planned.values())).config
-    head = {"command": command, "config": pairs.shown_config(config), "loss_tolerance": tolerance(config.precision)}
+    shown = config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
+    head = {"command": command, "config": shown, "loss_tolerance": tolerance(config.precision)}
     results = earlier(output, head)
 
     def keep(**machine: Any) -> None:
@@ -188,9 +189,8 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     """Reduce a pair to what is kept: rates, ratios and how far apart the losses were. Raises RunFailed as `compare`."""
     arms = {arm: dict(facts) for arm, facts in pair.items() if arm != "order"}
     (against,) = arms.keys() - {"ours"}
-    differ = [name for name in same if arms["ours"]["proof"][name] != arms[against]["proof"][name]]
-    if differ:
-        proofs = {arm: {name: facts["proof"][name] for name in differ} for arm, facts in arms.items()}
+    proofs = {arm: {name: facts["proof"][name] for name in same} for arm, facts in arms.items()}
+    if proofs["ours"] != proofs[against]:
         raise RunFailed(f"the arms do not do the same work: {proofs}")
     losses = list(zip(arms["ours"]["losses"], arms[against]["losses"], strict=True))
     differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]

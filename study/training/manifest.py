@@ -218,7 +218,9 @@ def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | N
     theirs, ours = manifest.identity, identity_of(run)
     if is_named:
         kind = engine_state.kind_of(run)
-        if theirs != ours and (manifest.engine != kind or kind == "subgroups"):
+        if theirs != ours and manifest.engine == kind == "subgroups":
+            return "states of NVMe offload are taken up by a run of the same processes and settings alone"
+        if theirs != ours and manifest.engine != kind:
             return f"its states are laid out as {manifest.engine}, this run's as {kind}, and neither takes the other's"
         if manifest.step >= run.config.num_steps:
             return f"it is of step {manifest.step}, after which this run has none of its own"
