@@ -86,8 +86,7 @@ def close(errors: list[float]) -> int:
 
 def close_peaks(errors: list[step_peaks.Error]) -> str:
     worst = max(errors, key=lambda error: abs(error.error))
-    within = close([error.error for error in errors])
-    return f"{within} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
+    return f"{close([error.error for error in errors])} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
 
 
 THEORY = CPU.parent / "theory.md"
@@ -104,6 +103,9 @@ def resumed() -> str:
     rows = []
     for name in dict.fromkeys(case["strategy"] for case in cases):
         mine = [case for case in cases if case["strategy"] == name]
+        if reason := mine[0]["skipped"]:
+            rows.append([f"`{name}`", "", "", f"not run: {reason.partition(';')[0]}", ""])
+            continue
         kills = [kill for case in mine for kill in case["kills"]]
         while_writing = sum(kill["left_an_unfinished_checkpoint"] for kill in kills)
         off = dict.fromkeys((case["precision"] for case in mine), 0.0)
@@ -139,9 +141,9 @@ def saving() -> str:
 
 def throughput() -> str:
     """Our samples per second over those of others at the same work."""
-    found = [(f"`{name}`", other, result) for other, file in (("Trainer", ""), ("DeepSpeed alone", "_deepspeed"))
-             for name, result in benchmark(f"throughput{file}")["strategies"].items()]  # fmt: skip
-    rows = [[*names, *(pairs.show(result[f"{kind}_ratio"]) for kind in ("wall", "step"))] for *names, result in found]
+    rows = [[f"`{name}`", other, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
+            for other, file in (("Trainer", "throughput"), ("DeepSpeed alone", "throughput_deepspeed"))
+            for name, result in benchmark(file)["strategies"].items()]  # fmt: skip
     return tabulate(["strategy", "over", "by wall clock", "by the median step"], rows)
 
 
@@ -150,6 +152,9 @@ def faults() -> str:
     rows = []
     for fault in benchmark("faults")["faults"]:
         names = [fault["fault"], f"`{fault['strategy']}`"]
+        if fault["not_injected"]:
+            rows.append([*names, f"not injected: {fault['not_injected']}", "", "", ""])
+            continue
         record = f"`{fault['record']['status']}`" if fault["record"] else "none"
         left = ", ".join(f"`{name}`" for name in fault["left"] if name not in LEFT_BY_EVERY_RUN) or "nothing else"
         message = (fault["message"] or "").replace("|", " ")
@@ -198,8 +203,7 @@ def planner_accuracy() -> str:
     """How far the planner's models are from the committed runs, and where a peak's count may be much too large."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := expected.messages(run))]
     apart = [error for error in against_theory().states if abs(error.error) > EXACT]
-    states = [f"{len(runs()) - len(apart)} within 0.001 %"]
-    states += [f"{percent(wrong.error, 2)} `{wrong.run}`" for wrong in apart]
+    states = [f"{len(runs()) - len(apart)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in apart)]
     peaks = against_theory().peaks
     exact = [error for error in peaks if error.overcount <= NEARLY_EXACT]
     beyond = [error.beyond for error in peaks]

@@ -220,8 +220,7 @@ def main(line: str, machines: int, rate: str, own: Sequence[Path]) -> None:
     """Run one line of shell on several machines that this one is divided into; exit 0 where every machine's is 0."""
     try:
         with Lab(machines, rate, own) as lab:
-            # One write a line: print writes its newline apart, and another machine's thread comes between.
-            statuses = run_everywhere(lab, line, lambda said: print(f"{said}\n", end="", flush=True))
+            statuses = run_everywhere(lab, line, click.echo)  # a line in one write; print's newline would come apart
     except Refusal as refusal:
         sys.exit(f"tools/laboratory.py: {refusal}")
     for machine, status in enumerate(statuses):

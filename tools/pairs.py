@@ -46,10 +46,7 @@ def show(summary: dict[str, float]) -> str:
 
 
 def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Run:
-    """Check what every run of one comparison does; on as many processes as the file says, or `num_processes`.
-
-    Raises Refusal.
-    """
+    """Check what every run of one comparison does, on the file's processes or `num_processes`. Raises Refusal."""
     strategy = read_strategy(find_strategy(strategy_name))
     world_size = strategy.num_processes if strategy.name == "single" else num_processes or strategy.num_processes
     work = make_run(build_config(**flags), strategy, world_size)
