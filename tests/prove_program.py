@@ -143,18 +143,31 @@ def train(
     scaler: str = "",
     evaluates: bool = False,
     strict: bool = False,
+    closure: bool = False,
 ) -> list[torch.Tensor]:
-    """Return what this rank holds of the weights. `after`: the last backward pass of a step."""
+    """Return what this rank holds of the weights. `after`: the last backward pass of a step.
+
+    `closure`: that pass is within the optimizer's step, as in Lightning.
+    """
     model, optimizer = make()
     scaling = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=bool(scaler))
     if output:
         prove.watch(model, optimizer, output=output, strict=strict)
+
+    def run(step: int, micro_step: int) -> None:
+        with model.no_sync() if no_sync(micro_step) else nullcontext():
+            loss = call(model, micro_step)(batch(dist.get_rank(), step, micro_step)).pow(2).mean()
+            scaling.scale(loss).backward()
+        if micro_step == micro_steps - 1:
+            after(model, optimizer)
+
     for step in range(STEPS):
-        for micro_step in range(micro_steps):
-            with model.no_sync() if no_sync(micro_step) else nullcontext():
-                loss = call(model, micro_step)(batch(dist.get_rank(), step, micro_step)).pow(2).mean()
-                scaling.scale(loss).backward()
-        after(model, optimizer)
+        for micro_step in range(micro_steps - closure):
+            run(step, micro_step)
+        if closure:
+            optimizer.step(functools.partial(run, step, micro_steps - 1))
+            optimizer.zero_grad()
+            continue
         if scaler == "right":
             scaling.unscale_(optimizer)
         if scaler in ("right", "clipped"):
@@ -170,6 +183,25 @@ def train(
                 model(torch.ones(1, 8))
             model.train()
     return [p.to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()]
+
+
+def train_within(output: str | None) -> list[torch.Tensor]:
+    """Steps are taken by hand within DDP's forward pass, as in Lightning."""
+    model, optimizer = ddp()
+
+    def step(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> None:
+        model.reducer.prepare_for_backward([])
+        outputs.pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model.module.register_forward_hook(step)
+    if output:
+        prove.watch(model, optimizer, output=output)
+    with model.no_sync():
+        for number in range(STEPS):
+            model(batch(dist.get_rank(), number, 0))
+    return [p.detach() for p in model.parameters()]
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -208,13 +240,16 @@ CASES: dict[str, dict[str, Any]] = {
     "zero_redundancy": {"make": redundant},
     "around_ddp": {"make": around},
     "one_rank_evaluates": {"make": ddp, "evaluates": True},
+    "closure": {"make": ddp, "micro_steps": 2, "after": lambda model, _: clip(model), "closure": True},
+    "within": {"train": train_within},
 }
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     for name, case in CASES.items():
-        without, proven = (train(output=output, **case) for output in (None, f"{name}.json"))
+        how = case.pop("train", train)
+        without, proven = (how(output=output, **case) for output in (None, f"{name}.json"))
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(without, proven, strict=True)), name
         dist.barrier()
     try:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -50,6 +51,24 @@ def listening(owner: Any, name: str, listener: Listener) -> Iterator[None]:
             place.put_back()
             if _places.get(key) is place:
                 del _places[key]
+
+
+def before_updates(look: Callable[[torch.optim.Optimizer], None]) -> Any:
+    """Call `look` before every update: after the closure that a step may be given, which has passes in it."""
+
+    def on_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> Any:
+        closure = options.get("closure") or next(iter(arguments[1:]), None)
+        if not callable(closure):
+            return look(optimizer)
+
+        def passes() -> Any:
+            result = closure()
+            look(optimizer)
+            return result
+
+        return arguments[:1], {**options, "closure": passes}
+
+    return register_optimizer_step_pre_hook(on_step)
 
 
 def _replace(owner: Any, name: str) -> _Place:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils import clip_grad
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from study import __version__
@@ -30,7 +30,7 @@ from study.engines.diff.recorded import FORMAT, Entry
 from study.engines.diff.rounding import Rounding
 from study.engines.diff.sketch import SIZE, of_rows, sketch
 from study.engines.engine_facts import dtype_names
-from study.engines.listening import listening, without_graphs
+from study.engines.listening import before_updates, listening, without_graphs
 from study.engines.prove import read_back
 from study.engines.scripts import rank
 
@@ -72,7 +72,7 @@ class Recorder:
             (torch.amp.GradScaler, "step", self._on_scaler),
         ):
             self._stack.enter_context(listening(owner, name, listener))
-        self._stack.callback(register_optimizer_step_pre_hook(self._before_update).remove)
+        self._stack.callback(before_updates(self._before_update).remove)
         self._stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
         atexit.register(self.end)
 
@@ -191,7 +191,7 @@ class Recorder:
             self._after_update(optimizer)
         return result
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         if own := self._own(optimizer):  # at a step's first update all, also what no optimizer has
             self._read_gradients("clipped", own if self._updated else self._parameters)
 

@@ -71,7 +71,8 @@ class Step:
         self._scaler: Any = None  # that scaled a loss of the step
         self._scalings: list[Any] = []  # a scaler for each loss that was scaled
         self._clipped: tuple[int, list[Checksum]] | None = None  # backward calls before it, and the gradients after it
-        self._is_inside = False  # a call within a call: the engine's backward calls torch's
+        self._phase: str | None = None  # that of the call which lasts
+        self._counted = 0  # bytes reduced when it was looked last
         self._stack = ExitStack()
         self._listen_to(called, "__call__", self._on_forward)
         by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
@@ -142,20 +143,29 @@ class Step:
         self._stack.enter_context(listening(type(owner), name, listen))
 
     def _under_probe(self, phase: str, call: Any, *arguments: Any, **options: Any) -> Any:
-        """Have a phase's probe on while a call lasts, however it ends."""
-        if self._is_inside:
+        """Have the probe on while a call lasts, however it ends. Of a call within a call (the engine's backward calls
+        torch's) the outer is the phase, but for the forward pass: Lightning's has a step by hand in it.
+        """
+        outer = self._phase
+        if outer not in (None, "forward") or (outer and phase == "script"):
             return call(*arguments, **options)
-        self._is_inside, before = True, self._probe.reduced_bytes()
+        self._enter(phase)
         try:
-            with without_graphs(), self._probe:
+            with ExitStack() if outer else without_graphs(), ExitStack() if outer else self._probe:
                 return call(*arguments, **options)
         except BaseException:  # a KeyboardInterrupt in a notebook too
             self._is_disturbed = True
             self.close()
             raise
         finally:
-            self._is_inside = False
-            self.reduced[phase] += self._probe.reduced_bytes() - before
+            self._enter(outer)
+
+    def _enter(self, phase: str | None) -> None:
+        """Go on to a phase, or to none. What was reduced since the last belongs to the one before."""
+        before, self._counted = self._counted, self._probe.reduced_bytes()
+        if self._phase:
+            self.reduced[self._phase] += self._counted - before
+        self._phase = phase
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._end():  # an update that is compiled does not say that it is done
@@ -210,7 +220,7 @@ class Step:
         return call(*arguments, **options)
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        if not self._is_inside:
+        if self._phase in (None, "forward"):
             self.backwards += 1
             self.began_clean = self.began_clean or not any(pair[1] > 0 for pair in checksums(self._gradients()))
         return self._under_probe("backward", call, *arguments, **options)

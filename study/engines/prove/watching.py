@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from study import __version__
 from study.engines.engine_facts import count_states, dtype_names
+from study.engines.listening import before_updates
 from study.engines.prove import exchange, findings, mismatch, read_back
 from study.engines.prove.checksums import Checksum, of_weights
 from study.engines.prove.demands import Asked, Demand, by_arguments, by_file, by_json, by_launcher
@@ -134,7 +134,7 @@ class Watch:
             self._tell(lines, held.differences, notes, self._content["known_wrong"])
             self._base = read_back.base_optimizer(self._optimizer)
             # Of all optimizers: one on this would be copied with it.
-            self._hook = register_optimizer_step_pre_hook(self._before_update)
+            self._hook = before_updates(self._before_update)
             atexit.register(self.end)
         if wrong and not self._allow_known_bad:
             self._leave()
@@ -148,7 +148,7 @@ class Watch:
             why = f"; the last had fewer forward passes than the {self._asked_passes()} asked" if self._short else ""
             _print(f"proof: training ended after {self._steps} step(s), and none of them was counted{why}")
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Watch from the update before the proved step; within its own, look at what the model states hold."""
         if self._base is not None:
             self._stepped[id(optimizer)] = optimizer
