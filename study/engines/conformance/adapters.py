@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from study.engines import whole
 from study.engines.conformance import toy
@@ -245,8 +246,14 @@ class Accelerated:
         scheduler = _schedule(cell, optimizer, cell.num_ranks)  # a prepared one is stepped once for each rank
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.toy, optimizer, scheduler)
         self.norm: Any = None
+        self.loaded: Any = None
+        if cell.does("loader"):
+            rows: Any = torch.cat([toy.tokens(cell, step) for step in range(NUM_STEPS)])
+            size = cell.batch_size // (cell.num_ranks * cell.accumulation)
+            self.loaded = iter(self.accelerator.prepare(DataLoader(rows, batch_size=size)))
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
+        tokens = tokens if self.loaded is None else next(self.loaded)
         with self.accelerator.accumulate(self.model):
             # Whatever it prepared takes the mean over ranks and over micro batches, where shares are to be added.
             times = self.cell.num_ranks * self.cell.accumulation

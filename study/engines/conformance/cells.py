@@ -61,12 +61,13 @@ NEWER_TWISTS = {
     "groups": "two parameter groups, with a rate and a decay of their own",
     "schedule": "a learning rate that changes with every step",
     "dropout": "dropout, drawn anew by each rank",
+    "loader": "batches from a loader that accelerate prepared: which rank is given which",
     **dict.fromkeys(("frozen+checkpointing", "frozen+reentrant"), "both"),
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }
 PLAIN = "plain"
 WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # whose size is set here
-OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output"}  # what changes no number
+OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output", "loader"}  # what changes no number
 SAVED_AFTER = 2  # steps
 
 
@@ -147,7 +148,9 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
                 Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
             ]
             if ranks > 1 and "nvme" not in engine and precision in ("fp32", SIXTEEN_BITS.get(engine, "bf16")):
-                newer = [twist for twist in NEWER_TWISTS if twist != "buckets" or engine not in WITHOUT_BUCKETS]
+                without = {"buckets"} if engine in WITHOUT_BUCKETS else set()
+                without |= set() if engine.startswith("accelerate_") else {"loader"}
+                newer = [twist for twist in NEWER_TWISTS if twist not in without]
                 cells += [Cell(engine, precision, ranks, 2, False, twist) for twist in newer]
                 cells.append(Cell(engine, precision, ranks, 3, False, "one_output"))
     return cells
