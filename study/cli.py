@@ -548,23 +548,21 @@ def _compare(records: tuple[Path, ...], view: str, control: str, verdict: str | 
             raise Refusal(
                 "--verdict: a study's protocol names its tables and its control; leave --view and --control out"
             )
-        print(_verdict(verdict, records))
+        from study.compare import verdict_text
+        from study.running import studies
+
+        chosen = studies.find(verdict)
+        if chosen.protocol is None:
+            raise Refusal(
+                f"study {verdict!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`"
+            )
+        print(verdict_text.page(records, chosen))
         return
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(f"--control {control}: --view {view} compares with no strategy of your choice; leave it out")
     module, table = VIEWS[view].split(".")
     make = getattr(importlib.import_module(f"study.compare.{module}"), table)
     print(make(records, control) if view in WITH_CONTROL else make(records))
-
-
-def _verdict(study: str, records: tuple[Path, ...]) -> str:
-    from study.compare import verdict_text
-    from study.running import studies
-
-    chosen = studies.find(study)
-    if chosen.protocol is None:
-        raise Refusal(f"study {study!r} has no protocol: nothing was fixed before its runs; use `zero-study compare`")
-    return verdict_text.page(records, chosen)
 
 
 @zero_study.command("report")

@@ -15,7 +15,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import laboratory
 import launching
@@ -36,7 +35,7 @@ from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
 from study.theory.case import Engine, Job
-from study.theory.communication import on_wire
+from study.theory.communication import ExpectedCollective, on_wire
 from study.theory.hardware import Box
 from study.training import counters, journal, proof, rendezvous, reports
 
@@ -336,12 +335,6 @@ def test_another_seed_on_another_machine_is_refused_on_both(tmp_path):
 # ---------------------------------------------------------------- what a step sends and takes on a network of a rate
 
 
-class Asked(NamedTuple):
-    kind: str
-    bytes: int
-    count: int = 1
-
-
 def engine(world_size, **changes):
     return Engine(kind="ddp", zero_stage=0, world_size=world_size, precision="fp32", accumulation_bytes=4, **changes)
 
@@ -360,7 +353,7 @@ def engine(world_size, **changes):
 )
 def test_what_a_machine_sends_for_a_collective(asked, world_size, machines, gloo, nccl):
     for backend, expected in (("gloo", gloo), ("nccl", nccl)):
-        found = on_wire.sent_bytes([Asked(asked, 100)], engine(world_size), machines, backend)
+        found = on_wire.sent_bytes([ExpectedCollective(asked, 1, 100)], engine(world_size), machines, backend)
         assert found == pytest.approx(expected), backend
 
 
@@ -387,7 +380,8 @@ def test_gloo_sends_what_its_algorithms_are_said_to(num_machines, ranks_each, nu
         said = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
     for kind in said[0]:
         sent = statistics.mean(each[kind] for each in said)
-        expected = on_wire.sent_bytes([Asked(kind, count * num_bytes, count)], engine(world_size), num_machines, "gloo")
+        asked = ExpectedCollective(kind, count, count * num_bytes)
+        expected = on_wire.sent_bytes([asked], engine(world_size), num_machines, "gloo")
         assert expected < sent < 1.04 * expected, (kind, sent / expected)
 
 

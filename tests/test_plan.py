@@ -36,10 +36,6 @@ T4 = 15_835_660_288
 CPU_BOX = Machine((), 25_000_000_000)
 
 
-def read(name: str) -> schema.Record:
-    return schema.read(FIXTURES / name)
-
-
 def lacking(here: Machine, name: str = "single", num_processes: int = 1, study=ANY, **flags) -> str | None:
     return plan.lacking(study, make_run(build_config(**flags), read_by_name(name), num_processes), here)
 
@@ -154,7 +150,7 @@ def test_a_larger_batch_than_one_that_ran_out_of_memory_is_skipped():
 
 def past(seconds_per_step: float, wall_seconds: float, **facts) -> schema.Record:
     """A run of 100 steps of 8 x 64 tokens."""
-    found = read("auto-ddp")
+    found = schema.read(FIXTURES / "auto-ddp")
     config = {**found.config, "global_batch_size": 8, "sequence_length": 64}
     timing = found.timing.model_copy(update={"median_seconds": seconds_per_step})
     facts = {"config": config, "timing": timing, "wall_seconds": wall_seconds, "steps_done": 100, **facts}

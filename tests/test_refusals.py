@@ -61,7 +61,6 @@ def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = N
         ("--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `zero-study train"),
         ("--stage 3", "no such option '--stage'; did you mean --strategy or "),
         ("--max-steps many", "max_steps='many': input should be a valid integer"),
-        ("--num-processes 0", "--num-processes 0: must be a whole number of at least 1"),
         ("--strategy single --num-processes 2", "distributed_type NO runs one process, the run asks for 2; take"),
         ("--num-train-examples 1601", "num_train_examples 1601 is more than the 1600 reviews"),
     ],

@@ -29,7 +29,7 @@ from study.run import Run, make_run
 from study.running import checks
 from study.strategy import file
 from study.strategy import shipped as names
-from study.strategy.file import find_strategy, read_strategy
+from study.strategy.file import find_strategy, read_by_name, read_strategy
 from study.training import accelerators, gradient_norm, proof, request
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
@@ -42,10 +42,6 @@ def box(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(checks.extensions, "check", lambda needs: None)
     monkeypatch.chdir(file.CONFIGS.parent)
-
-
-def shipped(name: str) -> file.Strategy:
-    return read_strategy(find_strategy(name))
 
 
 def reading(tmp_path: Path, text: str) -> str:
@@ -312,8 +308,8 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
         config = build_config(workload=workload, size=size, attention="eager")
         model = WORKLOADS[workload].build_model(config, splits)
     monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", shipped("fsdp2").content["fsdp_config"]["fsdp_auto_wrap_policy"])
-    plugin = fsdp.make_plugin(make_run(config, shipped("fsdp2"), 2))
+    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", read_by_name("fsdp2").content["fsdp_config"]["fsdp_auto_wrap_policy"])
+    plugin = fsdp.make_plugin(make_run(config, read_by_name("fsdp2"), 2))
     plugin.set_auto_wrap_policy(model)
     policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
     found = Counter(type(module).__name__ for module in model.modules() if policy(module))
@@ -335,7 +331,7 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 def test_what_was_sharded_otherwise_is_refused(changed, expected):
     smoke = records.find([launching.ROOT / "reports" / "cpu" / "records" / "smoke"])
     proved = next(file.record.proof for file in smoke if file.record.run_id == "bert-imdb-tiny-fsdp2-2x-seed0")
-    run = make_run(build_config(), shipped("fsdp2"), 2)
+    run = make_run(build_config(), read_by_name("fsdp2"), 2)
     proof.verify(proved, run)
     other = proved.model_copy(update={"sharding": proved.sharding.model_copy(update=changed)})
     assert refusal(proof.verify, other, run).startswith(expected)
@@ -358,7 +354,7 @@ def test_what_was_sharded_otherwise_is_refused(changed, expected):
     ],
 )
 def test_what_cannot_run_here(name, flags, expected):
-    run = make_run(build_config(**flags), shipped(name), 2)
+    run = make_run(build_config(**flags), read_by_name(name), 2)
     assert refusal(checks.check, run).startswith(expected)
 
 
@@ -395,7 +391,7 @@ def test_launch_is_read_from_the_launchers_command(monkeypatch, launcher, flags,
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(num_processes))
     run = request.requested_run(build_config(global_batch_size=16))
-    assert run.strategy == dataclasses.replace(shipped("zero3"), path=run.strategy.path)
+    assert run.strategy == dataclasses.replace(read_by_name("zero3"), path=run.strategy.path)
     assert str(run.strategy.path) == "accelerate_configs/zero3.yaml"  # as a record may show it
     assert (run.world_size, run.num_machines) == (num_processes, num_machines)
 
@@ -411,7 +407,7 @@ FOUND = Proof(
 
 
 def asked(**flags) -> Run:
-    return Run(build_config(**flags), shipped("zero3"), 2, Path("run"))
+    return Run(build_config(**flags), read_by_name("zero3"), 2, Path("run"))
 
 
 def verify(found: Proof, **flags) -> None:
@@ -442,7 +438,7 @@ def test_whatever_differs_is_refused(name, value, remedy):
 
 
 def test_a_ddp_without_the_views_that_were_asked_for_is_refused():
-    run = Run(build_config(), shipped("ddp_tuned"), 2, Path("run"))
+    run = Run(build_config(), read_by_name("ddp_tuned"), 2, Path("run"))
     of_ddp = {"distributed_type": "MULTI_CPU", "engine_class": "DistributedDataParallel"}
     of_deepspeed = ("zero_stage", "param_persistence_threshold", "partitioned_parameters", "master_dtypes")
     found = FOUND.model_copy(update={**of_ddp, **dict.fromkeys(of_deepspeed), "gradient_as_bucket_view": True})

@@ -20,7 +20,6 @@ import yaml
 from launching import ROOT
 from refusing import refusal
 from safetensors.torch import load_file
-from test_strategy import shipped
 from torch.nn.parallel import DistributedDataParallel
 
 from study.config import build_config
@@ -57,7 +56,7 @@ def checking(config: dict, chosen: file.Strategy) -> str:
 
 def plugin(name: str, monkeypatch: pytest.MonkeyPatch, **flags) -> dict:
     """The DeepSpeed configuration of a run on two processes, as the launcher and the study make it."""
-    chosen = shipped(name)
+    chosen = file.read_by_name(name)
     section = chosen.content["deepspeed_config"]
     with monkeypatch.context() as launcher:  # for this call only: a run that the test starts would be refused for it
         for key in [key for key in os.environ if key.startswith("ACCELERATE_")]:

@@ -300,6 +300,3 @@ def test_a_study_knows_the_digest_of_its_file(tmp_path: Path):
     for text in ("question: why\nparts: [{strategies: [ddp]}]\n", "question: how\nparts: [{strategies: [ddp]}]\n"):
         path.write_text(text)
         assert studies.find(str(path)).sha256 == files.sha256(path)
-    path.write_text("question: why\nsha256: a\nparts: [{strategies: [ddp]}]\n")
-    with pytest.raises(Refusal, match="sha256 is not a key"):
-        studies.find(str(path))

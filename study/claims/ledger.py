@@ -280,7 +280,11 @@ def _read(path: Path) -> Source:
     try:
         source = Source.model_validate(content)
     except ValidationError as error:
-        raise Refusal(_described(error, path, content)) from None
+        place, where = error.errors()[0]["loc"], str(path)
+        if place[:1] == ("claims",) and len(place) > 1:  # the claim by its id
+            entry = content["claims"][place[1]]
+            where += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
+        raise Refusal(describe(error, where)) from None
     if source.source != path.stem:
         raise Refusal(f"{path}: source {source.source!r}: must be the file's name, {path.stem!r}")
     for claim in source.claims:
@@ -297,16 +301,6 @@ def _with_cited(sources: list[Source]) -> list[Source]:
         source if source.source == CITED else source.model_copy(update={"numbers": {**cited, **source.numbers}})
         for source in sources
     ]
-
-
-def _described(error: ValidationError, path: Path, content: dict[str, Any]) -> str:
-    """One line: the file, the claim by its id, the key and what is wrong."""
-    place = error.errors()[0]["loc"]
-    where = str(path)
-    if place[:1] == ("claims",) and len(place) > 1:
-        entry = content["claims"][place[1]]
-        where += f": {entry.get('id') if isinstance(entry, dict) else place[1]}"
-    return describe(error, where)
 
 
 class Correction(Written):

@@ -127,17 +127,14 @@ def _check_perturb(run: Run) -> None:
         raise Refusal("--perturb dropped-micro-batch: a step has one micro batch; lower --micro-batch-size")
 
 
-def _gpus(number: int) -> str:
-    return f"{number} GPU is" if number == 1 else f"{number} GPUs are"
-
-
 def _check_devices(run: Run) -> None:
     """Refuse more ranks than GPUs, and what a CPU cannot do."""
     num_gpus = _num_gpus()
     if num_gpus and run.num_local_ranks > num_gpus and not run.config.share_device:
         each = f" on this one of {run.num_machines} machines" if run.num_machines > 1 else ""
+        found = "1 GPU is" if num_gpus == 1 else f"{num_gpus} GPUs are"
         raise Refusal(
-            f"the run asks for {run.world_size} processes, {_gpus(num_gpus)} found{each}; pass --num_processes "
+            f"the run asks for {run.world_size} processes, {found} found{each}; pass --num_processes "
             f"{num_gpus * run.num_machines}, or --share-device"
         )
     if run.strategy.distributed_type == "FSDP" and run.strategy.offload_param_device == "cpu" and not num_gpus:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from study.config import RunConfig
 from study.records.schema import Outcome, Record
 from study.run import Run
 from study.strategy import in_theory
@@ -27,11 +26,6 @@ UNRECORDED_SECONDS = 8.0  # from the launch to where a record's wall_seconds beg
 
 
 # ---------------------------------------------------------------- memory
-
-
-def num_params(config: RunConfig) -> int:
-    """Count the parameters of a run's model without building it."""
-    return in_theory.shape_of(config).num_params
 
 
 def model_state_bytes(run: Run) -> tuple[float, float]:
@@ -137,7 +131,7 @@ class History:
 
     def _guess(self, run: Run) -> float:
         """Seconds of a run by its model and its tokens; nothing of its kind has been run."""
-        config, size = run.config, num_params(run.config)
+        config, size = run.config, in_theory.shape_of(run.config).num_params
         fixed = GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
         fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
         if self.gpu and not config.share_device:

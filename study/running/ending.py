@@ -120,7 +120,7 @@ def classify(
             return End("out_of_memory", error.text, memory_of(error.text))
     if died == "SIGKILL":
         return _by_sigkill(ended, kernel_ended)
-    refused = _after(REFUSED, errors)
+    refused = next((line.removeprefix(REFUSED) for line in errors if line.startswith(REFUSED)), None)
     if refused and (report is None or report.status == "interrupted"):  # which a rank is where only another one refuses
         return End("misconfigured", refused)
     if of_extension := _of_extensions(raised):
@@ -260,10 +260,6 @@ def _signal(errors: Iterable[str], returncode: int) -> tuple[str, str | None]:
         found.append(("the launcher", name))
     found.reverse()  # torchrun's root cause is its last
     return next((one for one in found if one[1] == "SIGKILL"), found[0] if found else ("a process", None))
-
-
-def _after(start: str, lines: Iterable[str]) -> str | None:
-    return next((line.removeprefix(start) for line in lines if line.startswith(start)), None)
 
 
 def shown_command(arguments: Sequence[str]) -> list[str]:

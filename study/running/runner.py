@@ -162,9 +162,8 @@ def _launch(made: Plan, index: int, position: int, head: str, seconds_left: floa
         print(f"{head}: {line}; about {duration(left)} left", flush=True)
 
     if reason := refuses_more(made.folder):  # not even for an empty log
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         end = End("killed", shown_text(f"{run.folder}: {reason}"))
-        return _write_outcome(made.study, run, position, end, started_at=now, wall_seconds=0.0)
+        return _write_outcome(made.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(made.timeout_seconds, seconds_left)
     ended = launch.launch(run, limit, progress)
@@ -206,8 +205,7 @@ def _skipped_outcome(study: Study, run: Run, position: int, reason: str) -> Outc
     outcome = plan.read_outcome(run.folder)
     if outcome and (outcome.status, outcome.message) == ("skipped", shown_text(reason)):
         return outcome
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return _write_outcome(study, run, position, End("skipped", shown_text(reason)), started_at=now)
+    return _write_outcome(study, run, position, End("skipped", shown_text(reason)))
 
 
 def _write_outcome(
@@ -216,7 +214,7 @@ def _write_outcome(
     position: int,
     end: End,
     *,
-    started_at: str,
+    started_at: str | None = None,  # None: now
     wall_seconds: float | None = None,
     returncode: int | None = None,
     stderr_tail: Sequence[str] = (),
@@ -237,7 +235,7 @@ def _write_outcome(
         config=run.config.model_dump(mode="json"),
         round=run.round,
         position=position,
-        started_at=started_at,
+        started_at=started_at or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         wall_seconds=wall_seconds,
         returncode=returncode,
         command=ending.shown_command(launch.command(run)),

@@ -210,15 +210,11 @@ class Study(files.Written):
                     build_config(**part.flags, **cell, data="hub" if self.text == "real" else "bundled")
                 except Refusal as refusal:
                     raise ValueError(f"parts.{number}: {refusal}") from None
-        self._check_protocol()
+        if self.protocol is not None:
+            known = {part.label for part in self.parts} | {name for part in self.parts for name in part.strategies}
+            if missing := {*self.protocol.variants, *self.protocol.broken} - known:
+                raise ValueError(f"protocol: no part has the label {min(missing)!r}, and none that strategy")
         return self
-
-    def _check_protocol(self) -> None:
-        if self.protocol is None:
-            return
-        known = {part.label for part in self.parts} | {name for part in self.parts for name in part.strategies}
-        if missing := {*self.protocol.variants, *self.protocol.broken} - known:
-            raise ValueError(f"protocol: no part has the label {min(missing)!r}, and none that strategy")
 
 
 def names() -> list[str]:

@@ -33,8 +33,7 @@ class StepEdges(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._edges.append((self._now(), time.process_time()))
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._edges.append((self._now(), time.process_time()))
+    on_step_end = on_step_begin
 
     def seconds(self) -> tuple[list[float], list[float]]:
         """The seconds of each step: by the clock, and of the processor."""

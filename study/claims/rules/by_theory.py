@@ -344,15 +344,11 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
     """How much `speed_ratio` rises from one value of an argument, set on both sides, to another."""
-    first, last = _ratios(of, to, along, (start, end))
+    first, last = (speed_ratio({**of, along: value}, {**to, along: value}) for value in (start, end))
     low, high = around(last.number / first.number, _ratio_spread(Case.of(of), Case.of(to)))
     evidence = tuple(f"{along} {value}: {ratio.value:.4g}" for value, ratio in ((start, first), (end, last)))
     ends = (first.number * (low - 1), first.number * (high - 1))
     return Observed(last.number - first.number, evidence, ends)
-
-
-def _ratios(of: dict[str, Any], to: dict[str, Any], along: str, values: Any) -> list[Observed]:
-    return [speed_ratio({**of, along: value}, {**to, along: value}) for value in values]
 
 
 def _ratio_spread(above: Case, below: Case) -> float:
@@ -388,7 +384,6 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
         speed_ratio, speed_ratio_change,
     )
 }  # fmt: skip
-_OF_TWO = ("memory_ratio", "speed_ratio", "speed_ratio_change")
 
 
 def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
@@ -397,6 +392,6 @@ def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
         Case.of(arguments)
     elif function == "peak_of_any_batch":
         Case.of({**arguments, **_LEAST})
-    elif function in _OF_TWO:
+    elif function in ("memory_ratio", "speed_ratio", "speed_ratio_change"):
         for side in ("of", "to"):
             Case.of(arguments[side], f"arguments.{side}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,13 +38,6 @@ def listed(name: str) -> list[str]:
     return found
 
 
-def by_key(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The entries of a part of the table, each name of a group by itself."""
-    for names, value in content.items():
-        for name in names.split():
-            yield name, value
-
-
 @cache
 def accelerate_sections() -> dict[str, frozenset[str]]:
     """The keys of each section of an accelerate file."""
@@ -63,7 +55,8 @@ def json_sections() -> dict[str, Section]:
 @cache
 def taken(place: Place) -> dict[str, Pattern]:
     """What each key of a strategy's file may hold; the engine's own type is put in its place."""
-    return {key: _with_own_type(key, pattern) for key, pattern in by_key(read()["study"][place]["takes"])}
+    takes = read()["study"][place]["takes"]
+    return {key: _with_own_type(key, pattern) for keys, pattern in takes.items() for key in keys.split()}
 
 
 def _with_own_type(key: str, pattern: Pattern) -> Pattern:

@@ -87,7 +87,8 @@ def parts(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool)
         once += buckets.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
         each += sharded.fsdp_micro_step(engine, shape, model)
-        once += [sharded.fsdp_norm(engine)]
+        # The norm of the gradients, in double precision, among the ranks that share a replica.
+        once += [("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)]
     elif engine.kind == "deepspeed" and engine.zero_stage == 0:
         once += buckets.stage_0_step(engine, model)
     elif engine.kind == "deepspeed" and engine.zero_stage == 3:

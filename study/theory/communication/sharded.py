@@ -315,11 +315,6 @@ def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> list[Col
     return sent
 
 
-def fsdp_norm(engine: Engine) -> Collective:
-    """The norm of the gradients, in double precision, among the ranks that share a replica."""
-    return ("subgroup_all_reduce" if engine.replicas > 1 else "all_reduce", 8)
-
-
 def _row_padded_elements(layout: Layout, shape: ModelShape, engine: Engine) -> int:
     """Count the elements of all parameters, each once, with their padding."""
     return sum(_row_padded(p, shape, engine) for p in {p: None for module in modules_of(layout) for p in module})
