@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -295,7 +296,8 @@ def _demands(model: Any, asked: Asked | None, arguments: Any) -> list[Demand]:
         demands += by_arguments(arguments)
     if asked is not None:
         demands += by_file(asked)
-    if read_back.is_deepspeed(model) and not any(demand.name == "engine" for demand in demands):
+    prepared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
+    if read_back.is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
         # Nobody filled this in between the script and the engine.
         demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
     return demands
