@@ -145,10 +145,7 @@ def train(
     strict: bool = False,
     closure: bool = False,
 ) -> list[torch.Tensor]:
-    """Return what this rank holds of the weights. `after`: the last backward pass of a step.
-
-    `closure`: that pass is within the optimizer's step, as in Lightning.
-    """
+    """Return what this rank holds of the weights. `after`: a step's last backward pass, within it with `closure`."""
     model, optimizer = make()
     scaling = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=bool(scaler))
     if output:

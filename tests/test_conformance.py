@@ -316,8 +316,8 @@ def test_every_release_was_asked_what_it_has_a_part_in(package):
 
 
 def _wrong(matrix: dict[str, Any], twists: str = "clipped|accumulation-[^/]*") -> set[tuple[str, ...]]:
-    """Engines and classes of which a plain cell is wrong, or one with such a twist."""
-    wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong"]
+    """DeepSpeed's engines and classes of which a plain cell is wrong, or one with such a twist."""
+    wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong" and "zero" in name]
     return {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({twists})$", name)}
 
 

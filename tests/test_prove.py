@@ -25,6 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from study.engines import prove
 from study.engines.engine_facts import count_states
+from study.engines.listening import before_updates
 from study.engines.prove.__main__ import main
 from study.engines.prove.checksums import checksums, first_difference
 from study.engines.prove.demands import by_json, by_launcher
@@ -595,9 +596,21 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
     assert each["optimizer_states"] == pytest.approx(6, rel=0.05)  # half of the masters and moments
     assert {"all_gather", "all_reduce"} <= {one["kind"] for one in found["step"]["collectives"]}
     (found,) = proof(str(tmp_path / "2-2.json"))["findings"]
-    assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step that accumulates 1")
+    assert found.startswith("gradients were lost: ZeRO stage 2 had 2 backward calls in a step's last micro batch")
     assert [proof(str(tmp_path / name))["findings"] for name in ("1-1.json", "3-2.json")] == [[], []]
     assert proof(str(tmp_path / "3-2.json"))["built"]["num_params"] == 9  # of whole parameters
+
+
+def test_a_closure_is_given_on_as_it_is_and_ends_before_the_look():
+    class Evaluating(torch.optim.SGD):
+        def step(self, evaluate, factor):
+            return evaluate("given", named=1), factor
+
+    looks = []
+    handle = before_updates(looks.append)
+    found = Evaluating(make()[0].parameters(), 0.1).step(lambda given, named: (given, named, len(looks)), 0.5)
+    handle.remove()
+    assert (found, len(looks)) == ((("given", 1, 0), 0.5), 1)
 
 
 def test_an_optimizer_that_steps_later_is_a_note():

@@ -115,11 +115,6 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
         yield from (t for value in values for t in _tensors(value))
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor (FSDP2) that this rank holds; any other tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def _address(tensor: torch.Tensor) -> int:
     """Where a tensor's storage is; of one without memory, where that is described."""
     storage = tensor.untyped_storage()
@@ -138,7 +133,7 @@ class Ledger:
         held = 0
         covered: dict[tuple[int, Any], int] = {}
         new: set[int] = set()
-        for tensor in map(_local, tensors):
+        for tensor in (t.to_local() if hasattr(t, "to_local") else t for t in tensors):  # this rank's part of FSDP2's
             storage = tensor.untyped_storage()
             if tensor.device.type == "meta" or storage.nbytes() == 0:
                 continue

@@ -57,16 +57,17 @@ def before_updates(look: Callable[[torch.optim.Optimizer], None]) -> Any:
     """Call `look` before every update: after the closure that a step may be given, which has passes in it."""
 
     def on_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> Any:
-        closure = options.get("closure") or next(iter(arguments[1:]), None)
+        by_name = "closure" in options
+        closure = options["closure"] if by_name else next(iter(arguments[1:]), None)
         if not callable(closure):
             return look(optimizer)
 
-        def passes() -> Any:
-            result = closure()
+        def passes(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
             look(optimizer)
             return result
 
-        return arguments[:1], {**options, "closure": passes}
+        return (arguments, options | {"closure": passes}) if by_name else ((optimizer, passes, *arguments[2:]), options)
 
     return register_optimizer_step_pre_hook(on_step)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from study.config import RunConfig, build_config
+from study.config import build_config
 from study.errors import Refusal
 from study.training import manifest, weights
 from study.training.engine_state import LAYOUT, STATES, subgroup_file
@@ -121,7 +121,7 @@ def _evaluations(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> float:
     """Evaluate an exported model on the run's held-out examples, in fp32. Raises Refusal where they are not there."""
-    config = run_config(checkpoint, data_dir)
+    config = build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})  # whose texts are there now
     workload = WORKLOADS[config.workload]
     splits: Splits = workload.load(config)
     model.train(False)
@@ -131,11 +131,6 @@ def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path
             rows: dict[str, Any] = {name: t[start : start + 8] for name, t in splits.evaluation.tensors.items()}
             losses.append(workload.sequence_losses(model(**workload.inputs(rows)), rows))
     return float(torch.cat(losses).double().mean())
-
-
-def run_config(checkpoint: Checkpoint, data_dir: Path | None) -> RunConfig:
-    """The configuration of a checkpoint's run, whose texts are in `data_dir` now."""
-    return build_config(**{**checkpoint.manifest.identity.config, "data_dir": data_dir})
 
 
 def newest(folder: Path) -> Checkpoint:

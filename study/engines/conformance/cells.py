@@ -61,7 +61,7 @@ NEWER_TWISTS = {
     "groups": "two parameter groups, with a rate and a decay of their own",
     "schedule": "a learning rate that changes with every step",
     "dropout": "dropout, drawn anew by each rank",
-    "loader": "batches from a loader that accelerate prepared: which rank is given which",
+    "loader": "batches from a loader that accelerate prepared: which rows a step is given",
     **dict.fromkeys(("frozen+checkpointing", "frozen+reentrant"), "both"),
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }

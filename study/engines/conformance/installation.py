@@ -35,6 +35,7 @@ NEEDED = {"deepspeed_shm_comm": "zero", "cpu_adam": "offload", "async_io": "nvme
 REFUSALS = ("AssertionError", "NotImplementedError", "NotOffered", "ValueError", "DeepSpeedConfigError")
 MESSAGE_LENGTH = 300
 LAST_LINES = 5
+WORKERS = 2  # processes that share the cells of one rank
 
 # What is said by a rank that only lost another one; and the ports of connections, which are drawn anew in every launch.
 LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
@@ -135,7 +136,7 @@ def train(
         asked = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
         say(f"{len(asked)} cells of {num_ranks} rank{'s'[: num_ranks > 1]} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in asked.items()]))
-        errors = _launch(folder, num_ranks, environment, module)
+        errors = _launch(folder, max(num_ranks, WORKERS), environment, module)
         for number, cell in asked.items():
             if failure := _failure(folder, number, num_ranks, errors):
                 failures[cell] = failure
@@ -147,14 +148,14 @@ def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
     return [folder / f"{number}-{rank}.pt" for rank in range(num_ranks)]
 
 
-def _launch(folder: Path, num_ranks: int, environment: Mapping[str, str], module: str) -> list[str]:
-    """Return what the first rank said once all have ended; each gives up a cell that takes too long."""
+def _launch(folder: Path, num_processes: int, environment: Mapping[str, str], module: str) -> list[str]:
+    """Return what the first process said once all have ended; each gives up a cell that takes too long."""
     common = dict(environment) | {
-        "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(ROOT)))),
     }  # fmt: skip
     program = ["-m", module, str(folder)]
-    return processes.run(program, num_ranks, timeout_seconds=math.inf, environment=common, folder=folder)[0].errors
+    return processes.run(program, num_processes, timeout_seconds=math.inf, environment=common, folder=folder)[0].errors
 
 
 def _failure(folder: Path, number: int, num_ranks: int, errors: Sequence[str]) -> Failure | None:

@@ -40,21 +40,22 @@ def main(folder: Path) -> None:
     Engines leave traces: where one process trained cell after cell, DeepSpeed 0.17.5 carried the wrong norms that its
     stages 1 and 2 have under autocast into engines that have right ones alone.
     """
-    rank = int(os.environ["RANK"])
+    worker = rank = int(os.environ["RANK"])
     os.dup2(2, 1)  # the log, a file, has all that is said
     torch.set_num_threads(1)
-    asked = json.loads((folder / "cells.json").read_text())
-    cells = {number: Cell(**written) for number, written in asked}
+    cells = {number: Cell(**written) for number, written in json.loads((folder / "cells.json").read_text())}
+    if all(cell.num_ranks == 1 for cell in cells.values()):  # each process is a world of its own, with every other cell
+        cells, rank = dict(list(cells.items())[worker :: int(os.environ["WORLD_SIZE"])]), 0
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     _import_engines(cells.values())
     for number, cell in cells.items():
-        (folder / f"{number}-{rank}.begun").touch()
         begins = os.fstat(2).st_size
         child = os.fork()
         if not child:
             _train_and_leave(folder, number, cell, rank)
         if name := _wait_for(child):
             _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(begins)}", "ended")
-        _import_what_it_did(folder / f"{rank}.modules")
+        _import_what_it_did(folder / f"{os.getpid()}.modules")
 
 
 def _import_engines(cells: Collection[Cell]) -> None:
@@ -129,7 +130,7 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
     except BaseException as error:
         traceback.print_exc()
         _leave_failure(folder, number, rank, f"{type(error).__name__}: {error}".strip(), stage[0])
-    (folder / f"{rank}.modules").write_text("\n".join(list(sys.modules)))
+    (folder / f"{os.getppid()}.modules").write_text("\n".join(list(sys.modules)))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # some releases hang in their own destructors

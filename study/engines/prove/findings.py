@@ -15,6 +15,7 @@ from study.engines.prove.proved_step import Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # engines
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
+_OF_SHARDS = ("every gradient is zero", "no weight moved")
 _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")  # the model's own parameters; its masters are others
 
 
@@ -28,12 +29,12 @@ def posted(
     kept_alike = by_whom(facts, step.reduced, [issued.kind for issued in step.collectives()])
     if getattr(read_back.ddp_of(model), "_comm_hooks", None):
         kept_alike = "engine"  # which may send from a thread of its own, unseen
-    names = read_back.replicated(model) if facts["engine"] != "FSDP1" else set()
+    names = step.replicated if step.weights else read_back.replicated(model)
     has_own = not getattr(read_back.ddp_of(model), "broadcast_buffers", False)  # DDP sends rank 0's before it trains
     return {
         "watched": [facts["engine"], facts["engine_class"], facts["num_params"], kept_alike],
         "ranks": facts["data_parallel_ranks"],
-        "weights": {name: pair for name, pair in weights.items() if name in names},
+        "weights": {name: pair for name, pair in weights.items() if name in names and facts["engine"] != "FSDP1"},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
@@ -82,10 +83,10 @@ def of_rank(facts: dict[str, Any], step: Step, kept_alike: str | None) -> list[s
         found.append(f"clipped nothing: no gradient was there to clip at {step.clipped_at}; ZeRO has gradient_clipping")
     if step.updated_scaled_by not in (None, 1):
         found.append(f"not unscaled: GradScaler has gradients times {step.updated_scaled_by:g}; call scaler.step")
-    if facts["zero_stage"] in (1, 2) and step.engine_backwards > facts["gradient_accumulation_steps"]:
+    if facts["zero_stage"] in (1, 2) and step.engine_backwards > 1:
         found.append(
             f"gradients were lost: ZeRO stage {facts['zero_stage']} had {step.engine_backwards} backward calls in a "
-            f"step that accumulates {facts['gradient_accumulation_steps']}; add the losses and call backward once"
+            "step's last micro batch; add the losses and call backward once"
         )
     if step.backwards and not step.began_clean:
         found.append(
@@ -149,7 +150,10 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
 
 def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Findings, and notes, of what all ranks have posted."""
-    findings = list(dict.fromkeys(text for rank in ranks for text in rank["findings"]))
+    shown = dict.fromkeys(text for rank in ranks for text in rank["findings"])
+    # What all show: FSDP's shard of an embedding may have no token of a batch.
+    rare = tuple(each for each in _OF_SHARDS if not all(each in str(rank["findings"]) for rank in ranks))
+    findings = [text for text in shown if not text.startswith(rare)]
     notes: list[str] = []
     for group in sorted({tuple(rank["ranks"]) for rank in ranks if rank["ranks"] and rank["watched"][-1]}):
         first, *others = (ranks[number] for number in group)

@@ -51,8 +51,9 @@ class Step:
         self.updated_scaled_by: float | None = None  # what it had them times as the step updates
         self.states: dict[str, Any] | None = None  # the model states, as the step updates
         self.weights: dict[str, Checksum] = {}  # as its first forward pass begins
+        self.replicated: set[str] = set()  # parameters that are whole then
         self.batches: list[list[Checksum]] = []  # of the first two forward passes' inputs
-        self.engine_backwards = 0  # through DeepSpeed's engine
+        self.engine_backwards = 0  # through DeepSpeed's engine, of the last micro batch
         self.backwards = 0
         self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes, by what was called
         self.began_clean = read_back.is_deepspeed(model)  # no gradients before one of them; DeepSpeed has its own
@@ -63,7 +64,8 @@ class Step:
         self._device = device
         self._done = done
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._parameters = updated | set(map(id, model.parameters()))
+        of_model = set(map(id, model.parameters()))
+        self._parameters = updated & of_model or of_model  # ZeRO updates masters
         self._updated = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
         self._parts = {id(module) for module in model.modules()}
         self._kinds = {type(module) for module in model.modules()}
@@ -179,7 +181,8 @@ class Step:
             self._is_disturbed = True
             self.close()
             return call(*arguments, **options)
-        self.weights = self.weights or of_weights(self._model)
+        if not self.weights:
+            self.weights, self.replicated = of_weights(self._model), read_back.replicated(self._model)
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
         # Only for so long: a class's method that is replaced has whoever compiles others of the class compile anew.
@@ -226,7 +229,7 @@ class Step:
         return self._under_probe("backward", call, *arguments, **options)
 
     def _on_engine_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        self.engine_backwards += 1
+        self.engine_backwards += bool(self._model.is_gradient_accumulation_boundary())
         return self._under_probe("backward", call, *arguments, **options)
 
     def _on_step(self, call: Any, *arguments: Any, **options: Any) -> Any:
@@ -238,6 +241,7 @@ class Step:
         """End the step if its update has been made. Whether it has: a step begins within the update before it."""
         if self.states is None:
             return False
+        self._enter(self._phase)
         self.close()
         self._done(self)
         return True

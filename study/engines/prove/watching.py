@@ -156,9 +156,9 @@ class Watch:
         if optimizer is not self._base:
             return
         with self._out_of_the_way(self._let_go):
-            number = getattr(self._model, "global_steps", None)
-            if number is not None and number == self._last:
-                return  # DeepSpeed updates once per group or sub-group; the first time is enough
+            number = self._model.global_steps if read_back.is_deepspeed(self._model) else None
+            if (number is not None and number == self._last) or (self._step is not None and self._step.states):
+                return  # DeepSpeed updates once per group or sub-group, a subclass its base's: the first time is enough
             # An overflow of fp16 skips an update.
             skipped = number is not None and self._last is not None and number != self._last + 1
             self._last = number
@@ -166,7 +166,7 @@ class Watch:
             step = self._step
             if step is not None:
                 self._batches += step.batches[:1]
-                if step.is_whole and self._steps >= PROVED_STEP and not (skipped or step.states):
+                if step.is_whole and self._steps >= PROVED_STEP and not skipped:
                     self._short = self._short + 1 if 0 < step.forward_passes < self._asked_passes() else 0
                     if self._short in (0, SHORT_STEPS):
                         step.updates(count_states(self._model, self._optimizer))
