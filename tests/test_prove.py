@@ -343,12 +343,12 @@ def test_strict_raises_as_the_training_begins():
 
 
 def test_strict_raises_after_the_step_and_leaves_nothing():
-    model, optimizer = make()
+    (model, optimizer), originals = make(), replaced()
     prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
     train(model, optimizer, 4, accumulation=2)
     with pytest.raises(prove.NotAsAsked, match=r"^gradient_accumulation_steps: asked 4 .*, the last 2$"):
         train(model, optimizer, 1, accumulation=2)
-    assert not optimizers._global_optimizer_pre_hooks
+    assert (replaced(), [*optimizers._global_optimizer_pre_hooks]) == (originals, [])
     train(model, optimizer, 2)
 
 

@@ -55,7 +55,7 @@ def examine(
     references = References()
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        with ThreadPoolExecutor(1) as beside:  # a launch of one rank leaves cores idle
+        with ThreadPoolExecutor(1) as beside:  # ranks wait for one another
             beside.submit(lambda: [references.of(cell) for cell in cells])
             failures = train(cells, Path(scratch), say=say, **how)
         trained = time.monotonic()

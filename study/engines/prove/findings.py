@@ -151,7 +151,7 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
 def of_ranks(ranks: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Findings, and notes, of what all ranks have posted."""
     shown = dict.fromkeys(text for rank in ranks for text in rank["findings"])
-    # What all show: FSDP's shard of an embedding may have no token of a batch.
+    # These count where every rank finds them: FSDP's shard of an embedding may have no token of a batch.
     rare = tuple(each for each in _OF_SHARDS if not all(each in str(rank["findings"]) for rank in ranks))
     findings = [text for text in shown if not text.startswith(rare)]
     notes: list[str] = []
