@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import all_reduce
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -76,11 +77,6 @@ def frozen() -> Made:
     return ddp(model)
 
 
-def flat() -> Made:
-    model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
-    return model, adam(model)
-
-
 def redundant() -> Made:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit
 
@@ -101,11 +97,6 @@ def served() -> Made:
     return model, optimizer
 
 
-def around() -> Made:
-    model = nn.Sequential(DistributedDataParallel(net()))
-    return model, adam(model)
-
-
 def plain(seed: int = 0) -> Made:
     model = net(seed)
     return model, adam(model)
@@ -122,7 +113,13 @@ def erase(model: Any, optimizer: Any) -> None:
 
 def average(model: Any, optimizer: Any) -> None:
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
+        all_reduce(parameter.grad)  # an imported name
+
+
+def send_on(model: Any, optimizer: Any) -> None:
+    sent = dist.isend(torch.ones(4), 1 - dist.get_rank())
+    dist.recv(torch.ones(4))
+    sent.wait()
 
 
 def batch(rank: int, step: int, micro_step: int) -> torch.Tensor:
@@ -227,15 +224,17 @@ CASES: dict[str, dict[str, Any]] = {
     "batch_norm": {"make": lambda: ddp(net(norm=True))},
     "accumulation": {"make": ddp, "micro_steps": 2, "no_sync": lambda micro_step: micro_step == 0},
     "by_hand": {"make": plain, "after": average},
+    "by_hand_under_ddp": {"make": ddp, "no_sync": lambda _: True, "after": average},
+    "parts_of_a_pipeline": {"make": lambda: plain(dist.get_rank()), "after": send_on},
     "comm_hook": {"make": hooked},
     "sent_by_rank_0": {"make": served},
     "scaler": {"make": ddp, "scaler": "right"},
     "frozen": {"make": frozen},
     "made_up_batch": {"make": ddp, "batch": lambda *_: torch.ones(4, 8)},
     "fsdp2": {"make": lambda: sharded(False)},
-    "fsdp1": {"make": flat},
+    "fsdp1": {"make": lambda: (model := FullyShardedDataParallel(net(), device_id=torch.device("cpu")), adam(model))},
     "zero_redundancy": {"make": redundant},
-    "around_ddp": {"make": around},
+    "around_ddp": {"make": lambda: (model := nn.Sequential(DistributedDataParallel(net())), adam(model))},
     "one_rank_evaluates": {"make": ddp, "evaluates": True},
     "closure": {"make": ddp, "micro_steps": 2, "after": lambda model, _: clip(model), "closure": True},
     "within": {"train": train_within},

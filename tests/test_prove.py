@@ -91,7 +91,8 @@ def replaced() -> list[Any]:
     clipping = [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad._clip_grads_with_norm_]
     classes = (torch.nn.Sequential, DistributedDataParallel, torch.nn.Linear, torch.nn.Module)
     methods = [vars(kind).get("__call__") for kind in classes]
-    return [*clipping, torch.autograd.backward, dist.all_reduce, *methods, torch.optim.AdamW._optimizer_step_code]
+    methods += [torch.optim.AdamW._optimizer_step_code, dist.ProcessGroup.allreduce]
+    return [*clipping, torch.autograd.backward, *methods]
 
 
 def left(model: Any, optimizer: Any) -> list[Any]:
@@ -531,8 +532,8 @@ def test_what_is_planted_is_found_and_nothing_in_sound_trainings(name, proofs):
 @pytest.mark.launches
 def test_false_statements_are_mended(proofs):
     launching.use()
-    for built in (proofs(name)["built"] for name in ("fsdp1", "fsdp2")):
-        assert built["num_params"] == built["num_trainable_params"] == 212
+    for found, built in ((found, found["built"]) for found in map(proofs, ("fsdp1", "fsdp2"))):
+        assert (found["not_as_asked"], built["num_params"], built["num_trainable_params"]) == ([], 212, 212)
     states = {rank: proofs(rank)["step"]["model_states"]["optimizer_states"] for rank in ("ddp", "zero_redundancy")}
     assert 0 < states["zero_redundancy"] < states["ddp"]
     assert proofs("around_ddp")["built"]["engine"] == "DDP"

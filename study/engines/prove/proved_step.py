@@ -20,18 +20,16 @@ from study.engines.listening import CollectiveProbe, Issued, Listener, listening
 from study.engines.prove import read_back
 from study.engines.prove.checksums import Checksum, checksums, of_batch, of_weights
 
-# What a script calls by itself: gradients averaged by hand, a loss that is logged. Not isend and irecv, which
-# torch.distributed knows again by identity.
-_COLLECTIVES = (
-    *("all_reduce", "all_reduce_coalesced", "broadcast", "broadcast_object_list", "reduce", "barrier"),
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object"),
-    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
-    *("all_to_all", "all_to_all_single", "send", "recv", "batch_isend_irecv"),
-)
+# What a script calls by itself comes here, however it has imported it: gradients averaged by hand, a pipeline's sends.
+_COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")  # as methods' names begin
 # What torch's clip_grad_norm_ calls: whoever imported that before calls these all the same. The names of two are open
 # to scripts too.
 _NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
 _CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
+
+
+def _is_collective(method: str) -> bool:
+    return method.lstrip("_").startswith(_COLLECTIVES)
 
 
 class Step:
@@ -82,7 +80,7 @@ class Step:
         listeners: list[tuple[tuple[Any, str], Listener]] = [
             ((torch.autograd, "backward"), self._on_backward),
             *((place, in_update) for place in _NORMS),
-            *(((dist, name), by_script) for name in _COLLECTIVES),
+            *(((dist.ProcessGroup, name), by_script) for name in vars(dist.ProcessGroup) if _is_collective(name)),
             *((place, self._on_clipping) for place in _CLIPPING),
             *(((kind, "scale"), self._on_scaling) for kind in scalers if "scale" in vars(kind)),
             *(((kind, "update"), self._on_scale_update) for kind in scalers if "update" in vars(kind)),
@@ -218,9 +216,10 @@ class Step:
         self._scalings += [scaler] if scaler.is_enabled() else []
         return call(scaler, *arguments, **options)
 
-    def _on_scale_update(self, call: Any, *arguments: Any, **options: Any) -> Any:
+    def _on_scale_update(self, call: Any, scaler: Any, *arguments: Any, **options: Any) -> Any:
         self._scaler = None  # what another model scales is none of this one's
-        return call(*arguments, **options)
+        self._scalings = [each for each in self._scalings if each is not scaler or not scaler._per_optimizer_states]
+        return call(scaler, *arguments, **options)
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self._phase in (None, "forward"):

@@ -114,7 +114,7 @@ class Watch:
             self._optimizer = read_back.engine_optimizer(self._model, optimizer)
             self._facts = read_back.read_back(self._model, optimizer)
             wrong, note = mismatch.known_wrong(self._facts)
-            self._demands = _demands(self._model, asked, arguments)
+            self._demands = _demands(self._model, self._facts["engine"], asked, arguments)
             held = hold(self._demands, self._facts)
             self._content = {
                 "made_by": f"zero-study {__version__}, study.engines.prove",
@@ -289,9 +289,10 @@ class Watch:
             print(f"proof: not made on rank {rank()}, {type(error).__name__}: {error}; training goes on", flush=True)
 
 
-def _demands(model: Any, asked: Asked | None, arguments: Any) -> list[Demand]:
+def _demands(model: Any, engine: str, asked: Asked | None, arguments: Any) -> list[Demand]:
     """What was asked, the weakest source first."""
-    demands = by_launcher()
+    # A launcher that is told of no engine says DDP, and a script may build another by itself.
+    demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
     if arguments is not None:
         demands += by_arguments(arguments)
     if asked is not None:
