@@ -99,7 +99,7 @@ def _table(study: str) -> pd.DataFrame:
 
     if study not in LEARNED:
         raise ValueError(f"study {study!r}: must be one of {', '.join(LEARNED)}")
-    runs = table.read([RECORDS / study, *RECORDS.glob(f"{study}-once")])
+    runs = table.read([RECORDS / study, *RECORDS.glob(f"{study}-others")])
     verdict.require_whole(sorted({run.run_id for run in studies.runs(studies.find(study))} - set(runs["run_id"])))
     once = runs[runs["run_id"].str.endswith("-once")]
     arms = runs[runs["run_id"].str.fullmatch(r".*-seed\d+") & (runs["world_size"] <= WORLD_SIZE)]
