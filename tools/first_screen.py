@@ -40,9 +40,9 @@ class Number(NamedTuple):
 
 
 @cache
-def learned() -> verdict_text.Decided:
-    """The study that asks what is learned, judged."""
-    return verdict_text.decide([CPU / "learned", CPU / "learned-release"], studies.find("learned"))
+def learned(study: str = "learned") -> verdict_text.Decided:
+    """A study that asks what is learned, judged."""
+    return verdict_text.decide([CPU / study, CPU / "learned-release"], studies.find(study))
 
 
 def _strategies() -> list[verdict.Arm]:

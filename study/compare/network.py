@@ -27,7 +27,8 @@ other machines for that. On the wire: the interface's own counter; of headers it
 kernel passes on whole. By theory: the collectives as theory expects them, by gloo. NCCL's rings: the same as those
 would send it; predicted: no GPU has run it, and NCCL may take trees. Loss, from one machine: the largest relative
 difference of a step's loss from the same run on one machine. Seconds: the median step of the slowest rank, over all
-repeats; in parentheses by how much the prediction misses. Rate: as `tc` shows it, or as the laboratory was told."""
+repeats; in parentheses by how much the prediction misses. Rate: as `tc` shows it, or as the laboratory was told.
+Why stages 1 and 2 take longer than predicted: reports/cpu/README.md."""
 
 PAYS = 1.25  # times the control's step, fixed before the first run too
 CONTROL = "ddp"

@@ -150,7 +150,7 @@ def activations_decide(case: MeasuredCase) -> bool:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Sum up errors of predicted memory by metric and grade, and of peaks of tensors by family, these beside
+    """Sum up errors of predicted memory by metric and grade, and of peaks of tensors by source, these beside
     estimators: predicted over published, less one. What is reserved is predicted without the row's own source."""
     cases = amounts()
     kinds = [(name, [case for case in cases if case.quantity == quantity]) for quantity, name in METRICS.items()]
@@ -161,7 +161,7 @@ def memory() -> list[dict[str, Any]]:
         for case in sorted(members, key=lambda case: case.grade):
             groups.setdefault(("metric", f"{name}, grade {case.grade}"), []).append(case)
     for case in tensors:
-        groups.setdefault(("family", f"{case.family}, {case.grade}"), []).append(case)
+        groups.setdefault(("source", f"{_source(case)}, {case.grade}"), []).append(case)
     rows = []
     for (by, group), members in groups.items():
         for estimator, estimate in ESTIMATORS.items():
