@@ -107,7 +107,7 @@ def answer(decided: Decided) -> str:
     if further:
         return f"Not shown to learn what {decided.study.control} learns: {', '.join(further)}."
     return (
-        f"All {sum(arm.is_broken for arm in found.arms)} trainings that are wrong on purpose were found. None of "
+        f"All trainings that are wrong on purpose were found ({sum(arm.is_broken for arm in found.arms)}). None of "
         f"{', '.join(arm.name for arm in arms)} was: their mean held-out loss is within {percent(margin)} of "
         f"{decided.study.control}'s, and in {parted or 'none'} of {starts} starts a run ends further away than "
         f"{decided.study.control}'s own variants do; of all starts at most {percent(most)} could."
