@@ -1,7 +1,7 @@
 """`zero-study upgrade OLD NEW`: what other releases change in a training, from what is known of each.
 
 releases.json has the keys and defaults that releases ship, as tools/releases.py reads them; known_bad.json what
-conformance found; threads.json what it cannot say, most by public threads. Outside the releases of the first nothing is known.
+conformance found; threads.json the rest, most by public threads. Outside the releases of the first nothing is known.
 """
 
 from __future__ import annotations
