@@ -89,7 +89,7 @@ def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
 
 @lru_cache(maxsize=len(LEARNED))
 def _table(study: str) -> pd.DataFrame:
-    """The runs of such a study without those of labelled parts: variants of the control are no controls.
+    """The runs of such a study, and of STUDY-others, without labelled parts: variants of the control are no controls.
 
     An arm's runs stand for every strategy that was shown, in one run of the part `once`, to end with its weights.
     """
